@@ -1,0 +1,1 @@
+"""Thin agents: they take batches, ask the core, and send."""

@@ -1,0 +1,449 @@
+"""The owner of one markers partition: the shell around :class:`marq.core.tracker.Tracker`.
+
+One task per owned partition. Its life is the order that the core's tracker demands: fence, recover, TICK, read, fire.
+All that it writes goes through one transactional producer, so that a paused former owner can write nothing more:
+
+* the changed rows of the lease table, as changelog records, with the applied offset among them;
+* copies of due messages and the facts that tell of them;
+* TICKs, and records that could not be decoded (to the quarantine topic).
+
+A transaction whose outcome is unknown is followed by a new fencing. Its rows are written once more (a row is a value,
+not a change), and its copies are sent again only if their facts are not in the log before the next own TICK.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import (
+    InvalidProducerEpoch,
+    KafkaError,
+    MessageSizeTooLargeError,
+    ProducerFenced,
+    RecordListTooLargeError,
+)
+from faust import Event
+
+from agents.fetched import Fetched
+from marq.core import copies, rows
+from marq.core.errors import UnknownVersion
+from marq.core.leases import Destination, Fire
+from marq.core.markers import Cause, Payload, Tick, encode
+from marq.core.names import HEADER_ROOM_BYTES, Names
+from marq.core.queue import QueueSettings
+from marq.core.tracker import Tracker
+from tables.leases import LeaseTable
+
+log = logging.getLogger("marq.tracker")
+
+#: Batches that wait for an owner; past that the agent waits, and Faust stops fetching.
+MAX_INBOX_BATCHES = 16
+#: Rows, and bytes of markers, folded and not yet written.
+MAX_PENDING_ROWS = 50_000
+MAX_PENDING_BYTES = 64 << 20
+#: Copies in one transaction.
+MAX_COPIES = 500
+#: How long a transaction may take before the producer is given up.
+TRANSACTION_SECONDS = 15.0
+#: Seconds between two attempts to take a partition over: doubled from the first to the second.
+RETRY_SECONDS = (0.2, 5.0)
+#: How long a revoked owner may take to write what it has folded; what it can't, the next owner folds again.
+FLUSH_ON_STOP_SECONDS = 2.0
+
+
+class PositionLost(Exception):
+    """The markers topic no longer has the records after the applied offset."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What all owners of a worker share."""
+
+    names: Names
+    table: LeaseTable
+    settings: Callable[[str], QueueSettings]
+    #: Arguments of every Kafka client: addresses and security.
+    client: Mapping[str, Any]
+    messages_partitions: int
+    max_message_bytes: int
+    flush_seconds: float
+    #: Moves the reading of a markers partition: (partition, offset).
+    seek: Callable[[int, int], Any]
+    #: Where a markers partition begins.
+    log_start: Callable[[int], Any]
+    #: Stops the reading of a markers partition.
+    pause: Callable[[int], None]
+
+
+@dataclass
+class Ownership:
+    """One markers partition, from its assignment to this worker until it is revoked."""
+
+    partition: int
+    around: Surroundings
+    #: "recovering", "owner", "waiting" (for the broker, or because another worker took over) or "stopped".
+    state: str = "recovering"
+    #: Why the partition stands still, for people; empty when it does not.
+    alarm: str = ""
+    recovered_records: int = 0
+    transactions: int = 0
+    #: Marker records at or below the applied offset that were read again and not folded.
+    skipped: int = 0
+    lateness_ms: deque[int] = field(default_factory=lambda: deque(maxlen=10_000))
+    tracker: Tracker = field(init=False)
+    _inbox: deque[tuple[Event, Fetched]] = field(default_factory=deque)
+    _arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    _room: asyncio.Event = field(default_factory=asyncio.Event)
+    _producer: AIOKafkaProducer | None = None
+    _task: asyncio.Task[None] | None = None
+    _position: int | None = None
+    _unacked: list[Event] = field(default_factory=list)
+    _pending: dict[bytes, bytes | None] = field(default_factory=dict)
+    _pending_bytes: int = 0
+    _flushed_at: float = 0.0
+    _spread: int = 0
+
+    def __post_init__(self) -> None:
+        self.tracker = self._new_tracker()
+
+    def _new_tracker(self) -> Tracker:
+        return Tracker(self.around.settings, secrets.randbits(63) | 1)
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._live(), name=f"owner of markers partition {self.partition}")
+
+    async def stop(self) -> None:
+        """Write what has been folded if that is quickly done, and let go."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        if self.state == "owner":
+            try:
+                async with asyncio.timeout(FLUSH_ON_STOP_SECONDS):
+                    await self._write(changes=True)
+            except (KafkaError, TimeoutError) as error:
+                log.info("partition %s: left to the next owner to fold again: %r", self.partition, error)
+        self.state = "stopped"
+        await self._drop_producer()
+        self._room.set()
+
+    async def deliver(self, event: Event) -> None:
+        """Take a fetched batch; waits while the owner is busy."""
+        while len(self._inbox) >= MAX_INBOX_BATCHES and self.state != "stopped":
+            self._room.clear()
+            await self._room.wait()
+        if self.state != "stopped":
+            self._inbox.append((event, event.value))
+            self._arrived.set()
+
+    async def _live(self) -> None:
+        attempt = 0
+        while True:
+            try:
+                await self._take_over()
+                attempt = 0
+                await self._work()
+            except (UnknownVersion, PositionLost) as error:
+                await self._halt(str(error))
+                return
+            except (ProducerFenced, InvalidProducerEpoch):
+                # Another worker owns the partition now, or this one fenced itself by starting anew. Whoever is
+                # assigned goes on from the table; a worker that is not will be told by its consumer.
+                log.warning("markers partition %s was taken over by another producer", self.partition)
+                self._forget()
+            except (KafkaError, OSError, TimeoutError) as error:
+                log.warning("markers partition %s: %r; taking it over again", self.partition, error)
+                self.tracker.take_over_again()
+            self.state = "waiting"
+            await self._drop_producer()
+            await asyncio.sleep(min(RETRY_SECONDS[0] * 2**attempt, RETRY_SECONDS[1]))
+            attempt += 1
+
+    async def _halt(self, alarm: str) -> None:
+        log.critical("markers partition %s stopped: %s", self.partition, alarm)
+        try:
+            if self.state == "owner":
+                await self._write(changes=True)
+        except (KafkaError, TimeoutError) as error:
+            log.warning("markers partition %s: not written before it stopped: %r", self.partition, error)
+        self.state, self.alarm = "stopped", alarm
+        self._inbox.clear()
+        self._room.set()
+        self.around.pause(self.partition)
+        await self._drop_producer()
+
+    def _forget(self) -> None:
+        """Begin again from the table: what was folded and not written will be read again."""
+        self.tracker = self._new_tracker()
+        self._position = None
+        self._pending, self._pending_bytes = {}, 0
+        self._unacked.clear()
+        self._inbox.clear()
+        self._room.set()
+
+    async def _take_over(self) -> None:
+        names = self.around.names
+        # 1. Fence: from here on a former owner can write nothing, and what it had not committed is aborted.
+        producer = AIOKafkaProducer(
+            transactional_id=names.transactional_id(self.partition),
+            transaction_timeout_ms=int(TRANSACTION_SECONDS * 1000),
+            linger_ms=0,
+            max_batch_size=1 << 20,
+            max_request_size=self.around.max_message_bytes * 2 + (1 << 20),
+            **self.around.client,
+        )
+        self._producer = producer
+        async with asyncio.timeout(TRANSACTION_SECONDS):
+            await producer.start()
+        if self._position is None:
+            await self._recover()
+        self.state = "owner"
+        self._flushed_at = time.monotonic()
+
+    async def _recover(self) -> None:
+        # 2. The table, up to the end of its changelog; read earlier, it could miss rows of the former owner.
+        self.state = "recovering"
+        self.recovered_records = await self.around.table.recover(self.partition, self.around.client)
+        self.tracker.book.restore(self.around.table.rows(self.partition))
+        self._position = self.tracker.book.applied + 1
+        log.info(
+            "owner of markers partition %s: %s changelog records, %s open messages, applied offset %s",
+            self.partition,
+            self.recovered_records,
+            len(self.tracker.book),
+            self.tracker.book.applied,
+        )
+        # 3. The markers after it. Faust reads from its committed offset, which is never after this one unless the
+        #    changelog was lost.
+        await self._check_log_start(self._position)
+        await self.around.seek(self.partition, self._position)
+
+    async def _check_log_start(self, position: int) -> None:
+        start = await self.around.log_start(self.partition)
+        if start > position:
+            raise PositionLost(
+                f"the tracker has to read {self.around.names.markers}/{self.partition} from offset {position}, but its "
+                f"retention has removed everything before {start}: what those markers said is lost, and messages may "
+                "be delivered again or not at all. Restore the topic, or delete the changelog topic to accept that"
+            )
+
+    async def _drop_producer(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            try:
+                async with asyncio.timeout(1.0):
+                    await producer.stop()
+            except (KafkaError, TimeoutError) as error:
+                log.debug("partition %s: the producer did not stop cleanly: %r", self.partition, error)
+
+    # --- read ---------------------------------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        while True:
+            await self._wait()
+            while self._inbox:
+                event, fetched = self._inbox.popleft()
+                self._room.set()
+                await self._read(event, fetched)
+                if self._pending_bytes > MAX_PENDING_BYTES:
+                    break
+            now_ms = _monotonic_ms()
+            self.tracker.saw(now_ms)
+            fires = self.tracker.due()
+            tick = self.tracker.tick(now_ms) if self.tracker.tick_in_ms(now_ms) == 0 else None
+            flush = self._flush_in() <= 0
+            for start in range(0, len(fires), MAX_COPIES):
+                await self._fire(fires[start : start + MAX_COPIES])
+            if tick is not None or flush:
+                await self._write(tick=tick, changes=flush)
+
+    async def _wait(self) -> None:
+        tick_in_ms = self.tracker.tick_in_ms(_monotonic_ms())
+        waits = [self._flush_in()]
+        if tick_in_ms is not None:
+            waits.append(tick_in_ms / 1000)
+        if self._inbox:
+            return
+        self._arrived.clear()
+        timeout = min(waits)
+        try:
+            async with asyncio.timeout(None if timeout == float("inf") else max(timeout, 0)):
+                await self._arrived.wait()
+        except TimeoutError:
+            return
+
+    def _flush_in(self) -> float:
+        """Seconds until the folded markers are to be written; infinite when there are none."""
+        book = self.tracker.book
+        if not (book.changed or self._pending or self._unacked):
+            return float("inf")
+        if self._pending_bytes > MAX_PENDING_BYTES or book.pending_rows > MAX_PENDING_ROWS:
+            return 0.0
+        return self._flushed_at + self.around.flush_seconds - time.monotonic()
+
+    async def _read(self, event: Event, fetched: Fetched) -> None:
+        position = self._position
+        assert position is not None
+        if fetched.start > position:
+            # Records were passed over (a rebalance dropped a batch that was on its way): read them again.
+            await self._check_log_start(position)
+            log.info("partition %s: going back from %s to %s", self.partition, fetched.start, position)
+            self._inbox.clear()
+            await self.around.seek(self.partition, position)
+            return
+        for record in fetched.records:
+            if record.offset <= self.tracker.book.applied:
+                self.skipped += 1
+                continue
+            self.tracker.read(record.value, record.timestamp, record.offset)
+            self._pending_bytes += len(record.value or b"")
+        self._position = max(position, fetched.end)
+        self.tracker.book.passed(self._position)
+        self._unacked.append(event)
+
+    # --- write --------------------------------------------------------------------------------------------------------
+
+    async def _fire(self, fires: list[Fire]) -> None:
+        self._note_lateness(fires)
+        fires = self._sendable(fires)
+        try:
+            await self._write(fires=fires)
+        except (MessageSizeTooLargeError, RecordListTooLargeError):
+            # The broker refuses a copy for its size, so nothing of this transaction was written.
+            await self._fire_apart(fires)
+
+    async def _fire_apart(self, fires: list[Fire]) -> None:
+        for fire in fires:
+            try:
+                await self._write(fires=[fire])
+            except (MessageSizeTooLargeError, RecordListTooLargeError):
+                log.error(
+                    "queue %s, record %s: the broker refuses its copy for its size; it becomes a dead letter",
+                    fire.lease.queue,
+                    copies.record_id(fire.source, fire.offset),
+                )
+                await self._write(fires=[_too_large(fire)])
+
+    def _sendable(self, fires: list[Fire]) -> list[Fire]:
+        limit = self.around.max_message_bytes - HEADER_ROOM_BYTES // 2
+        return [
+            _too_large(fire) if fire.destination is Destination.QUEUE and _size(self._payload(fire)) > limit else fire
+            for fire in fires
+        ]
+
+    def _note_lateness(self, fires: list[Fire]) -> None:
+        now_ms = self.tracker.estimate_ms(_monotonic_ms())
+        self.lateness_ms.extend(max(0, now_ms - fire.lease.due_ms) for fire in fires)
+
+    def _payload(self, fire: Fire) -> Payload:
+        payload = self.tracker.book.fresh_payload(fire.source, fire.offset)
+        if payload is not None:
+            return payload
+        key = rows.row_key(fire.source, fire.offset)
+        row = self._pending.get(key) or self.around.table.get(self.partition, [key])[0]
+        assert row is not None, f"no row for {copies.record_id(fire.source, fire.offset)}"
+        return rows.decode_payload(row)
+
+    async def _write(self, *, fires: Sequence[Fire] = (), tick: Tick | None = None, changes: bool = False) -> None:
+        """Write, in one transaction, copies with their facts, a TICK, and the rows that changed."""
+        if changes:
+            # Kept until they are known to be written: a failed transaction writes them again under newer ones.
+            self._pending.update(self.tracker.book.take_changes())
+        unacked = len(self._unacked)
+        producer = self._producer
+        assert producer is not None
+        async with asyncio.timeout(TRANSACTION_SECONDS):
+            await producer.begin_transaction()
+            try:
+                sends = await self._sends(producer, fires, tick, changes)
+                results = [await send for send in sends]
+            except (MessageSizeTooLargeError, RecordListTooLargeError):
+                await producer.abort_transaction()
+                raise
+            await producer.commit_transaction()
+        self.transactions += 1
+        if changes:
+            changelog = self.around.table.changelog_topic_name
+            written = [r.offset for r in results if r.topic == changelog]
+            self.around.table.write(self.partition, self._pending, max(written))
+            self._pending = {}
+            self._pending_bytes = 0
+            self._flushed_at = time.monotonic()
+            self.tracker.unreadable.clear()
+            # Only now: the rows are in the changelog, so these markers need not be read again.
+            for event in self._unacked[:unacked]:
+                event.ack()
+            del self._unacked[:unacked]
+
+    async def _sends(
+        self, producer: AIOKafkaProducer, fires: Sequence[Fire], tick: Tick | None, changes: bool
+    ) -> list[Any]:
+        names, sends = self.around.names, []
+        for fire in fires:
+            if fire.destination is not Destination.NOWHERE:
+                sends.append(await self._send_copy(producer, fire))
+        for fact in self.tracker.facts(list(fires)):
+            sends.append(await producer.send(names.markers, encode(fact), partition=self.partition))
+        if tick is not None:
+            sends.append(await producer.send(names.markers, encode(tick), partition=self.partition))
+        if changes:
+            sends += await self._send_rows(producer)
+            for offset, value, why in self.tracker.unreadable:
+                sends.append(await self._send_quarantine(producer, offset, value, why))
+        return sends
+
+    async def _send_copy(self, producer: AIOKafkaProducer, fire: Fire) -> Any:
+        names = self.around.names
+        copy = copies.copy(fire, self._payload(fire), self.tracker.book.clock.now_ms)
+        if copy.destination is Destination.DEAD_LETTERS:
+            return await producer.send(names.dead_letters, copy.value, copy.key, headers=copy.headers)
+        self._spread = (self._spread + 1) % self.around.messages_partitions
+        return await producer.send(names.messages, copy.value, copy.key, partition=self._spread, headers=copy.headers)
+
+    async def _send_rows(self, producer: AIOKafkaProducer) -> list[Any]:
+        topic, sends = self.around.table.changelog_topic_name, []
+        batch = producer.create_batch()
+        for key, value in self._pending.items():
+            if batch.append(key=key, value=value, timestamp=None) is None:
+                if batch.record_count():
+                    sends.append(await producer.send_batch(batch, topic, partition=self.partition))
+                    batch = producer.create_batch()
+                if batch.append(key=key, value=value, timestamp=None) is None:
+                    # Larger than a batch: the producer makes one for it alone.
+                    sends.append(await producer.send(topic, value, key, partition=self.partition))
+        if batch.record_count():
+            sends.append(await producer.send_batch(batch, topic, partition=self.partition))
+        return sends
+
+    async def _send_quarantine(self, producer: AIOKafkaProducer, offset: int, value: bytes | None, why: str) -> Any:
+        names = self.around.names
+        log.error("unreadable marker %s/%s/%s put into quarantine: %s", names.markers, self.partition, offset, why)
+        headers = [
+            ("marq-origin", f"{names.markers}/{self.partition}/{offset}".encode()),
+            ("marq-reason", why.encode()),
+        ]
+        return await producer.send(names.quarantine, value, headers=headers)
+
+
+def _too_large(fire: Fire) -> Fire:
+    return Fire(fire.source, fire.offset, fire.lease, Destination.DEAD_LETTERS, fire.lease.attempt, Cause.TOO_LARGE)
+
+
+def _size(payload: Payload) -> int:
+    headers = sum(len(name) + len(value or b"") + 8 for name, value in payload.headers)
+    return len(payload.key or b"") + len(payload.value or b"") + headers
+
+
+def _monotonic_ms() -> int:
+    return int(time.monotonic() * 1000)

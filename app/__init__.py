@@ -1,0 +1,5 @@
+"""The application that ``faust -A app`` finds."""
+
+from app.application import create_app
+
+app = create_app()

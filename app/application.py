@@ -1,0 +1,125 @@
+"""The Faust application: wires settings, topics, tables and agents; ``faust -A app worker`` runs it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import faust
+from faust.types import TP
+
+import agents.tracker
+import tables.leases
+from agents.ownership import Surroundings
+from app.batching import BatchSchema, BatchTransport
+from app.worker import MarqWorker
+from config.queues import Queues, load_queues
+from config.settings import AppSettings, load_settings
+from marq.core.errors import MarqError
+from marq.settings import ClientSettings
+from marq.topics import Topics, ensure_topics
+
+
+class MarqApp(faust.App):
+    """A Faust app on the batching transport, whose topics are right before its consumer starts."""
+
+    settings: AppSettings
+    queues: Queues
+    owners: agents.tracker.TrackerOwners
+    leases: tables.leases.LeaseTable
+
+    def _new_transport(self) -> BatchTransport:
+        return BatchTransport(self.conf.broker_consumer, self, loop=self.loop)
+
+    async def on_first_start(self) -> None:
+        await super().on_first_start()
+        client = ClientSettings.read(self.settings.bootstrap_servers, {"prefix": self.settings.prefix})
+        try:
+            topics = await ensure_topics(client, changelog=True)
+        except MarqError as error:
+            # One sentence that says what to do; a traceback would only hide it.
+            sys.exit(f"marq: {error}")
+        self.owners.around = self._surroundings(topics)
+
+    async def on_stop(self) -> None:
+        # Owners first: what they have folded is written while the broker connection is still there.
+        await self.owners.stop()
+        await super().on_stop()
+
+    @property
+    def client_settings(self) -> dict[str, Any]:
+        """Arguments of every Kafka client outside of Faust."""
+        return {"bootstrap_servers": self.settings.bootstrap_servers}
+
+    def _surroundings(self, topics: Topics) -> Surroundings:
+        markers = self.settings.names.markers
+
+        async def seek(partition: int, offset: int) -> None:
+            await self.consumer.seek_wait({TP(markers, partition): offset})
+
+        async def log_start(partition: int) -> int:
+            tp = TP(markers, partition)
+            return int((await self.consumer.earliest_offsets(tp))[tp])
+
+        return Surroundings(
+            names=self.settings.names,
+            table=self.leases,
+            settings=self.queues,
+            client=self.client_settings,
+            messages_partitions=topics.messages_partitions,
+            max_message_bytes=topics.messages_limit_bytes,
+            flush_seconds=self.settings.flush_interval,
+            seek=seek,
+            log_start=log_start,
+            pause=lambda partition: self.consumer.pause_partitions({TP(markers, partition)}),
+        )
+
+
+def create_app(settings: AppSettings | None = None, queues: Queues | None = None) -> MarqApp:
+    """Return the application.
+
+    Raises:
+        marq.ConfigError: a setting or a queue definition is wrong.
+    """
+    settings = settings or load_settings()
+    names = settings.names
+    app = MarqApp(
+        names.app_id,
+        broker=[f"kafka://{address}" for address in settings.bootstrap_servers.split(",")],
+        store="rocksdb://",
+        Worker=MarqWorker,
+        TableManager=tables.leases.Tables,
+        datadir=str(settings.data_dir),
+        value_serializer="raw",
+        topic_disable_leader=True,
+        table_standby_replicas=0,
+        consumer_auto_offset_reset="earliest",
+        consumer_max_fetch_size=8 << 20,
+        consumer_group_instance_id=settings.instance_id,
+        broker_session_timeout=settings.session_timeout,
+        broker_heartbeat_interval=settings.session_timeout / 4,
+        broker_max_poll_records=4_000,
+        stream_wait_empty=False,
+        stream_buffer_maxsize=64,
+        stream_recovery_delay=0.0,
+        worker_redirect_stdouts=False,
+        web_bind=settings.web_bind,
+        web_port=settings.web_port,
+        web_host=settings.web_bind,
+    )
+    app.settings = settings
+    app.queues = queues if queues is not None else load_queues(settings.queues_file)
+    app.leases = tables.leases.attach(app)
+    markers = app.topic(names.markers, schema=BatchSchema())
+    app.owners = agents.tracker.attach(app, markers, names.markers)
+    app.on_partitions_assigned.connect(_on_assigned)
+    app.on_partitions_revoked.connect(_on_revoked)
+    return app
+
+
+async def _on_assigned(app: MarqApp, assigned: set[TP], **_: Any) -> None:
+    app.owners.assigned(assigned)
+
+
+async def _on_revoked(app: MarqApp, revoked: set[TP], **_: Any) -> None:
+    await app.owners.revoked(revoked)

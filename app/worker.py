@@ -1,0 +1,110 @@
+"""What makes a process a worker: a data directory and a web port of its own, and an end within the time limit."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import socket
+import threading
+import warnings
+from pathlib import Path
+from typing import IO, Any
+
+import faust
+from faust.exceptions import AlreadyConfiguredWarning
+
+from marq.core.errors import ConfigError
+
+log = logging.getLogger("marq.worker")
+
+#: Workers on one machine that share a data directory's parent.
+MAX_WORKERS = 64
+
+
+class MarqWorker(faust.Worker):
+    """Faust's worker, made for several on one machine."""
+
+    def __init__(self, app: Any, *services: Any, **kwargs: Any) -> None:
+        self._slot, self._lock = claim_slot(Path(app.settings.data_dir))
+        self._stop_timeout = app.settings.stop_timeout
+        place_worker(app, self._slot)
+        super().__init__(app, *services, **kwargs)
+
+    def _on_sigint(self) -> None:
+        self._limit_stop()
+        super()._on_sigint()
+
+    def _on_sigterm(self) -> None:
+        self._limit_stop()
+        super()._on_sigterm()
+
+    def _limit_stop(self) -> None:
+        # A thread: with the broker gone, a client that waits for it may hold up the loop's own timers' callers.
+        timer = threading.Timer(self._stop_timeout, self._end)
+        timer.daemon = True
+        timer.start()
+
+    def _end(self) -> None:
+        log.error(
+            "not stopped within %s s (MARQ_STOP_TIMEOUT): ending now. Nothing is lost: what was not written is read "
+            "again from the markers",
+            self._stop_timeout,
+        )
+        os._exit(1)
+
+
+def claim_slot(data_dir: Path) -> tuple[int, IO[str]]:
+    """Take the first free worker folder below a data directory, for as long as the file stays open.
+
+    Raises:
+        ConfigError: the directory can't be written, or all folders are taken.
+    """
+    for slot in range(MAX_WORKERS):
+        folder = data_dir / f"worker-{slot}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = (folder / "lock").open("w")
+        except OSError as error:
+            raise ConfigError(f"MARQ_DATA_DIR {data_dir}: can't be written ({error}); choose another one") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            continue
+        return slot, lock
+    raise ConfigError(f"MARQ_DATA_DIR {data_dir}: {MAX_WORKERS} workers run there already")
+
+
+def place_worker(app: Any, slot: int) -> None:
+    """Give a worker its folder and a free web port: the one asked for, else the next free one."""
+    conf = app.conf
+    conf.datadir = (Path(app.settings.data_dir) / f"worker-{slot}").resolve()
+    if conf.web_enabled:
+        wanted = int(conf.web_port)
+        port = free_port(str(conf.web_bind), wanted, slot)
+        if port != wanted:
+            log.info("web port %s is taken on this machine; using %s", wanted, port)
+        with warnings.catch_warnings():
+            # The port was read above, which Faust takes for a use; nothing has been bound to it yet.
+            warnings.simplefilter("ignore", AlreadyConfiguredWarning)
+            conf.web_port = port
+    conf.canonical_url = f"http://{conf.web_host}:{conf.web_port}"
+
+
+def free_port(bind: str, wanted: int, slot: int) -> int:
+    """Return the first free port from ``wanted`` + ``slot`` on, so that workers that start together don't meet.
+
+    Raises:
+        ConfigError: none of :data:`MAX_WORKERS` ports is free.
+    """
+    first = wanted + slot
+    for port in range(first, min(first + MAX_WORKERS, 65_536)):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((bind, port))
+            except OSError:
+                continue
+            return port
+    raise ConfigError(f"MARQ_WEB_PORT {wanted}: no free port from {first} on at {bind}")

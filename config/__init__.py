@@ -1,0 +1,1 @@
+"""Settings of the worker and definitions of its queues."""

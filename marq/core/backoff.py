@@ -1,0 +1,34 @@
+"""How long a released message waits before it is delivered again.
+
+The wait is part of the fold of the log, so its jitter can't come from a random generator: it comes from a checksum of
+the message's identity and attempt. Two trackers that fold the same marker therefore write the same row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from zlib import crc32
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Exponential: ``base_ms`` after the first attempt, times ``factor`` after each further one, at most ``max_ms``.
+
+    With ``jitter`` the wait is between a half of that and all of it, so that messages which failed together do not
+    come back together.
+    """
+
+    base_ms: int = 1_000
+    factor: float = 2.0
+    max_ms: int = 600_000
+    jitter: bool = True
+
+    def delay_ms(self, attempt: int, seed: bytes) -> int:
+        """Return the wait after ``attempt`` (from 1); ``seed`` identifies the message."""
+        try:
+            full = min(self.base_ms * self.factor ** (attempt - 1), self.max_ms)
+        except OverflowError:
+            full = self.max_ms
+        if not self.jitter:
+            return int(full)
+        return int(full / 2 + full / 2 * (crc32(seed, attempt & 0xFFFFFFFF) / 0xFFFFFFFF))

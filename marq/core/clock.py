@@ -1,0 +1,51 @@
+"""The clock of a markers partition: the running maximum of the broker's append times, at a position of the log.
+
+Leases and delays are due relative to this clock where their marker stands, so no clock of a client or of a tracker is
+ever compared with another. Append times of a partition can step back a little (a new leader's clock); the maximum
+hides that. What it can't hide is a broker's clock that jumps: between two TICKs of one tracker the log's time and that
+tracker's monotonic time must advance alike. Where they differ by more than :data:`MAX_DRIFT_MS` the monotonic time
+counts, and what the broker's clock is wrong by becomes the ``skew`` that is taken off later append times.
+
+A TICK may reach the log long after its monotonic time was read (a stalled broker). That looks like a jump ahead, sets
+the clock back and so delays leases; the next TICK then looks like a jump back by as much and mends it. Nothing fires
+early.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: How far the log's time and a tracker's monotonic time may differ between two TICKs.
+MAX_DRIFT_MS = 5_000
+
+
+@dataclass(slots=True)
+class LogClock:
+    """``now_ms`` at a position of the log; the anchor is the last TICK of the current owner."""
+
+    now_ms: int = 0
+    skew_ms: int = 0
+    anchor_holder: int = 0
+    anchor_now_ms: int = 0
+    anchor_monotonic_ms: int = 0
+
+    def advance(self, append_time_ms: int) -> None:
+        """Fold the append time of a record."""
+        corrected = append_time_ms - self.skew_ms
+        if corrected > self.now_ms:
+            self.now_ms = corrected
+
+    def tick(self, append_time_ms: int, holder: int, monotonic_ms: int) -> int:
+        """Fold a TICK; return by how many ms the broker's clock jumped since the same holder's last one, or 0."""
+        self.advance(append_time_ms)
+        jump = 0
+        if holder == self.anchor_holder:
+            expected = self.anchor_now_ms + monotonic_ms - self.anchor_monotonic_ms
+            if abs(self.now_ms - expected) > MAX_DRIFT_MS:
+                jump = self.now_ms - expected
+                self.now_ms = expected
+                self.skew_ms = append_time_ms - expected
+        self.anchor_holder = holder
+        self.anchor_now_ms = self.now_ms
+        self.anchor_monotonic_ms = monotonic_ms
+        return jump

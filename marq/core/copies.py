@@ -1,0 +1,88 @@
+"""The copy of a message that a tracker sends: the sender's record, with marq's headers brought up to date.
+
+A message's id is where its first record stands, ``topic/partition/offset``. A first delivery does not carry it, so a
+record of any plain Kafka producer is a valid message; every copy does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from marq.core.leases import Destination, Fire
+from marq.core.markers import Headers, Payload, Source, cut_text
+from marq.core.names import (
+    ATTEMPT_HEADER,
+    DIED_AT_HEADER,
+    ERROR_HEADER,
+    FIRST_SENT_HEADER,
+    ID_HEADER,
+    ORIGIN_HEADER,
+    REASON_HEADER,
+    RESERVED_HEADER,
+)
+from marq.core.rows import State
+
+
+class Copy(NamedTuple):
+    """A record to send: to the topic of ``destination``, which is never NOWHERE."""
+
+    destination: Destination
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+
+
+class Origin(NamedTuple):
+    """What a record's headers say of the message's past; for a first delivery, what the record itself says."""
+
+    id: str
+    attempt: int
+    first_sent_ms: int
+
+
+def record_id(source: Source, offset: int) -> str:
+    return f"{source.topic}/{source.partition}/{offset}"
+
+
+def origin(source: Source, offset: int, timestamp_ms: int, headers: Iterable[tuple[str, bytes | None]]) -> Origin:
+    """Read marq's headers; one that can't be read counts as absent, for anybody may write a header."""
+    found = {name: value for name, value in headers if name.startswith(RESERVED_HEADER) and value is not None}
+    identity = found.get(ID_HEADER, b"").decode("utf-8", "replace") or record_id(source, offset)
+    attempt = _number(found.get(ATTEMPT_HEADER), 1)
+    return Origin(identity, attempt if 0 < attempt < 2**32 else 1, _number(found.get(FIRST_SENT_HEADER), timestamp_ms))
+
+
+def _number(value: bytes | None, default: int) -> int:
+    if value is None or len(value) > 20 or not value.isdigit():
+        return default
+    return int(value)
+
+
+def copy(fire: Fire, payload: Payload, now_ms: int) -> Copy:
+    """Return the record to send for a due message; ``now_ms`` is the log's clock."""
+    past = origin(fire.source, fire.offset, payload.timestamp_ms, payload.headers)
+    own: list[tuple[str, bytes]] = [
+        (ID_HEADER, past.id.encode()),
+        (ATTEMPT_HEADER, b"%d" % fire.attempt),
+        (FIRST_SENT_HEADER, b"%d" % past.first_sent_ms),
+    ]
+    if fire.lease.text and fire.lease.state is State.RELEASED:
+        own.append((ERROR_HEADER, cut_text(fire.lease.text)))
+    if fire.destination is Destination.DEAD_LETTERS:
+        own += [
+            (REASON_HEADER, reason(fire).encode()),
+            (ORIGIN_HEADER, record_id(fire.source, fire.offset).encode()),
+            (DIED_AT_HEADER, b"%d" % now_ms),
+        ]
+    replaced = {name for name, _ in own}
+    kept: Headers = [header for header in payload.headers if header[0] not in replaced]
+    return Copy(fire.destination, payload.key, payload.value, [*kept, *own])  # type: ignore[list-item]
+
+
+def reason(fire: Fire) -> str:
+    """Say in words why a message became a dead letter."""
+    if fire.lease.state is State.REJECTED:
+        return cut_text(fire.lease.text or "rejected").decode()
+    last = "its lease ran out" if fire.lease.state is State.LEASED else "it was released"
+    return f"{fire.attempt} of {fire.attempt} attempts used: the last time {last}"

@@ -1,0 +1,31 @@
+"""What can go wrong, by whose fault it is; every public error of marq is here."""
+
+from __future__ import annotations
+
+
+class MarqError(Exception):
+    """Anything that marq raises on purpose."""
+
+
+class ConfigError(MarqError):
+    """A name, a setting or the set-up of the cluster is wrong; the message says what to change."""
+
+
+class LeaseLost(MarqError):
+    """The lease ran out before the call: another consumer may hold the message by now."""
+
+
+class MessageTooLarge(MarqError):
+    """The message does not fit into a record of the broker; nothing was sent."""
+
+
+class BrokerUnavailable(MarqError):
+    """The broker did not answer in time, or refused; whether the call took effect is unknown."""
+
+
+class CorruptMarker(MarqError):
+    """Bytes in the markers topic that are no marker batch."""
+
+
+class UnknownVersion(CorruptMarker):
+    """A marker batch written by a newer marq: its partition must wait for a newer tracker."""

@@ -1,0 +1,548 @@
+"""The lease book: who holds which message, until when, and what to do when nobody does.
+
+The book of one markers partition is a fold over its markers. A message is *open* from its ACQUIRE until an ACK or a
+fact of the tracker (REDELIVERED, DEAD_LETTERED) ends it, and in one of three states meanwhile::
+
+                       RENEW (holder)
+                      +-----+
+                      |     v
+    ---- ACQUIRE ---> LEASED ----- RELEASE (holder) ---> RELEASED --+
+                      ^  |  |                                        |
+           ACQUIRE ---+  |  +------ REJECT (holder) ---> REJECTED --+
+           (takes over)  |                                |         |
+                         +-- ACK (anyone), or a fact -----+---------+---> closed
+
+Every state has a due time. When it has come and no marker has ended the message, the tracker sends a copy: a LEASED
+or RELEASED message goes back to its queue with the next attempt, or to the dead letters after the last one; a REJECTED
+message goes to the dead letters. The copy is a new record with an identity of its own, so whatever a former holder
+still says about the old record reaches a closed message and is ignored: the identity fences.
+
+Rules that are easy to get wrong, and what they are there for:
+
+* An ACQUIRE of a record that the queue acquired before and that is not open is ignored. The record is finished; a
+  consumer read it a second time because its commit had failed. Opening it again would deliver it for ever.
+* An ACQUIRE of a LEASED record takes it over: the former holder crashed between its marker and its commit. One of a
+  RELEASED or REJECTED record is ignored: what its holder decided stands.
+* RENEW, RELEASE and REJECT count only from the holder. ACK counts from anyone: the work is done.
+* :meth:`LeaseBook.due` moves nothing: a message stays open until the fact is read back. What is on its way is only
+  remembered (*firing*), so that it is not sent twice, and forgotten with the owner.
+* A row is due by the clock of the owner's own TICK (:mod:`marq.core.clock`), never by a wall clock.
+
+The book keeps an index of the open messages in memory; payloads stay in the ACQUIRE they came in until the rows are
+written, and are then the table's. :meth:`LeaseBook.take_changes` gives the rows to write since the last call: a
+message that was acquired and acknowledged in between leaves none.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from marq.core import rows
+from marq.core.clock import LogClock
+from marq.core.markers import (
+    BACKOFF,
+    Ack,
+    Acquire,
+    Batch,
+    Cause,
+    Fact,
+    Kind,
+    Payload,
+    Reject,
+    Release,
+    Renew,
+    Source,
+    Tick,
+)
+from marq.core.marks import Marks
+from marq.core.queue import QueueSettings
+from marq.core.rows import Counts, Lease, State
+
+#: Offsets of closed messages that the due index may hold on to before it is built anew.
+MAX_STALE_HINTS = 200_000
+
+#: Copies of one partition that are sent and not yet confirmed by their facts.
+MAX_FIRING = 2_000
+
+
+class Destination(IntEnum):
+    """Where a due message goes."""
+
+    QUEUE = 1
+    DEAD_LETTERS = 2
+    NOWHERE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Fire:
+    """A due message: send a copy with this attempt to its destination, with the fact, in one transaction."""
+
+    source: Source
+    offset: int
+    lease: Lease
+    destination: Destination
+    attempt: int
+    cause: Cause
+
+    @property
+    def fact_kind(self) -> Kind:
+        return Kind.REDELIVERED if self.destination is Destination.QUEUE else Kind.DEAD_LETTERED
+
+
+@dataclass(slots=True)
+class _Open:
+    """The open messages of one source: the index, and which rows differ from the table's."""
+
+    leases: dict[int, Lease] = field(default_factory=dict)
+    #: Acquired since the last take_changes, with the ACQUIRE that still holds the payload.
+    fresh: dict[int, Acquire] = field(default_factory=dict)
+    #: In the table, with a lease that has changed since.
+    changed: set[int] = field(default_factory=set)
+    #: In the table, ended since.
+    ended: list[int] = field(default_factory=list)
+    #: In the table with an `s` row beside the `r` row.
+    restated: set[int] = field(default_factory=set)
+    firing: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Gauge:
+    """How many messages of a queue are open now; ``oldest_ms`` is the clock at the oldest one's ACQUIRE."""
+
+    in_flight: int = 0
+    released: int = 0
+    rejected: int = 0
+    oldest_ms: int | None = None
+
+    def add(self, lease: Lease, count: int) -> None:
+        if lease.state is State.LEASED:
+            self.in_flight += count
+        elif lease.state is State.RELEASED:
+            self.released += count
+        else:
+            self.rejected += count
+        if self.oldest_ms is None or lease.since_ms < self.oldest_ms:
+            self.oldest_ms = lease.since_ms
+
+
+class LeaseBook:
+    """The open messages of one markers partition."""
+
+    def __init__(self, settings: Callable[[str], QueueSettings]) -> None:
+        self.clock = LogClock()
+        #: The offset of the last record folded; a record at or below it must not be folded again.
+        self.applied = -1
+        self.counts: dict[str, Counts] = {}
+        self._settings = settings
+        self._sources: dict[Source, _Open] = {}
+        self._marks: dict[tuple[str, Source], Marks] = {}
+        #: (due, sequence, source, offsets, lease): a hint; whoever is not held by that very lease any more is skipped.
+        self._heap: list[tuple[int, int, Source, Sequence[int], Lease]] = []
+        self._sequence = 0
+        self._hinted = 0
+        self._firing_count = 0
+        self._touched_counts: set[str] = set()
+        self._touched_marks: set[tuple[str, Source]] = set()
+        self._changed = False
+
+    # --- fold ---------------------------------------------------------------------------------------------------------
+
+    def fold(self, batch: Batch, append_time_ms: int, offset: int) -> int:
+        """Fold the record at ``offset``; return by how many ms a TICK found the broker's clock to have jumped, or 0."""
+        assert offset > self.applied, f"record {offset} folded after {self.applied}"
+        self.skip(append_time_ms, offset)
+        if isinstance(batch, Tick):
+            return self.clock.tick(append_time_ms, batch.holder, batch.monotonic_ms)
+        _FOLDS[type(batch)](self, batch)
+        return 0
+
+    def skip(self, append_time_ms: int, offset: int) -> None:
+        """Pass a record that holds no markers: it moves the clock and the position."""
+        self.applied = offset
+        self.clock.advance(append_time_ms)
+        self._changed = True
+
+    def passed(self, end: int) -> None:
+        """Note that no record before ``end`` is left to fold: what else stands there is Kafka's own."""
+        self.applied = max(self.applied, end - 1)
+
+    def _fold_acquire(self, batch: Acquire) -> None:
+        source, offsets = batch.source, batch.offsets
+        opened = self._sources.setdefault(source, _Open())
+        mark = (batch.queue, source)
+        marks = self._marks.setdefault(mark, Marks())
+        if offsets[0] >= marks.end:
+            self._open(opened, batch, offsets)
+        else:
+            again = [offset for offset in offsets if offset in opened.leases]
+            self._count(batch.queue).reacquired += len(offsets)
+            self._open(opened, batch, [o for o in offsets if o not in marks and o not in opened.leases])
+            self._take_over(opened, batch, again)
+        # An offset that was marked and is not open is finished: it stays so.
+        marks.add(batch.from_offset, offsets[-1] + 1)
+        self._touched_marks.add(mark)
+
+    def _open(self, opened: _Open, batch: Acquire, offsets: Sequence[int]) -> None:
+        if not offsets:
+            return
+        self._count(batch.queue).acquired += len(offsets)
+        for attempt, group in _by_attempt(batch, offsets):
+            lease = self._new_lease(batch, attempt)
+            opened.leases.update(dict.fromkeys(group, lease))
+            opened.fresh.update(dict.fromkeys(group, batch))
+            self._push(batch.source, group, lease)
+
+    def _new_lease(self, batch: Acquire, attempt: int) -> Lease:
+        now_ms = self.clock.now_ms
+        return Lease(batch.queue, batch.holder, attempt, now_ms + batch.lease_ms, now_ms)
+
+    def _take_over(self, opened: _Open, batch: Acquire, offsets: Sequence[int]) -> None:
+        for attempt, group in _by_attempt(batch, offsets):
+            lease = self._new_lease(batch, attempt)
+            taken = [offset for offset in group if opened.leases[offset].state is State.LEASED]
+            self._replace(opened, batch.source, taken, lease)
+
+    def _fold_renew(self, batch: Renew) -> None:
+        opened = self._sources.get(batch.source, _NONE)
+        due_ms = self.clock.now_ms + batch.lease_ms
+        groups: dict[Lease, list[int]] = {}
+        for offset, lease in self._held(opened, batch):
+            groups.setdefault(lease, []).append(offset)
+        for lease, offsets in groups.items():
+            renewed = Lease(lease.queue, lease.holder, lease.attempt, due_ms, lease.since_ms)
+            self._replace(opened, batch.source, offsets, renewed)
+            self._count(lease.queue).renewed += len(offsets)
+
+    def _fold_release(self, batch: Release) -> None:
+        opened = self._sources.get(batch.source, _NONE)
+        now_ms = self.clock.now_ms
+        index = dict(zip(batch.offsets, zip(batch.delays_ms, batch.errors, strict=True), strict=True))
+        groups: dict[tuple[Lease, int, str], list[int]] = {}
+        for offset, lease in self._held(opened, batch):
+            delay_ms, error = index[offset]
+            if delay_ms == BACKOFF:
+                backoff = self._settings(lease.queue).backoff
+                delay_ms = backoff.delay_ms(lease.attempt, rows.row_key(batch.source, offset))
+            groups.setdefault((lease, now_ms + delay_ms, error), []).append(offset)
+        for (lease, due_ms, error), offsets in groups.items():
+            self._count(lease.queue).released += len(offsets)
+            released = Lease(
+                lease.queue, 0, lease.attempt, due_ms, lease.since_ms, State.RELEASED, batch.counted, error
+            )
+            self._replace(opened, batch.source, offsets, released)
+
+    def _fold_reject(self, batch: Reject) -> None:
+        opened = self._sources.get(batch.source, _NONE)
+        index = dict(zip(batch.offsets, batch.reasons, strict=True))
+        for offset, lease in self._held(opened, batch):
+            self._count(lease.queue).rejected += 1
+            rejected = Lease(
+                lease.queue,
+                0,
+                lease.attempt,
+                self.clock.now_ms,
+                lease.since_ms,
+                State.REJECTED,
+                text=index[offset],
+            )
+            self._replace(opened, batch.source, [offset], rejected)
+
+    def _held(self, opened: _Open, batch: Renew | Release | Reject) -> Iterator[tuple[int, Lease]]:
+        """The messages of the batch that its holder does hold."""
+        for offset in batch.offsets:
+            lease = opened.leases.get(offset)
+            if lease is not None and lease.holder == batch.holder and lease.state is State.LEASED:
+                yield offset, lease
+            elif not isinstance(batch, Renew):
+                self._count(batch.queue).late += 1
+
+    def _replace(self, opened: _Open, source: Source, offsets: Sequence[int], lease: Lease) -> None:
+        if not offsets:
+            return
+        opened.leases.update(dict.fromkeys(offsets, lease))
+        opened.changed.update(offsets)
+        self._push(source, offsets, lease)
+
+    def _fold_ack(self, batch: Ack) -> None:
+        opened = self._sources.get(batch.source, _NONE)
+        closed = self._close(opened, batch.offsets)
+        counts = self._count(batch.queue)
+        counts.acked += closed
+        counts.late += len(batch.offsets) - closed
+
+    def _fold_fact(self, batch: Fact) -> None:
+        opened = self._sources.get(batch.source, _NONE)
+        before = len(opened.firing)
+        opened.firing.difference_update(batch.offsets)
+        self._firing_count -= before - len(opened.firing)
+        self._close(opened, batch.offsets)
+        counts = self._count(batch.queue)
+        counts.expired += batch.causes.count(Cause.EXPIRED)
+        # Counted although an ACK may have closed the message meanwhile: the copy is out there.
+        if batch.kind is Kind.REDELIVERED:
+            counts.redelivered += len(batch.offsets)
+        else:
+            counts.dead += len(batch.offsets)
+
+    def _close(self, opened: _Open, offsets: Sequence[int]) -> int:
+        pop_lease, pop_fresh = opened.leases.pop, opened.fresh.pop
+        ended, closed = opened.ended, 0
+        for offset in offsets:
+            if pop_lease(offset, None) is not None:
+                closed += 1
+                if pop_fresh(offset, None) is None:
+                    ended.append(offset)
+        return closed
+
+    def _count(self, queue: str) -> Counts:
+        self._touched_counts.add(queue)
+        counts = self.counts.get(queue)
+        if counts is None:
+            counts = self.counts[queue] = Counts()
+        return counts
+
+    # --- due ----------------------------------------------------------------------------------------------------------
+
+    def _push(self, source: Source, offsets: Sequence[int], lease: Lease) -> None:
+        self._sequence += 1
+        heapq.heappush(self._heap, (lease.due_ms, self._sequence, source, offsets, lease))
+        self._hinted += len(offsets)
+        if self._hinted > 2 * len(self) + MAX_STALE_HINTS:
+            self._rebuild_heap()
+
+    def _rebuild_heap(self) -> None:
+        """Forget the hints of closed messages, which would otherwise stay until their leases would have run out."""
+        self._heap = []
+        self._hinted = 0
+        for source, opened in self._sources.items():
+            groups: dict[Lease, list[int]] = {}
+            for offset, lease in opened.leases.items():
+                groups.setdefault(lease, []).append(offset)
+            for lease, offsets in groups.items():
+                self._sequence += 1
+                self._heap.append((lease.due_ms, self._sequence, source, offsets, lease))
+                self._hinted += len(offsets)
+        heapq.heapify(self._heap)
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """When the next message may be due by the clock, or None; early at worst, never late."""
+        heap = self._heap
+        while heap and not self._waiting(heap[0]):
+            self._hinted -= len(heapq.heappop(heap)[3])
+        return heap[0][0] if heap else None
+
+    def _waiting(self, entry: tuple[int, int, Source, Sequence[int], Lease]) -> bool:
+        _, _, source, offsets, lease = entry
+        opened = self._sources[source]
+        return any(opened.leases.get(offset) is lease and offset not in opened.firing for offset in offsets)
+
+    def due(self, now_ms: int) -> list[Fire]:
+        """Return what to send now and remember it as on its way; at most :data:`MAX_FIRING` at a time.
+
+        ``now_ms`` is the clock at a TICK of the owner's own. Earliest first, and in the order of the log for messages
+        that were acquired together.
+        """
+        fires: list[Fire] = []
+        heap = self._heap
+        while heap and heap[0][0] <= now_ms and self._firing_count < MAX_FIRING:
+            due_ms, sequence, source, offsets, lease = heapq.heappop(heap)
+            self._hinted -= len(offsets)
+            opened = self._sources[source]
+            waiting = [o for o in offsets if opened.leases.get(o) is lease and o not in opened.firing]
+            room = MAX_FIRING - self._firing_count
+            if len(waiting) > room:
+                heapq.heappush(heap, (due_ms, sequence, source, waiting[room:], lease))
+                self._hinted += len(waiting) - room
+                del waiting[room:]
+            opened.firing.update(waiting)
+            self._firing_count += len(waiting)
+            fires += [self._fire(source, offset, lease) for offset in waiting]
+        return fires
+
+    def _fire(self, source: Source, offset: int, lease: Lease) -> Fire:
+        settings = self._settings(lease.queue)
+        dead = Destination.DEAD_LETTERS if settings.dead_letter else Destination.NOWHERE
+        if lease.state is State.REJECTED:
+            return Fire(source, offset, lease, dead, lease.attempt, Cause.REJECTED)
+        cause = Cause.EXPIRED if lease.state is State.LEASED else Cause.RELEASED
+        if lease.counted and lease.attempt >= settings.max_attempts:
+            return Fire(source, offset, lease, dead, lease.attempt, cause)
+        attempt = lease.attempt + 1 if lease.counted else lease.attempt
+        return Fire(source, offset, lease, Destination.QUEUE, attempt, cause)
+
+    def unfire(self, fires: Iterable[Fire]) -> None:
+        """Forget that these are on their way: their transaction is known to have been aborted."""
+        for fire in fires:
+            opened = self._sources[fire.source]
+            if fire.offset in opened.firing:
+                opened.firing.discard(fire.offset)
+                self._firing_count -= 1
+                lease = opened.leases.get(fire.offset)
+                if lease is not None:
+                    self._push(fire.source, [fire.offset], lease)
+
+    def forget_firing(self) -> None:
+        """Forget all that is on its way: every fact that was committed has been folded, so what is open was not sent."""
+        for opened in self._sources.values():
+            opened.firing.clear()
+        self._firing_count = 0
+        self._rebuild_heap()
+
+    def fresh_payload(self, source: Source, offset: int) -> Payload | None:
+        """Return the payload of an open message whose row is not in the table yet, else None."""
+        batch = self._sources[source].fresh.get(offset)
+        return None if batch is None else _payload(batch, offset)
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def changed(self) -> bool:
+        """Whether records were folded since the last take_changes."""
+        return self._changed
+
+    @property
+    def pending_rows(self) -> int:
+        """How many rows take_changes would write at most: what to bound between two calls."""
+        return sum(len(o.fresh) + len(o.changed) + len(o.ended) for o in self._sources.values())
+
+    def take_changes(self) -> dict[bytes, bytes | None]:
+        """Return the rows to write (None: delete) so that the table holds the fold up to ``applied``.
+
+        The caller must write them, or hold on to them and write them under the next ones: they are not given twice.
+        """
+        changes: dict[bytes, bytes | None] = {}
+        for source, opened in self._sources.items():
+            self._take_rows(source, opened, changes)
+        for queue, source in self._touched_marks:
+            changes[rows.mark_key(queue, source)] = rows.encode_marks(self._marks[queue, source].intervals)
+        for queue in self._touched_counts:
+            changes[rows.counts_key(queue)] = rows.encode_counts(self.counts[queue])
+        self._touched_marks.clear()
+        self._touched_counts.clear()
+        self._changed = False
+        # Last, so that a reader of the changelog that stops early never believes more than it has read.
+        changes[rows.APPLIED_KEY] = rows.encode_applied(self.applied, self.clock)
+        return changes
+
+    def _take_rows(self, source: Source, opened: _Open, changes: dict[bytes, bytes | None]) -> None:
+        changes.update(dict.fromkeys(rows.row_keys(source, opened.ended, b"r")))
+        gone = [offset for offset in opened.ended if offset in opened.restated]
+        changes.update(dict.fromkeys(rows.row_keys(source, gone, b"s")))
+        opened.restated.difference_update(gone)
+        restated = [o for o in opened.changed if o in opened.leases and o not in opened.fresh]
+        for key, offset in zip(rows.row_keys(source, restated, b"s"), restated, strict=True):
+            changes[key] = rows.encode_lease(opened.leases[offset])
+        opened.restated.update(restated)
+        encoded: dict[Lease, bytes] = {}
+        fresh = list(opened.fresh.items())
+        for key, (offset, batch) in zip(rows.row_keys(source, list(opened.fresh), b"r"), fresh, strict=True):
+            lease = opened.leases[offset]
+            if lease not in encoded:
+                encoded[lease] = rows.encode_lease(lease)
+            changes[key] = rows.encode_row(encoded[lease], _payload(batch, offset))
+        opened.fresh.clear()
+        opened.changed.clear()
+        opened.ended.clear()
+
+    def restore(self, table: Iterable[tuple[bytes, bytes]]) -> None:
+        """Take over the rows of a table: the book is then as it was at its ``applied`` offset."""
+        restated: dict[tuple[Source, int], Lease] = {}
+        shared: dict[tuple[object, ...], Lease] = {}
+        for key, row in table:
+            self._restore_row(key, row, restated)
+        for (source, offset), lease in restated.items():
+            opened = self._sources.get(source, _NONE)
+            if offset in opened.leases:
+                opened.leases[offset] = lease
+                opened.restated.add(offset)
+        for opened in self._sources.values():
+            for offset, lease in opened.leases.items():
+                # One object for all that are alike keeps a million rows small.
+                opened.leases[offset] = shared.setdefault(_lease_values(lease), lease)
+        self._rebuild_heap()
+
+    def _restore_row(self, key: bytes, row: bytes, restated: dict[tuple[Source, int], Lease]) -> None:
+        kind = key[:1]
+        if kind == b"r":
+            source, offset = rows.parse_row_key(key)
+            self._sources.setdefault(source, _Open()).leases[offset] = rows.decode_lease(row)[0]
+        elif kind == b"s":
+            restated[rows.parse_row_key(key)] = rows.decode_lease(row)[0]
+        elif kind == b"m":
+            self._marks[rows.parse_mark_key(key)] = Marks(rows.decode_marks(row))
+        elif kind == b"c":
+            self.counts[key[1:].decode()] = rows.decode_counts(row)
+        elif key == rows.APPLIED_KEY:
+            self.applied, self.clock = rows.decode_applied(row)
+        else:
+            raise ValueError(f"lease table: a row with the unknown key {key!r}")
+
+    # --- statistics ---------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return sum(len(opened.leases) for opened in self._sources.values())
+
+    def open_leases(self) -> Iterator[tuple[Source, int, Lease]]:
+        """Each open message, in no particular order."""
+        for source, opened in self._sources.items():
+            for offset, lease in opened.leases.items():
+                yield source, offset, lease
+
+    def gauges(self) -> dict[str, Gauge]:
+        """Return, for each queue, how many of its messages are open and since when."""
+        gauges: dict[str, Gauge] = {}
+        for opened in self._sources.values():
+            for lease, count in Counter(opened.leases.values()).items():
+                gauge = gauges.setdefault(lease.queue, Gauge())
+                gauge.add(lease, count)
+        return gauges
+
+
+def _by_attempt(batch: Acquire, offsets: Sequence[int]) -> Iterable[tuple[int, Sequence[int]]]:
+    """Group offsets of an ACQUIRE by their attempts, which are nearly always 1."""
+    if not offsets:
+        return ()
+    attempts = batch.attempts
+    if attempts is None:
+        return ((1, offsets),)
+    groups: dict[int, list[int]] = {}
+    for offset in offsets:
+        groups.setdefault(attempts[bisect_left(batch.offsets, offset)], []).append(offset)
+    return groups.items()
+
+
+def _payload(batch: Acquire, offset: int) -> Payload:
+    return batch.payloads[bisect_left(batch.offsets, offset)]
+
+
+def _lease_values(lease: Lease) -> tuple[object, ...]:
+    return (
+        lease.queue,
+        lease.holder,
+        lease.attempt,
+        lease.due_ms,
+        lease.since_ms,
+        lease.state,
+        lease.counted,
+        lease.text,
+    )
+
+
+#: Stands in for a source that has no open messages; never written to.
+_NONE = _Open()
+
+_FOLDS: dict[type, Callable[[LeaseBook, Any], None]] = {
+    Acquire: LeaseBook._fold_acquire,
+    Renew: LeaseBook._fold_renew,
+    Ack: LeaseBook._fold_ack,
+    Release: LeaseBook._fold_release,
+    Reject: LeaseBook._fold_reject,
+    Fact: LeaseBook._fold_fact,
+}

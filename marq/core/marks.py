@@ -1,0 +1,55 @@
+"""Which records of a partition a queue has acquired before, as a few intervals of offsets.
+
+A consumer reads a partition in order, so this is nearly always one interval. A second one appears when the marker of a
+batch was lost while a later batch was written: the records between must then be acquired anew, not taken for finished
+ones. That is why a single high-water mark would lose messages.
+
+At most :data:`MAX_INTERVALS` are kept. Past that the lowest is forgotten: an old record that is read again would then
+be taken for a new one, which doubles it. Closing the gap instead could lose the records in it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+
+MAX_INTERVALS = 64
+
+
+class Marks:
+    """Offsets acquired so far: sorted, disjoint, half-open intervals."""
+
+    __slots__ = ("_ends", "_starts")
+
+    def __init__(self, intervals: Iterable[tuple[int, int]] = ()) -> None:
+        pairs = list(intervals)
+        self._starts = [start for start, _ in pairs]
+        self._ends = [end for _, end in pairs]
+
+    def __contains__(self, offset: int) -> bool:
+        index = bisect_right(self._starts, offset) - 1
+        return index >= 0 and offset < self._ends[index]
+
+    @property
+    def intervals(self) -> list[tuple[int, int]]:
+        return list(zip(self._starts, self._ends, strict=True))
+
+    @property
+    def end(self) -> int:
+        """The offset after the last one acquired; 0 before the first."""
+        return self._ends[-1] if self._ends else 0
+
+    def add(self, start: int, end: int) -> None:
+        """Mark the offsets from ``start`` to before ``end``."""
+        if self._ends and start == self._ends[-1]:
+            self._ends[-1] = end
+            return
+        starts, ends = self._starts, self._ends
+        low = bisect_right(ends, start - 1)
+        high = bisect_right(starts, end)
+        if low < high:
+            start, end = min(start, starts[low]), max(end, ends[high - 1])
+        starts[low:high] = [start]
+        ends[low:high] = [end]
+        if len(starts) > MAX_INTERVALS:
+            del starts[0], ends[0]

@@ -1,0 +1,135 @@
+"""What the owner of one markers partition does, as a pure state machine: it reads records, asks for TICKs, fires.
+
+The shell (agents/tracker.py) and the simulator drive the same object. The order of a shell's life is
+
+1. take over the partition's transactional producer, which fences a former owner,
+2. read the table's changelog to its end (before 1, rows of the former owner could come after what was read, and a row
+   whose ACK is folded together with its ACQUIRE would then never be deleted),
+3. write a TICK and read the markers from ``book.applied`` + 1 on,
+4. after its own TICK has been read back: fire what is due by the clock of that TICK. All markers before it have been
+   folded by then, so an ACK or RENEW that was in the log in time is never overlooked, however late it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from marq.core.errors import CorruptMarker, UnknownVersion
+from marq.core.leases import Fire, LeaseBook
+from marq.core.markers import Fact, Kind, Source, Tick, decode
+from marq.core.queue import QueueSettings
+
+#: The least time between two TICKs of a partition.
+TICK_INTERVAL_MS = 50
+#: Markers in one fact batch.
+MAX_FACT_MARKERS = 1_000
+
+
+@dataclass(slots=True)
+class Tracker:
+    """The owner of a markers partition for one assignment; ``holder`` is its random id."""
+
+    settings: Callable[[str], QueueSettings]
+    holder: int
+    book: LeaseBook = field(init=False)
+    #: Records that could not be decoded since the shell last looked: (offset, value, why).
+    unreadable: list[tuple[int, bytes | None, str]] = field(default_factory=list)
+    #: By how many ms the broker's clock was last found to have jumped.
+    jump_ms: int = 0
+    _tick_clock_ms: int | None = None
+    _tick_sent_at_ms: int | None = None
+    _awaiting_tick: bool = False
+    _seen_clock_ms: int = 0
+    _seen_at_ms: int = 0
+
+    def __post_init__(self) -> None:
+        self.book = LeaseBook(self.settings)
+
+    def read(self, value: bytes | None, append_time_ms: int, offset: int) -> None:
+        """Fold one record of the markers topic; one at or below ``book.applied`` has been folded before.
+
+        Raises:
+            UnknownVersion: the partition must stop here; nothing was folded.
+        """
+        if offset <= self.book.applied:
+            return
+        try:
+            batch = decode(value)
+        except UnknownVersion:
+            raise
+        except CorruptMarker as error:
+            self.unreadable.append((offset, value, str(error)))
+            self.book.skip(append_time_ms, offset)
+            return
+        jump_ms = self.book.fold(batch, append_time_ms, offset)
+        if isinstance(batch, Tick) and batch.holder == self.holder:
+            self.jump_ms = jump_ms or self.jump_ms
+            self._awaiting_tick = False
+            if self._tick_clock_ms is None:
+                self.book.forget_firing()
+            self._tick_clock_ms = self.book.clock.now_ms
+
+    def saw(self, monotonic_ms: int) -> None:
+        """Note when the last records were read: the clock goes on from there at the owner's own pace."""
+        now_ms = self.book.clock.now_ms
+        if now_ms > self.estimate_ms(monotonic_ms) or now_ms < self._seen_clock_ms:
+            self._seen_clock_ms, self._seen_at_ms = now_ms, monotonic_ms
+
+    def estimate_ms(self, monotonic_ms: int) -> int:
+        """What the log's clock may be by now: only for deciding when to write a TICK, never for firing."""
+        return self._seen_clock_ms + monotonic_ms - self._seen_at_ms
+
+    def tick_in_ms(self, monotonic_ms: int) -> int | None:
+        """In how many ms a TICK is to be written: 0 for now, None while one is on its way or nothing will be due."""
+        if self._awaiting_tick:
+            return None
+        if self._tick_sent_at_ms is None:
+            return 0
+        due_ms = self.book.next_due_ms
+        if due_ms is None:
+            return None
+        pause_ms = self._tick_sent_at_ms + TICK_INTERVAL_MS - monotonic_ms
+        return max(0, due_ms - self.estimate_ms(monotonic_ms), pause_ms)
+
+    def tick(self, monotonic_ms: int) -> Tick:
+        """Return the TICK to write now."""
+        self._awaiting_tick = True
+        self._tick_sent_at_ms = monotonic_ms
+        return Tick(self.holder, monotonic_ms)
+
+    def take_over_again(self) -> None:
+        """After a failed transaction and a new fencing: what was on its way is unknown until a new TICK is read back."""
+        self._awaiting_tick = False
+        self._tick_sent_at_ms = None
+        self._tick_clock_ms = None
+
+    def due(self) -> list[Fire]:
+        """Return what to send now: due by the clock of the last own TICK that was read back."""
+        if self._tick_clock_ms is None or self._awaiting_tick:
+            return []
+        return self.book.due(self._tick_clock_ms)
+
+    def facts(self, fires: list[Fire]) -> list[Fact]:
+        """Return the markers that tell of these copies, to be written in one transaction with them."""
+        groups: dict[tuple[Kind, str, Source], list[Fire]] = {}
+        for fire in fires:
+            groups.setdefault((fire.fact_kind, fire.lease.queue, fire.source), []).append(fire)
+        return [
+            _fact(kind, queue, self.holder, source, group[start : start + MAX_FACT_MARKERS])
+            for (kind, queue, source), members in groups.items()
+            for group in [sorted(members, key=lambda fire: fire.offset)]
+            for start in range(0, len(group), MAX_FACT_MARKERS)
+        ]
+
+
+def _fact(kind: Kind, queue: str, holder: int, source: Source, fires: list[Fire]) -> Fact:
+    return Fact(
+        kind,
+        queue,
+        holder,
+        source,
+        [fire.offset for fire in fires],
+        [fire.attempt for fire in fires],
+        [fire.cause for fire in fires],
+    )

@@ -1,0 +1,1 @@
+"""The application's tables: declared here, written by their agents only."""

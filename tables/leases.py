@@ -1,0 +1,165 @@
+"""The lease table: one RocksDB per markers partition, backed by a changelog topic.
+
+Faust declares the table, names its changelog and opens its databases. Two things are done here instead of by Faust:
+
+* **Writes are batches.** A stock table sends one changelog record per assignment and may commit the source offset
+  before it was sent. Here the owner's transaction carries the changelog, and RocksDB is written after it.
+* **Recovery comes after fencing.** Faust reads the changelog before a stream starts; a paused former owner could still
+  write to it then. The owner of a partition first takes over its transactional producer and then calls
+  :meth:`LeaseTable.recover`. :class:`Tables` keeps Faust from doing its own recovery.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import faust
+import rocksdict
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.structs import ConsumerRecord
+from faust.tables.manager import TableManager
+from faust.tables.recovery import Recovery
+
+from marq.topics import CHANGELOG_DELETE_RETENTION_MS
+
+#: Local files older than this may have missed a deletion that the changelog has forgotten; they are thrown away.
+MAX_LOCAL_AGE_SECONDS = CHANGELOG_DELETE_RETENTION_MS / 1000 / 2
+
+_OPTIONS = {
+    "driver": "rocksdict",
+    # For each partition: Faust's defaults (2 GiB of cache, 3 memtables of 64 MiB) are for one database.
+    "block_cache_size": 16 << 20,
+    "write_buffer_size": 16 << 20,
+}
+
+
+class LeaseTable(faust.Table):
+    """Rows of :mod:`marq.core.rows`, by markers partition."""
+
+    def rows(self, partition: int) -> Iterator[tuple[bytes, bytes]]:
+        """Each row of a partition."""
+        offset_key = self.data.offset_key
+        for key, value in self._database(partition).items():
+            if key != offset_key:
+                yield key, value
+
+    def get(self, partition: int, keys: list[bytes]) -> list[bytes | None]:  # type: ignore[override]
+        """Return the rows of these keys, None for each that is not there."""
+        rows: list[bytes | None] = self._database(partition).get(keys)
+        return rows
+
+    def write(self, partition: int, rows: Mapping[bytes, bytes | None], changelog_offset: int) -> None:
+        """Write rows (None: delete) that the changelog has up to ``changelog_offset``, atomically."""
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        for key, value in rows.items():
+            if value is None:
+                batch.delete(key)
+            else:
+                batch.put(key, value)
+        batch.put(self.data.offset_key, b"%d" % changelog_offset)
+        self._database(partition).write(batch)
+
+    async def recover(self, partition: int, client_settings: Mapping[str, Any]) -> int:
+        """Bring the local database up to the changelog's end; return how many changelog records that took.
+
+        The caller owns the partition's transactional producer: nobody else can write to the changelog any more.
+        """
+        self._discard_if_old(partition)
+        source = TopicPartition(self.changelog_topic_name, partition)
+        consumer = AIOKafkaConsumer(
+            enable_auto_commit=False,
+            isolation_level="read_committed",
+            auto_offset_reset="earliest",
+            max_partition_fetch_bytes=8 << 20,
+            **client_settings,
+        )
+        await consumer.start()
+        try:
+            consumer.assign([source])
+            return await self._replay(consumer, source)
+        finally:
+            await consumer.stop()
+
+    async def _replay(self, consumer: AIOKafkaConsumer, source: TopicPartition) -> int:
+        start = (await consumer.beginning_offsets([source]))[source]
+        end = (await consumer.end_offsets([source]))[source]
+        position = self._local_position(source.partition)
+        if position > end:
+            # The changelog was made anew: what is here belongs to one that no longer exists.
+            self._discard(source.partition)
+            position = 0
+        position = max(position, start)
+        consumer.seek(source, position)
+        count = 0
+        while position < end:
+            records = await consumer.getmany(source, timeout_ms=1000)
+            for batch in records.values():
+                self._write_records(source.partition, batch)
+                count += len(batch)
+            position = await consumer.position(source)
+        return count
+
+    def _write_records(self, partition: int, records: list[ConsumerRecord[bytes, bytes]]) -> None:
+        self.write(partition, {record.key: record.value for record in records}, records[-1].offset)
+
+    def _local_position(self, partition: int) -> int:
+        written = self._database(partition).get(self.data.offset_key)
+        return 0 if written is None else int(written) + 1
+
+    def _database(self, partition: int) -> Any:
+        return self.data._db_for_partition(partition)
+
+    def _discard_if_old(self, partition: int) -> None:
+        path = Path(self.data.partition_path(partition))
+        # Opening writes a log file, so the age is that of the last write-ahead or table file.
+        times = [file.stat().st_mtime for pattern in ("*.log", "*.sst") for file in path.glob(pattern)]
+        if times and time.time() - max(times) > MAX_LOCAL_AGE_SECONDS:
+            self.log.warning(
+                "lease table: local files of partition %s are older than half of the changelog's "
+                "delete.retention.ms: rebuilding them from the changelog",
+                partition,
+            )
+            self._discard(partition)
+
+    def _discard(self, partition: int) -> None:
+        database = self.data._dbs.pop(partition, None)
+        if database is not None:
+            database.close()
+        shutil.rmtree(self.data.partition_path(partition), ignore_errors=True)
+
+
+class _FencedRecovery(Recovery):
+    """Lets a rebalance go on at once: the owner of each partition recovers its part of the table itself."""
+
+    async def _build_highwaters(self, consumer: Any, tps: Any, destination: Any, title: str) -> None:
+        destination.clear()
+
+    async def _build_offsets(self, consumer: Any, tps: Any, destination: Any, title: str) -> None:
+        destination.clear()
+
+    async def _seek_offsets(self, consumer: Any, tps: Any, offsets: Any, title: str) -> None:
+        return
+
+    def need_recovery(self) -> bool:
+        return False
+
+
+class Tables(TableManager):
+    """Faust's table manager, without its recovery (see the module's docstring)."""
+
+    @property
+    def recovery(self) -> Recovery:
+        if self._recovery is None:
+            self._recovery = _FencedRecovery(self.app, self, beacon=self.beacon, loop=self.loop)
+        return self._recovery
+
+
+def attach(app: faust.App) -> LeaseTable:
+    """Declare the lease table of an application."""
+    table = LeaseTable(app, name="leases", key_type=bytes, value_type=bytes, options=dict(_OPTIONS))
+    app.tables.add(table)
+    return table
