@@ -95,8 +95,10 @@ class Ownership:
     alarm: str = ""
     recovered_records: int = 0
     transactions: int = 0
-    #: Marker records at or below the applied offset that were read again and not folded.
+    #: Marker records that were folded, and that were read again at or below the applied offset and skipped.
+    folded: int = 0
     skipped: int = 0
+    quarantined: int = 0
     lateness_ms: deque[int] = field(default_factory=lambda: deque(maxlen=10_000))
     tracker: Tracker = field(init=False)
     _inbox: deque[tuple[Event, Fetched]] = field(default_factory=deque)
@@ -307,6 +309,7 @@ class Ownership:
                 self.skipped += 1
                 continue
             self.tracker.read(record.value, record.timestamp, record.offset)
+            self.folded += 1
             self._pending_bytes += len(record.value or b"")
         self._position = max(position, fetched.end)
         self.tracker.book.passed(self._position)
@@ -380,6 +383,7 @@ class Ownership:
             self._pending = {}
             self._pending_bytes = 0
             self._flushed_at = time.monotonic()
+            self.quarantined += len(self.tracker.unreadable)
             self.tracker.unreadable.clear()
             # Only now: the rows are in the changelog, so these markers need not be read again.
             for event in self._unacked[:unacked]:

@@ -29,7 +29,9 @@ class TrackerOwners:
 
     async def revoked(self, partitions: set[TP]) -> None:
         """Let go of partitions: even one that is assigned again at once is recovered anew, which is quickly done."""
-        gone = [self.owned.pop(tp.partition) for tp in partitions if tp.topic == self.topic and tp.partition in self.owned]
+        gone = [
+            self.owned.pop(tp.partition) for tp in partitions if tp.topic == self.topic and tp.partition in self.owned
+        ]
         if gone:
             await asyncio.gather(*(owner.stop() for owner in gone))
 

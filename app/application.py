@@ -8,10 +8,13 @@ from typing import Any
 import faust
 from faust.types import TP
 
+import agents.statistics
 import agents.tracker
 import tables.leases
 from agents.ownership import Surroundings
 from app.batching import BatchSchema, BatchTransport
+from app.web import MarqWeb
+from app.web import attach as attach_web
 from app.worker import MarqWorker
 from config.queues import Queues, load_queues
 from config.settings import AppSettings, load_settings
@@ -30,6 +33,9 @@ class MarqApp(faust.App):
 
     def _new_transport(self) -> BatchTransport:
         return BatchTransport(self.conf.broker_consumer, self, loop=self.loop)
+
+    def _new_web(self) -> MarqWeb:
+        return MarqWeb(self)
 
     async def on_first_start(self) -> None:
         await super().on_first_start()
@@ -112,6 +118,7 @@ def create_app(settings: AppSettings | None = None, queues: Queues | None = None
     app.leases = tables.leases.attach(app)
     markers = app.topic(names.markers, schema=BatchSchema())
     app.owners = agents.tracker.attach(app, markers, names.markers)
+    attach_web(app, agents.statistics.attach(app, app.owners))
     app.on_partitions_assigned.connect(_on_assigned)
     app.on_partitions_revoked.connect(_on_revoked)
     return app

@@ -181,8 +181,9 @@ class LeaseBook:
             self._open(opened, batch, offsets)
         else:
             again = [offset for offset in offsets if offset in opened.leases]
-            self._count(batch.queue).reacquired += len(offsets)
-            self._open(opened, batch, [o for o in offsets if o not in marks and o not in opened.leases])
+            unseen = [offset for offset in offsets if offset not in marks and offset not in opened.leases]
+            self._count(batch.queue).reacquired += len(offsets) - len(unseen)
+            self._open(opened, batch, unseen)
             self._take_over(opened, batch, again)
         # An offset that was marked and is not open is finished: it stays so.
         marks.add(batch.from_offset, offsets[-1] + 1)
