@@ -65,6 +65,9 @@ class Tracker:
         jump_ms = self.book.fold(batch, append_time_ms, offset)
         if isinstance(batch, Tick) and batch.holder == self.holder:
             self.jump_ms = jump_ms or self.jump_ms
+            if batch.monotonic_ms != self._tick_sent_at_ms:
+                # Written before take_over_again: facts of a transaction whose outcome was unknown may follow it.
+                return
             self._awaiting_tick = False
             if self._tick_clock_ms is None:
                 self.book.forget_firing()

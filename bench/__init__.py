@@ -1,0 +1,1 @@
+"""Benchmarks: ``python -m bench`` compares in one run, alternated, and prints medians."""

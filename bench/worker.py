@@ -1,0 +1,83 @@
+"""A worker process for a benchmark, and what its web page says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+START_SECONDS = 60.0
+
+
+class BenchWorker:
+    """``faust -A app worker`` on a prefix of its own."""
+
+    def __init__(self, servers: str, prefix: str, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self._log = (folder / f"{prefix}.log").open("w")
+        environment = {
+            **os.environ,
+            "MARQ_BOOTSTRAP_SERVERS": servers,
+            "MARQ_PREFIX": prefix,
+            "MARQ_DATA_DIR": str(folder / prefix),
+            "MARQ_WEB_PORT": str(self.port),
+        }
+        command = [sys.executable, "-m", "faust", "-A", "app", "worker", "-l", "info"]
+        self.process = subprocess.Popen(command, env=environment, stdout=self._log, stderr=subprocess.STDOUT)
+
+    def figures(self) -> dict[str, Any]:
+        """What ``/api/queues`` says; empty while it does not answer."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/queues", timeout=2) as answer:
+                found: dict[str, Any] = json.load(answer)
+                return found
+        except OSError:
+            return {}
+
+    def wait_until_owner(self) -> None:
+        """Return when the worker owns all markers partitions."""
+        until = time.monotonic() + START_SECONDS
+        while time.monotonic() < until:
+            states = [p["state"] for w in self.figures().get("workers", []) for p in w["partitions"]]
+            if states and all(state == "owner" for state in states):
+                return
+            time.sleep(0.1)
+        raise SystemExit(f"bench: the worker was not ready after {START_SECONDS} s; see {self._log.name}")
+
+    def wait_until_drained(self, queue: str, acked: int, limit: float = 60.0) -> None:
+        """Return when the tracker has folded every ack and its table is empty."""
+        until = time.monotonic() + limit
+        while time.monotonic() < until:
+            row = self.figures().get("queues", {}).get(queue, {})
+            if row.get("acked") == acked and row.get("in_flight") == 0:
+                return
+            time.sleep(0.02)
+        raise SystemExit(f"bench: the tracker was not done after {limit} s: {self.figures().get('queues')}")
+
+    def cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(15)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._log.close()

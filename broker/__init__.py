@@ -1,0 +1,9 @@
+"""The real Apache Kafka as a child process: one node, KRaft, nothing to install by hand.
+
+`marq` itself never imports this package: it serves `make`, the demo, the benchmarks and the tests.
+"""
+
+from broker.embedded import EmbeddedBroker
+from broker.errors import BrokerError
+
+__all__ = ["BrokerError", "EmbeddedBroker"]

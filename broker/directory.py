@@ -1,0 +1,87 @@
+"""A broker's directory: `data/` (topics), `logs/`, server.properties."""
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+
+from broker import settings
+from broker.errors import BrokerError
+
+LOG_TAIL_LINES = 15
+LOG_TAIL_BYTES = 64 << 10
+
+
+class BrokerDirectory:
+    """The given directory, kept for ever; or a temporary one, until `remove()`."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._removal: weakref.finalize[[int, Path], BrokerDirectory] | None = None
+        try:
+            self.path = self._make_temporary() if path is None else path
+            self.logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BrokerError(
+                f"the broker cannot write its directory: {error}; make room there, or choose a disk with room "
+                "(TMPDIR for temporary brokers)"
+            ) from error
+
+    @property
+    def data(self) -> Path:
+        return self.path / "data"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def console(self) -> Path:
+        """What the JVM itself prints: refused flags, crashes."""
+        return self.logs / "console.log"
+
+    @property
+    def server_properties(self) -> Path:
+        return self.path / "server.properties"
+
+    @property
+    def formatted(self) -> bool:
+        return (self.data / "meta.properties").exists()
+
+    def write_settings(self, properties: Mapping[str, str]) -> None:
+        try:
+            self.server_properties.write_text(settings.render(properties), encoding="ascii")
+            # An error message quotes this start's log, not the last one's.
+            (self.logs / "broker.log").unlink(missing_ok=True)
+        except OSError as error:
+            raise BrokerError(f"the broker cannot write its settings: {error}; make room there") from error
+
+    def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
+        """The end of what the broker and its JVM have written."""
+        texts = [_end_of(self.console), _end_of(self.logs / "broker.log")]
+        return "\n".join("\n".join(texts).strip().splitlines()[-lines:])
+
+    def remove(self) -> None:
+        """Delete it if it was a temporary one."""
+        if self._removal is not None:
+            self._removal()
+
+    def _make_temporary(self) -> Path:
+        path = Path(tempfile.mkdtemp(prefix="marq-broker-"))
+        self._removal = weakref.finalize(self, _remove, os.getpid(), path)
+        return path
+
+
+def _remove(owner: int, path: Path) -> None:
+    if os.getpid() == owner:  # not a forked child that exits
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _end_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,59 @@
+"""`python -m broker.environment`: the virtual environment .venv with exactly the locked packages.
+
+Run by the machine's own interpreter, before any package is there.
+"""
+
+import sys
+import time
+from hashlib import sha256
+from pathlib import Path
+
+from broker import command
+from broker.errors import BrokerError
+
+LOCK = Path("requirements.lock")
+VENV = Path(".venv")
+
+
+def main() -> int:
+    try:
+        ensure(LOCK, VENV)
+    except (command.Failed, BrokerError) as error:
+        print(f"error: {error.sentence() if isinstance(error, command.Failed) else error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def ensure(lock: Path, venv: Path) -> None:
+    """Make the environment anew unless its stamp says that it was made from this lock. Raises command.Failed."""
+    stamp = venv / f"locked-{_digest(lock)}"
+    python = venv / "bin" / "python"
+    if stamp.exists() and python.exists():
+        return
+    began = time.monotonic()
+    # Anew, not on top: packages that left the lock would stay and hide a missing dependency.
+    create = [sys.executable, "-m", "venv", "--clear", venv]
+    try:
+        command.run(f"making {venv}", create)
+    except command.Failed as failed:
+        if "ensurepip" not in failed.output:
+            raise
+        raise BrokerError(
+            f"{sys.executable} cannot make virtual environments: install its venv module "
+            "(Debian, Ubuntu: apt-get install python3-venv), or name another interpreter: make PYTHON=..."
+        ) from failed
+    print(f"    made {venv} with Python {sys.version.split()[0]}; installing {lock}", flush=True)
+    install = ["install", "--quiet", "--disable-pip-version-check", "--no-input", "--require-hashes", "-r", lock]
+    command.run("installing the locked packages", [python, "-m", "pip", *install])
+    stamp.touch()
+    print(f"    Python packages: {time.monotonic() - began:.1f} s", flush=True)
+
+
+def _digest(lock: Path) -> str:
+    # The interpreter counts too: an environment of another version lacks the compiled packages.
+    version = f"{sys.implementation.cache_tag}\n".encode()
+    return sha256(version + lock.read_bytes()).hexdigest()[:16]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""The broker's server.properties: one KRaft node that is broker and controller, quick to start on two cores."""
+
+from collections.abc import Mapping
+
+NODE_ID = 1
+# Kafka's default is 50 each. Every partition costs files and time at start, and one node has nobody to share them with.
+INTERNAL_TOPIC_PARTITIONS = 8
+# The default of 128 MB is a quarter of the small heap this broker gets.
+CLEANER_BUFFER_BYTES = 16 << 20
+
+_FIXED: Mapping[str, str] = {
+    "process.roles": "broker,controller",
+    "node.id": str(NODE_ID),
+    "listener.security.protocol.map": "BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT",
+    "inter.broker.listener.name": "BROKER",
+    "controller.listener.names": "CONTROLLER",
+    # A misspelt queue name must be an error, not a new topic.
+    "auto.create.topics.enable": "false",
+    "default.replication.factor": "1",
+    "min.insync.replicas": "1",
+    "offsets.topic.replication.factor": "1",
+    "offsets.topic.num.partitions": str(INTERNAL_TOPIC_PARTITIONS),
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": str(INTERNAL_TOPIC_PARTITIONS),
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "group.initial.rebalance.delay.ms": "0",
+    # After kill -9 the controller keeps the broker's old registration until its session has run out: with the default
+    # of 9 s every test of a crash would wait that long for the broker to come back.
+    "broker.session.timeout.ms": "3000",
+    "broker.heartbeat.interval.ms": "500",
+    "log.cleaner.dedupe.buffer.size": str(CLEANER_BUFFER_BYTES),
+}
+
+
+def server_properties(
+    *, host: str, port: int, controller_port: int, log_directory: str, extra: Mapping[str, str]
+) -> dict[str, str]:
+    """All settings of the broker; `extra` wins over the defaults."""
+    # IPv6 addresses need their brackets in a listener.
+    name = f"[{host}]" if ":" in host else host
+    addresses = {
+        "listeners": f"BROKER://{name}:{port},CONTROLLER://127.0.0.1:{controller_port}",
+        "advertised.listeners": f"BROKER://{name}:{port}",
+        # A static voter, not a dynamic quorum: that one writes the controller's port into the data, and a data
+        # directory then could not be opened again on another port.
+        "controller.quorum.voters": f"{NODE_ID}@127.0.0.1:{controller_port}",
+        "log.dirs": log_directory,
+    }
+    return {**_FIXED, **addresses, **extra}
+
+
+def render(properties: Mapping[str, str]) -> str:
+    """The text of a Java properties file."""
+    return "".join(f"{key}={_escaped(value)}\n" for key, value in properties.items())
+
+
+def _escaped(value: str) -> str:
+    # Java reads the file as ISO-8859-1 with \uXXXX, and a backslash or a leading space would be lost.
+    text = "".join(
+        char if ord(char) < 127 else "".join(f"\\u{unit:04x}" for unit in _utf16(char))
+        for char in value.replace("\\", "\\\\").replace("\n", "\\n")
+    )
+    return f"\\{text}" if text.startswith(" ") else text
+
+
+def _utf16(char: str) -> list[int]:
+    encoded = char.encode("utf-16-be")
+    return [int.from_bytes(encoded[at : at + 2], "big") for at in range(0, len(encoded), 2)]

@@ -1,0 +1,99 @@
+"""What one ACQUIRE takes: messages of one queue from one source partition, small enough for one record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from marq.core.copies import origin
+from marq.core.errors import ConfigError
+from marq.core.markers import MAX_BATCH_MARKERS, Acquire, Columns, Payload, Source, encode, payload_bytes, spans
+from marq.core.names import markers_partition
+from marq.message import Record
+from marq.writer import FRAME_BYTES, MarkerRecord
+
+if TYPE_CHECKING:
+    from marq.flow import FlowSettings
+
+#: What an ACQUIRE takes for each message beside its value, where keys are the queue's name and there are no headers.
+_COLUMNS_BYTES = 24
+#: The head of an ACQUIRE: queue, topic, numbers.
+_HEAD_BYTES = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Acquisition:
+    """One ACQUIRE and the records that it takes."""
+
+    queue: str
+    source: Source
+    holder: int
+    offsets: Sequence[int]
+    from_offset: int
+    messages: Sequence[Record]
+    settings: FlowSettings
+
+    def records(self) -> Iterator[MarkerRecord]:
+        """Return the marker record."""
+        partition = markers_partition(self.source.topic, self.source.partition, self.settings.markers_partitions)
+        yield MarkerRecord(partition, encode(self._marker()))
+
+    def _marker(self) -> Acquire:
+        columns = _columns(self.queue, self.source, self.messages)
+        return Acquire(
+            self.queue, self.holder, self.source, self.offsets, self.settings.lease_ms, self.from_offset, columns
+        )
+
+
+def acquisitions(
+    lane: tuple[str, Source], holder: int, messages: Sequence[Record], from_offset: int, settings: FlowSettings
+) -> Iterator[Acquisition]:
+    """Cut the messages of one queue and partition into pieces that fit.
+
+    Raises:
+        ConfigError: a single message does not fit: it could never be acquired.
+    """
+    queue, source = lane
+    room = settings.limit_bytes - FRAME_BYTES - _HEAD_BYTES
+    for part in _parts(queue, messages, room):
+        piece = messages if len(messages) == part.stop - part.start else messages[part]
+        offsets = [record.offset for record in piece]
+        yield Acquisition(queue, source, holder, offsets, from_offset, piece, settings)
+        from_offset = offsets[-1] + 1
+
+
+def _parts(queue: str, messages: Sequence[Record], room: int) -> Iterator[slice]:
+    count = len(messages)
+    plain = not any([record.headers for record in messages])
+    if plain and count <= MAX_BATCH_MARKERS:
+        if sum([len(record.value or b"") for record in messages]) + count * _COLUMNS_BYTES <= room:
+            yield slice(0, count)
+            return
+    sizes = [payload_bytes(Payload(0, 1, record.key, record.headers, record.value)) for record in messages]
+    if max(sizes) > room:
+        large = messages[sizes.index(max(sizes))]
+        raise ConfigError(
+            f"queue {queue!r}, offset {large.offset}: the message needs {max(sizes)} bytes in the markers topic, which"
+            f" accepts {room}: raise max.message.bytes of the markers and dead-letter topics, then start again"
+        )
+    yield from spans(sizes, room)
+
+
+def _columns(queue: str, source: Source, messages: Sequence[Record]) -> Columns:
+    timestamps = [record.timestamp for record in messages]
+    values = [record.value for record in messages]
+    headers = [record.headers for record in messages]
+    if not any(headers):
+        return Columns(queue.encode(), timestamps, values)
+    attempts = [
+        origin(source, record.offset, record.timestamp, record.headers).attempt if record.headers else 1
+        for record in messages
+    ]
+    return Columns(
+        queue.encode(),
+        timestamps,
+        values,
+        attempts=attempts if attempts.count(1) != len(attempts) else None,
+        headers=headers,
+    )

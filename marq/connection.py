@@ -1,0 +1,151 @@
+"""aiokafka's clients: made from our settings, started and stopped within bounded time, also when no broker answers.
+
+Three of aiokafka's waits have no end while the broker is away: a producer's stop (it flushes first), a consumer's
+commit and its stop. Where a limit passes, what aiokafka has running is cancelled by force; this file holds every
+private name of aiokafka that needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar
+
+from aiokafka.errors import KafkaError
+
+from marq.core.errors import BrokerUnavailable
+from marq.settings import ClientSettings
+
+log = logging.getLogger("marq")
+
+#: Between two attempts to reach the broker at a start.
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 1.0
+#: For what is cancelled by force.
+_FORCE_S = 0.5
+
+
+class _Client(Protocol):
+    async def start(self) -> None: ...
+
+
+C = TypeVar("C", bound=_Client)
+
+
+def client_options(settings: ClientSettings) -> dict[str, Any]:
+    """Return what aiokafka's producer, consumer and admin client have in common."""
+    return {
+        "bootstrap_servers": settings.bootstrap_servers,
+        "client_id": settings.client_id,
+        "request_timeout_ms": settings.request_timeout_ms,
+        "security_protocol": settings.security_protocol,
+        "ssl_context": settings.ssl_context,
+        "sasl_mechanism": settings.sasl_mechanism,
+        "sasl_plain_username": settings.sasl_username,
+        "sasl_plain_password": settings.sasl_password,
+    }
+
+
+async def started(make: Callable[[], C], settings: ClientSettings, close: Callable[[C], Any]) -> C:
+    """Make a client and start it, again and again until it works or the connect timeout is over.
+
+    Raises:
+        BrokerUnavailable: no broker answered in time, or it refused.
+    """
+    until = time.monotonic() + settings.connect_timeout_ms / 1000
+    pause, cause = _FIRST_PAUSE_S, "no answer"
+    while True:
+        client = make()
+        try:
+            async with asyncio.timeout(max(until - time.monotonic(), 0.05)):
+                await client.start()
+            return client
+        except TimeoutError:
+            await close(client)
+        except KafkaError as error:
+            await close(client)
+            cause = str(error) or type(error).__name__
+            if not error.retriable:
+                raise unavailable(settings, cause) from error
+        except BaseException:
+            await close(client)
+            raise
+        if time.monotonic() + pause >= until:
+            raise unavailable(settings, cause)
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, _MAX_PAUSE_S)
+
+
+def unavailable(settings: ClientSettings, cause: str) -> BrokerUnavailable:
+    """Return the error for a broker that does not answer or refuses."""
+    return BrokerUnavailable(
+        f"no Kafka broker could be used at {settings.bootstrap_servers} within {settings.connect_timeout_ms / 1000:g} s"
+        f" ({cause}): check that it runs (`make broker` starts one) and that the address and the security settings"
+        " (bootstrap_servers or MARQ_BOOTSTRAP_SERVERS, MARQ_SECURITY_PROTOCOL …) are right"
+    )
+
+
+async def stop_producer(producer: Any, limit_s: float) -> bool:
+    """Stop an AIOKafkaProducer after it has sent what it holds; return False when the limit came first."""
+    if await _within(limit_s, producer.stop()):
+        return True
+    sender = producer._sender.sender_task
+    producer._message_accumulator.fail_all(KafkaError("the producer was stopped before the broker confirmed"))
+    await _force(producer, [] if sender is None else [sender])
+    return False
+
+
+async def abandon_producer(producer: Any) -> None:
+    """Close an AIOKafkaProducer without waiting for what it holds, whose futures get an error."""
+    await stop_producer(producer, 0)
+
+
+async def stop_consumer(consumer: Any, limit_s: float) -> bool:
+    """Stop an AIOKafkaConsumer, leaving its group; return False when the limit came first."""
+    if await _within(limit_s, consumer.stop()):
+        return True
+    tasks = []
+    for owner, names in (
+        (consumer._coordinator, ("_coordination_task", "_heartbeat_task", "_commit_refresh_task")),
+        (consumer._fetcher, ("_fetch_task",)),
+    ):
+        tasks += [task for name in names if (task := getattr(owner, name, None)) is not None]
+    tasks += getattr(consumer._fetcher, "_pending_tasks", ())
+    await _force(consumer, tasks)
+    return False
+
+
+async def close_admin(admin: Any) -> None:
+    """Close an AIOKafkaAdminClient."""
+    await _within(_FORCE_S, admin.close())
+
+
+async def _within(limit_s: float, stopping: Any) -> bool:
+    task = asyncio.ensure_future(stopping)
+    try:
+        done, _ = await asyncio.wait([task], timeout=limit_s)
+    except BaseException:
+        task.cancel()
+        raise
+    if not done:
+        task.cancel()
+        await asyncio.wait([task], timeout=_FORCE_S)
+        return False
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.debug("stopping a client failed: %r", error)
+        return False
+    return True
+
+
+async def _force(owner: Any, tasks: Iterable[asyncio.Task[Any]]) -> None:
+    owner._closed = True
+    client = getattr(owner, "client", None) or owner._client
+    await _within(_FORCE_S, client.close())
+    pending = {task for task in tasks if not task.done()}
+    # Twice: aiokafka's sender takes the first cancellation as a wish to wait for its requests.
+    for _ in range(2):
+        for task in pending:
+            task.cancel()
+        if pending:
+            _, pending = await asyncio.wait(pending, timeout=_FORCE_S / 2)

@@ -1,0 +1,88 @@
+"""The rules for what a message may consist of: bytes, headers that are not marq's own, and no more than fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from marq.core.errors import ConfigError, MessageTooLarge
+from marq.core.markers import Payload, payload_bytes
+from marq.core.names import ENVELOPE_ROOM_BYTES, HEADER_ROOM_BYTES, RESERVED_HEADER
+
+Header = tuple[str, bytes | None]
+
+#: Of the envelope's room, what the rest of an ACQUIRE takes.
+_ENVELOPE_USED_BYTES = 2_048
+#: What Kafka adds to each header at the most.
+_HEADER_FRAME_BYTES = 10
+
+
+def check_headers(headers: Mapping[str, bytes | None] | Iterable[Header]) -> list[Header]:
+    """Return headers as pairs.
+
+    Raises:
+        ConfigError: a name is not text or marq's own, or a value is not bytes.
+    """
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    checked: list[Header] = []
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ConfigError(f"header {pair!r}: expected a dict, or pairs of a name (str) and a value (bytes)")
+        name, value = pair
+        if not isinstance(name, str):
+            raise ConfigError(f"header {name!r}: expected a name of type str, not {type(name).__name__}")
+        if name.startswith(RESERVED_HEADER):
+            raise ConfigError(f"header {name!r}: names beginning with {RESERVED_HEADER!r} are marq's own; take another")
+        if value is not None and not isinstance(value, bytes):
+            raise ConfigError(f"header {name!r}: expected a value of type bytes, not {type(value).__name__}")
+        checked.append((name, value))
+    return checked
+
+
+class Content:
+    """Checks messages against the limit of the messages topic."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        #: Redelivery adds headers, for which there must be room.
+        self.limit_bytes = limit_bytes - HEADER_ROOM_BYTES
+        self._envelope_bytes = limit_bytes + ENVELOPE_ROOM_BYTES - _ENVELOPE_USED_BYTES
+
+    def check(self, queue: str, key: bytes, value: object, headers: Sequence[Header], item: int | None = None) -> None:
+        """Check one message; ``item`` is its place among several.
+
+        Raises:
+            TypeError: the value is not bytes.
+            MessageTooLarge: the message does not fit.
+        """
+        if type(value) is not bytes and not isinstance(value, bytes):
+            raise TypeError(
+                f"queue {queue!r}{_item(item)}: a value must be bytes, not {type(value).__name__}:"
+                " send json.dumps(value).encode(), for example"
+            )
+        size = len(key) + len(value)
+        if headers:
+            size += sum(len(name.encode()) + len(each or b"") + _HEADER_FRAME_BYTES for name, each in headers)
+            if payload_bytes(Payload(0, 1, key, headers, value)) > self._envelope_bytes:
+                raise MessageTooLarge(f"queue {queue!r}{_item(item)}: {len(headers)} headers are too many; send fewer")
+        if size > self.limit_bytes:
+            raise MessageTooLarge(
+                f"queue {queue!r}{_item(item)}: the message has {size} bytes with key and headers, at most"
+                f" {self.limit_bytes} are allowed (max.message.bytes of the messages topic less {HEADER_ROOM_BYTES})"
+            )
+
+    def check_many(self, queue: str, key: bytes, values: Sequence[object], headers: Sequence[Header]) -> None:
+        """Check messages with equal headers; what is raised names the item."""
+        if not values:
+            return
+        if set(map(type, values)) == {bytes}:
+            # The largest decides for all.
+            values_bytes: Sequence[bytes] = values  # type: ignore[assignment]
+            sizes = list(map(len, values_bytes))
+            largest = sizes.index(max(sizes))
+            self.check(queue, key, values_bytes[largest], headers, largest)
+            return
+        for item, value in enumerate(values):
+            self.check(queue, key, value, headers, item)
+
+
+def _item(item: int | None) -> str:
+    return "" if item is None else f", item {item}"

@@ -1,0 +1,312 @@
+"""The five steps by which messages are received. One engine for every source of records.
+
+1. **Fetch** a batch and keep the records of our own queues (key == name). Crash: nothing has happened.
+2. **Acquire**: one marker batch for each queue and source partition, with the payloads; wait until all are durable.
+   From here on the tracker brings the messages back unless they end. Crash: they are open but not committed. The next
+   reader of the partition acquires them again, which takes the lease over; nothing is lost or doubled.
+3. **Commit** the offset after the last record read. The marker goes first: a crash between commit and marker would lose
+   the messages. Commit unknown: see 2, or they come back when the lease ends.
+4. **Hand out** to handlers and waiting calls. Only now: a cycle that fails before hands nothing out, goes back to where
+   it began and is tried again. Crash: the lease runs out and the tracker redelivers, with the next attempt.
+5. **Settle** what was decided, batched by some milliseconds (:mod:`marq.outbox`). Crash before it is durable: the message
+   was processed and is redelivered: that is the double which at-least-once delivery allows.
+
+While handlers work on one batch the next cycle runs, and :mod:`marq.renewal` keeps what is held alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from marq.acquisition import Acquisition, acquisitions
+from marq.core.errors import BrokerUnavailable, MarqError
+from marq.core.markers import Source
+from marq.lease import Lease
+from marq.message import Message, Record
+from marq.outbox import Outbox
+from marq.reader import NotCommitted, Reader
+from marq.renewal import Renewal
+from marq.shelf import Shelf
+from marq.writer import MarkerWriter
+
+log = logging.getLogger("marq")
+
+#: Records of one cycle at the most.
+MAX_CYCLE_RECORDS = 6_000
+#: Between two attempts after a cycle that failed.
+FIRST_RETRY_S, MAX_RETRY_S = 0.1, 5.0
+#: How long a rebalance waits for the cycle in progress.
+REVOKE_LIMIT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class FlowSettings:
+    """What one engine needs to know; ``limit_bytes`` is what the markers topic accepts."""
+
+    lease_ms: int
+    max_in_flight: int
+    max_lease_ms: int
+    markers_partitions: int
+    limit_bytes: int
+
+
+class Flow:
+    """Receives messages for one or more queues from one reader.
+
+    ``acquirer`` and ``settler`` write markers; two of them, so that an ACQUIRE never waits behind acks.
+    """
+
+    def __init__(
+        self,
+        queues: Sequence[str],
+        reader: Reader,
+        acquirer: MarkerWriter,
+        settler: MarkerWriter,
+        settings: FlowSettings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        new_holder: Callable[[], int] = lambda: secrets.randbits(64),
+    ) -> None:
+        self.shelves = {queue: Shelf(queue) for queue in queues}
+        self.error: MarqError | None = None
+        self.outbox = Outbox(
+            settler,
+            markers_partitions=settings.markers_partitions,
+            limit_bytes=settings.limit_bytes,
+            lease_ms=settings.lease_ms,
+            finished=self._finished,
+            failed=self._fail,
+            clock=clock,
+        )
+        self.renewal = Renewal(settler, settings, self._finished, clock)
+        self._reader = reader
+        self._acquirer = acquirer
+        self._settings = settings
+        self._clock = clock
+        self._new_holder = new_holder
+        self._holder = new_holder()
+        self._held = 0
+        #: The offset after the last ACQUIRE of this assignment, for each queue and source partition.
+        self._acquired_to: dict[tuple[str, Source], int] = {}
+        self._assignment = 0
+        #: Fetched while the cycle before was under way, and how many records are in that cycle or wait for theirs.
+        self._fetched: Mapping[Source, Sequence[Record]] | None = None
+        self._pending = 0
+        self._cycle: asyncio.Task[bool] | None = None
+        self._cycling = asyncio.Lock()
+        self._room_changed = asyncio.Event()
+        self._reading: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    @property
+    def held(self) -> int:
+        """How many messages are leased and not finished."""
+        return self._held
+
+    def start(self) -> None:
+        self.outbox.start()
+        self.renewal.start()
+        self._reading = asyncio.create_task(self._read(), name="marq-flow")
+
+    async def stop_reading(self, limit_s: float) -> None:
+        """Fetch no more; a cycle in progress may end first, for at most ``limit_s``."""
+        self._stopping = True
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+        if self._cycle is not None:
+            await asyncio.wait([self._cycle], timeout=limit_s)
+            self._cycle.cancel()
+            await asyncio.gather(self._cycle, return_exceptions=True)
+
+    def give_back(self) -> int:
+        """Release all messages that nobody has taken, at once and uncounted; return how many."""
+        now_s, count = self._clock(), 0
+        for shelf in self.shelves.values():
+            while (message := shelf.take(now_s)) is not None:
+                message._lease.release(message.offset, 0, counted=False)
+                count += 1
+        return count
+
+    async def stop(self, limit_s: float) -> bool:
+        """Write what was decided and end; return whether all was written within ``limit_s``."""
+        for shelf in self.shelves.values():
+            shelf.close()
+        await self.renewal.stop()
+        return await self.outbox.stop(limit_s)
+
+    def demand(self) -> None:
+        """Somebody wants messages: look whether there is room to fetch."""
+        self._room_changed.set()
+
+    # --- assignment ---------------------------------------------------------------------------------------------------
+
+    async def revoked(self) -> None:
+        """Partitions go: let the cycle in progress commit first. After the limit it fails instead, and nothing is lost."""
+        try:
+            async with asyncio.timeout(REVOKE_LIMIT_S), self._cycling:
+                self._forget()
+        except TimeoutError:
+            self._forget()
+
+    def assigned(self) -> None:
+        """Partitions have come: a new assignment has a new holder. What is held stays with the former one."""
+        self._forget()
+        self._holder = self._new_holder()
+
+    def _forget(self) -> None:
+        """Reading begins anew at the committed offsets: what was fetched and not acquired will be fetched again."""
+        self._assignment += 1
+        self._acquired_to.clear()
+        self._fetched = None
+        self._room_changed.set()
+
+    # --- the cycle ----------------------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        try:
+            await self._read_for_ever()
+        except MarqError as error:
+            self._fail(error)
+        except Exception as error:
+            log.exception("reading ended by an error that marq did not expect")
+            self._fail(error)
+
+    async def _read_for_ever(self) -> None:
+        """Fetch the next batch while the cycle of the one before is under way; two cycles never overlap."""
+        pause_s = FIRST_RETRY_S
+        while not self._stopping:
+            room = 0 if self._fetched else await self._room()
+            if room:
+                self._fetched = await self._reader.fetch(room) or None
+            cycle = self._cycle
+            if cycle is not None and (self._fetched or cycle.done()):
+                self._cycle = None if cycle.done() else cycle
+                done = await cycle
+                self._cycle = None
+                if not done:
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(pause_s * 2, MAX_RETRY_S)
+                    continue
+                pause_s = FIRST_RETRY_S
+            # A failed cycle, or a rebalance, has thrown away what was fetched after it.
+            if self._fetched:
+                fetched, self._fetched = self._fetched, None
+                self._pending = sum(map(len, fetched.values()))
+                self._cycle = asyncio.create_task(self._receive(fetched, self._assignment), name="marq-cycle")
+
+    async def _room(self) -> int:
+        """Wait until there is room for a fetch worth its while; stay in the group meanwhile."""
+        self._room_changed.clear()
+        room = self._room_now()
+        if room or self._stopping:
+            return room
+        try:
+            async with asyncio.timeout(self._reader.keep_alive_s):
+                await self._room_changed.wait()
+        except TimeoutError:
+            await self._reader.keep_alive()
+        return 0
+
+    def _room_now(self) -> int:
+        most, now_s = self._settings.max_in_flight, self._clock()
+        wanted = max([shelf.room(most, now_s) for shelf in self.shelves.values()])
+        return max(0, min(wanted, most - self._held, MAX_CYCLE_RECORDS) - self._pending)
+
+    async def _receive(self, records: Mapping[Source, Sequence[Record]], assignment: int) -> bool:
+        """Steps 2 to 4 for one fetched batch; return whether it was done with, else it is going to be read again."""
+        try:
+            async with self._cycling:
+                return assignment != self._assignment or await self._take_and_hand_out(records, assignment)
+        finally:
+            self._pending = 0
+            self._room_changed.set()
+
+    async def _take_and_hand_out(self, records: Mapping[Source, Sequence[Record]], assignment: int) -> bool:
+        acquired = list(self._own(records))
+        sent_s = self._clock()
+        try:
+            if acquired:
+                # 2. Not durable, or not known to be: some messages may be open now, and no offset says that they are
+                # read. They are read again, and acquiring them again takes over what is open.
+                await self._acquirer.write(
+                    [record for each in acquired for record in each.records()], self._settings.lease_ms / 1000
+                )
+            # A rebalance did not wait any longer for this cycle: the partitions may be somebody else's by now.
+            if assignment != self._assignment:
+                raise NotCommitted("the partitions were assigned anew meanwhile")
+            # 3. Refused or unknown: as above. All that was read, for the records of other queues are not ours to keep.
+            await self._reader.commit({source: read[-1].offset + 1 for source, read in records.items()})
+            if acquired and self._clock() >= sent_s + self._settings.lease_ms / 1000:
+                # Committed, so they are not read again: the tracker redelivers them, since nobody ends them.
+                self._log_late(acquired)
+                return True
+        except (BrokerUnavailable, NotCommitted) as error:
+            self._go_back(records, assignment, error)
+            return False
+        self._hand_out(acquired, sent_s)
+        return True
+
+    def _own(self, records: Mapping[Source, Sequence[Record]]) -> Iterator[Acquisition]:
+        for source, read in records.items():
+            for shelf in self.shelves.values():
+                key = shelf.key
+                own = [record for record in read if record.key == key]
+                if not own:
+                    continue
+                lane = (shelf.queue, Source(*source))
+                begin = self._acquired_to.get(lane, read[0].offset)
+                self._acquired_to[lane] = own[-1].offset + 1
+                yield from acquisitions(lane, self._holder, own, begin, self._settings)
+
+    def _go_back(self, records: Mapping[Source, Sequence[Record]], assignment: int, error: Exception) -> None:
+        log.warning(
+            "nothing handed out, reading again: %s error=%s",
+            " ".join(f"partition={s[1]} offsets={read[0].offset}-{read[-1].offset}" for s, read in records.items()),
+            error,
+        )
+        if assignment != self._assignment:
+            return
+        for source in records:
+            for queue in self.shelves:
+                self._acquired_to.pop((queue, Source(*source)), None)
+        # What was fetched after the failed batch goes back too; where both have a partition, the earlier one counts.
+        fetched, self._fetched = self._fetched or {}, None
+        self._reader.rewind({source: read[0].offset for source, read in [*fetched.items(), *records.items()]})
+
+    def _log_late(self, acquired: Sequence[Acquisition]) -> None:
+        for each in acquired:
+            log.warning(
+                "the lease was over before the messages were acquired, they will be redelivered:"
+                " queue=%s partition=%d offsets=%d-%d",
+                each.queue, each.source.partition, each.messages[0].offset, each.messages[-1].offset,
+            )  # fmt: skip
+
+    def _hand_out(self, acquired: Sequence[Acquisition], sent_s: float) -> None:
+        """Step 4."""
+        now_s, lease_s = self._clock(), self._settings.lease_ms / 1000
+        for each in acquired:
+            lease = Lease(self.outbox, each.queue, each.source, each.holder, each.offsets, sent_s, lease_s)
+            self.renewal.add(lease)
+            self._held += len(each.offsets)
+            self.shelves[each.queue].put([Message(record, lease) for record in each.messages], now_s)
+
+    # --- accounts -----------------------------------------------------------------------------------------------------
+
+    def _finished(self, queue: str, count: int) -> None:
+        shelf = self.shelves[queue]
+        shelf.held -= count
+        self._held -= count
+        shelf.pace.finished(count, self._clock(), idle=shelf.held == 0)
+        self._room_changed.set()
+
+    def _fail(self, error: BaseException) -> None:
+        """Nothing more can be received: whoever waits gets the error."""
+        self.error = error if isinstance(error, MarqError) else MarqError(f"receiving stopped: {error!r}")
+        for shelf in self.shelves.values():
+            shelf.close()

@@ -1,0 +1,96 @@
+"""What one consumer holds: the messages of one queue that came from one source partition in one ACQUIRE.
+
+They were taken at one moment, so they share one lease, which costs nothing per message; only a message that renewed
+itself has a time of its own. Times are seconds of the client's own monotonic clock, counted from before the ACQUIRE
+or RENEW was sent: the tracker counts from a later moment, so a lease that is not over here is not over there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from marq.core.markers import Source
+
+if TYPE_CHECKING:
+    from marq.outbox import Outbox
+
+
+class Released(NamedTuple):
+    """One message to give back: ``delay_ms`` or BACKOFF; ``counted`` False when the attempt was none."""
+
+    offset: int
+    delay_ms: int
+    counted: bool
+    error: str
+
+
+class Lease:
+    """The shared lease, and what has been decided about its messages and is not written yet."""
+
+    __slots__ = (
+        "acked",
+        "decided",
+        "dirty",
+        "expires_s",
+        "holder",
+        "open",
+        "outbox",
+        "own_expiry_s",
+        "queue",
+        "rejected",
+        "released",
+        "renewed",
+        "source",
+        "taken_s",
+    )
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        queue: str,
+        source: Source,
+        holder: int,
+        offsets: Sequence[int],
+        taken_s: float,
+        lease_s: float,
+    ) -> None:
+        self.outbox = outbox
+        self.queue = queue
+        self.source = source
+        self.holder = holder
+        self.taken_s = taken_s
+        self.expires_s = taken_s + lease_s
+        #: Offsets that are still held; what was decided leaves when it goes to the writer.
+        self.open = set(offsets)
+        #: Offsets whose own end was decided by a call, so that the handler's return does not decide again.
+        self.decided: set[int] = set()
+        #: Of messages that were renewed on their own: counts instead of the shared one until that moves on past it.
+        self.own_expiry_s: dict[int, float] = {}
+        self.dirty = False
+        self.acked: list[int] = []
+        self.released: list[Released] = []
+        self.rejected: list[tuple[int, str]] = []
+        self.renewed: list[tuple[int, int]] = []
+
+    def expiry_s(self, offset: int) -> float:
+        """Return when the lease of one message is over."""
+        return self.own_expiry_s.get(offset, self.expires_s) if self.own_expiry_s else self.expires_s
+
+    def ack(self, offset: int) -> None:
+        """Queue an ACK. The hottest line of the library: no check, the writer drops doubles."""
+        self.acked.append(offset)
+        if not self.dirty:
+            self.outbox.touch(self)
+
+    def release(self, offset: int, delay_ms: int, *, counted: bool = True, error: str = "") -> None:
+        self.released.append(Released(offset, delay_ms, counted, error))
+        self.outbox.touch(self)
+
+    def reject(self, offset: int, reason: str) -> None:
+        self.rejected.append((offset, reason))
+        self.outbox.touch(self)
+
+    def renew(self, offset: int, lease_ms: int) -> None:
+        self.renewed.append((offset, lease_ms))
+        self.outbox.touch(self)

@@ -1,0 +1,219 @@
+"""A message as a handler sees it: a view of the fetched record and of the lease that it shares with its neighbours."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Any, Protocol
+
+from marq import token
+from marq.core.copies import Origin, origin
+from marq.core.errors import LeaseLost
+from marq.core.markers import BACKOFF, Headers
+from marq.core.names import RESERVED_HEADER
+from marq.durations import Duration, duration_ms
+from marq.lease import Lease
+from marq.outcomes import Reject, Retry
+from marq.words import Unknown, missing, refuse
+
+
+class Record(Protocol):
+    """The parts of aiokafka's ConsumerRecord that are used."""
+
+    @property
+    def offset(self) -> int: ...
+    @property
+    def timestamp(self) -> int: ...
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def value(self) -> bytes | None: ...
+    @property
+    def headers(self) -> Headers: ...
+
+
+class Message:
+    """A leased message. It ends by :meth:`ack`, :meth:`release` or :meth:`reject`; the first of them counts.
+
+    ``async with message:`` acks at a clean exit and releases with the queue's backoff when an exception leaves the
+    block, which goes on its way; ``Retry`` and ``Reject`` end there.
+    """
+
+    __slots__ = ("_lease", "_record")
+
+    def __init__(self, record: Record, lease: Lease) -> None:
+        self._record = record
+        self._lease = lease
+
+    @property
+    def id(self) -> str:
+        """``topic/partition/offset`` of the first record: the same at every delivery."""
+        return self._origin.id
+
+    @property
+    def queue(self) -> str:
+        return self._lease.queue
+
+    @property
+    def value(self) -> bytes:
+        """The sender's bytes; empty for a record without a value."""
+        return self._record.value or b""
+
+    @property
+    def headers(self) -> dict[str, bytes | None]:
+        """The sender's headers; where a name occurs twice, the last one counts."""
+        return {name: value for name, value in self._record.headers if not name.startswith(RESERVED_HEADER)}
+
+    @property
+    def attempt(self) -> int:
+        """The number of this delivery, from 1."""
+        return self._origin.attempt if self._record.headers else 1
+
+    @property
+    def sent_at(self) -> datetime:
+        """When the message was first sent, by its sender's clock (UTC)."""
+        return datetime.fromtimestamp(self._origin.first_sent_ms / 1000, UTC)
+
+    @property
+    def lease_expires_at(self) -> datetime:
+        """When the lease ends unless it is renewed, by this machine's clock (UTC); leases renew themselves."""
+        left_s = self._expiry_s - self._lease.outbox.clock()
+        return datetime.now(UTC) + timedelta(seconds=left_s)
+
+    @property
+    def partition(self) -> int:
+        return self._lease.source.partition
+
+    @property
+    def offset(self) -> int:
+        return self._record.offset
+
+    @property
+    def token(self) -> str:
+        """A short text by which another process can finish the message: ``await consumer.ack(token)``."""
+        lease = self._lease
+        return token.encode(token.Token(lease.queue, lease.holder, lease.source, self._record.offset))
+
+    async def ack(self, *, wait: bool = True) -> None:
+        """Finish the message; durable on return, or only queued with ``wait=False``.
+
+        Raises:
+            LeaseLost: the lease ran out before the ack was durable. It was written all the same.
+        """
+        lease, offset = self._lease, self._record.offset
+        expiry_s = self._expiry_s
+        if self._decide():
+            lease.ack(offset)
+            await lease.outbox.settled(wait=wait)
+        elif wait:
+            await lease.outbox.settled(wait=True)
+            return
+        self._check_lease("ack", expiry_s)
+
+    async def release(self, delay: Duration | None = None, *, wait: bool = True, **unknown: Unknown) -> None:
+        """Give the message back after ``delay`` (seconds or timedelta; 0: at once), or after the queue's backoff.
+
+        Raises:
+            LeaseLost: the lease ran out before.
+        """
+        refuse("release", unknown)
+        delay_ms = BACKOFF if delay is None else duration_ms("delay", delay)
+        self._check_lease("release", self._expiry_s)
+        if self._decide():
+            self._lease.release(self._record.offset, delay_ms)
+        await self._settled("release", wait)
+
+    async def reject(self, reason: str = "rejected", *, wait: bool = True, **unknown: Unknown) -> None:
+        """Make the message a dead letter, for ``reason``.
+
+        Raises:
+            LeaseLost: the lease ran out before.
+        """
+        refuse("reject", unknown)
+        self._check_lease("reject", self._expiry_s)
+        if self._decide():
+            self._lease.reject(self._record.offset, str(reason))
+        await self._settled("reject", wait)
+
+    async def renew(self, seconds: Duration | None = None, *, wait: bool = True, **unknown: Unknown) -> None:
+        """Keep the message for ``seconds`` (or timedelta) from now on, or for the consumer's lease.
+
+        Raises:
+            LeaseLost: the lease ran out before.
+        """
+        refuse("renew", unknown)
+        lease, offset = self._lease, self._record.offset
+        lease_ms = lease.outbox.lease_ms if seconds is None else duration_ms("seconds", seconds, least_ms=1)
+        self._check_lease("renew", self._expiry_s)
+        if offset in lease.open and offset not in lease.decided:
+            lease.renew(offset, lease_ms)
+        await self._settled("renew", wait)
+
+    async def __aenter__(self) -> Message:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if error is None:
+            self._ack_later()
+            return False
+        self._fail(error)
+        return isinstance(error, Retry | Reject)
+
+    def __getattr__(self, name: str) -> Any:
+        raise missing("Message", name)
+
+    def __repr__(self) -> str:
+        return f"<Message {self.id} queue={self.queue!r} attempt={self.attempt}>"
+
+    @property
+    def _origin(self) -> Origin:
+        record = self._record
+        return origin(self._lease.source, record.offset, record.timestamp, record.headers)
+
+    @property
+    def _expiry_s(self) -> float:
+        return self._lease.expiry_s(self._record.offset)
+
+    def _decide(self) -> bool:
+        """Whether this call decides: the message has no outcome yet."""
+        lease, offset = self._lease, self._record.offset
+        if offset in lease.decided:
+            return False
+        lease.decided.add(offset)
+        return True
+
+    def _ack_later(self) -> None:
+        if self._decide():
+            self._lease.ack(self._record.offset)
+
+    def _fail(self, error: BaseException) -> None:
+        """Queue what an exception means for the message."""
+        lease, offset = self._lease, self._record.offset
+        if not self._decide():
+            return
+        if isinstance(error, Reject):
+            lease.reject(offset, error.reason)
+        elif isinstance(error, Retry):
+            lease.release(offset, BACKOFF if error.delay_ms is None else error.delay_ms)
+        elif isinstance(error, Exception):
+            lease.release(offset, BACKOFF, error=f"{type(error).__name__}: {error}")
+        else:
+            # Cancelled, or the program ends: the attempt was none.
+            lease.release(offset, 0, counted=False)
+
+    async def _settled(self, call: str, wait: bool) -> None:
+        # A renew moves the expiry: what counts is the one before.
+        expiry_s = self._expiry_s
+        await self._lease.outbox.settled(wait=wait)
+        if wait:
+            self._check_lease(call, max(expiry_s, self._expiry_s))
+
+    def _check_lease(self, call: str, expiry_s: float) -> None:
+        late_s = self._lease.outbox.clock() - expiry_s
+        if late_s >= 0:
+            raise LeaseLost(
+                f"queue {self.queue!r}, message {self.id}, attempt {self.attempt}: its lease ran out {late_s:.1f} s"
+                f" before {call}() was done, so it may be delivered again; use a longer lease, or renew() in time"
+            )

@@ -1,0 +1,184 @@
+"""Where the flow's records come from."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
+from aiokafka.errors import IllegalStateError, KafkaError
+
+from marq.connection import client_options, started, stop_consumer
+from marq.core.errors import BrokerUnavailable
+from marq.core.markers import Source
+from marq.message import Record
+from marq.settings import ClientSettings
+
+log = logging.getLogger("marq")
+
+#: One fetch answers for each partition with at most so much.
+PARTITION_FETCH_BYTES = 1 << 20
+#: How long a fetch waits for a first record: also how long a change of demand can go unnoticed.
+FETCH_WAIT_S = 0.5
+#: A commit that the broker does not answer fails after this.
+COMMIT_LIMIT_S = 10.0
+#: How long a rebalance waits for its members.
+REBALANCE_TIMEOUT_MS = 30_000
+
+Offsets = Mapping[Source, int]
+
+
+class NotCommitted(Exception):
+    """Offsets could not be committed: the partitions may belong to somebody else."""
+
+
+class Reader(Protocol):
+    """What the flow needs of its source. Partitions come and go by ``Flow.revoked`` and ``Flow.assigned``."""
+
+    #: How often :meth:`keep_alive` must be called while nothing is fetched.
+    keep_alive_s: float
+
+    async def fetch(self, max_records: int) -> Mapping[Source, Sequence[Record]]:
+        """Return the next records of each partition, in order; after a while without any, nothing.
+
+        Raises:
+            BrokerUnavailable: reading is refused for good.
+        """
+
+    async def commit(self, offsets: Offsets) -> None:
+        """Commit the offset *after* the last record read, for each partition.
+
+        Raises:
+            NotCommitted: refused, or not known to have happened.
+        """
+
+    def rewind(self, offsets: Offsets) -> None:
+        """Read on from these offsets; partitions that are not assigned any more are ignored."""
+
+    async def keep_alive(self) -> None:
+        """Stay a member of the group although nothing is fetched."""
+
+
+class Assignee(Protocol):
+    """Who must know when partitions come and go: the flow."""
+
+    async def revoked(self) -> None: ...
+    def assigned(self) -> None: ...
+
+
+#: No partition: a poll of it fetches nothing and still counts as one.
+_NOTHING = TopicPartition("marq", -1)
+
+
+class GroupReader:
+    """Reads the messages topic as a member of a consumer group.
+
+    aiokafka 0.14 has no cooperative rebalancing, so every rebalance takes all partitions away for a moment. That costs
+    little: each cycle ends with a commit, and leases do not depend on partitions. Round robin spreads one topic best.
+    """
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        group: str,
+        *,
+        instance_id: str | None = None,
+    ) -> None:
+        self.keep_alive_s = settings.max_poll_interval_ms / 3000
+        self._settings = settings
+        self._group = group
+        self._instance_id = instance_id
+        self._consumer: AIOKafkaConsumer | None = None
+
+    async def start(self, assignee: Assignee) -> None:
+        """Join the group and return when it has assigned partitions (perhaps none).
+
+        Raises:
+            BrokerUnavailable: that took longer than the connect timeout, or the broker refused.
+        """
+
+        def make() -> AIOKafkaConsumer:
+            consumer = self._make()
+            consumer.subscribe([self._settings.names.messages], listener=_Listener(assignee))
+            return consumer
+
+        async def close(consumer: AIOKafkaConsumer) -> None:
+            await stop_consumer(consumer, 0)
+
+        self._consumer = await started(make, self._settings, close)
+
+    def _make(self) -> AIOKafkaConsumer:
+        return AIOKafkaConsumer(
+            **client_options(self._settings),
+            group_id=self._group,
+            group_instance_id=self._instance_id,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            # Waiting for a dead tracker's open transaction would stall everybody; an aborted copy is a known double.
+            isolation_level="read_uncommitted",
+            partition_assignment_strategy=(RoundRobinPartitionAssignor,),
+            max_partition_fetch_bytes=PARTITION_FETCH_BYTES,
+            max_poll_interval_ms=self._settings.max_poll_interval_ms,
+            session_timeout_ms=self._settings.session_timeout_ms,
+            heartbeat_interval_ms=self._settings.session_timeout_ms // 3,
+            rebalance_timeout_ms=REBALANCE_TIMEOUT_MS,
+        )
+
+    async def stop(self, limit_s: float) -> None:
+        """Leave the group (a static member stays)."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await stop_consumer(consumer, limit_s)
+
+    async def fetch(self, max_records: int) -> Mapping[Source, Sequence[Record]]:
+        return await self._poll(timeout_ms=int(FETCH_WAIT_S * 1000), max_records=max_records)
+
+    async def keep_alive(self) -> None:
+        await self._poll(_NOTHING, timeout_ms=0)
+
+    async def _poll(self, *partitions: TopicPartition, **options: int) -> Mapping[Source, Sequence[Record]]:
+        assert self._consumer is not None
+        try:
+            records: Any = await self._consumer.getmany(*partitions, **options)
+        except KafkaError as error:
+            if not error.retriable:
+                raise BrokerUnavailable(
+                    f"group {self._group}: the broker refuses to let {self._settings.names.messages} be read:"
+                    f" {error or type(error).__name__}"
+                ) from error
+            log.warning("read failed, trying again: group=%s error=%s", self._group, error)
+            await asyncio.sleep(FETCH_WAIT_S)
+            return {}
+        return records  # type: ignore[no-any-return]
+
+    async def commit(self, offsets: Offsets) -> None:
+        assert self._consumer is not None
+        positions = {TopicPartition(*source): offset for source, offset in offsets.items()}
+        try:
+            async with asyncio.timeout(COMMIT_LIMIT_S):
+                await self._consumer.commit(positions)
+        except (TimeoutError, KafkaError) as error:
+            raise NotCommitted(str(error) or type(error).__name__) from error
+
+    def rewind(self, offsets: Offsets) -> None:
+        assert self._consumer is not None
+        for source, offset in offsets.items():
+            try:
+                self._consumer.seek(TopicPartition(*source), offset)
+            except IllegalStateError:
+                # Revoked meanwhile: whoever has it now begins at the committed offset.
+                continue
+
+
+class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
+    def __init__(self, assignee: Assignee) -> None:
+        self._assignee = assignee
+
+    async def on_partitions_revoked(self, revoked: Any) -> None:
+        await self._assignee.revoked()
+
+    async def on_partitions_assigned(self, assigned: Any) -> None:
+        self._assignee.assigned()

@@ -1,0 +1,128 @@
+"""Keeps what is held: every third of the lease, one RENEW for each queue, source partition and holder.
+
+A message is renewed until ``max_lease`` after it was acquired: a handler that hangs must lose its messages some day.
+Whether a lease is over is judged by the client's own clock, counted from before the marker was sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from marq.core.errors import BrokerUnavailable
+from marq.core.markers import MAX_BATCH_MARKERS, Renew, Source, encode
+from marq.core.names import markers_partition
+from marq.lease import Lease
+from marq.writer import FRAME_BYTES, MarkerRecord, MarkerWriter
+
+if TYPE_CHECKING:
+    from marq.flow import FlowSettings
+
+log = logging.getLogger("marq")
+
+#: Bytes of an offset in a batch whose offsets have gaps.
+_OFFSET_BYTES = 4
+
+
+class Renewal:
+    """All leases that have messages left."""
+
+    def __init__(
+        self,
+        writer: MarkerWriter,
+        settings: FlowSettings,
+        finished: Callable[[str, int], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._writer = writer
+        self._settings = settings
+        self._finished = finished
+        self._clock = clock
+        self._leases: list[Lease] = []
+        self._grown_to = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="marq-renewal")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def add(self, lease: Lease) -> None:
+        """Keep a lease until its messages have ended."""
+        self._leases.append(lease)
+        if len(self._leases) > 2 * self._grown_to + 256:
+            self._drop_ended()
+
+    def _drop_ended(self) -> None:
+        self._leases = [lease for lease in self._leases if lease.open]
+        self._grown_to = len(self._leases)
+
+    async def _run(self) -> None:
+        pause_s = interval_s = self._settings.lease_ms / 3000
+        while True:
+            await asyncio.sleep(pause_s)
+            renewed = await self.renew()
+            # After a failure much sooner: there is time for some attempts before the leases are over.
+            pause_s = interval_s if renewed else interval_s / 4
+
+    async def renew(self) -> bool:
+        """Renew all that is held and forget what is lost; return whether the markers are durable."""
+        now_s = self._clock()
+        self._lose_expired(now_s)
+        self._drop_ended()
+        lease_s, until_s = self._settings.lease_ms / 1000, self._settings.max_lease_ms / 1000
+        held = [lease for lease in self._leases if now_s < lease.taken_s + until_s]
+        shares = [(lease, _to_renew(lease, now_s + lease_s)) for lease in held]
+        if not shares:
+            return True
+        try:
+            await self._writer.write(list(self._records(shares)), lease_s / 3)
+        except BrokerUnavailable as error:
+            log.warning("leases not renewed: leases=%d %s", len(shares), error)
+            return False
+        done_s = self._clock()
+        for lease, offsets in shares:
+            # A RENEW that came after the end of the lease revives nothing: the tracker may have fired meanwhile.
+            if done_s < lease.expires_s:
+                lease.expires_s = now_s + lease_s
+                for offset in offsets if lease.own_expiry_s else ():
+                    if lease.own_expiry_s.get(offset, done_s) < now_s + lease_s:
+                        lease.own_expiry_s.pop(offset, None)
+        return True
+
+    def _lose_expired(self, now_s: float) -> None:
+        for lease in self._leases:
+            if not lease.open or now_s < lease.expires_s:
+                continue
+            lost = [offset for offset in lease.open if now_s >= lease.expiry_s(offset)]
+            if not lost:
+                continue
+            lease.open.difference_update(lost)
+            self._finished(lease.queue, len(lost))
+            log.warning(
+                "leases lost, the messages will be redelivered: queue=%s partition=%d messages=%d first_offset=%d",
+                lease.queue, lease.source.partition, len(lost), min(lost),
+            )  # fmt: skip
+
+    def _records(self, shares: list[tuple[Lease, list[int]]]) -> Iterator[MarkerRecord]:
+        lanes: dict[tuple[str, int, Source], list[int]] = {}
+        for lease, offsets in shares:
+            lanes.setdefault((lease.queue, lease.holder, lease.source), []).extend(offsets)
+        size = min(MAX_BATCH_MARKERS, (self._settings.limit_bytes - 2 * FRAME_BYTES) // _OFFSET_BYTES)
+        for (queue, holder, source), found in lanes.items():
+            ordered = sorted(set(found))
+            partition = markers_partition(source.topic, source.partition, self._settings.markers_partitions)
+            for start in range(0, len(ordered), size):
+                batch = Renew(queue, holder, source, ordered[start : start + size], self._settings.lease_ms)
+                yield MarkerRecord(partition, encode(batch))
+
+
+def _to_renew(lease: Lease, until_s: float) -> list[int]:
+    """Without those that renewed themselves for longer: the tracker takes the last RENEW, also when it is shorter."""
+    own = lease.own_expiry_s
+    return [offset for offset in lease.open if own.get(offset, 0.0) < until_s] if own else list(lease.open)

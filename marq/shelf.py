@@ -1,0 +1,85 @@
+"""The messages of one queue that are leased and wait for somebody to take them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+
+from marq.message import Message
+from marq.pace import Pace
+
+
+class Shelf:
+    """Prefetched messages of a queue, who waits for them, and how many are held in all.
+
+    ``standing`` is the demand of handlers (what they want to have at hand all the time), ``asked`` that of calls which
+    are waiting right now.
+    """
+
+    __slots__ = ("asked", "closed", "held", "key", "pace", "queue", "ready", "standing", "_takers")
+
+    def __init__(self, queue: str) -> None:
+        self.queue = queue
+        self.key = queue.encode()
+        self.ready: deque[Message] = deque()
+        self.held = 0
+        self.standing = 0
+        self.asked = 0
+        self.pace = Pace()
+        self.closed = False
+        self._takers: deque[asyncio.Future[None]] = deque()
+
+    def put(self, messages: Sequence[Message], now_s: float) -> None:
+        """Hand out leased messages, and wake as many takers."""
+        self.ready.extend(messages)
+        self.held += len(messages)
+        self.pace.busy(now_s)
+        self._wake(len(messages))
+
+    def take(self, now_s: float) -> Message | None:
+        """Return the next message whose lease is not over, or None."""
+        ready = self.ready
+        while ready:
+            message = ready.popleft()
+            if message._lease.expires_s > now_s:
+                return message
+        return None
+
+    async def wait(self) -> None:
+        """Return when something may have come, or the shelf was closed."""
+        if self.ready or self.closed:
+            return
+        taker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._takers.append(taker)
+        try:
+            await taker
+        except asyncio.CancelledError:
+            # Woken and cancelled at once: what it was woken for is for the next one.
+            if taker.done() and not taker.cancelled() and self.ready:
+                self._wake(1)
+            raise
+
+    def close(self) -> None:
+        """Wake everybody: nothing comes any more."""
+        self.closed = True
+        self.wake_all()
+
+    def wake_all(self) -> None:
+        """Let everybody who waits look again."""
+        self._wake(len(self._takers))
+
+    def room(self, most: int, now_s: float) -> int:
+        """Return how many more messages to fetch, and 0 where that is not worth a read yet."""
+        window = self.pace.window(self.standing, most, now_s) if self.standing or self.held else 0
+        room = max(window - self.held, self.asked - len(self.ready))
+        worth = 1 if self.asked or not self.ready else max(1, window // 4)
+        return room if room >= worth else 0
+
+    def _wake(self, count: int) -> None:
+        takers = self._takers
+        while takers and count > 0:
+            taker = takers.popleft()
+            if not taker.done():
+                taker.set_result(None)
+                count -= 1

@@ -1,0 +1,47 @@
+"""Tokens: one short text that names a held message, for finishing it from another process."""
+
+from __future__ import annotations
+
+import binascii
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from struct import Struct
+from struct import error as StructError
+from typing import NamedTuple
+
+from marq.core.markers import Source
+
+_VERSION = 1
+_HEAD = Struct(">BQIQB")
+
+
+class Token(NamedTuple):
+    """The message, its queue and who holds it."""
+
+    queue: str
+    holder: int
+    source: Source
+    offset: int
+
+
+def encode(token: Token) -> str:
+    queue, topic = token.queue.encode(), token.source.topic.encode()
+    head = _HEAD.pack(_VERSION, token.holder, token.source.partition, token.offset, len(queue))
+    return urlsafe_b64encode(head + queue + topic).decode().rstrip("=")
+
+
+def decode(text: str) -> Token:
+    """Return what a token says.
+
+    Raises:
+        ValueError: it is no token of this version.
+    """
+    try:
+        data = urlsafe_b64decode(text + "=" * (-len(text) % 4))
+        version, holder, partition, offset, length = _HEAD.unpack_from(data)
+        queue = data[_HEAD.size : _HEAD.size + length].decode()
+        topic = data[_HEAD.size + length :].decode()
+    except (StructError, UnicodeDecodeError, binascii.Error, ValueError) as error:
+        raise ValueError(f"{text[:40]!r} is no message token: take it from message.token") from error
+    if version != _VERSION or not queue or not topic:
+        raise ValueError(f"{text[:40]!r} is no message token of version {_VERSION}: take it from message.token")
+    return Token(queue, holder, Source(topic, partition), offset)
