@@ -47,7 +47,7 @@ log = logging.getLogger("marq.tracker")
 #: Batches that wait for an owner; past that the agent waits, and Faust stops fetching.
 MAX_INBOX_BATCHES = 16
 #: Rows, and bytes of markers, folded and not yet written.
-MAX_PENDING_ROWS = 50_000
+MAX_PENDING_ROWS = 200_000
 MAX_PENDING_BYTES = 64 << 20
 #: Copies in one transaction.
 MAX_COPIES = 500

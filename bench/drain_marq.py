@@ -27,7 +27,10 @@ async def run_handler(consumer: marq.Consumer, count: int) -> tuple[list[bytes],
             done.set()
 
     running = asyncio.create_task(consumer.run(handler, concurrency=64))
-    await done.wait()
+    waiting = asyncio.create_task(done.wait())
+    await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
+    if running.done():
+        running.result()
     await consumer.flush()
     ended = time.perf_counter()
     running.cancel()

@@ -23,7 +23,7 @@ def path(runtime: Runtime, class_path: str) -> Path:
 
 
 def use_flags(archive: Path) -> list[str]:
-    """Flags that start a JVM from the archive, none where there is none; an empty file stands for a Java that has none."""
+    """Flags that start a JVM from the archive, if there is one; an empty file stands for a Java that writes none."""
     usable = archive.exists() and archive.stat().st_size > 0
     return [f"-XX:SharedArchiveFile={archive}"] if usable else []
 

@@ -12,9 +12,9 @@ TAIL_LINES = 8
 
 # What the tools print, and what that means to whoever runs the set-up; the first match counts.
 _CAUSES = (
-    ("No space left on device", "the disk is full: make room, or set MARQ_CACHE to a directory on another disk"),
+    ("No space left on device", "the disk is full: make room; MARQ_CACHE names another place for Kafka and its tools"),
     ("THESE PACKAGES DO NOT MATCH THE HASHES", "the registry serves other files than those locked: do not use them"),
-    ("No matching distribution", "the registry has no such package for this machine and Python"),
+    ("No matching distribution", "the registry has no such package for this machine and Python, or could not be read"),
 )
 _NO_REGISTRY = (
     "Temporary failure in name resolution",
@@ -47,12 +47,10 @@ class Failed(Exception):
 
 
 def _cause(output: str) -> str:
-    for printed, means in _CAUSES:
-        if printed in output:
-            return means
+    # First, because pip that reaches no registry ends with "No matching distribution" too.
     if any(printed in output for printed in _NO_REGISTRY):
         return "the registry cannot be reached: check the network, the proxy and the mirror settings, then run it again"
-    return "see what it says"
+    return next((means for printed, means in _CAUSES if printed in output), "see what it says")
 
 
 def run(

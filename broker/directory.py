@@ -46,6 +46,11 @@ class BrokerDirectory:
         return self.path / "server.properties"
 
     @property
+    def temporary(self) -> list[Path]:
+        """What is to be deleted when nobody needs the broker any more."""
+        return [] if self._removal is None else [self.path]
+
+    @property
     def formatted(self) -> bool:
         return (self.data / "meta.properties").exists()
 

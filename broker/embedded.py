@@ -185,9 +185,7 @@ class EmbeddedBroker:
         )
         if not directory.formatted:
             _format(command, directory)
-        self._process = BrokerProcess(
-            [*command, "kafka.Kafka", str(directory.server_properties)], directory.path, directory.console
-        )
+        self._process = BrokerProcess([*command, "kafka.Kafka", str(directory.server_properties)], directory)
         try:
             if _wait_until_ready(self._process, host, port, limit_seconds):
                 return None
@@ -202,7 +200,8 @@ class EmbeddedBroker:
 
 def _format(command: list[str], directory: BrokerDirectory) -> None:
     """Write the cluster id and the feature levels, which Kafka does not do by itself."""
-    cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+    # The "u" in front: an id that begins with "-" would be taken for an option.
+    cluster_id = "u" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
     tool = ["kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(directory.server_properties)]
     with directory.console.open("wb") as output:
         result = subprocess.run(

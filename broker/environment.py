@@ -32,7 +32,7 @@ def ensure(lock: Path, venv: Path) -> None:
         return
     began = time.monotonic()
     # Anew, not on top: packages that left the lock would stay and hide a missing dependency.
-    create = [sys.executable, "-m", "venv", "--clear", venv]
+    create: list[str | Path] = [sys.executable, "-m", "venv", "--clear", venv]
     try:
         command.run(f"making {venv}", create)
     except command.Failed as failed:
@@ -43,8 +43,8 @@ def ensure(lock: Path, venv: Path) -> None:
             "(Debian, Ubuntu: apt-get install python3-venv), or name another interpreter: make PYTHON=..."
         ) from failed
     print(f"    made {venv} with Python {sys.version.split()[0]}; installing {lock}", flush=True)
-    install = ["install", "--quiet", "--disable-pip-version-check", "--no-input", "--require-hashes", "-r", lock]
-    command.run("installing the locked packages", [python, "-m", "pip", *install])
+    pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+    command.run("installing the locked packages", [*pip, "--require-hashes", "-r", lock])
     stamp.touch()
     print(f"    Python packages: {time.monotonic() - began:.1f} s", flush=True)
 

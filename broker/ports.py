@@ -55,7 +55,7 @@ def _ephemeral_start() -> int:
 def split_address(address: str) -> tuple[str, int]:
     """`host:port` in two parts. Raises BrokerError where it is not that."""
     host, colon, port = address.strip().rpartition(":")
-    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+    if not colon or not host or "," in host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise BrokerError(
             f"{address!r} is not an address: the embedded broker listens on one host:port such as 127.0.0.1:9092; "
             "set MARQ_BOOTSTRAP_SERVERS to that, or unset it"

@@ -8,25 +8,29 @@ import sys
 import weakref
 from pathlib import Path
 
+from broker.directory import BrokerDirectory
+
 WATCHDOG = Path(__file__).with_name("watchdog.py")
 
 
 class BrokerProcess:
     """A JVM in its own session, so that Ctrl-C in the terminal reaches our code first and the broker goes last."""
 
-    def __init__(self, command: list[str], directory: Path, console: Path) -> None:
-        with console.open("wb") as output:
+    def __init__(self, command: list[str], directory: BrokerDirectory) -> None:
+        with directory.console.open("wb") as output:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                cwd=directory,
+                cwd=directory.path,
                 start_new_session=True,
             )
+        arguments = [str(os.getpid()), str(self._process.pid), *map(str, directory.temporary)]
         self._watchdog = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(WATCHDOG), str(os.getpid()), str(self._process.pid)],
+            [sys.executable, "-I", "-S", str(WATCHDOG), *arguments],
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
             start_new_session=True,
         )
         self._paused = False

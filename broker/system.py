@@ -36,4 +36,3 @@ def install(names: Sequence[str]) -> None:
         # A fresh container has no package lists, and an old machine has lists of packages that are gone.
         command.run("apt-get update", ["apt-get", "update"], environment=quiet)
         command.run(f"installing {' '.join(names)} with {tool}", [*_MANAGERS[tool], *names], environment=quiet)
-

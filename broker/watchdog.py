@@ -1,10 +1,13 @@
 """Kills a process group once the process that started it is gone, also when that one got kill -9.
 
+Arguments: the parent, the group, then the temporary directories to delete after it.
+
 Run as a script of its own, a sibling of the broker. PR_SET_PDEATHSIG would be less code, but it follows the thread that
 forked: a broker started in a worker thread (asyncio.to_thread) would die with that thread's pool.
 """
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -19,8 +22,11 @@ def main() -> None:
         if not _exists(group):
             return
         time.sleep(INTERVAL_SECONDS)
-    if _exists(group):
+    while _exists(group):
         os.killpg(group, signal.SIGKILL)
+        time.sleep(INTERVAL_SECONDS)
+    for temporary_directory in sys.argv[3:]:
+        shutil.rmtree(temporary_directory, ignore_errors=True)
 
 
 def _exists(group: int) -> bool:

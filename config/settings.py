@@ -31,7 +31,7 @@ class AppSettings(BaseSettings):
     #: Seconds after which a dead worker's partitions go to another one.
     session_timeout: Annotated[float, Field(ge=6, le=300)] = 10.0
     #: Seconds between two writes of the lease table; markers that end within it leave no row.
-    flush_interval: Annotated[float, Field(gt=0, le=5)] = 0.1
+    flush_interval: Annotated[float, Field(gt=0, le=5)] = 1.0
     #: Seconds that a shutdown may take before the process ends anyway.
     stop_timeout: Annotated[float, Field(ge=1, le=300)] = 9.0
     #: Static membership: restarts of this worker cause no rebalance.

@@ -65,9 +65,10 @@ def acquisitions(
 
 def _parts(queue: str, messages: Sequence[Record], room: int) -> Iterator[slice]:
     count = len(messages)
-    plain = not any([record.headers for record in messages])
-    if plain and count <= MAX_BATCH_MARKERS:
-        if sum([len(record.value or b"") for record in messages]) + count * _COLUMNS_BYTES <= room:
+    # Thousands of messages: a list is quicker here than a generator.
+    if count <= MAX_BATCH_MARKERS and not any([record.headers for record in messages]):  # noqa: C419
+        total = sum([len(record.value or b"") for record in messages])
+        if total + count * _COLUMNS_BYTES <= room:
             yield slice(0, count)
             return
     sizes = [payload_bytes(Payload(0, 1, record.key, record.headers, record.value)) for record in messages]

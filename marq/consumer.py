@@ -11,7 +11,6 @@ from typing import Any, Self, Unpack
 
 from marq import token
 from marq.core.errors import ConfigError, LeaseLost, MarqError
-from marq.core.markers import Ack
 from marq.core.names import check_queue_name
 from marq.durations import Duration, duration_ms
 from marq.flow import Flow, FlowSettings
@@ -211,7 +210,7 @@ class Consumer:
         for message in held:
             message._ack_later()
         for each in tokens:
-            running.flow.outbox.ack_foreign(Ack(each.queue, each.holder, each.source, [each.offset]))
+            running.flow.ack_by_token(each)
         await running.flow.outbox.settled(wait=True)
         now_s = time.monotonic()
         lost = [message.id for message, expiry_s in zip(held, expiries, strict=True) if expiry_s <= now_s]
@@ -278,9 +277,7 @@ class _Running:
     async def stop(self, grace_s: float, release: bool) -> None:
         flow = self.flow
         self.shelf.close()
-        await asyncio.gather(
-            flow.stop_reading(_STOP_READING_S), *[workers.stop(grace_s) for workers in self.workers]
-        )
+        await asyncio.gather(flow.stop_reading(_STOP_READING_S), *[workers.stop(grace_s) for workers in self.workers])
         released = flow.give_back() if release else 0
         written = await flow.stop(_STOP_OUTBOX_S)
         if not written:

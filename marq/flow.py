@@ -2,14 +2,14 @@
 
 1. **Fetch** a batch and keep the records of our own queues (key == name). Crash: nothing has happened.
 2. **Acquire**: one marker batch for each queue and source partition, with the payloads; wait until all are durable.
-   From here on the tracker brings the messages back unless they end. Crash: they are open but not committed. The next
-   reader of the partition acquires them again, which takes the lease over; nothing is lost or doubled.
+   From here on the tracker brings the messages back unless they end. Crash: they are open but not committed. The
+   next reader of the partition acquires them again, which takes the lease over; nothing is lost or doubled.
 3. **Commit** the offset after the last record read. The marker goes first: a crash between commit and marker would lose
    the messages. Commit unknown: see 2, or they come back when the lease ends.
 4. **Hand out** to handlers and waiting calls. Only now: a cycle that fails before hands nothing out, goes back to where
    it began and is tried again. Crash: the lease runs out and the tracker redelivers, with the next attempt.
-5. **Settle** what was decided, batched by some milliseconds (:mod:`marq.outbox`). Crash before it is durable: the message
-   was processed and is redelivered: that is the double which at-least-once delivery allows.
+5. **Settle** what was decided, batched by some milliseconds (:mod:`marq.outbox`). Crash before it is durable: the
+   message was processed and is redelivered: that is the double which at-least-once delivery allows.
 
 While handlers work on one batch the next cycle runs, and :mod:`marq.renewal` keeps what is held alive.
 """
@@ -24,19 +24,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from marq.acquisition import Acquisition, acquisitions
+from marq.backlog import Backlog
 from marq.core.errors import BrokerUnavailable, MarqError
-from marq.core.markers import Source
+from marq.core.markers import Ack, Source
 from marq.lease import Lease
 from marq.message import Message, Record
 from marq.outbox import Outbox
 from marq.reader import NotCommitted, Reader
 from marq.renewal import Renewal
 from marq.shelf import Shelf
+from marq.token import Token
 from marq.writer import MarkerWriter
 
 log = logging.getLogger("marq")
 
-#: Records of one cycle at the most.
+#: Records of one fetch at the most.
 MAX_CYCLE_RECORDS = 6_000
 #: Between two attempts after a cycle that failed.
 FIRST_RETRY_S, MAX_RETRY_S = 0.1, 5.0
@@ -83,7 +85,7 @@ class Flow:
             failed=self._fail,
             clock=clock,
         )
-        self.renewal = Renewal(settler, settings, self._finished, clock)
+        self.renewal = Renewal(settler, settings, self._finished, clock, self._give_back_unwanted)
         self._reader = reader
         self._acquirer = acquirer
         self._settings = settings
@@ -94,12 +96,13 @@ class Flow:
         #: The offset after the last ACQUIRE of this assignment, for each queue and source partition.
         self._acquired_to: dict[tuple[str, Source], int] = {}
         self._assignment = 0
-        #: Fetched while the cycle before was under way, and how many records are in that cycle or wait for theirs.
-        self._fetched: Mapping[Source, Sequence[Record]] | None = None
+        #: What was fetched and is in no cycle yet, and how many messages the cycle under way may hand out.
+        self._backlog = Backlog([shelf.key for shelf in self.shelves.values()])
         self._pending = 0
+        self._pause_s = FIRST_RETRY_S
         self._cycle: asyncio.Task[bool] | None = None
         self._cycling = asyncio.Lock()
-        self._room_changed = asyncio.Event()
+        self._changed = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
         self._stopping = False
 
@@ -126,12 +129,36 @@ class Flow:
 
     def give_back(self) -> int:
         """Release all messages that nobody has taken, at once and uncounted; return how many."""
-        now_s, count = self._clock(), 0
-        for shelf in self.shelves.values():
-            while (message := shelf.take(now_s)) is not None:
-                message._lease.release(message.offset, 0, counted=False)
-                count += 1
+        now_s = self._clock()
+        return sum([self._give_back_shelf(shelf, now_s) for shelf in self.shelves.values()])
+
+    def _give_back_shelf(self, shelf: Shelf, now_s: float) -> int:
+        count = 0
+        while (message := shelf.take(now_s)) is not None:
+            message._lease.release(message.offset, 0, counted=False)
+            count += 1
         return count
+
+    def _give_back_unwanted(self, now_s: float) -> None:
+        """Messages that were prefetched for calls which do not come any more are for others."""
+        patience_s = self._settings.lease_ms / 1000
+        for shelf in self.shelves.values():
+            if shelf.standing or shelf.asked:
+                shelf.wanted_s = now_s
+            elif shelf.ready and now_s - shelf.wanted_s > patience_s:
+                count = self._give_back_shelf(shelf, now_s)
+                log.info(
+                    "nobody asks for prefetched messages, gave them back: queue=%s messages=%d", shelf.queue, count
+                )
+
+    def ack_by_token(self, token: Token) -> None:
+        """Finish a message that may be held here or by somebody else."""
+        lease = self.renewal.find(token.holder, token.source, token.offset)
+        if lease is None:
+            self.outbox.ack_foreign(Ack(token.queue, token.holder, token.source, [token.offset]))
+        elif token.offset not in lease.decided:
+            lease.decided.add(token.offset)
+            lease.ack(token.offset)
 
     async def stop(self, limit_s: float) -> bool:
         """Write what was decided and end; return whether all was written within ``limit_s``."""
@@ -142,12 +169,12 @@ class Flow:
 
     def demand(self) -> None:
         """Somebody wants messages: look whether there is room to fetch."""
-        self._room_changed.set()
+        self._changed.set()
 
     # --- assignment ---------------------------------------------------------------------------------------------------
 
     async def revoked(self) -> None:
-        """Partitions go: let the cycle in progress commit first. After the limit it fails instead, and nothing is lost."""
+        """Partitions go: let the cycle in progress commit first. After the limit it fails, and nothing is lost."""
         try:
             async with asyncio.timeout(REVOKE_LIMIT_S), self._cycling:
                 self._forget()
@@ -163,8 +190,8 @@ class Flow:
         """Reading begins anew at the committed offsets: what was fetched and not acquired will be fetched again."""
         self._assignment += 1
         self._acquired_to.clear()
-        self._fetched = None
-        self._room_changed.set()
+        self._backlog.clear()
+        self._changed.set()
 
     # --- the cycle ----------------------------------------------------------------------------------------------------
 
@@ -179,44 +206,46 @@ class Flow:
 
     async def _read_for_ever(self) -> None:
         """Fetch the next batch while the cycle of the one before is under way; two cycles never overlap."""
-        pause_s = FIRST_RETRY_S
         while not self._stopping:
-            room = 0 if self._fetched else await self._room()
-            if room:
-                self._fetched = await self._reader.fetch(room) or None
-            cycle = self._cycle
-            if cycle is not None and (self._fetched or cycle.done()):
-                self._cycle = None if cycle.done() else cycle
-                done = await cycle
-                self._cycle = None
-                if not done:
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(pause_s * 2, MAX_RETRY_S)
-                    continue
-                pause_s = FIRST_RETRY_S
-            # A failed cycle, or a rebalance, has thrown away what was fetched after it.
-            if self._fetched:
-                fetched, self._fetched = self._fetched, None
-                self._pending = sum(map(len, fetched.values()))
-                self._cycle = asyncio.create_task(self._receive(fetched, self._assignment), name="marq-cycle")
+            self._changed.clear()
+            if self._cycle is not None and (self._cycle.done() or self._backlog):
+                await self._end_cycle(self._cycle)
+            room = self._room()
+            if not room:
+                await self._wait()
+            elif not self._backlog:
+                self._backlog.put(await self._reader.fetch(MAX_CYCLE_RECORDS))
+            elif self._cycle is None:
+                records = self._backlog.cut(room)
+                self._pending = min(room, sum(map(len, records.values())))
+                self._cycle = asyncio.create_task(self._receive(records, self._assignment), name="marq-cycle")
 
-    async def _room(self) -> int:
-        """Wait until there is room for a fetch worth its while; stay in the group meanwhile."""
-        self._room_changed.clear()
-        room = self._room_now()
-        if room or self._stopping:
-            return room
+    async def _end_cycle(self, cycle: asyncio.Task[bool]) -> None:
+        """Wait for a cycle; pause after one that failed, longer each time."""
         try:
-            async with asyncio.timeout(self._reader.keep_alive_s):
-                await self._room_changed.wait()
-        except TimeoutError:
-            await self._reader.keep_alive()
-        return 0
+            done = await cycle
+        finally:
+            if cycle.done():
+                self._cycle = None
+        if done:
+            self._pause_s = FIRST_RETRY_S
+            return
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(self._pause_s * 2, MAX_RETRY_S)
 
-    def _room_now(self) -> int:
+    def _room(self) -> int:
+        """How many messages to acquire now."""
         most, now_s = self._settings.max_in_flight, self._clock()
         wanted = max([shelf.room(most, now_s) for shelf in self.shelves.values()])
-        return max(0, min(wanted, most - self._held, MAX_CYCLE_RECORDS) - self._pending)
+        return max(0, min(wanted, most - self._held) - self._pending)
+
+    async def _wait(self) -> None:
+        """Wait until there may be room, and stay in the group meanwhile."""
+        try:
+            async with asyncio.timeout(self._reader.keep_alive_s):
+                await self._changed.wait()
+        except TimeoutError:
+            await self._reader.keep_alive()
 
     async def _receive(self, records: Mapping[Source, Sequence[Record]], assignment: int) -> bool:
         """Steps 2 to 4 for one fetched batch; return whether it was done with, else it is going to be read again."""
@@ -225,7 +254,7 @@ class Flow:
                 return assignment != self._assignment or await self._take_and_hand_out(records, assignment)
         finally:
             self._pending = 0
-            self._room_changed.set()
+            self._changed.set()
 
     async def _take_and_hand_out(self, records: Mapping[Source, Sequence[Record]], assignment: int) -> bool:
         acquired = list(self._own(records))
@@ -276,8 +305,8 @@ class Flow:
             for queue in self.shelves:
                 self._acquired_to.pop((queue, Source(*source)), None)
         # What was fetched after the failed batch goes back too; where both have a partition, the earlier one counts.
-        fetched, self._fetched = self._fetched or {}, None
-        self._reader.rewind({source: read[0].offset for source, read in [*fetched.items(), *records.items()]})
+        starts = self._backlog.clear() | {source: read[0].offset for source, read in records.items()}
+        self._reader.rewind(starts)
 
     def _log_late(self, acquired: Sequence[Acquisition]) -> None:
         for each in acquired:
@@ -303,7 +332,7 @@ class Flow:
         shelf.held -= count
         self._held -= count
         shelf.pace.finished(count, self._clock(), idle=shelf.held == 0)
-        self._room_changed.set()
+        self._changed.set()
 
     def _fail(self, error: BaseException) -> None:
         """Nothing more can be received: whoever waits gets the error."""

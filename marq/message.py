@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from marq import token
 from marq.core.copies import Origin, origin
@@ -149,7 +149,7 @@ class Message:
             lease.renew(offset, lease_ms)
         await self._settled("renew", wait)
 
-    async def __aenter__(self) -> Message:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(

@@ -39,8 +39,8 @@ class SendManyFailed(BrokerUnavailable):
         self.receipts = list(receipts)
         sent = sum(receipt is not None for receipt in self.receipts)
         super().__init__(
-            f"queue {queue!r}: item {index} of {len(self.receipts)} is not known to be sent ({cause}); {sent} items were,"
-            " see .receipts: send those without a receipt again"
+            f"queue {queue!r}: item {index} of {len(self.receipts)} is not known to be sent ({cause}); {sent} items"
+            " were, see .receipts: send those without one again"
         )
 
 
@@ -52,9 +52,7 @@ class Producer:
         options: see :class:`marq.settings.ClientOptions`.
     """
 
-    def __init__(
-        self, bootstrap_servers: str | Sequence[str] | None = None, **options: Unpack[ClientOptions]
-    ) -> None:
+    def __init__(self, bootstrap_servers: str | Sequence[str] | None = None, **options: Unpack[ClientOptions]) -> None:
         self._settings = ClientSettings.read(bootstrap_servers, options, owner="Producer")
         self._topic = self._settings.names.messages
         self._limit_s = self._settings.request_timeout_ms / 1000
@@ -182,9 +180,7 @@ class Producer:
                 receipts += [None] * count
             else:
                 topic = self._topic
-                receipts += [
-                    Receipt(queue, topic, partition, offset) for offset in range(outcome, outcome + count)
-                ]
+                receipts += [Receipt(queue, topic, partition, offset) for offset in range(outcome, outcome + count)]
         if failure is not None:
             raise SendManyFailed(queue, first_failed, receipts, failure) from failure
         return receipts  # type: ignore[return-value]

@@ -27,7 +27,7 @@ _OFFSET_BYTES = 4
 
 
 class Renewal:
-    """All leases that have messages left."""
+    """All leases that have messages left; ``before`` is called before each renewal, to give back what nobody wants."""
 
     def __init__(
         self,
@@ -35,7 +35,9 @@ class Renewal:
         settings: FlowSettings,
         finished: Callable[[str, int], None],
         clock: Callable[[], float],
+        before: Callable[[float], None],
     ) -> None:
+        self._before = before
         self._writer = writer
         self._settings = settings
         self._finished = finished
@@ -58,6 +60,13 @@ class Renewal:
         if len(self._leases) > 2 * self._grown_to + 256:
             self._drop_ended()
 
+    def find(self, holder: int, source: Source, offset: int) -> Lease | None:
+        """Return the lease of a message that is held here."""
+        for lease in self._leases:
+            if lease.holder == holder and lease.source == source and offset in lease.open:
+                return lease
+        return None
+
     def _drop_ended(self) -> None:
         self._leases = [lease for lease in self._leases if lease.open]
         self._grown_to = len(self._leases)
@@ -73,6 +82,7 @@ class Renewal:
     async def renew(self) -> bool:
         """Renew all that is held and forget what is lost; return whether the markers are durable."""
         now_s = self._clock()
+        self._before(now_s)
         self._lose_expired(now_s)
         self._drop_ended()
         lease_s, until_s = self._settings.lease_ms / 1000, self._settings.max_lease_ms / 1000

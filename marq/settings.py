@@ -138,7 +138,9 @@ def _ssl_context(values: _Values, protocol: str) -> ssl.SSLContext | None:
             key, password = values.text("ssl_keyfile", None), values.text("ssl_password", None)
             context.load_cert_chain(certificate, key, password)
     except OSError as error:
-        raise ConfigError(f"ssl_cafile={authorities!r}, ssl_certfile={certificate!r}: can't be used: {error}") from error
+        raise ConfigError(
+            f"ssl_cafile={authorities!r}, ssl_certfile={certificate!r}: can't be used: {error}"
+        ) from error
     return context
 
 

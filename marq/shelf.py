@@ -17,7 +17,7 @@ class Shelf:
     are waiting right now.
     """
 
-    __slots__ = ("asked", "closed", "held", "key", "pace", "queue", "ready", "standing", "_takers")
+    __slots__ = ("_takers", "asked", "closed", "held", "key", "pace", "queue", "ready", "standing", "wanted_s")
 
     def __init__(self, queue: str) -> None:
         self.queue = queue
@@ -27,6 +27,8 @@ class Shelf:
         self.standing = 0
         self.asked = 0
         self.pace = Pace()
+        #: When somebody last took a message or waited for one.
+        self.wanted_s = 0.0
         self.closed = False
         self._takers: deque[asyncio.Future[None]] = deque()
 
@@ -40,6 +42,7 @@ class Shelf:
     def take(self, now_s: float) -> Message | None:
         """Return the next message whose lease is not over, or None."""
         ready = self.ready
+        self.wanted_s = now_s
         while ready:
             message = ready.popleft()
             if message._lease.expires_s > now_s:

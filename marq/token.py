@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import binascii
+import struct
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from struct import Struct
-from struct import error as StructError
 from typing import NamedTuple
 
 from marq.core.markers import Source
 
 _VERSION = 1
-_HEAD = Struct(">BQIQB")
+_HEAD = struct.Struct(">BQIQB")
 
 
 class Token(NamedTuple):
@@ -40,7 +39,7 @@ def decode(text: str) -> Token:
         version, holder, partition, offset, length = _HEAD.unpack_from(data)
         queue = data[_HEAD.size : _HEAD.size + length].decode()
         topic = data[_HEAD.size + length :].decode()
-    except (StructError, UnicodeDecodeError, binascii.Error, ValueError) as error:
+    except (struct.error, UnicodeDecodeError, binascii.Error, ValueError) as error:
         raise ValueError(f"{text[:40]!r} is no message token: take it from message.token") from error
     if version != _VERSION or not queue or not topic:
         raise ValueError(f"{text[:40]!r} is no message token of version {_VERSION}: take it from message.token")

@@ -149,8 +149,9 @@ class _Topics:
                 continue
             if error is InvalidReplicationFactorError:
                 raise ConfigError(
-                    f"topic {name}: the cluster can't keep {replication} copies ({text[0] if text else error.__name__}):"
-                    " set MARQ_REPLICATION_FACTOR to at most the number of brokers"
+                    f"topic {name}: the cluster can't keep {replication} copies"
+                    f" ({text[0] if text else error.__name__}): set MARQ_REPLICATION_FACTOR to at most the number of"
+                    " brokers"
                 )
             raise error(f"topic {name} could not be created: {text[0] if text else error.__name__}")
 

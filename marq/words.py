@@ -1,4 +1,4 @@
-"""The words that other queues use, and ours: a keyword or method with a foreign word gets an error with the right one."""
+"""The words that other queues use, and ours: a foreign word as keyword or method gets an error with the right one."""
 
 from __future__ import annotations
 

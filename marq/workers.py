@@ -114,10 +114,7 @@ class Workers:
                         if not lease.dirty:
                             outbox.touch(lease)
             took_s = clock() - begun_s
-            if took_s < BURST_S:
-                burst = min(burst * 2, MAX_BURST)
-            else:
-                burst = max(1, burst // 2)
+            burst = min(burst * 2, MAX_BURST) if took_s < BURST_S else max(1, burst // 2)
             await asyncio.sleep(0)
 
     def _failed(self, message: Message, error: BaseException) -> None:

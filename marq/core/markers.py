@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate
+from operator import ge
 from struct import Struct, pack, unpack_from
 from struct import error as StructError
 from typing import NamedTuple
@@ -251,7 +252,7 @@ def _parts(batch: Batch) -> list[bytes]:
     if isinstance(batch, Release):
         return _release_parts(batch)
     if isinstance(batch, Reject):
-        return [*_start(Kind.REJECT, 0, batch), *_text_column(batch.reasons)]
+        return [*_start(Kind.REJECT, 0, batch), *_text_column(batch.reasons, len(batch.offsets))]
     count = len(batch.offsets)
     return [
         *_start(batch.kind, 0, batch),
@@ -266,6 +267,9 @@ def _start(kind: Kind, flags: int, batch: Acquire | Renew | Ack | Release | Reje
     if not 0 < count <= MAX_BATCH_MARKERS:
         raise ValueError(f"a batch has 1 to {MAX_BATCH_MARKERS} markers, not {count}")
     base = offsets[0]
+    # Unchecked, offsets in disorder would be written as others, or as bytes that no tracker can read.
+    if base < 0 or (not isinstance(offsets, range) and any(map(ge, offsets, offsets[1:]))):
+        raise ValueError("the offsets of a batch must rise, from 0 on")
     contiguous = offsets[-1] - base == count - 1
     head = _HEAD.pack(VERSION, MAGIC, kind, flags | (_CONTIGUOUS if contiguous else 0), batch.holder, len(queue))
     source = pack(f">B{len(topic)}sIIq", len(topic), topic, batch.source.partition, count, base)
@@ -279,6 +283,8 @@ def _acquire_parts(batch: Acquire) -> list[bytes]:
     count = len(payloads)
     if count != len(batch.offsets):
         raise ValueError(f"{len(batch.offsets)} offsets but {count} payloads")
+    if count and not 0 <= batch.from_offset <= batch.offsets[0]:
+        raise ValueError(f"a read that began at {batch.from_offset}, behind its first record {batch.offsets[0]}")
     given = payloads if isinstance(payloads, Columns) else _columns(payloads, batch.queue.encode())
     flags = 0
     columns: list[bytes] = [pack(f">{count}q", *given.timestamps)]
@@ -313,7 +319,9 @@ def _release_parts(batch: Release) -> list[bytes]:
     texts: list[bytes] = []
     if any(batch.errors):
         flags |= _TEXTS
-        texts = _text_column(batch.errors)
+        texts = _text_column(batch.errors, len(batch.offsets))
+    if min(batch.delays_ms) < BACKOFF:
+        raise ValueError(f"a release with the delay {min(batch.delays_ms)} ms")
     return [*_start(Kind.RELEASE, flags, batch), pack(f">{len(batch.offsets)}q", *batch.delays_ms), *texts]
 
 
@@ -324,7 +332,9 @@ def _bytes_column(values: Sequence[bytes | None]) -> list[bytes]:
     return [pack(f">{len(values)}i", *lengths), *[value for value in values if value is not None]]
 
 
-def _text_column(texts: Sequence[str]) -> list[bytes]:
+def _text_column(texts: Sequence[str], count: int) -> list[bytes]:
+    if len(texts) != count:
+        raise ValueError(f"{count} offsets but {len(texts)} texts")
     cut = [cut_text(text) for text in texts]
     return [pack(f">{len(cut)}H", *map(len, cut)), *cut]
 
@@ -435,65 +445,54 @@ def _decode_identities(reader: _Reader, flags: int) -> tuple[Source, Sequence[in
     return Source(topic, partition), tuple([base + delta for delta in deltas])
 
 
+class _Column:
+    """Values of one column; where each of them stands is worked out when the first is asked for."""
+
+    __slots__ = ("_data", "_ends", "_lengths", "_start")
+
+    def __init__(self, reader: _Reader, count: int) -> None:
+        lengths = reader.numbers("i", 4, count)
+        if min(lengths) < -1:
+            raise CorruptMarker("a value of negative length")
+        self._data = reader.data
+        self._start = reader.position
+        self._lengths = lengths
+        self._ends: list[int] | None = None
+        # A length of -1 stands for None, which takes no room.
+        reader.position += sum(lengths) + lengths.count(-1)
+        if reader.position > len(reader.data):
+            raise CorruptMarker("the values pass the end of the batch")
+
+    def __getitem__(self, index: int) -> bytes | None:
+        if self._ends is None:
+            sizes = self._lengths if -1 not in self._lengths else [max(length, 0) for length in self._lengths]
+            self._ends = list(accumulate(sizes, initial=self._start))
+        length = self._lengths[index]
+        return None if length < 0 else self._data[self._ends[index] : self._ends[index + 1]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Payloads(Sequence[Payload]):
     """The payloads of an ACQUIRE, cut out of its bytes when they are asked for."""
 
-    __slots__ = ("attempts", "data", "headers", "keys", "queue_key", "timestamps", "values")
-
-    def __init__(
-        self,
-        data: bytes,
-        timestamps: tuple[int, ...],
-        attempts: tuple[int, ...] | None,
-        keys: list[tuple[int, int]] | None,
-        headers: list[tuple[int, int]] | None,
-        values: list[tuple[int, int]],
-        queue_key: bytes,
-    ) -> None:
-        self.data = data
-        self.timestamps = timestamps
-        self.attempts = attempts
-        self.keys = keys
-        self.headers = headers
-        self.values = values
-        self.queue_key = queue_key
+    timestamps: tuple[int, ...]
+    attempts: tuple[int, ...] | None
+    keys: _Column | None
+    headers: _Column | None
+    values: _Column
+    queue_key: bytes
 
     def __len__(self) -> int:
         return len(self.timestamps)
 
     def __getitem__(self, index: int) -> Payload:  # type: ignore[override]
-        key = self.queue_key if self.keys is None else _cut(self.data, self.keys[index])
-        headers: Headers = ()
-        if self.headers is not None:
-            headers = decode_headers(_cut(self.data, self.headers[index]) or b"\0\0")
+        key = self.queue_key if self.keys is None else self.keys[index]
+        headers = () if self.headers is None else decode_headers(self.headers[index] or _NO_HEADERS)
         attempt = 1 if self.attempts is None else self.attempts[index]
-        return Payload(self.timestamps[index], attempt, key, headers, _cut(self.data, self.values[index]))
+        return Payload(self.timestamps[index], attempt, key, headers, self.values[index])
 
 
-def _cut(data: bytes, span: tuple[int, int]) -> bytes | None:
-    start, end = span
-    return None if end < start else data[start:end]
-
-
-def _spans(reader: _Reader, count: int) -> list[tuple[int, int]]:
-    lengths = reader.numbers("i", 4, count)
-    if min(lengths) < -1:
-        raise CorruptMarker("a value of negative length")
-    start = reader.position
-    if -1 not in lengths:
-        ends = list(accumulate(lengths, initial=start))
-        spans = list(zip(ends, ends[1:], strict=False))
-        reader.position = ends[-1]
-    else:
-        spans = []
-        for length in lengths:
-            # An end before its start stands for None, which takes no room.
-            spans.append((start, start + length))
-            start += max(length, 0)
-        reader.position = start
-    if reader.position > len(reader.data):
-        raise CorruptMarker("the values pass the end of the batch")
-    return spans
+_NO_HEADERS = _U16.pack(0)
 
 
 def _decode_acquire(
@@ -505,13 +504,13 @@ def _decode_acquire(
     count = len(offsets)
     timestamps = reader.numbers("q", 8, count)
     attempts = reader.numbers("I", 4, count) if flags & _ATTEMPTS else None
-    keys = _spans(reader, count) if flags & _KEYS else None
-    headers = _spans(reader, count) if flags & _HEADERS else None
+    keys = _Column(reader, count) if flags & _KEYS else None
+    headers = _Column(reader, count) if flags & _HEADERS else None
     if headers is not None:
-        for span in headers:
-            decode_headers(_cut(reader.data, span) or b"\0\0")
-    values = _spans(reader, count)
-    payloads = _Payloads(reader.data, timestamps, attempts, keys, headers, values, queue.encode())
+        for index in range(count):
+            decode_headers(headers[index] or _NO_HEADERS)
+    values = _Column(reader, count)
+    payloads = _Payloads(timestamps, attempts, keys, headers, values, queue.encode())
     return Acquire(queue, holder, source, offsets, lease_ms, from_offset, payloads)
 
 

@@ -18,6 +18,7 @@ Each check has a name, which a failing seed prints and a mutant is killed by:
 ``book-differs``            the lease book is not the plain fold of the log up to its ``applied``
 ``table-differs``           the rows of the changelog are not the plain fold of the log up to the applied row
 ``quarantine``              an unreadable record that is not in quarantine, or another one that is
+``no-row``                  a tracker that is to send a copy finds no payload
 ``lost``                    a message that is neither acknowledged nor dead
 ``stuck``                   the faults have ended and the world does not drain
 ``rows-left``               a row of a message in a changelog after the world has drained
@@ -52,7 +53,18 @@ class Violation(AssertionError):
 class Message:
     """One record of a messages topic."""
 
-    __slots__ = ("attempt", "handed_out", "headers", "key", "parent", "queue", "root", "sent_ms", "transaction", "value")
+    __slots__ = (
+        "attempt",
+        "handed_out",
+        "headers",
+        "key",
+        "parent",
+        "queue",
+        "root",
+        "sent_ms",
+        "transaction",
+        "value",
+    )
 
     def __init__(
         self,
@@ -114,9 +126,9 @@ class Checker:
     def excuse_all(self, why: str) -> None:
         self.all_excused = why
 
-    def handed_out(self, source: Source, record: Record) -> None:
+    def handed_out(self, source: Source, record: Record, committed_reads: bool) -> None:
         message = self.messages.get((source, record.offset))
-        if message is None:
+        if message is None or (committed_reads and record.aborted):
             raise Violation("from-nowhere", f"{source} {record.offset} was handed out")
         message.handed_out += 1
         self.stats["handed_out"] += 1
@@ -235,11 +247,17 @@ class Checker:
                 raise Violation("lost", f"record {key} of {message.queue} came to no end")
 
     def duplicates(self) -> int:
-        """Return how many deliveries there were beyond the first of each message, and beyond those asked for."""
+        """Return how many deliveries there were beyond the first of each message, and beyond those asked for.
+
+        Each was explained when its copy was committed; one of an aborted transaction is explained by that.
+        """
         delivered: Counter[Key] = Counter()
         asked: Counter[Key] = Counter()
         for key, message in self.messages.items():
             delivered[message.root] += message.handed_out
+            if message.handed_out and message.transaction is not None:
+                aborted = message.transaction.outcome is not Outcome.COMMITTED
+                self.stats["handed_out_aborted" if aborted else "handed_out_again"] += 1
             ended = self.ended.get(key)
             if ended is not None and ended.cause is Cause.RELEASED and ended.destination is Destination.QUEUE:
                 asked[message.root] += 1

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from marq.core.copies import origin
-from marq.core.markers import BACKOFF, Ack, Acquire, Payload, Reject, Release, Renew, Source, encode, spans
+from marq.core.markers import BACKOFF, Ack, Acquire, Columns, Payload, Reject, Release, Renew, Source, encode, spans
 from tests.simulation.actor import Actor
 from tests.simulation.group import Commit, Group
 from tests.simulation.log import Record
@@ -212,7 +212,7 @@ class Consumer(Actor):
                         offsets,
                         self.world.settings[queue].lease_ms,
                         after.get(queue, reading.start),
-                        [_payload(reading.source, record) for record in records[span]],
+                        self._payloads(reading.source, queue, records[span]),
                     )
                 )
                 after[queue] = offsets[-1] + 1
@@ -233,6 +233,14 @@ class Consumer(Actor):
         for batch in batches:
             # A batch that is late or fails holds the others up.
             self._write(batch, written, faults.acquire_failed, faults.acquire_unknown, own)
+
+    def _payloads(self, source: Source, queue: str, records: list[Record]) -> Sequence[Payload]:
+        """A writer may give its payloads one by one or as columns: the bytes are the same."""
+        payloads = [_payload(source, record) for record in records]
+        if self.world.rng.random() < 0.5:
+            return payloads
+        timestamps, attempts, keys, headers, values = zip(*payloads, strict=True)
+        return Columns(queue.encode(), timestamps, values, attempts=attempts, keys=keys, headers=headers)
 
     def _again(self, reading: Reading, own: list[Record], why: str) -> None:
         """Hand nothing out; what the tracker knows of comes back, what it does not is read again."""
@@ -277,7 +285,7 @@ class Consumer(Actor):
             if self.monotonic_ms() >= lost_at_ms:
                 self._excuse(reading, [record.offset], "late hand-out")
                 continue
-            self.world.checker.handed_out(reading.source, record)
+            self.world.checker.handed_out(reading.source, record, self.group.committed_reads)
             self._handle(reading, record, queue, lost_at_ms)
         self.later(self.world.rng.randint(0, 5), self._fetch, reading)
 

@@ -119,7 +119,7 @@ class TransactionalId:
         self._current: Transaction | None = None
 
     def fence(self) -> int:
-        """Let a new producer in: an open transaction is aborted, a decided one is shown first, the former is refused."""
+        """Let a new producer in: an open transaction is aborted, a decided one shown first, the former one refused."""
         self.epoch += 1
         if self._current is not None:
             if self._current.outcome is Outcome.OPEN:

@@ -1,4 +1,4 @@
-"""Sends messages; a failed send is tried again, one of unknown outcome too, by the idempotent producer or by its user."""
+"""Sends messages; a failed send is tried again, one of unknown outcome by the idempotent producer or by its user."""
 
 from __future__ import annotations
 

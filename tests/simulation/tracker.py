@@ -128,6 +128,9 @@ class Owner(Actor):
             raise Violation("table-differs", f"partition {self.partition}: {difference}")
         self.world.checker.stats["restores"] += 1
         self.position = max(0, applied + 1 - self.world.rng.choice([0, 0, 3]))
+        self._begin()
+
+    def _begin(self) -> None:
         self.working = True
         self._work()
 
@@ -273,7 +276,7 @@ class Owner(Actor):
         key = rows.row_key(fire.source, fire.offset)
         row = self.pending.get(key) or self.table.rows.get(key)
         if row is None:
-            raise Violation("raised", f"no row for {fire.source} {fire.offset}")
+            raise Violation("no-row", f"no row for {fire.source} {fire.offset}")
         return rows.decode_payload(row)
 
     def _commit(self, write: Write) -> None:

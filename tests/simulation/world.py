@@ -249,7 +249,7 @@ class World:
 
     def _write_garbage(self) -> None:
         number = self.rng.randrange(len(self.markers))
-        value = self.rng.choice([None, b"", b"\x01" + MAGIC, self.rng.randbytes(30)])
+        value = self.rng.choice([None, b"", b"\x01" + MAGIC, b"???" + self.rng.randbytes(30)])
         record = self.markers[number].append(value)
         self.checker.garbage[number, record.offset] = value
 
@@ -324,8 +324,11 @@ class World:
                 raise Violation("rows-left", f"changelog of partition {partition}: {left[:3]}")
             if table.rows != self.owners[partition].table.rows:
                 raise Violation("table-differs", f"local table of partition {partition} is not its changelog")
-        self.checker.check_nothing_lost({queue: group.committed_reads for group in self.groups for queue in group.queues})
-        self.checker.check_quarantine(certain=not self.checker.stats["commits_unknown"])
+        self.checker.check_nothing_lost(
+            {queue: group.committed_reads for group in self.groups for queue in group.queues}
+        )
+        stats = self.checker.stats
+        self.checker.check_quarantine(certain=not (stats["commits_unknown"] or stats["aborted"] or stats["fenced"]))
         return self.checker.check_duplicates()
 
 

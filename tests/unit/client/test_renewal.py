@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pytest
+
+from marq.core.errors import LeaseLost
+from marq.core.markers import Ack, Renew, Source
+from tests.unit.client.fakes import FakeRecord
+
+P0, P1 = Source("t", 0), Source("t", 1)
+
+
+async def holding(make_rig, **changes):
+    rig = make_rig(**changes)
+    for source in (P0, P1):
+        rig.reader.add(source, *[FakeRecord(offset) for offset in range(3)])
+    return rig, await rig.take(6)
+
+
+async def test_one_marker_for_each_partition_renews_all_that_is_held(make_rig) -> None:
+    rig, messages = await holding(make_rig)
+    await messages[1].ack()
+
+    rig.clock.now_s += 10
+    assert await rig.flow.renewal.renew()
+
+    renewed = {each.source: list(each.offsets) for each in rig.settler.of(Renew)}
+    finished = messages[1]
+    expected = {P0: [0, 1, 2], P1: [0, 1, 2]}
+    expected[Source("t", finished.partition)].remove(finished.offset)
+    assert renewed == expected
+
+
+async def test_a_renewed_lease_counts_from_before_its_marker_was_sent(make_rig) -> None:
+    rig, (message, *_) = await holding(make_rig)
+    rig.clock.now_s += 29
+    await rig.flow.renewal.renew()
+
+    rig.clock.now_s += 29
+    await message.ack()
+
+    assert rig.settler.of(Ack)
+
+
+async def test_a_renewal_that_fails_keeps_nothing(make_rig) -> None:
+    rig, (message, *_) = await holding(make_rig)
+    rig.settler.refuse = 1
+    rig.clock.now_s += 10
+
+    assert not await rig.flow.renewal.renew()
+
+    rig.clock.now_s += 20
+    with pytest.raises(LeaseLost):
+        await message.ack()
+
+
+async def test_messages_that_wait_in_the_prefetch_are_renewed_too(make_rig) -> None:
+    rig = make_rig()
+    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(3)])
+    rig.shelf.standing = 3
+    await rig.take(1)
+
+    rig.clock.now_s += 10
+    await rig.flow.renewal.renew()
+
+    assert [list(each.offsets) for each in rig.settler.of(Renew)] == [[0, 1, 2]]
+
+
+async def test_after_max_lease_a_message_is_lost_and_its_place_is_free(make_rig) -> None:
+    rig, (message, *_) = await holding(make_rig, lease_ms=30_000, max_lease_ms=60_000)
+    for _ in range(9):
+        rig.clock.now_s += 10
+        await rig.flow.renewal.renew()
+
+    assert rig.flow.held == 0
+    with pytest.raises(LeaseLost):
+        await message.release()
+
+
+async def test_a_message_that_renewed_itself_for_longer_is_not_cut_short(make_rig) -> None:
+    rig, (message, *_) = await holding(make_rig)
+    await message.renew(300)
+    rig.settler.written.clear()
+
+    rig.clock.now_s += 10
+    await rig.flow.renewal.renew()
+
+    renewed = [(each.source.partition, offset) for each in rig.settler.of(Renew) for offset in each.offsets]
+    assert (message.partition, message.offset) not in renewed
+    assert len(renewed) == 5
+
+
+async def test_expired_messages_in_the_prefetch_are_not_handed_out(make_rig) -> None:
+    rig = make_rig()
+    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(3)])
+    rig.shelf.standing = 3
+    await rig.take(1)
+
+    rig.clock.now_s += 30
+
+    assert rig.shelf.take(rig.clock()) is None

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+
+import pytest
+
+import marq
+from marq.core.errors import ConfigError
+from marq.durations import duration_ms
+from marq.settings import ClientSettings
+
+
+def test_arguments_go_over_the_environment_and_that_over_defaults() -> None:
+    environment = {"MARQ_BOOTSTRAP_SERVERS": "a:1,b:2", "MARQ_PREFIX": "env", "MARQ_PARTITIONS": "8"}
+
+    settings = ClientSettings.read(None, {"prefix": "given"}, environment=environment)
+
+    assert (settings.bootstrap_servers, settings.names.prefix, settings.partitions) == ("a:1,b:2", "given", 8)
+    assert settings.connect_timeout_ms == 10_000
+
+
+def test_the_environment_is_read_when_a_client_is_made(monkeypatch) -> None:
+    monkeypatch.setenv("MARQ_PREFIX", "later")
+
+    assert marq.Producer("a:1")._settings.names.prefix == "later"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("connect_timeout", -1, "connect_timeout=-1: expected seconds"),
+        ("connect_timeout", "5", "expected seconds .a number. or a timedelta, not str"),
+        ("connect_timeout", math.nan, "connect_timeout=nan: expected seconds"),
+        ("connect_timeout", True, "not bool"),
+        ("partitions", 0, "partitions=0: expected a whole number from 1"),
+        ("partitions", 2.0, "partitions=2.0: expected a whole number"),
+        ("prefix", "a b", "MARQ_PREFIX 'a b'"),
+        ("prefix", 5, "prefix=5: expected text"),
+        ("security_protocol", "TLS", "expected one of PLAINTEXT, SSL"),
+        ("ssl_context", "x", "expected an ssl.SSLContext"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_was_expected(option, value, expected) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        ClientSettings.read("a:1", {option: value}, environment={})
+
+
+@pytest.mark.parametrize("servers", ["localhost", "a:b", ":9092", "a:1,,b:2", 5, b"a:1", "a:0"])
+def test_servers_without_a_port_are_refused(servers) -> None:
+    with pytest.raises(ConfigError, match="bootstrap_servers="):
+        ClientSettings.read(servers, {}, environment={})
+
+
+def test_a_wrong_number_in_the_environment_names_the_variable() -> None:
+    with pytest.raises(ConfigError, match="MARQ_PARTITIONS='many': expected a number"):
+        ClientSettings.read("a:1", {}, environment={"MARQ_PARTITIONS": "many"})
+
+
+def test_passwords_are_not_shown() -> None:
+    settings = ClientSettings.read("a:1", {"sasl_password": "secret"}, environment={})
+
+    assert "secret" not in repr(settings)
+
+
+@pytest.mark.parametrize(("given", "expected"), [(1.5, 1_500), (timedelta(minutes=1), 60_000), (0, 0), (2, 2_000)])
+def test_durations_are_seconds_or_timedeltas(given, expected) -> None:
+    assert duration_ms("delay", given) == expected
+
+
+@pytest.mark.parametrize("given", [-0.1, math.inf, 10**400, timedelta(days=-1), timedelta(days=100), None, "1"])
+def test_other_durations_are_refused(given) -> None:
+    with pytest.raises(ConfigError, match="delay="):
+        duration_ms("delay", given)
+
+
+@pytest.mark.parametrize(
+    ("word", "ours"),
+    [
+        ("countdown", "delay"),
+        ("max_retries", "max_attempts"),
+        ("nack", "release .give back. or reject"),
+        ("visibility_timeout", "lease"),
+    ],
+)
+def test_foreign_words_get_a_type_error_with_ours(word, ours) -> None:
+    with pytest.raises(TypeError, match=ours):
+        marq.Consumer("q", "a:1", **{word: 5})
+    with pytest.raises(TypeError, match=ours):
+        marq.Producer("a:1", **{word: 5})
+    with pytest.raises(TypeError, match=ours):
+        marq.Retry(**{word: 5})
+
+
+async def test_foreign_words_in_calls_get_a_type_error_with_ours() -> None:
+    producer = marq.Producer("a:1")
+
+    with pytest.raises(TypeError, match="marq calls it delay"):
+        await producer.send("q", b"", countdown=5)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'dealy'"):
+        await producer.send_many("q", [b""], dealy=5)
+
+
+def test_unknown_keywords_get_an_ordinary_type_error() -> None:
+    with pytest.raises(TypeError, match=r"Consumer\(\) got an unexpected keyword argument 'leese'"):
+        marq.Consumer("q", "a:1", leese=5)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 201, "a\nb", 5, None, b"q"])
+def test_bad_queue_names_are_refused_at_once(name) -> None:
+    with pytest.raises(ConfigError, match="queue"):
+        marq.Consumer(name, "a:1")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"lease": 0}, "lease=0: expected seconds from 0.1"),
+        ({"lease": "30"}, "lease='30'"),
+        ({"lease": 60, "max_lease": 30}, "max_lease=30: expected seconds from 60"),
+        ({"max_in_flight": 0}, "max_in_flight=0: expected a whole number from 1"),
+        ({"instance_id": ""}, "instance_id=''"),
+        ({"grace": -1}, "grace=-1"),
+    ],
+)
+def test_bad_consumer_options_are_refused_at_once(options, expected) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        marq.Consumer("q", "a:1", **options)
+
+
+def test_constructors_need_no_event_loop_and_no_broker() -> None:
+    assert marq.Consumer("q", "nowhere.invalid:1").queue == "q"
+    assert isinstance(marq.Producer("nowhere.invalid:1"), marq.Producer)
+
+
+async def test_stop_without_start_and_calls_without_start() -> None:
+    consumer, producer = marq.Consumer("q", "a:1"), marq.Producer("a:1")
+
+    await consumer.stop()
+    await producer.stop()
+
+    with pytest.raises(marq.MarqError, match="not started"):
+        await consumer.receive()
+    with pytest.raises(marq.MarqError, match="not started"):
+        await producer.send("q", b"")

@@ -1,0 +1,142 @@
+"""Copies: the sender's record, with marq's headers brought up to date."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marq.core.copies import Copy, copy, origin, reason, record_id
+from marq.core.leases import Destination, Fire
+from marq.core.markers import MAX_TEXT_BYTES, Cause, Payload, Source
+from marq.core.rows import Lease, State
+
+SOURCE = Source("marq.messages", 2)
+DIED_MS = 1_700_000_099_000
+SENT_MS = 1_700_000_000_000
+
+
+def fire(
+    destination: Destination = Destination.QUEUE,
+    state: State = State.LEASED,
+    attempt: int = 2,
+    text: str = "",
+) -> Fire:
+    lease = Lease("emails", 1, attempt, 0, 0, state, True, text)
+    return Fire(SOURCE, 17, lease, destination, attempt, Cause.EXPIRED)
+
+
+def copy_of(fire: Fire, *headers: tuple[str, bytes | None], value: bytes | None = b"hello") -> Copy:
+    return copy(fire, Payload(SENT_MS, 1, b"emails", headers, value), DIED_MS)
+
+
+def test_a_copy_keeps_key_value_and_the_users_headers_in_order() -> None:
+    made = copy_of(fire(), ("b", b"1"), ("a", None), ("b", b"2"))
+
+    assert (made.key, made.value) == (b"emails", b"hello")
+    assert made.headers[:3] == [("b", b"1"), ("a", None), ("b", b"2")]
+    assert made.destination is Destination.QUEUE
+
+
+def test_a_copy_of_a_tombstone_is_a_tombstone() -> None:
+    assert copy_of(fire(), value=None).value is None
+
+
+def test_the_first_copy_gets_the_id_of_the_first_record() -> None:
+    made = dict(copy_of(fire()).headers)
+
+    assert made == {
+        "marq-id": b"marq.messages/2/17",
+        "marq-attempt": b"2",
+        "marq-first-sent": b"%d" % SENT_MS,
+    }
+
+
+def test_later_copies_keep_the_id_and_the_first_time() -> None:
+    made = copy_of(
+        fire(attempt=4), ("marq-id", b"marq.messages/0/3"), ("marq-attempt", b"3"), ("marq-first-sent", b"5")
+    )
+
+    assert sorted(made.headers) == [
+        ("marq-attempt", b"4"),
+        ("marq-first-sent", b"5"),
+        ("marq-id", b"marq.messages/0/3"),
+    ]
+
+
+def test_the_error_of_a_release_travels_and_replaces_the_one_before() -> None:
+    made = copy_of(fire(state=State.RELEASED, text="ValueError: ü"), ("marq-error", b"older"))
+
+    assert [value for name, value in made.headers if name == "marq-error"] == ["ValueError: ü".encode()]
+
+
+def test_an_expiry_keeps_the_last_error_that_is_known() -> None:
+    made = copy_of(fire(), ("marq-error", b"older"))
+
+    assert ("marq-error", b"older") in made.headers
+
+
+def test_a_long_error_is_cut() -> None:
+    made = dict(copy_of(fire(state=State.RELEASED, text="x" * 5_000)).headers)
+
+    assert made["marq-error"] == b"x" * MAX_TEXT_BYTES
+
+
+def test_a_dead_letter_says_why_whence_and_when() -> None:
+    made = dict(copy_of(fire(Destination.DEAD_LETTERS, attempt=5)).headers)
+
+    assert made["marq-reason"] == b"5 of 5 attempts used: the last time its lease ran out"
+    assert made["marq-origin"] == b"marq.messages/2/17"
+    assert made["marq-died-at"] == b"%d" % DIED_MS
+    assert made["marq-attempt"] == b"5"
+
+
+@pytest.mark.parametrize(
+    ("state", "text", "why"),
+    [
+        (State.REJECTED, "no such user", "no such user"),
+        (State.REJECTED, "", "rejected"),
+        (State.RELEASED, "boom", "2 of 2 attempts used: the last time it was released"),
+        (State.LEASED, "", "2 of 2 attempts used: the last time its lease ran out"),
+    ],
+)
+def test_the_reason_says_what_happened_last(state: State, text: str, why: str) -> None:
+    assert reason(fire(Destination.DEAD_LETTERS, state, text=text)) == why
+
+
+def test_a_record_of_a_plain_producer_is_a_first_delivery() -> None:
+    found = origin(SOURCE, 17, SENT_MS, [("x", b"1")])
+
+    assert found == ("marq.messages/2/17", 1, SENT_MS)
+    assert found.id == record_id(SOURCE, 17)
+
+
+@pytest.mark.parametrize("attempt", [b"", b"0", b"-1", b"1.5", b"x", b"4294967296", b"9" * 30, None, "²".encode()])
+def test_an_attempt_that_is_none_counts_as_the_first(attempt: bytes | None) -> None:
+    assert origin(SOURCE, 1, SENT_MS, [("marq-attempt", attempt)]).attempt == 1
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["marq-id", "marq-attempt", "marq-first-sent", "x"]), st.none() | st.binary()))
+)
+def test_any_headers_have_an_origin(headers: list[tuple[str, bytes | None]]) -> None:
+    found = origin(SOURCE, 1, SENT_MS, headers)
+
+    assert found.id
+    assert 0 < found.attempt < 2**32
+    assert found.first_sent_ms >= 0
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["marq-id", "marq-first-sent", "x", "y"]), st.none() | st.binary()), max_size=5)
+)
+def test_a_copy_of_a_copy_differs_in_nothing_but_the_attempt(headers: list[tuple[str, bytes | None]]) -> None:
+    first = copy_of(fire(attempt=2), *headers)
+
+    second = copy_of(fire(attempt=3), *first.headers)
+
+    def without_attempt(made: Copy) -> list[tuple[str, bytes | None]]:
+        return sorted((header for header in made.headers if header[0] != "marq-attempt"), key=repr)
+
+    assert without_attempt(first) == without_attempt(second)
+    assert dict(second.headers)["marq-attempt"] == b"3"

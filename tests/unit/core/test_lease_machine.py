@@ -1,0 +1,179 @@
+"""Any sequence of markers, with a restart from the written rows at any moment: the book is the plain fold of the log."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from marq.core import leases
+from marq.core.backoff import Backoff
+from marq.core.leases import Fire, LeaseBook
+from marq.core.markers import (
+    BACKOFF,
+    Ack,
+    Acquire,
+    Batch,
+    Payload,
+    Reject,
+    Release,
+    Renew,
+    Source,
+    Tick,
+    decode,
+    encode,
+)
+from marq.core.queue import QueueSettings
+from marq.core.tracker import Tracker
+from tests.simulation.oracle import PlainFold
+
+SETTINGS = QueueSettings(max_attempts=2, backoff=Backoff(10, 2.0, 100))
+_MAX_STALE_HINTS = leases.MAX_STALE_HINTS
+
+_sources = st.sampled_from([Source("marq.messages", 0), Source("marq.messages", 1)])
+_holders = st.sampled_from([1, 2])
+_offsets = st.sets(st.integers(0, 12), min_size=1, max_size=5).map(sorted)
+_delays = st.sampled_from([BACKOFF, 0, 5, 50])
+#: A record belongs to one queue, by its key.
+_queues = {True: "even", False: "odd"}
+
+
+def setting(queue: str) -> QueueSettings:
+    return SETTINGS
+
+
+class LeaseMachine(RuleBasedStateMachine):
+    """The book folds what the codec made of each batch, the plain fold the batch itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.book = LeaseBook(setting)
+        self.plain = PlainFold(setting)
+        self.namer = Tracker(setting, 9)
+        self.table: dict[bytes, bytes] = {}
+        self.time_ms = 1_000
+        self.offset = -1
+        self.fired: list[Fire] = []
+
+    @initialize(hints=st.sampled_from([0, 3, _MAX_STALE_HINTS]))
+    def limit(self, hints: int) -> None:
+        leases.MAX_STALE_HINTS = hints
+
+    def teardown(self) -> None:
+        leases.MAX_STALE_HINTS = _MAX_STALE_HINTS
+
+    def fold(self, batch: Batch) -> None:
+        # Offsets of a log have gaps: control records of transactions.
+        self.offset += random.Random(self.offset).randint(1, 2)
+        self.book.fold(decode(encode(batch)), self.time_ms, self.offset)
+        self.plain.fold(batch, self.time_ms, self.offset)
+
+    def own(self, offsets: list[int], even: bool) -> list[int]:
+        return [offset for offset in offsets if (offset % 2 == 0) == even]
+
+    @rule(
+        source=_sources, holder=_holders, offsets=_offsets, even=st.booleans(), back=st.integers(0, 3), data=st.data()
+    )
+    def acquire(
+        self, source: Source, holder: int, offsets: list[int], even: bool, back: int, data: st.DataObject
+    ) -> None:
+        own = self.own(offsets, even)
+        if own:
+            attempts = data.draw(st.lists(st.integers(1, 3), min_size=len(own), max_size=len(own)))
+            payloads = [Payload(0, attempt, None, (), b"%d" % attempt) for attempt in attempts]
+            self.fold(Acquire(_queues[even], holder, source, own, 100, max(0, own[0] - back), payloads))
+
+    @rule(source=_sources, holder=_holders, offsets=_offsets, even=st.booleans(), kind=st.sampled_from([Ack, Renew]))
+    def acknowledge_or_renew(
+        self, source: Source, holder: int, offsets: list[int], even: bool, kind: type[Any]
+    ) -> None:
+        own = self.own(offsets, even)
+        if own:
+            batch = Ack(_queues[even], holder, source, own)
+            self.fold(batch if kind is Ack else Renew(_queues[even], holder, source, own, 100))
+
+    @rule(source=_sources, holder=_holders, offsets=_offsets, even=st.booleans(), delay=_delays, counted=st.booleans())
+    def release(self, source: Source, holder: int, offsets: list[int], even: bool, delay: int, counted: bool) -> None:
+        own = self.own(offsets, even)
+        if own:
+            errors = ["e%d" % (offset % 3) for offset in own]
+            self.fold(Release(_queues[even], holder, source, own, [delay] * len(own), counted, errors))
+
+    @rule(source=_sources, holder=_holders, offsets=_offsets, even=st.booleans())
+    def reject(self, source: Source, holder: int, offsets: list[int], even: bool) -> None:
+        own = self.own(offsets, even)
+        if own:
+            self.fold(Reject(_queues[even], holder, source, own, ["no good"] * len(own)))
+
+    @rule(step_ms=st.integers(-20, 60))
+    def pass_time(self, step_ms: int) -> None:
+        self.time_ms += step_ms
+
+    @rule()
+    def tick_and_fire(self) -> None:
+        self.fold(Tick(9, max(0, self.time_ms)))
+        on_its_way = {(fire.source, fire.offset) for fire in self.fired}
+        due = {
+            key: self.plain.firing(standing)
+            for key, standing in self.plain.open.items()
+            if standing.due_ms <= self.plain.now_ms and key not in on_its_way
+        }
+
+        fires = self.book.due(self.book.clock.now_ms)
+
+        assert {(each.source, each.offset): (each.destination, each.attempt, each.cause) for each in fires} == due
+        self.fired += fires
+
+    @rule(committed=st.booleans())
+    def end_transaction(self, committed: bool) -> None:
+        fires, self.fired = self.fired, []
+        if committed:
+            for fact in self.namer.facts(fires):
+                self.fold(fact)
+        else:
+            self.book.unfire(fires)
+
+    @rule()
+    def write(self) -> None:
+        for key, row in self.book.take_changes().items():
+            if row is None:
+                # A deletion of what is not there would be harmless, but says that the book keeps wrong accounts.
+                assert key in self.table
+                del self.table[key]
+            else:
+                self.table[key] = row
+        assert self.plain.table_difference(self.table) == ""
+
+    @rule()
+    def write_and_restart(self) -> None:
+        self.write()
+        self.book = LeaseBook(setting)
+        self.book.restore(self.table.items())
+        self.fired = []
+
+    @rule()
+    def forget_what_is_on_its_way(self) -> None:
+        self.book.forget_firing()
+        self.fired = []
+
+    @invariant()
+    def is_the_plain_fold(self) -> None:
+        assert self.plain.difference(self.book) == ""
+
+    @invariant()
+    def knows_when_the_next_is_due(self) -> None:
+        on_its_way = {(fire.source, fire.offset) for fire in self.fired}
+        waiting = [standing.due_ms for key, standing in self.plain.open.items() if key not in on_its_way]
+        found = self.book.next_due_ms
+        if waiting:
+            assert found is not None
+            assert found <= min(waiting)
+        else:
+            assert found is None
+
+
+TestLeaseMachine = LeaseMachine.TestCase
+TestLeaseMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

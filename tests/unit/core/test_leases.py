@@ -1,0 +1,538 @@
+"""The lease book: a table of all transitions, the hard cases of DESIGN section 7, firing, and rows."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import pytest
+
+from marq.core import leases, rows
+from marq.core.backoff import Backoff
+from marq.core.leases import Destination, LeaseBook
+from marq.core.markers import BACKOFF, Acquire, Batch, Cause, Kind, Payload, Source, Tick, decode, encode
+from marq.core.queue import QueueSettings
+from marq.core.rows import Counts, Lease, State
+from tests.unit.core.batches import (
+    HOLDER,
+    LEASE_MS,
+    OTHER,
+    QUEUE,
+    SOURCE,
+    ack,
+    acquire,
+    fact,
+    payload,
+    reject,
+    release,
+    renew,
+)
+
+SETTINGS = QueueSettings(max_attempts=3, backoff=Backoff(100, 2.0, 1_000, jitter=False))
+#: The clock when the message of the tables below was acquired, and when the marker under test comes.
+T0, T1 = 1_000_000, 1_000_400
+
+
+def book(settings: QueueSettings = SETTINGS) -> LeaseBook:
+    return LeaseBook(lambda queue: settings)
+
+
+class Log:
+    """Feeds a book, through the codec, with rising offsets."""
+
+    def __init__(self, settings: QueueSettings = SETTINGS) -> None:
+        self.settings = settings
+        self.book = book(settings)
+        self.table: dict[bytes, bytes] = {}
+
+    def fold(self, *batches: Batch, at: int = T0) -> None:
+        for batch in batches:
+            self.book.fold(decode(encode(batch)), at, self.book.applied + 1)
+
+    def write(self) -> dict[bytes, bytes | None]:
+        """Write the changed rows into the table, as a shell does; return them."""
+        changes = self.book.take_changes()
+        for key, row in changes.items():
+            if row is None:
+                del self.table[key]
+            else:
+                self.table[key] = row
+        return changes
+
+    def restart(self) -> None:
+        self.book = book(self.settings)
+        self.book.restore(self.table.items())
+
+
+def only(log: Log) -> Lease | None:
+    """The lease of the only open message, if there is one."""
+    found = [lease for _, _, lease in log.book.open_leases()]
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+class Seen(NamedTuple):
+    state: State
+    holder: int
+    attempt: int
+    due_ms: int
+    counted: bool = True
+    text: str = ""
+
+
+def seen(lease: Lease | None) -> Seen | None:
+    if lease is None:
+        return None
+    return Seen(lease.state, lease.holder, lease.attempt, lease.due_ms, lease.counted, lease.text)
+
+
+def rows_of_messages(table: Mapping[bytes, object]) -> list[bytes]:
+    return [key for key in table if key[:1] in (b"r", b"s")]
+
+
+# --- every state and every kind ---------------------------------------------------------------------------------------
+
+BEFORE: dict[str, tuple[Batch, ...]] = {
+    "none": (),
+    "leased": (acquire([5]),),
+    "released": (acquire([5]), release([5], 700, error="boom")),
+    "rejected": (acquire([5]), reject([5])),
+    "closed": (acquire([5]), ack([5])),
+}
+LEASED = Seen(State.LEASED, HOLDER, 1, T0 + LEASE_MS)
+RELEASED = Seen(State.RELEASED, 0, 1, T0 + 700, True, "boom")
+REJECTED = Seen(State.REJECTED, 0, 1, T0, True, "no good")
+STANDS = {"none": None, "leased": LEASED, "released": RELEASED, "rejected": REJECTED, "closed": None}
+
+MARKERS: dict[str, Batch] = {
+    "acquire by the holder": acquire([5]),
+    "acquire by another": acquire([5], holder=OTHER),
+    "renew by the holder": renew([5], lease_ms=5_000),
+    "renew by another": renew([5], holder=OTHER, lease_ms=5_000),
+    "release by the holder": release([5], 50, error="why"),
+    "release by another": release([5], 50, holder=OTHER, error="why"),
+    "uncounted release by the holder": release([5], 0, counted=False),
+    "backoff by the holder": release([5], BACKOFF),
+    "reject by the holder": reject([5], reason="bad"),
+    "reject by another": reject([5], holder=OTHER, reason="bad"),
+    "ack by the holder": ack([5]),
+    "ack by another": ack([5], holder=OTHER),
+    "redelivered": fact([5]),
+    "dead-lettered": fact([5], Kind.DEAD_LETTERED),
+    "tick": Tick(1, 1),
+}
+#: What differs from "nothing happens": (before, marker) -> what is then seen.
+CHANGES: dict[tuple[str, str], Seen | None] = {
+    ("none", "acquire by the holder"): Seen(State.LEASED, HOLDER, 1, T1 + LEASE_MS),
+    ("none", "acquire by another"): Seen(State.LEASED, OTHER, 1, T1 + LEASE_MS),
+    ("leased", "acquire by the holder"): Seen(State.LEASED, HOLDER, 1, T1 + LEASE_MS),
+    ("leased", "acquire by another"): Seen(State.LEASED, OTHER, 1, T1 + LEASE_MS),
+    ("leased", "renew by the holder"): Seen(State.LEASED, HOLDER, 1, T1 + 5_000),
+    ("leased", "release by the holder"): Seen(State.RELEASED, 0, 1, T1 + 50, True, "why"),
+    ("leased", "uncounted release by the holder"): Seen(State.RELEASED, 0, 1, T1, False),
+    ("leased", "backoff by the holder"): Seen(State.RELEASED, 0, 1, T1 + 100),
+    ("leased", "reject by the holder"): Seen(State.REJECTED, 0, 1, T1, True, "bad"),
+    **{
+        (before, marker): None
+        for before in ("leased", "released", "rejected")
+        for marker in ("ack by the holder", "ack by another", "redelivered", "dead-lettered")
+    },
+}
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["in memory", "restored from rows"])
+@pytest.mark.parametrize("marker", MARKERS)
+@pytest.mark.parametrize("before", BEFORE)
+def test_a_marker_changes_a_message_as_the_table_says(before: str, marker: str, written: bool) -> None:
+    log = Log()
+    log.fold(*BEFORE[before])
+    if written:
+        log.write()
+        log.restart()
+    assert seen(only(log)) == STANDS[before]
+
+    log.fold(MARKERS[marker], at=T1)
+
+    assert seen(only(log)) == CHANGES.get((before, marker), STANDS[before])
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["row not written yet", "row written before"])
+@pytest.mark.parametrize("marker", MARKERS)
+@pytest.mark.parametrize("before", BEFORE)
+def test_a_table_holds_what_the_book_knows_after_any_marker(before: str, marker: str, written: bool) -> None:
+    log = Log()
+    log.fold(*BEFORE[before])
+    if written:
+        log.write()
+    log.fold(MARKERS[marker], at=T1)
+    known = seen(only(log))
+
+    log.write()
+    log.restart()
+
+    assert seen(only(log)) == known
+    if known is None:
+        assert rows_of_messages(log.table) == []
+
+
+# --- hard cases -------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_read_after_a_failed_commit_takes_over_what_is_open_and_reopens_nothing() -> None:
+    log = Log()
+    log.fold(acquire([1, 2, 3]), ack([2]))
+
+    log.fold(acquire([1, 2, 3, 4], holder=OTHER), at=T1)
+
+    assert {offset: lease.holder for _, offset, lease in log.book.open_leases()} == {1: OTHER, 3: OTHER, 4: OTHER}
+    assert log.book.counts[QUEUE] == Counts(acquired=4, acked=1, reacquired=3)
+
+
+def test_a_finished_record_stays_finished_after_a_restart() -> None:
+    log = Log()
+    log.fold(acquire([1, 2]), ack([1, 2]))
+    log.write()
+    log.restart()
+
+    log.fold(acquire([1, 2], holder=OTHER))
+
+    assert len(log.book) == 0
+
+
+def test_a_record_whose_marker_was_lost_is_opened_although_later_ones_are_known() -> None:
+    log = Log()
+    log.fold(acquire([10, 11], from_offset=10), ack([10, 11]))
+
+    log.fold(acquire([5, 6, 10], holder=OTHER, from_offset=5))
+
+    assert {offset for _, offset, _ in log.book.open_leases()} == {5, 6}
+
+
+def test_a_record_between_from_offset_and_the_batch_counts_as_seen() -> None:
+    """Whoever read from 3 and acquired 7 saw no other message of the queue between them."""
+    log = Log()
+    log.fold(acquire([7], from_offset=3))
+
+    log.fold(acquire([4], from_offset=4))
+
+    assert [offset for _, offset, _ in log.book.open_leases()] == [7]
+
+
+def test_two_queues_that_share_a_partition_do_not_mark_each_others_records() -> None:
+    log = Log()
+    log.fold(acquire([7], from_offset=0))
+
+    log.fold(acquire([4], from_offset=0, queue="reports"))
+
+    assert {(lease.queue, offset) for _, offset, lease in log.book.open_leases()} == {(QUEUE, 7), ("reports", 4)}
+
+
+def test_partitions_do_not_mark_each_others_records() -> None:
+    log = Log()
+    other = Source("marq.messages", 1)
+    log.fold(acquire([7], from_offset=0))
+
+    log.fold(acquire([7], from_offset=0, source=other))
+
+    assert {source for source, _, _ in log.book.open_leases()} == {SOURCE, other}
+
+
+def test_what_the_former_holder_says_after_a_take_over_is_ignored_except_its_ack() -> None:
+    log = Log()
+    log.fold(acquire([1, 2, 3, 4]), acquire([1, 2, 3, 4], holder=OTHER))
+
+    log.fold(renew([1], lease_ms=9_000), release([2]), reject([3]), ack([4]))
+
+    assert {offset: seen(lease) for _, offset, lease in log.book.open_leases()} == {
+        offset: Seen(State.LEASED, OTHER, 1, T0 + LEASE_MS) for offset in (1, 2, 3)
+    }
+    assert log.book.counts[QUEUE].late == 2
+
+
+def test_a_batch_may_hold_messages_of_several_attempts() -> None:
+    log = Log()
+    payloads = [payload(1), payload(3), payload(2), payload(3)]
+
+    log.fold(Acquire(QUEUE, HOLDER, SOURCE, [2, 4, 6, 7], LEASE_MS, 2, payloads))
+
+    assert {offset: lease.attempt for _, offset, lease in log.book.open_leases()} == {2: 1, 4: 3, 6: 2, 7: 3}
+
+
+def test_each_message_of_a_release_has_its_own_delay_and_error() -> None:
+    log = Log()
+    log.fold(acquire([1, 2]))
+    batch = dataclasses.replace(release([1, 2]), delays_ms=[10, BACKOFF], errors=["one", ""])
+
+    log.fold(batch, at=T1)
+
+    found = {offset: (lease.due_ms, lease.text) for _, offset, lease in log.book.open_leases()}
+    assert found == {1: (T1 + 10, "one"), 2: (T1 + 100, "")}
+
+
+def test_a_record_that_was_folded_is_not_folded_again() -> None:
+    log = Log()
+    log.fold(acquire([1]))
+
+    with pytest.raises(AssertionError, match="folded after"):
+        log.book.fold(ack([1]), T0, 0)
+
+
+# --- firing -----------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_fires_before_it_is_due_and_all_of_it_when_it_is() -> None:
+    log = Log()
+    log.fold(acquire([1, 2, 3]))
+
+    assert log.book.due(T0 + LEASE_MS - 1) == []
+    assert [fire.offset for fire in log.book.due(T0 + LEASE_MS)] == [1, 2, 3]
+
+
+def test_what_is_on_its_way_does_not_fire_again_until_it_is_known_to_have_failed() -> None:
+    log = Log()
+    log.fold(acquire([1, 2]))
+    fires = log.book.due(T0 + LEASE_MS)
+
+    assert log.book.due(T0 + 9 * LEASE_MS) == []
+    log.book.unfire(fires[:1])
+
+    assert [fire.offset for fire in log.book.due(T0 + LEASE_MS)] == [1]
+
+
+def test_when_all_that_is_on_its_way_is_forgotten_it_fires_again() -> None:
+    log = Log()
+    log.fold(acquire([1, 2]))
+    log.book.due(T0 + LEASE_MS)
+    log.fold(fact([1]))
+
+    log.book.forget_firing()
+
+    assert [fire.offset for fire in log.book.due(T0 + LEASE_MS)] == [2]
+
+
+def test_an_ack_between_copy_and_fact_closes_the_message_and_the_copy_is_counted() -> None:
+    log = Log()
+    log.fold(acquire([1]))
+    fires = log.book.due(T0 + LEASE_MS)
+
+    log.fold(ack([1]), fact([1]))
+
+    assert len(log.book) == 0
+    assert log.book.counts[QUEUE] == Counts(acquired=1, acked=1, expired=1, redelivered=1)
+    log.book.unfire(fires)
+    assert log.book.due(T0 + 9 * LEASE_MS) == []
+
+
+def test_a_renewal_moves_the_moment() -> None:
+    log = Log()
+    log.fold(acquire([1, 2]))
+
+    log.fold(renew([1]), at=T1)
+
+    assert [fire.offset for fire in log.book.due(T0 + LEASE_MS)] == [2]
+    assert [fire.offset for fire in log.book.due(T1 + LEASE_MS)] == [1]
+
+
+def test_the_earliest_fires_first() -> None:
+    log = Log()
+    log.fold(acquire([1], lease_ms=300), acquire([2], lease_ms=100), acquire([3], lease_ms=200))
+
+    assert [fire.offset for fire in log.book.due(T0 + 300)] == [2, 3, 1]
+
+
+def test_at_most_a_limited_number_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "MAX_FIRING", 3)
+    log = Log()
+    log.fold(acquire([1, 2, 3, 4, 5]))
+
+    first = log.book.due(T0 + LEASE_MS)
+    assert [fire.offset for fire in first] == [1, 2, 3]
+    assert log.book.due(T0 + LEASE_MS) == []
+    log.fold(fact([1, 2]))
+
+    assert [fire.offset for fire in log.book.due(T0 + LEASE_MS)] == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ("marker", "attempt", "destination", "next_attempt", "cause"),
+    [
+        (None, 1, Destination.QUEUE, 2, Cause.EXPIRED),
+        (None, 2, Destination.QUEUE, 3, Cause.EXPIRED),
+        (None, 3, Destination.DEAD_LETTERS, 3, Cause.EXPIRED),
+        (None, 9, Destination.DEAD_LETTERS, 9, Cause.EXPIRED),
+        (release([5]), 2, Destination.QUEUE, 3, Cause.RELEASED),
+        (release([5]), 3, Destination.DEAD_LETTERS, 3, Cause.RELEASED),
+        (release([5], counted=False), 3, Destination.QUEUE, 3, Cause.RELEASED),
+        (reject([5]), 1, Destination.DEAD_LETTERS, 1, Cause.REJECTED),
+        (reject([5]), 3, Destination.DEAD_LETTERS, 3, Cause.REJECTED),
+    ],
+)
+def test_a_due_message_goes_where_its_state_and_attempt_say(
+    marker: Batch | None, attempt: int, destination: Destination, next_attempt: int, cause: Cause
+) -> None:
+    log = Log()
+    log.fold(acquire([5], attempt=attempt))
+    if marker is not None:
+        log.fold(marker)
+
+    (fire,) = log.book.due(T0 + LEASE_MS)
+
+    assert (fire.destination, fire.attempt, fire.cause) == (destination, next_attempt, cause)
+    expected = Kind.REDELIVERED if destination is Destination.QUEUE else Kind.DEAD_LETTERED
+    assert fire.fact_kind is expected
+
+
+def test_a_queue_without_dead_letters_drops_a_message_and_says_so() -> None:
+    log = Log(QueueSettings(max_attempts=1, dead_letter=False))
+    log.fold(acquire([5]))
+
+    (fire,) = log.book.due(T0 + LEASE_MS)
+
+    assert fire.destination is Destination.NOWHERE
+    assert fire.fact_kind is Kind.DEAD_LETTERED
+
+
+def test_the_next_due_moment_is_never_too_late() -> None:
+    log = Log()
+    assert log.book.next_due_ms is None
+    log.fold(acquire([1], lease_ms=500), acquire([2], lease_ms=100))
+
+    assert log.book.next_due_ms == T0 + 100
+    log.fold(ack([2]))
+    assert log.book.next_due_ms == T0 + 500
+    log.book.due(T0 + 500)
+
+    assert log.book.next_due_ms is None
+
+
+def test_the_index_of_due_moments_does_not_grow_with_what_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "MAX_STALE_HINTS", 100)
+    log = Log()
+
+    for start in range(0, 20_000, 100):
+        log.fold(acquire(range(start, start + 100)), ack(range(start, start + 100)))
+    log.fold(acquire([20_000]))
+
+    assert len(log.book._heap) < 10
+    assert [fire.offset for fire in log.book.due(T0 + LEASE_MS)] == [20_000]
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_acquired_and_acknowledged_between_two_writes_leaves_no_row() -> None:
+    log = Log()
+    log.fold(acquire([1, 2]), renew([1]), ack([1, 2]))
+
+    changes = log.write()
+
+    assert rows_of_messages(changes) == []
+    assert rows.decode_applied(changes[rows.APPLIED_KEY] or b"") == (2, log.book.clock)
+
+
+def test_the_applied_row_comes_last() -> None:
+    log = Log()
+    log.fold(acquire([1]))
+
+    assert list(log.write())[-1] == rows.APPLIED_KEY
+
+
+def test_changes_are_given_once() -> None:
+    log = Log()
+    log.fold(acquire([1]))
+    assert log.book.changed
+    log.write()
+
+    assert not log.book.changed
+    assert list(log.book.take_changes()) == [rows.APPLIED_KEY]
+
+
+def test_a_renewal_of_a_written_message_does_not_write_its_payload_again() -> None:
+    log = Log()
+    log.fold(Acquire(QUEUE, HOLDER, SOURCE, [1], LEASE_MS, 1, [payload(value=b"x" * 10_000)]))
+    log.write()
+    log.fold(renew([1]), at=T1)
+
+    changes = log.write()
+
+    (key,) = rows_of_messages(changes)
+    assert key[:1] == b"s"
+    assert len(changes[key] or b"") < 100
+
+
+def test_both_rows_of_a_message_go_with_it_also_after_a_restart() -> None:
+    for restart in (False, True):
+        log = Log()
+        log.fold(acquire([1]))
+        log.write()
+        log.fold(renew([1]), at=T1)
+        log.write()
+        if restart:
+            log.restart()
+        log.fold(ack([1]))
+
+        log.write()
+
+        assert rows_of_messages(log.table) == []
+
+
+def test_a_payload_is_to_be_had_from_the_book_until_its_row_is_written() -> None:
+    log = Log()
+    original = Payload(5, 2, b"key", (("tenant", b"acme"),), b"value")
+    log.fold(Acquire(QUEUE, HOLDER, SOURCE, [3, 9], LEASE_MS, 0, [payload(), original]))
+
+    assert log.book.fresh_payload(SOURCE, 9) == original
+    log.write()
+
+    assert log.book.fresh_payload(SOURCE, 9) is None
+    assert rows.decode_payload(log.table[rows.row_key(SOURCE, 9)]) == original
+
+
+def test_pending_rows_are_counted_for_whoever_bounds_them() -> None:
+    log = Log()
+    assert log.book.pending_rows == 0
+    log.fold(acquire([1, 2, 3]))
+    assert log.book.pending_rows == 3
+    log.write()
+    assert log.book.pending_rows == 0
+
+    log.fold(ack([1]), renew([2]))
+
+    assert log.book.pending_rows == 2
+
+
+def test_a_row_with_an_unknown_key_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown key"):
+        book().restore([(b"zzz", b"")])
+
+
+def test_a_restored_book_goes_on_where_the_former_was() -> None:
+    log = Log()
+    log.fold(acquire([1, 2, 3, 4]), Tick(5, 77), renew([2]), release([3], 50, error="why"), reject([4]), at=T1)
+    before = (log.book.applied, log.book.clock, dict(log.book.counts), log.book.gauges(), log.book.next_due_ms)
+    log.write()
+
+    log.restart()
+
+    after = (log.book.applied, log.book.clock, dict(log.book.counts), log.book.gauges(), log.book.next_due_ms)
+    assert after == before
+    assert sorted(fire.offset for fire in log.book.due(T1 + LEASE_MS)) == [1, 2, 3, 4]
+
+
+def test_gauges_say_what_is_open_and_since_when() -> None:
+    log = Log()
+    log.fold(acquire([1, 2, 3, 4]))
+    log.fold(acquire([5]), release([2, 3], 10), reject([4]), at=T1)
+
+    gauge = log.book.gauges()[QUEUE]
+
+    assert (gauge.in_flight, gauge.released, gauge.rejected, gauge.oldest_ms) == (2, 2, 1, T0)
+
+
+def test_an_unreadable_record_moves_the_position_and_the_clock() -> None:
+    log = Log()
+
+    log.book.skip(T1, 7)
+
+    assert (log.book.applied, log.book.clock.now_ms, log.book.changed) == (7, T1, True)

@@ -1,0 +1,356 @@
+"""The codec: what is written is read, and whatever else is read is refused in one of two ways."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marq.core.errors import CorruptMarker, UnknownVersion
+from marq.core.markers import (
+    MAX_BATCH_MARKERS,
+    MAX_TEXT_BYTES,
+    RESERVED,
+    Ack,
+    Acquire,
+    Batch,
+    Columns,
+    Fact,
+    Kind,
+    Payload,
+    Reject,
+    Release,
+    Renew,
+    Source,
+    Tick,
+    cut_text,
+    decode,
+    decode_headers,
+    encode,
+    encode_headers,
+    payload_bytes,
+    spans,
+)
+from tests.unit.core.batches import ack, acquire, batches, payload, reject, release, renew
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "markers-v1.json"
+
+
+def fields(batch: Batch) -> dict[str, Any]:
+    """All fields of a batch, sequences as lists: what two equal batches have in common."""
+    values = {each.name: getattr(batch, each.name) for each in dataclasses.fields(batch)}
+    for name in ("offsets", "delays_ms", "errors", "reasons", "attempts", "causes", "payloads"):
+        if name in values:
+            values[name] = list(values[name])
+    return values
+
+
+@given(batches)
+def test_a_batch_of_any_kind_is_read_as_it_was_written(batch: Batch) -> None:
+    data = encode(batch)
+
+    found = decode(data)
+
+    assert type(found) is type(batch)
+    assert fields(found) == fields(batch)
+
+
+@given(batches)
+def test_what_was_read_is_written_as_the_same_bytes(batch: Batch) -> None:
+    data = encode(batch)
+
+    assert encode(decode(data)) == data
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_batch_or_corrupt(data: bytes) -> None:
+    try:
+        found = decode(data)
+    except CorruptMarker:
+        return
+
+    assert decode(encode(found)) is not None
+
+
+@given(st.sampled_from([*Kind]), st.binary(max_size=120))
+def test_any_bytes_after_a_valid_beginning_are_a_batch_or_corrupt(kind: Kind, rest: bytes) -> None:
+    data = b"\x01mq" + bytes([kind]) + rest
+
+    try:
+        found = decode(data)
+    except CorruptMarker:
+        return
+
+    assert list(getattr(found, "payloads", [])) is not None
+    assert encode(found)
+
+
+@given(batches, st.data())
+def test_a_batch_cut_short_is_corrupt(batch: Batch, data: st.DataObject) -> None:
+    valid = encode(batch)
+    end = data.draw(st.integers(0, len(valid) - 1))
+
+    with pytest.raises(CorruptMarker):
+        decode(valid[:end])
+
+
+@given(batches, st.binary(min_size=1, max_size=3))
+def test_a_batch_with_something_after_its_end_is_corrupt(batch: Batch, more: bytes) -> None:
+    with pytest.raises(CorruptMarker, match="bytes"):
+        decode(encode(batch) + more)
+
+
+@given(batches, st.data())
+def test_a_batch_with_a_flipped_bit_is_a_batch_or_corrupt(batch: Batch, data: st.DataObject) -> None:
+    valid = bytearray(encode(batch))
+    bit = data.draw(st.integers(0, len(valid) * 8 - 1))
+    valid[bit // 8] ^= 1 << bit % 8
+
+    try:
+        found = decode(bytes(valid))
+    except CorruptMarker:
+        return
+
+    # What was decoded is whole: its payloads and headers can be cut out, too.
+    assert len(list(getattr(found, "payloads", []))) == (len(found.offsets) if isinstance(found, Acquire) else 0)
+
+
+@pytest.mark.parametrize("version", [0, 2, 3, 255])
+@pytest.mark.parametrize("rest", [b"", b"\x01", b"\x01" * 40])
+def test_another_version_with_the_magic_is_unknown(version: int, rest: bytes) -> None:
+    with pytest.raises(UnknownVersion, match=f"version {version}"):
+        decode(bytes([version]) + b"mq" + rest)
+
+
+@pytest.mark.parametrize("kind", sorted(RESERVED))
+def test_a_kind_that_is_only_reserved_is_unknown(kind: Kind) -> None:
+    data = bytearray(encode(ack([1])))
+    data[3] = kind
+
+    with pytest.raises(UnknownVersion, match=kind.name):
+        decode(bytes(data))
+
+
+@pytest.mark.parametrize("kind", [0, 9, 32, 37, 63, 65, 255])
+def test_a_kind_that_does_not_exist_is_corrupt_and_not_unknown(kind: int) -> None:
+    data = bytearray(encode(ack([1])))
+    data[3] = kind
+
+    with pytest.raises(CorruptMarker, match=f"kind {kind}") as caught:
+        decode(bytes(data))
+
+    assert not isinstance(caught.value, UnknownVersion)
+
+
+@pytest.mark.parametrize("data", [None, b"", b"\x01", b"\x01m", b"\x02xx", b"hello", b'{"kind": "ack"}'])
+def test_garbage_is_corrupt_and_not_unknown(data: bytes | None) -> None:
+    with pytest.raises(CorruptMarker) as caught:
+        decode(data)
+
+    assert not isinstance(caught.value, UnknownVersion)
+
+
+def test_a_huge_count_in_few_bytes_is_corrupt_at_once() -> None:
+    data = bytearray(encode(renew([5])))
+    count_at = data.index(b"marq.messages") + len(b"marq.messages") + 4
+    data[count_at : count_at + 4] = (MAX_BATCH_MARKERS + 1).to_bytes(4, "big")
+
+    with pytest.raises(CorruptMarker, match=str(MAX_BATCH_MARKERS + 1)):
+        decode(bytes(data))
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        ack([]),
+        ack(range(MAX_BATCH_MARKERS + 1)),
+        ack([3, 2]),
+        ack([1, 1]),
+        ack([1, 5, 3]),
+        ack([1, 3, 2]),
+        ack([0, 2**32]),
+        ack([-1]),
+        ack([1], holder=2**64),
+        renew([1], lease_ms=-1),
+        renew([1], lease_ms=2**32),
+        release([1], -2),
+        Release("q", 1, Source("t", 0), [1, 2], [0], True, ["", ""]),
+        Release("q", 1, Source("t", 0), [1, 2], [0, 0], True, ["why"]),
+        Reject("q", 1, Source("t", 0), [1, 2], ["why"]),
+        Acquire("q", 1, Source("t", 0), [], 0, 0, []),
+        Acquire("q", 1, Source("t", 0), [1, 2], 0, 0, [payload()]),
+        acquire([5], from_offset=6),
+        acquire([5], from_offset=-1),
+        acquire([5], attempt=-1),
+        Ack("q" * 256, 1, Source("t", 0), [1]),
+        Ack("q", 1, Source("t", -1), [1]),
+        Tick(1, -1),
+    ],
+    ids=repr,
+)
+def test_what_could_not_be_read_is_not_written(batch: Batch) -> None:
+    with pytest.raises(ValueError, match="."):
+        encode(batch)
+
+
+def test_consecutive_offsets_take_no_room() -> None:
+    dense, sparse = encode(ack(range(1_000))), encode(ack(range(0, 2_000, 2)))
+
+    assert len(dense) == len(encode(ack([1])))
+    assert len(sparse) == len(dense) + 4 * 1_000
+
+
+def test_attempts_keys_and_headers_take_room_only_where_they_differ() -> None:
+    plain = encode(acquire(range(10)))
+
+    with_attempts = encode(acquire(range(10), attempt=2))
+
+    assert len(with_attempts) == len(plain) + 4 * 10
+
+
+def test_columns_are_written_as_the_payloads_they_hold() -> None:
+    payloads = [
+        Payload(5, 1, b"emails", (), b"a"),
+        Payload(6, 3, None, (("tenant", b"acme"), ("tenant", None)), None),
+    ]
+    columns = Columns(
+        b"emails",
+        [5, 6],
+        [b"a", None],
+        attempts=[1, 3],
+        keys=[b"emails", None],
+        headers=[(), (("tenant", b"acme"), ("tenant", None))],
+    )
+    one_by_one = Acquire("emails", 7, Source("t", 1), [4, 9], 30, 2, payloads)
+
+    assert list(columns) == payloads
+    assert encode(dataclasses.replace(one_by_one, payloads=columns)) == encode(one_by_one)
+
+
+def test_an_acquire_knows_its_attempts_before_and_after_the_wire() -> None:
+    first, later = acquire([1, 2]), acquire([1, 2], attempt=4)
+
+    assert first.attempts is None
+    assert later.attempts == [4, 4]
+    decoded = decode(encode(later))
+    assert isinstance(decoded, Acquire)
+    assert decoded.attempts == (4, 4)
+
+
+def test_a_long_text_is_cut_and_never_inside_a_character() -> None:
+    text = "ü" * MAX_TEXT_BYTES
+
+    cut = cut_text("x" + text)
+
+    assert len(cut) == MAX_TEXT_BYTES - 1
+    assert cut.decode() == "x" + "ü" * (MAX_TEXT_BYTES // 2 - 1)
+    decoded = decode(encode(reject([1], reason="x" + text)))
+    assert isinstance(decoded, Reject)
+    assert decoded.reasons == (cut.decode(),)
+
+
+@given(st.text(max_size=2_000))
+def test_any_text_can_be_cut(text: str) -> None:
+    cut = cut_text(text)
+
+    assert len(cut) <= MAX_TEXT_BYTES
+    assert text.startswith(cut.decode())
+
+
+def test_a_text_that_is_no_unicode_is_written_with_replacements() -> None:
+    assert cut_text("a\udc80b") == b"a?b"
+
+
+@given(st.lists(st.tuples(st.text(max_size=20), st.none() | st.binary(max_size=20)), max_size=5))
+def test_headers_keep_their_order_and_their_doubles(headers: list[tuple[str, bytes | None]]) -> None:
+    assert list(decode_headers(encode_headers(headers))) == headers
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_headers_or_refused(data: bytes) -> None:
+    try:
+        headers = decode_headers(data)
+    except (CorruptMarker, ValueError, __import__("struct").error):
+        return
+
+    assert encode_headers(headers) == data
+
+
+@given(st.lists(st.integers(0, 50), max_size=40), st.integers(1, 100))
+def test_spans_cover_all_in_order_and_keep_the_limit(sizes: list[int], limit: int) -> None:
+    runs = list(spans(sizes, limit))
+
+    assert [index for run in runs for index in range(run.start, run.stop)] == list(range(len(sizes)))
+    for run in runs:
+        assert sum(sizes[run]) <= limit or run.stop - run.start == 1
+    for run, following in zip(runs, runs[1:], strict=False):
+        assert sum(sizes[run.start : following.start + 1]) > limit
+
+
+def test_spans_of_nothing_are_none() -> None:
+    assert list(spans([], 10)) == []
+
+
+def test_a_span_has_at_most_as_many_markers_as_a_batch_may_have() -> None:
+    runs = list(spans([0] * (MAX_BATCH_MARKERS + 1), 10))
+
+    assert [run.stop - run.start for run in runs] == [MAX_BATCH_MARKERS, 1]
+
+
+@given(st.lists(batches.filter(lambda batch: isinstance(batch, Acquire)), min_size=1, max_size=1))
+def test_a_payload_is_never_larger_than_was_reckoned(found: list[Acquire]) -> None:
+    (batch,) = found
+    frame = 200 + len(batch.queue.encode()) + len(batch.source.topic.encode())
+
+    assert len(encode(batch)) <= frame + sum(payload_bytes(each) for each in batch.payloads)
+
+
+# --- golden: the bytes of version 1 for ever --------------------------------------------------------------------------
+
+_CLASSES = {each.__name__: each for each in (Acquire, Renew, Ack, Release, Reject, Fact, Tick)}
+
+
+def _from_json(name: str, values: dict[str, Any]) -> Batch:
+    values = dict(values)
+    if "source" in values:
+        values["source"] = Source(*values["source"])
+    if "payloads" in values:
+        values["payloads"] = [
+            Payload(
+                each["timestamp_ms"],
+                each["attempt"],
+                None if each["key"] is None else bytes.fromhex(each["key"]),
+                tuple((header, None if value is None else bytes.fromhex(value)) for header, value in each["headers"]),
+                None if each["value"] is None else bytes.fromhex(each["value"]),
+            )
+            for each in values["payloads"]
+        ]
+    if name == "Fact":
+        values["kind"] = Kind[values["kind"]]
+    batch: Batch = _CLASSES[name](**values)
+    return batch
+
+
+def _golden() -> list[dict[str, Any]]:
+    cases: list[dict[str, Any]] = json.loads(GOLDEN.read_text())["cases"]
+    return cases
+
+
+@pytest.mark.parametrize("case", _golden(), ids=lambda case: case["name"])
+def test_the_bytes_of_version_1_are_read_and_written_as_ever(case: dict[str, Any]) -> None:
+    batch, data = _from_json(case["batch"], case["fields"]), bytes.fromhex(case["hex"])
+
+    assert fields(decode(data)) == fields(batch)
+    assert encode(batch) == data
+    assert encode(decode(data)) == data
+
+
+def test_every_kind_of_version_1_has_golden_bytes() -> None:
+    kinds = {bytes.fromhex(case["hex"])[3] for case in _golden()}
+
+    assert kinds == {kind.value for kind in Kind if kind not in RESERVED}

@@ -1,0 +1,88 @@
+"""Marks: intervals that behave like a set of offsets."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marq.core.marks import MAX_INTERVALS, Marks
+
+_intervals = st.tuples(st.integers(0, 60), st.integers(1, 12)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+
+
+@given(st.lists(_intervals, max_size=40))
+def test_marks_are_the_set_of_all_offsets_added(added: list[tuple[int, int]]) -> None:
+    marks, model = Marks(), set()
+
+    for start, end in added:
+        marks.add(start, end)
+        model.update(range(start, end))
+
+        assert {offset for offset in range(80) if offset in marks} == model
+        assert marks.end == max(model) + 1
+
+
+@given(st.lists(_intervals, max_size=40))
+def test_intervals_are_sorted_and_never_touch(added: list[tuple[int, int]]) -> None:
+    marks = Marks()
+
+    for start, end in added:
+        marks.add(start, end)
+
+    intervals = marks.intervals
+    assert all(start < end for start, end in intervals)
+    assert all(end < start for (_, end), (start, _) in zip(intervals, intervals[1:], strict=False))
+
+
+@given(st.lists(_intervals, max_size=20), st.lists(_intervals, max_size=5))
+def test_marks_made_from_intervals_go_on_as_before(before: list[tuple[int, int]], after: list[tuple[int, int]]) -> None:
+    marks = Marks()
+    for start, end in before:
+        marks.add(start, end)
+
+    restored = Marks(marks.intervals)
+    for start, end in after:
+        marks.add(start, end)
+        restored.add(start, end)
+
+    assert restored.intervals == marks.intervals
+
+
+def test_new_marks_hold_nothing() -> None:
+    marks = Marks()
+
+    assert marks.end == 0
+    assert 0 not in marks
+    assert marks.intervals == []
+
+
+def test_reading_in_order_keeps_one_interval() -> None:
+    marks = Marks()
+
+    for start in range(0, 1_000, 10):
+        marks.add(start, start + 10)
+
+    assert marks.intervals == [(0, 1_000)]
+
+
+def test_a_gap_stays_a_gap_until_it_is_filled() -> None:
+    marks = Marks([(0, 10)])
+
+    marks.add(20, 30)
+    assert 15 not in marks
+    marks.add(10, 20)
+
+    assert marks.intervals == [(0, 30)]
+
+
+def test_past_the_limit_the_lowest_interval_is_forgotten_and_no_gap_is_closed() -> None:
+    marks = Marks()
+
+    for number in range(MAX_INTERVALS + 1):
+        marks.add(number * 10, number * 10 + 1)
+
+    assert len(marks.intervals) == MAX_INTERVALS
+    assert 0 not in marks
+    assert 10 in marks
+    assert 15 not in marks
+    assert marks.end == MAX_INTERVALS * 10 + 1

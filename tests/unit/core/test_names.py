@@ -1,0 +1,76 @@
+"""Names of topics and rules for queue names."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marq.core.errors import ConfigError
+from marq.core.names import MAX_QUEUE_NAME_BYTES, Names, check_queue_name, markers_partition
+
+
+def test_the_default_names_are_those_of_the_design() -> None:
+    names = Names()
+
+    assert names.messages == "marq.messages"
+    assert names.markers == "marq.markers"
+    assert names.dead_letters == "marq.dead-letters"
+    assert names.quarantine == "marq.quarantine"
+    assert names.app_id == "marq-app"
+    assert names.changelog == "marq-app-leases-changelog"
+    assert names.group("emails") == "marq.queue.emails"
+    assert names.transactional_id(3) == "marq-tracker-3"
+
+
+def test_a_prefix_keeps_installations_apart() -> None:
+    one, other = Names("one"), Names("other")
+
+    for name in ("messages", "markers", "dead_letters", "quarantine", "app_id", "changelog"):
+        assert getattr(one, name) != getattr(other, name)
+    assert one.transactional_id(0) != other.transactional_id(0)
+    assert one.group("q") != other.group("q")
+
+
+@pytest.mark.parametrize("prefix", ["", "a b", "ü", "a/b", "x" * 101, "a\n"])
+def test_a_prefix_that_can_be_no_part_of_a_topics_name_is_refused(prefix: str) -> None:
+    with pytest.raises(ConfigError, match="MARQ_PREFIX"):
+        Names(prefix)
+
+
+@pytest.mark.parametrize("name", ["emails", "ünï", "a b", "x" * MAX_QUEUE_NAME_BYTES, "队列", "a/b:c"])
+def test_a_readable_name_is_taken_as_it_is(name: str) -> None:
+    assert check_queue_name(name) == name
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("", "empty"),
+        (None, "not NoneType"),
+        (b"emails", "not bytes"),
+        (7, "not int"),
+        ("x" * (MAX_QUEUE_NAME_BYTES + 1), "201 bytes"),
+        ("ü" * 101, "202 bytes"),
+        ("a\nb", "can't be printed"),
+        ("\0", "can't be printed"),
+        ("a\u200bb", "can't be printed"),
+        ("\ud800", "UTF-8"),
+    ],
+)
+def test_any_other_name_is_refused_with_the_reason(name: object, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        check_queue_name(name)
+
+
+@given(st.text(max_size=30), st.integers(0, 1_000), st.integers(1, 100))
+def test_the_markers_of_a_partition_stay_together_and_neighbours_spread(topic: str, partition: int, count: int) -> None:
+    found = markers_partition(topic, partition, count)
+
+    assert 0 <= found < count
+    assert markers_partition(topic, partition + 1, count) == (found + 1) % count
+
+
+def test_the_markers_partition_is_the_same_in_every_client() -> None:
+    """crc32("marq.messages") is 0xbe8a419f: (0xbe8a419f + 0) mod 7 is 3."""
+    assert [markers_partition("marq.messages", partition, 7) for partition in range(3)] == [3, 4, 5]

@@ -1,0 +1,120 @@
+"""Rows of the lease table: what is written is read."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marq.core import rows
+from marq.core.clock import LogClock
+from marq.core.markers import MAX_TEXT_BYTES, Payload, Source
+from marq.core.rows import Counts, Lease, State
+
+_U32, _U63, _U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1), st.integers(0, 2**64 - 1)
+_I64 = st.integers(-(2**63), 2**63 - 1)
+_queues = st.text(min_size=1, max_size=50)
+_sources = st.builds(Source, st.text(max_size=60).filter(lambda topic: len(topic.encode()) < 256), _U32)
+_leases = st.builds(
+    Lease, _queues, _U64, _U32, _I64, _I64, st.sampled_from(State), st.booleans(), st.text(max_size=100)
+)
+_headers = st.lists(st.tuples(st.text(max_size=9), st.none() | st.binary(max_size=9)), max_size=3).map(tuple)
+_payloads = st.builds(Payload, _I64, _U32, st.none() | st.binary(max_size=9), _headers, st.none() | st.binary())
+
+
+def values(lease: Lease) -> tuple[object, ...]:
+    return dataclasses.astuple(lease)
+
+
+@given(_leases)
+def test_a_lease_is_read_as_it_was_written(lease: Lease) -> None:
+    row = rows.encode_lease(lease)
+
+    found, end = rows.decode_lease(row)
+
+    assert values(found) == values(lease)
+    assert end == len(row)
+
+
+@given(_leases, _payloads)
+def test_a_row_holds_its_lease_and_its_payload(lease: Lease, payload: Payload) -> None:
+    row = rows.encode_row(rows.encode_lease(lease), payload)
+
+    assert values(rows.decode_lease(row)[0]) == values(lease)
+    assert rows.decode_payload(row) == payload._replace(attempt=lease.attempt)
+
+
+@given(_sources, _U63)
+def test_a_row_key_names_its_message(source: Source, offset: int) -> None:
+    key = rows.row_key(source, offset)
+
+    assert rows.parse_row_key(key) == (source, offset)
+    assert rows.row_keys(source, [offset], b"r") == [key]
+    assert rows.row_keys(source, [offset], b"s") == [b"s" + key[1:]]
+
+
+@given(_sources, _U63, _U63)
+def test_row_keys_of_one_source_sort_by_offset(source: Source, first: int, second: int) -> None:
+    assert (rows.row_key(source, first) < rows.row_key(source, second)) == (first < second)
+
+
+@given(st.text(max_size=200).filter(lambda queue: len(queue.encode()) <= 200), _sources)
+def test_a_mark_key_names_its_queue_and_source(queue: str, source: Source) -> None:
+    assert rows.parse_mark_key(rows.mark_key(queue, source)) == (queue, source)
+
+
+@given(st.tuples(_sources, _U63, _queues), st.tuples(_sources, _U63, _queues))
+def test_different_things_have_different_keys(one: tuple[Source, int, str], other: tuple[Source, int, str]) -> None:
+    def keys(source: Source, offset: int, queue: str) -> list[bytes]:
+        row = rows.row_key(source, offset)
+        return [rows.APPLIED_KEY, rows.mark_key(queue, source), rows.counts_key(queue), row, b"s" + row[1:]]
+
+    assert len(set(keys(*one))) == 5
+    assert (rows.row_key(*one[:2]) == rows.row_key(*other[:2])) == (one[:2] == other[:2])
+    same_mark = rows.mark_key(one[2], one[0]) == rows.mark_key(other[2], other[0])
+    assert same_mark == ((one[2], one[0]) == (other[2], other[0]))
+
+
+@given(_I64, st.builds(LogClock, _I64, _I64, _U64, _I64, _U64))
+def test_the_applied_row_holds_the_offset_and_the_clock(offset: int, clock: LogClock) -> None:
+    assert rows.decode_applied(rows.encode_applied(offset, clock)) == (offset, clock)
+
+
+@given(st.lists(st.tuples(_U63, _U63), max_size=64))
+def test_marks_are_read_as_they_were_written(intervals: list[tuple[int, int]]) -> None:
+    assert rows.decode_marks(rows.encode_marks(intervals)) == intervals
+
+
+@given(st.builds(Counts, *[_U63] * len(dataclasses.fields(Counts))))
+def test_counts_are_read_as_they_were_written(counts: Counts) -> None:
+    assert rows.decode_counts(rows.encode_counts(counts)) == counts
+
+
+def test_counts_of_an_older_writer_lack_fields_which_are_then_0() -> None:
+    row = rows.encode_counts(Counts(acquired=3, acked=2, renewed=1))
+
+    assert rows.decode_counts(row[:16]) == Counts(acquired=3, acked=2)
+
+
+def test_counts_of_a_newer_writer_have_more_fields_which_are_passed_over() -> None:
+    row = rows.encode_counts(Counts(acquired=3, reacquired=9)) + b"\0" * 16
+
+    assert rows.decode_counts(row) == Counts(acquired=3, reacquired=9)
+
+
+def test_a_row_of_a_newer_version_is_refused() -> None:
+    lease = rows.encode_lease(Lease("q", 1, 1, 1, 1))
+    applied = rows.encode_applied(1, LogClock())
+
+    with pytest.raises(ValueError, match="version 2"):
+        rows.decode_lease(b"\x02" + lease[1:])
+    with pytest.raises(ValueError, match="version 2"):
+        rows.decode_applied(b"\x02" + applied[1:])
+
+
+def test_a_long_error_is_cut_in_its_row() -> None:
+    row = rows.encode_lease(Lease("q", 1, 1, 1, 1, text="ü" * 5_000))
+
+    assert rows.decode_lease(row)[0].text == "ü" * (MAX_TEXT_BYTES // 2)

@@ -1,0 +1,103 @@
+"""Rules about the code itself, of docs/STYLE: checked here because nobody remembers them all."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("marq", "app", "agents", "tables", "config", "pipeline", "broker", "demo", "bench", "examples")
+MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+CORE = sorted((ROOT / "marq" / "core").rglob("*.py"))
+#: Modules with a clock, chance, tasks or I/O: the core takes time as an argument and returns its effects.
+IMPURE = {"time", "random", "asyncio", "os", "logging", "datetime", "secrets", "socket", "threading", "uuid"}
+#: Words that say nothing about what a file holds, and one that means two opposite things in two queue systems.
+BANNED_FILE_WORDS = {"nack", "utils", "util", "helpers", "helper", "common", "manager", "misc"}
+BANNED_IDENTIFIERS = {"nack"}
+MAX_LINES = 600
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name_of(path)}:{node.lineno}: relative imports hide who depends on whom"
+            found.add(node.module or "")
+    return found
+
+
+def words(name: str) -> set[str]:
+    """The words of an identifier or file name: ``queue_utils`` has two, ``HttpManager`` too."""
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
+
+
+def identifiers(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        for field in ("id", "attr", "name", "arg"):
+            value = getattr(node, field, None)
+            if isinstance(value, str):
+                found.add(value)
+    return found
+
+
+@pytest.mark.parametrize("path", CORE, ids=name_of)
+def test_the_core_imports_only_itself_and_the_standard_library(path: Path) -> None:
+    for module in imports(path):
+        top = module.split(".")[0]
+        allowed = module == "marq.core" or module.startswith("marq.core.") or top in sys.stdlib_module_names
+        assert allowed, f"{name_of(path)} imports {module}"
+
+
+@pytest.mark.parametrize("path", CORE, ids=name_of)
+def test_the_core_has_no_clock_no_chance_and_no_effects(path: Path) -> None:
+    found = {module.split(".")[0] for module in imports(path)} & IMPURE
+
+    assert found == set(), f"{name_of(path)} imports {found}"
+    assert not {"open", "print", "input", "__import__"} & identifiers(path)
+
+
+def test_importing_the_core_imports_nothing_impure() -> None:
+    program = (
+        "import sys, types; sys.path.insert(0, sys.argv[1]); package = types.ModuleType('marq');"
+        "package.__path__ = [sys.argv[1] + '/marq']; sys.modules['marq'] = package;"
+        "import marq.core.tracker, marq.core.copies, marq.core.names;"
+        "print(sorted({'asyncio', 'logging', 'random', 'faust', 'aiokafka'} & set(sys.modules)))"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program, str(ROOT)], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_no_module_is_longer_than_a_person_reads(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MAX_LINES
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_files_and_identifiers_are_named_by_what_they_are(path: Path) -> None:
+    for part in path.relative_to(ROOT).with_suffix("").parts:
+        assert not words(part) & BANNED_FILE_WORDS, f"{name_of(path)}: {part}"
+    # A function that takes the place of a banned word may name it to refuse it, as text.
+    used = {name for name in identifiers(path) if words(name) & BANNED_IDENTIFIERS}
+    assert used == set(), f"{name_of(path)} uses {used}"
+
+
+def test_the_rules_look_at_something() -> None:
+    assert len(CORE) > 8
+    assert len(MODULES) > 20
+    assert words("NackQueue_utils") == {"nack", "queue", "utils"}
