@@ -394,11 +394,9 @@ class Ownership:
         self, producer: AIOKafkaProducer, fires: Sequence[Fire], tick: Tick | None, changes: bool
     ) -> list[Any]:
         names, sends = self.around.names, []
-        for fire in fires:
-            if fire.destination is not Destination.NOWHERE:
-                sends.append(await self._send_copy(producer, fire))
-        for fact in self.tracker.facts(list(fires)):
-            sends.append(await producer.send(names.markers, encode(fact), partition=self.partition))
+        sends += [await self._send_copy(producer, f) for f in fires if f.destination is not Destination.NOWHERE]
+        for batch in self.tracker.facts(list(fires)):
+            sends += [await producer.send(names.markers, encode(batch), partition=self.partition)]
         if tick is not None:
             sends.append(await producer.send(names.markers, encode(tick), partition=self.partition))
         if changes:

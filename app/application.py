@@ -8,10 +8,12 @@ from typing import Any
 import faust
 from faust.types import TP
 
+import agents.handlers
 import agents.statistics
 import agents.tracker
 import tables.leases
 from agents.ownership import Surroundings
+from agents.stream_reader import Partitions
 from app.batching import BatchSchema, BatchTransport
 from app.web import MarqWeb
 from app.web import attach as attach_web
@@ -29,6 +31,7 @@ class MarqApp(faust.App):
     settings: AppSettings
     queues: Queues
     owners: agents.tracker.TrackerOwners
+    handlers: agents.handlers.Handlers
     leases: tables.leases.LeaseTable
 
     def _new_transport(self) -> BatchTransport:
@@ -42,13 +45,16 @@ class MarqApp(faust.App):
         client = ClientSettings.read(self.settings.bootstrap_servers, {"prefix": self.settings.prefix})
         try:
             topics = await ensure_topics(client, changelog=True)
+            await self.handlers.start(client, topics, self._message_partitions())
         except MarqError as error:
             # One sentence that says what to do; a traceback would only hide it.
             sys.exit(f"marq: {error}")
         self.owners.around = self._surroundings(topics)
 
     async def on_stop(self) -> None:
-        # Owners first: what they have folded is written while the broker connection is still there.
+        # First, while the connection to the broker is still there: handlers end and say so, owners write what they
+        # have folded.
+        await self.handlers.stop()
         await self.owners.stop()
         await super().on_stop()
 
@@ -56,6 +62,22 @@ class MarqApp(faust.App):
     def client_settings(self) -> dict[str, Any]:
         """Arguments of every Kafka client outside of Faust."""
         return {"bootstrap_servers": self.settings.bootstrap_servers}
+
+    def _message_partitions(self) -> Partitions:
+        messages = self.settings.names.messages
+
+        async def seek(partition: int, offset: int) -> None:
+            await self.consumer.seek_wait({TP(messages, partition): offset})
+
+        return Partitions(
+            seek=seek,
+            pause=lambda partitions: self.consumer.pause_partitions({TP(messages, p) for p in partitions}),
+            resume=lambda partitions: self.consumer.resume_partitions({TP(messages, p) for p in partitions}),
+            commit=lambda offsets: self.consumer.thread.commit_exactly(
+                {TP(messages, p): o for p, o in offsets.items()}
+            ),
+            committed=lambda partition: self.consumer.thread.committed(TP(messages, partition)),
+        )
 
     def _surroundings(self, topics: Topics) -> Surroundings:
         markers = self.settings.names.markers
@@ -118,6 +140,9 @@ def create_app(settings: AppSettings | None = None, queues: Queues | None = None
     app.leases = tables.leases.attach(app)
     markers = app.topic(names.markers, schema=BatchSchema())
     app.owners = agents.tracker.attach(app, markers, names.markers)
+    with_handlers = app.queues.with_handlers
+    messages = app.topic(names.messages, schema=BatchSchema()) if with_handlers else None
+    app.handlers = agents.handlers.attach(app, messages, names.messages, with_handlers)
     attach_web(app, agents.statistics.attach(app, app.owners))
     app.on_partitions_assigned.connect(_on_assigned)
     app.on_partitions_revoked.connect(_on_revoked)
@@ -126,7 +151,9 @@ def create_app(settings: AppSettings | None = None, queues: Queues | None = None
 
 async def _on_assigned(app: MarqApp, assigned: set[TP], **_: Any) -> None:
     app.owners.assigned(assigned)
+    await app.handlers.assigned(assigned)
 
 
 async def _on_revoked(app: MarqApp, revoked: set[TP], **_: Any) -> None:
+    await app.handlers.revoked()
     await app.owners.revoked(revoked)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from time import monotonic
 from typing import Any, cast
 
 import aiokafka
@@ -74,21 +75,35 @@ class BatchThread(driver.AIOKafkaConsumerThread):
 
     def _position(self, consumer: aiokafka.AIOKafkaConsumer, tp: TP) -> int | None:
         assignment = consumer._subscription.subscription.assignment if consumer._subscription.subscription else None
-        state = assignment.state_value(aiokafka.TopicPartition(tp.topic, tp.partition)) if assignment else None
+        state = assignment.state_value(_aiokafka(tp)) if assignment else None
         return state._position if state is not None else None
 
-    async def commit_exactly(self, offsets: Mapping[TP, int]) -> None:
-        """Commit these offsets.
+    async def commit_exactly(self, offsets: Mapping[TP, tuple[int, str]]) -> None:
+        """Commit offsets, each with its metadata.
 
         Raises:
             aiokafka.errors.KafkaError: refused, or whether it took effect is unknown.
         """
         await self.call_thread(self._commit_exactly, offsets)
 
-    async def _commit_exactly(self, offsets: Mapping[TP, int]) -> None:
-        await self._ensure_consumer().commit(
-            {aiokafka.TopicPartition(tp.topic, tp.partition): OffsetAndMetadata(o, "") for tp, o in offsets.items()}
-        )
+    async def _commit_exactly(self, offsets: Mapping[TP, tuple[int, str]]) -> None:
+        now = monotonic()
+        self.tp_last_committed_at.update(dict.fromkeys(offsets, now))
+        await self._ensure_consumer().commit({_aiokafka(tp): OffsetAndMetadata(*each) for tp, each in offsets.items()})
+
+    async def committed(self, tp: TP) -> tuple[int | None, str, int]:
+        """Return the committed offset of a partition (None: none), its metadata, and where the log begins."""
+        return await self.call_thread(self._committed, _aiokafka(tp))
+
+    async def _committed(self, tp: aiokafka.TopicPartition) -> tuple[int | None, str, int]:
+        consumer = self._ensure_consumer()
+        found = await consumer._coordinator.fetch_committed_offsets([tp])
+        log_start = (await consumer.beginning_offsets([tp]))[tp]
+        return (found[tp].offset, found[tp].metadata, log_start) if tp in found else (None, "", log_start)
+
+
+def _aiokafka(tp: TP) -> aiokafka.TopicPartition:
+    return aiokafka.TopicPartition(tp.topic, tp.partition)
 
 
 class BatchConsumer(driver.Consumer):
@@ -105,12 +120,12 @@ class BatchConsumer(driver.Consumer):
         end = max(acked) + 1
         acked.clear()
         self._acked_index[tp].clear()
-        return cast(int, end)
+        return int(end)
 
-    async def commit_exactly(self, offsets: Mapping[TP, int]) -> None:
-        """Commit these offsets now; raises when that failed or is unknown."""
-        await cast(BatchThread, self._thread).commit_exactly(offsets)
-        self._committed_offset.update(offsets)
+    @property
+    def thread(self) -> BatchThread:
+        """The thread that talks to Kafka."""
+        return cast("BatchThread", self._thread)
 
     async def _drain_messages(self, fetcher: Any) -> None:
         try:

@@ -42,7 +42,13 @@ class Acquisition:
     def _marker(self) -> Acquire:
         columns = _columns(self.queue, self.source, self.messages)
         return Acquire(
-            self.queue, self.holder, self.source, self.offsets, self.settings.lease_ms, self.from_offset, columns
+            self.queue,
+            self.holder,
+            self.source,
+            self.offsets,
+            self.settings.lease_of(self.queue),
+            self.from_offset,
+            columns,
         )
 
 

@@ -21,7 +21,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from marq.acquisition import Acquisition, acquisitions
 from marq.backlog import Backlog
@@ -48,13 +48,25 @@ REVOKE_LIMIT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class FlowSettings:
-    """What one engine needs to know; ``limit_bytes`` is what the markers topic accepts."""
+    """What one engine needs to know; ``limit_bytes`` is what the markers topic accepts.
+
+    ``lease_ms`` holds for each queue that has none of its own in ``leases_ms``.
+    """
 
     lease_ms: int
     max_in_flight: int
     max_lease_ms: int
     markers_partitions: int
     limit_bytes: int
+    leases_ms: Mapping[str, int] = field(default_factory=dict)
+
+    def lease_of(self, queue: str) -> int:
+        """Return the lease of a queue, in ms."""
+        return self.leases_ms.get(queue, self.lease_ms)
+
+    @property
+    def shortest_lease_ms(self) -> int:
+        return min([self.lease_ms, *self.leases_ms.values()])
 
 
 class Flow:
@@ -80,7 +92,6 @@ class Flow:
             settler,
             markers_partitions=settings.markers_partitions,
             limit_bytes=settings.limit_bytes,
-            lease_ms=settings.lease_ms,
             finished=self._finished,
             failed=self._fail,
             clock=clock,
@@ -264,14 +275,14 @@ class Flow:
                 # 2. Not durable, or not known to be: some messages may be open now, and no offset says that they are
                 # read. They are read again, and acquiring them again takes over what is open.
                 await self._acquirer.write(
-                    [record for each in acquired for record in each.records()], self._settings.lease_ms / 1000
+                    [record for each in acquired for record in each.records()], self._settings.shortest_lease_ms / 1000
                 )
             # A rebalance did not wait any longer for this cycle: the partitions may be somebody else's by now.
             if assignment != self._assignment:
                 raise NotCommitted("the partitions were assigned anew meanwhile")
             # 3. Refused or unknown: as above. All that was read, for the records of other queues are not ours to keep.
             await self._reader.commit({source: read[-1].offset + 1 for source, read in records.items()})
-            if acquired and self._clock() >= sent_s + self._settings.lease_ms / 1000:
+            if acquired and self._clock() >= sent_s + self._settings.shortest_lease_ms / 1000:
                 # Committed, so they are not read again: the tracker redelivers them, since nobody ends them.
                 self._log_late(acquired)
                 return True
@@ -318,8 +329,9 @@ class Flow:
 
     def _hand_out(self, acquired: Sequence[Acquisition], sent_s: float) -> None:
         """Step 4."""
-        now_s, lease_s = self._clock(), self._settings.lease_ms / 1000
+        now_s = self._clock()
         for each in acquired:
+            lease_s = self._settings.lease_of(each.queue) / 1000
             lease = Lease(self.outbox, each.queue, each.source, each.holder, each.offsets, sent_s, lease_s)
             self.renewal.add(lease)
             self._held += len(each.offsets)

@@ -34,6 +34,7 @@ class Lease:
         "dirty",
         "expires_s",
         "holder",
+        "lease_s",
         "open",
         "outbox",
         "own_expiry_s",
@@ -60,6 +61,7 @@ class Lease:
         self.source = source
         self.holder = holder
         self.taken_s = taken_s
+        self.lease_s = lease_s
         self.expires_s = taken_s + lease_s
         #: Offsets that are still held; what was decided leaves when it goes to the writer.
         self.open = set(offsets)

@@ -143,7 +143,7 @@ class Message:
         """
         refuse("renew", unknown)
         lease, offset = self._lease, self._record.offset
-        lease_ms = lease.outbox.lease_ms if seconds is None else duration_ms("seconds", seconds, least_ms=1)
+        lease_ms = int(lease.lease_s * 1000) if seconds is None else duration_ms("seconds", seconds, least_ms=1)
         self._check_lease("renew", self._expiry_s)
         if offset in lease.open and offset not in lease.decided:
             lease.renew(offset, lease_ms)

@@ -45,13 +45,11 @@ class Outbox:
         *,
         markers_partitions: int,
         limit_bytes: int,
-        lease_ms: int,
         finished: Callable[[str, int], None],
         failed: Callable[[BaseException], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.clock = clock
-        self.lease_ms = lease_ms
         self._writer = writer
         self._markers_partitions = markers_partitions
         self._room_bytes = limit_bytes - FRAME_BYTES

@@ -24,6 +24,8 @@ log = logging.getLogger("marq")
 
 #: Bytes of an offset in a batch whose offsets have gaps.
 _OFFSET_BYTES = 4
+#: A lease is renewed when less than this part of it is left.
+_RENEW_BELOW = 0.75
 
 
 class Renewal:
@@ -72,7 +74,7 @@ class Renewal:
         self._grown_to = len(self._leases)
 
     async def _run(self) -> None:
-        pause_s = interval_s = self._settings.lease_ms / 3000
+        pause_s = interval_s = self._settings.shortest_lease_ms / 3000
         while True:
             await asyncio.sleep(pause_s)
             renewed = await self.renew()
@@ -85,25 +87,35 @@ class Renewal:
         self._before(now_s)
         self._lose_expired(now_s)
         self._drop_ended()
-        lease_s, until_s = self._settings.lease_ms / 1000, self._settings.max_lease_ms / 1000
-        held = [lease for lease in self._leases if now_s < lease.taken_s + until_s]
-        shares = [(lease, _to_renew(lease, now_s + lease_s)) for lease in held]
+        shares = list(self._shares(now_s))
         if not shares:
             return True
         try:
-            await self._writer.write(list(self._records(shares)), lease_s / 3)
+            await self._writer.write(list(self._records(shares)), self._settings.shortest_lease_ms / 3000)
         except BrokerUnavailable as error:
             log.warning("leases not renewed: leases=%d %s", len(shares), error)
             return False
         done_s = self._clock()
-        for lease, offsets in shares:
+        for lease, lease_ms, offsets in shares:
+            until_s = now_s + lease_ms / 1000
             # A RENEW that came after the end of the lease revives nothing: the tracker may have fired meanwhile.
             if done_s < lease.expires_s:
-                lease.expires_s = now_s + lease_s
+                lease.expires_s = until_s
                 for offset in offsets if lease.own_expiry_s else ():
-                    if lease.own_expiry_s.get(offset, done_s) < now_s + lease_s:
+                    if lease.own_expiry_s.get(offset, done_s) < until_s:
                         lease.own_expiry_s.pop(offset, None)
         return True
+
+    def _shares(self, now_s: float) -> Iterator[tuple[Lease, int, list[int]]]:
+        """Each lease to renew, for how many ms, and its offsets: never for longer than ``max_lease`` in all."""
+        for lease in self._leases:
+            full_ms = self._settings.lease_of(lease.queue)
+            left_ms = int((lease.taken_s - now_s) * 1000) + self._settings.max_lease_ms
+            lease_ms = min(full_ms, left_ms)
+            # Of queues with different leases each is renewed at its own pace.
+            early = lease.expires_s - now_s > full_ms * _RENEW_BELOW / 1000
+            if not early and now_s + lease_ms / 1000 > lease.expires_s:
+                yield lease, lease_ms, _to_renew(lease, now_s + lease_ms / 1000)
 
     def _lose_expired(self, now_s: float) -> None:
         for lease in self._leases:
@@ -119,16 +131,16 @@ class Renewal:
                 lease.queue, lease.source.partition, len(lost), min(lost),
             )  # fmt: skip
 
-    def _records(self, shares: list[tuple[Lease, list[int]]]) -> Iterator[MarkerRecord]:
-        lanes: dict[tuple[str, int, Source], list[int]] = {}
-        for lease, offsets in shares:
-            lanes.setdefault((lease.queue, lease.holder, lease.source), []).extend(offsets)
+    def _records(self, shares: list[tuple[Lease, int, list[int]]]) -> Iterator[MarkerRecord]:
+        lanes: dict[tuple[str, int, Source, int], list[int]] = {}
+        for lease, lease_ms, offsets in shares:
+            lanes.setdefault((lease.queue, lease.holder, lease.source, lease_ms), []).extend(offsets)
         size = min(MAX_BATCH_MARKERS, (self._settings.limit_bytes - 2 * FRAME_BYTES) // _OFFSET_BYTES)
-        for (queue, holder, source), found in lanes.items():
+        for (queue, holder, source, lease_ms), found in lanes.items():
             ordered = sorted(set(found))
             partition = markers_partition(source.topic, source.partition, self._settings.markers_partitions)
             for start in range(0, len(ordered), size):
-                batch = Renew(queue, holder, source, ordered[start : start + size], self._settings.lease_ms)
+                batch = Renew(queue, holder, source, ordered[start : start + size], lease_ms)
                 yield MarkerRecord(partition, encode(batch))
 
 

@@ -390,7 +390,7 @@ class LeaseBook:
                     self._push(fire.source, [fire.offset], lease)
 
     def forget_firing(self) -> None:
-        """Forget all that is on its way: every fact that was committed has been folded, so what is open was not sent."""
+        """Forget all that is on its way: every committed fact has been folded, so what is open was not sent."""
         for opened in self._sources.values():
             opened.firing.clear()
         self._firing_count = 0

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate
 from operator import ge
-from struct import Struct, pack, unpack_from
-from struct import error as StructError
+from struct import Struct, error, pack, unpack_from
 from typing import NamedTuple
 
 from marq.core.errors import CorruptMarker, UnknownVersion
@@ -236,8 +235,8 @@ def encode(batch: Batch) -> bytes:
     """
     try:
         return b"".join(_parts(batch))
-    except StructError as error:
-        raise ValueError(f"a field of {type(batch).__name__} is out of range: {error}") from error
+    except error as why:
+        raise ValueError(f"a field of {type(batch).__name__} is out of range: {why}") from why
 
 
 def _parts(batch: Batch) -> list[bytes]:
@@ -367,8 +366,8 @@ def decode(data: bytes | None) -> Batch:
         raise CorruptMarker("a marker record without a value")
     try:
         return _decode(data)
-    except (StructError, UnicodeDecodeError, OverflowError, MemoryError) as error:
-        raise CorruptMarker(f"{len(data)} bytes that are no marker batch: {error}") from error
+    except (error, UnicodeDecodeError, OverflowError, MemoryError) as why:
+        raise CorruptMarker(f"{len(data)} bytes that are no marker batch: {why}") from why
 
 
 def _decode(data: bytes) -> Batch:
@@ -389,9 +388,14 @@ def _decode(data: bytes) -> Batch:
         raise CorruptMarker(f"marker kind {code} does not exist")
     queue = reader.text(queue_length)
     source, offsets = _decode_identities(reader, flags)
-    batch = decoder(reader, flags, queue, holder, source, offsets)
+    batch = decoder(reader, flags, (queue, holder, source, offsets))
     reader.finish()
     return batch
+
+
+#: What every kind but TICK begins with: queue, holder, source, offsets.
+_Frame = tuple[str, int, Source, Sequence[int]]
+_Decoder = Callable[["_Reader", int, _Frame], Batch]
 
 
 class _Reader:
@@ -495,9 +499,8 @@ class _Payloads(Sequence[Payload]):
 _NO_HEADERS = _U16.pack(0)
 
 
-def _decode_acquire(
-    reader: _Reader, flags: int, queue: str, holder: int, source: Source, offsets: Sequence[int]
-) -> Acquire:
+def _decode_acquire(reader: _Reader, flags: int, frame: _Frame) -> Acquire:
+    queue, holder, source, offsets = frame
     lease_ms, from_offset = reader.number(_U32), reader.number(_I64)
     if not 0 <= from_offset <= offsets[0]:
         raise CorruptMarker(f"a read that began at {from_offset}, behind its first record {offsets[0]}")
@@ -532,45 +535,34 @@ def decode_headers(data: bytes) -> Headers:
     return tuple(headers)
 
 
-def _decode_renew(
-    reader: _Reader, flags: int, queue: str, holder: int, source: Source, offsets: Sequence[int]
-) -> Renew:
-    return Renew(queue, holder, source, offsets, reader.number(_U32))
+def _decode_renew(reader: _Reader, flags: int, frame: _Frame) -> Renew:
+    return Renew(*frame, reader.number(_U32))
 
 
-def _decode_ack(reader: _Reader, flags: int, queue: str, holder: int, source: Source, offsets: Sequence[int]) -> Ack:
-    return Ack(queue, holder, source, offsets)
+def _decode_ack(reader: _Reader, flags: int, frame: _Frame) -> Ack:
+    return Ack(*frame)
 
 
-def _decode_release(
-    reader: _Reader, flags: int, queue: str, holder: int, source: Source, offsets: Sequence[int]
-) -> Release:
-    delays = reader.numbers("q", 8, len(offsets))
+def _decode_release(reader: _Reader, flags: int, frame: _Frame) -> Release:
+    count = len(frame[3])
+    delays = reader.numbers("q", 8, count)
     if min(delays) < BACKOFF:
         raise CorruptMarker(f"a release with the delay {min(delays)} ms")
-    errors = _texts(reader, len(offsets)) if flags & _TEXTS else ("",) * len(offsets)
-    return Release(queue, holder, source, offsets, delays, not flags & _UNCOUNTED, errors)
+    errors = _texts(reader, count) if flags & _TEXTS else ("",) * count
+    return Release(*frame, delays, not flags & _UNCOUNTED, errors)
 
 
-def _decode_reject(
-    reader: _Reader, flags: int, queue: str, holder: int, source: Source, offsets: Sequence[int]
-) -> Reject:
-    return Reject(queue, holder, source, offsets, _texts(reader, len(offsets)))
+def _decode_reject(reader: _Reader, flags: int, frame: _Frame) -> Reject:
+    return Reject(*frame, _texts(reader, len(frame[3])))
 
 
 def _texts(reader: _Reader, count: int) -> tuple[str, ...]:
     return tuple([reader.text(length) for length in reader.numbers("H", 2, count)])
 
 
-_Decoder = Callable[["_Reader", int, str, int, Source, Sequence[int]], Batch]
-
-
 def _fact_decoder(kind: Kind) -> _Decoder:
-    def decode_fact(
-        reader: _Reader, flags: int, queue: str, holder: int, source: Source, offsets: Sequence[int]
-    ) -> Fact:
-        attempts = reader.numbers("I", 4, len(offsets))
-        return Fact(kind, queue, holder, source, offsets, attempts, reader.numbers("B", 1, len(offsets)))
+    def decode_fact(reader: _Reader, flags: int, frame: _Frame) -> Fact:
+        return Fact(kind, *frame, reader.numbers("I", 4, len(frame[3])), reader.numbers("B", 1, len(frame[3])))
 
     return decode_fact
 
@@ -591,16 +583,13 @@ _DECODERS: dict[int, _Decoder] = {
 
 def payload_bytes(payload: Payload) -> int:
     """Return how many bytes a payload takes in an ACQUIRE, at the most."""
-    size = 32 + len(payload.key or b"") + len(payload.value or b"")
-    for name, value in payload.headers:
-        size += 6 + 4 * len(name) + len(value or b"")
-    return size
+    headers = sum([6 + 4 * len(name) + len(value or b"") for name, value in payload.headers])
+    return 32 + len(payload.key or b"") + len(payload.value or b"") + headers
 
 
 def spans(sizes: Iterable[int], limit_bytes: int) -> Iterator[slice]:
     """Cut a sequence of sizes into runs of at most ``limit_bytes``; a single larger one is a run of its own."""
-    start = total = 0
-    index = -1
+    index, start, total = -1, 0, 0
     for index, size in enumerate(sizes):
         if index > start and (total + size > limit_bytes or index - start == MAX_BATCH_MARKERS):
             yield slice(start, index)

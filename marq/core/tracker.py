@@ -102,7 +102,7 @@ class Tracker:
         return Tick(self.holder, monotonic_ms)
 
     def take_over_again(self) -> None:
-        """After a failed transaction and a new fencing: what was on its way is unknown until a new TICK is read back."""
+        """After a failed transaction and a new fencing: what was on its way is unknown until a new TICK is read."""
         self._awaiting_tick = False
         self._tick_sent_at_ms = None
         self._tick_clock_ms = None

@@ -125,6 +125,12 @@ MUTANTS = (
         ("if offset not in marks and offset not in opened.leases]", "if offset not in opened.leases]"),
     ),
     _mutant(
+        "what is acquired for the first time counts as acquired again",
+        _LEASES,
+        "book-differs",
+        ("reacquired += len(offsets) - len(unseen)", "reacquired += len(offsets)"),
+    ),
+    _mutant(
         "an ACQUIRE does not take a leased record over",
         _LEASES,
         "book-differs fired-early",

@@ -1,4 +1,4 @@
-"""Any sequence of markers, with a restart from the written rows at any moment: the book is the plain fold of the log."""
+"""Any sequence of markers, with a restart from the written rows at any moment: the book is the log's plain fold."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def release(self, source: Source, holder: int, offsets: list[int], even: bool, delay: int, counted: bool) -> None:
         own = self.own(offsets, even)
         if own:
-            errors = ["e%d" % (offset % 3) for offset in own]
+            errors = [f"error {offset % 3}" for offset in own]
             self.fold(Release(_queues[even], holder, source, own, [delay] * len(own), counted, errors))
 
     @rule(source=_sources, holder=_holders, offsets=_offsets, even=st.booleans())

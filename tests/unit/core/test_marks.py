@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,7 +33,7 @@ def test_intervals_are_sorted_and_never_touch(added: list[tuple[int, int]]) -> N
 
     intervals = marks.intervals
     assert all(start < end for start, end in intervals)
-    assert all(end < start for (_, end), (start, _) in zip(intervals, intervals[1:], strict=False))
+    assert all(end < start for (_, end), (start, _) in itertools.pairwise(intervals))
 
 
 @given(st.lists(_intervals, max_size=20), st.lists(_intervals, max_size=5))

@@ -1,0 +1,72 @@
+"""How far each queue has been read in a partition that several queues share.
+
+A Kafka group commits one offset per partition, but queues join and leave the worker's group: one that joins has still
+to be given its records before that offset, and one that left must not be given again what it had. So the committed
+offset's metadata says how far each queue is. A partition is read from the position of the queue that is furthest
+behind, and records that a queue has had are passed over for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from marq.core.errors import ConfigError
+
+#: What brokers accept as metadata of an offset (``offset.metadata.max.bytes``).
+MAX_METADATA_BYTES = 4_096
+
+
+@dataclass
+class Positions:
+    """Positions of one partition: the offset after the last record that a queue has had, by queue."""
+
+    by_queue: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def decode(cls, offset: int | None, metadata: str) -> Positions:
+        """Read what :meth:`encode` wrote; metadata of another writer says that no queue has had anything."""
+        if offset is None:
+            return cls()
+        try:
+            document = json.loads(metadata)
+            here, past = list(document["at"]), dict(document["past"])
+            return cls({**dict.fromkeys(map(str, here), offset), **{str(q): int(p) for q, p in past.items()}})
+        except (ValueError, KeyError, TypeError):
+            return cls()
+
+    def encode(self, offset: int) -> str:
+        """Return the metadata to commit with an offset.
+
+        Raises:
+            ConfigError: there are too many queues for it.
+        """
+        here = sorted(queue for queue, position in self.by_queue.items() if position == offset)
+        past = {queue: position for queue, position in sorted(self.by_queue.items()) if position != offset}
+        metadata = json.dumps({"at": here, "past": past}, separators=(",", ":"), ensure_ascii=False)
+        if len(metadata.encode()) > MAX_METADATA_BYTES:
+            raise ConfigError(
+                f"{len(self.by_queue)} queues with handlers in one worker group: their names take more than the "
+                f"{MAX_METADATA_BYTES} bytes that an offset's metadata may have; use shorter names or a second "
+                "installation (MARQ_PREFIX)"
+            )
+        return metadata
+
+    def start(self, queues: Iterable[str], log_start: int) -> int:
+        """Where to read on so that none of these queues misses a record."""
+        return max(min((self.by_queue.get(queue, 0) for queue in queues), default=0), log_start)
+
+    def had(self, queue: str, offset: int) -> bool:
+        """Whether a queue has had the record at an offset."""
+        return offset < self.by_queue.get(queue, 0)
+
+    def advance(self, queues: Iterable[str], offset: int) -> None:
+        """Note that these queues have had all records before an offset."""
+        for queue in queues:
+            self.by_queue[queue] = max(self.by_queue.get(queue, 0), offset)
+
+
+def keys(queues: Iterable[str]) -> Mapping[bytes, str]:
+    """The record keys of queues."""
+    return {queue.encode(): queue for queue in queues}

@@ -1,0 +1,116 @@
+"""What the demo does, and what happens to which message: the same for the sender, the consumers and the account.
+
+A message is known by its number. Numbers go round the queues, and the *place* of a message in its queue decides how a
+consumer conducts itself: so each queue has its share of everything, and a run can be checked without a list.
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+VALUE_BYTES = 200
+_NUMBER_BYTES = 8
+
+#: Of the messages of a queue: forgotten at the first delivery, failing at the first two, failing always.
+FORGET_EVERY = 10
+FAIL_EVERY, FAIL_AT, FAIL_ATTEMPTS = 50, 7, 2
+HOPELESS_EVERY, HOPELESS_AT = 1_000, 13
+
+QUEUES_FILE = Path(__file__).with_name("queues.toml")
+
+
+class Conduct(Enum):
+    """What a consumer does with a delivery."""
+
+    ACK = "ack"
+    FORGET = "forget"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of a run; ``least_held`` is how many leases the consumer must hold that is killed."""
+
+    messages: int = 100_000
+    queues: int = 20
+    consumers: int = 3
+    lease_seconds: float = 5.0
+    least_held: int = 100
+    limit_seconds: float = 240.0
+
+    def queue(self, number: int) -> str:
+        return queue_name(number % self.queues)
+
+    @property
+    def queue_names(self) -> list[str]:
+        return [queue_name(index) for index in range(self.queues)]
+
+    def conduct(self, number: int, attempt: int) -> Conduct:
+        place = number // self.queues
+        if place % HOPELESS_EVERY == HOPELESS_AT:
+            return Conduct.FAIL
+        if attempt == 1 and place % FORGET_EVERY == 0:
+            return Conduct.FORGET
+        if attempt <= FAIL_ATTEMPTS and place % FAIL_EVERY == FAIL_AT:
+            return Conduct.FAIL
+        return Conduct.ACK
+
+    def number(self, queue: str, value: bytes) -> int | None:
+        """Return which message this is; None for one that the demo did not send, or not like this."""
+        number = read_number(value)
+        return number if number is not None and number < self.messages and self.queue(number) == queue else None
+
+
+@cache
+def queue_name(index: int) -> str:
+    return f"demo-{index:02d}"
+
+
+def make_value(number: int) -> bytes:
+    """Return the value of a message: its number, and bytes that follow from it, so that damage shows."""
+    head = b"%0*d" % (_NUMBER_BYTES, number)
+    filling = sha256(head).hexdigest().encode() * (VALUE_BYTES // 64 + 1)
+    return head + filling[: VALUE_BYTES - _NUMBER_BYTES]
+
+
+def read_number(value: bytes | None) -> int | None:
+    """Return the number in a value, or None when the value is not what the demo sends."""
+    if value is None or len(value) != VALUE_BYTES or not value[:_NUMBER_BYTES].isdigit():
+        return None
+    number = int(value[:_NUMBER_BYTES])
+    return number if value == make_value(number) else None
+
+
+_OPTIONS: Mapping[str, tuple[str, type, str]] = {
+    "messages": ("messages", int, "messages to send"),
+    "queues": ("queues", int, "queues to spread them over"),
+    "lease": ("lease_seconds", float, "seconds of a lease"),
+    "held": ("least_held", int, "leases that the consumer must hold that is killed"),
+    "limit": ("limit_seconds", float, "seconds after which the demo gives up"),
+}
+
+
+def read_plan(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Plan:
+    """Return the plan that the command line says, else ``DEMO_…`` in the environment, else the defaults."""
+    parser = ArgumentParser(prog="python -m demo", description=__doc__ and __doc__.splitlines()[0])
+    values: dict[str, Any] = {}
+    for option, (field, kind, text) in _OPTIONS.items():
+        variable = f"DEMO_{option.upper()}"
+        default = environment.get(variable) or getattr(Plan, field)
+        # A text default is parsed as if it had been typed, mistakes included.
+        parser.add_argument(f"--{option}", dest=field, type=kind, default=default, help=f"{text} ({variable})")
+    values = vars(parser.parse_args(arguments))
+    plan = Plan(**values)
+    if plan.messages < 1 or not 1 <= plan.queues <= plan.messages or plan.messages >= 10**_NUMBER_BYTES:
+        parser.error(f"expected 1 to {10**_NUMBER_BYTES - 1} messages and at most as many queues")
+    if plan.lease_seconds < 0.5 or plan.limit_seconds <= 0 or plan.least_held < 0:
+        parser.error("expected a lease of at least 0.5 s, a limit above 0 s, and held from 0 on")
+    return plan

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+
+import pytest
+
+import marq
+from marq.core.names import HEADER_ROOM_BYTES
+from marq.producer import SendManyFailed
+from tests.client.waiting import read_all
+
+
+@pytest.fixture
+async def producer(servers, prefix):
+    async with marq.Producer(servers, prefix=prefix) as producer:
+        yield producer
+
+
+async def test_a_receipt_says_where_the_message_stands(producer, servers, names) -> None:
+    receipt = await producer.send("emails", b"hello", headers={"tenant": b"acme"})
+
+    (record,) = await read_all(servers, names.messages)
+    assert (record.partition, record.offset) == (receipt.partition, receipt.offset)
+    assert (record.key, record.value, record.headers) == (b"emails", b"hello", (("tenant", b"acme"),))
+    assert receipt.id == f"{names.messages}/{receipt.partition}/{receipt.offset}"
+    assert receipt.queue == "emails"
+
+
+async def test_messages_are_spread_evenly_over_partitions(producer) -> None:
+    receipts = await asyncio.gather(*[producer.send("q", b"%d" % number) for number in range(400)])
+    receipts += [await producer.send("q", b"x") for _ in range(40)]
+
+    assert set(Counter(receipt.partition for receipt in receipts).values()) == {110}
+
+
+async def test_each_receipt_of_many_is_that_of_its_message(producer, servers, names) -> None:
+    values = [b"%d" % number for number in range(10_000)]
+
+    receipts = await producer.send_many("q", values)
+
+    stored = {(record.partition, record.offset): record.value for record in await read_all(servers, names.messages)}
+    assert [stored[receipt.partition, receipt.offset] for receipt in receipts] == values
+    assert set(Counter(receipt.partition for receipt in receipts).values()) == {2_500}
+
+
+async def test_more_than_fits_into_one_batch_is_sent_in_several(producer, servers, names) -> None:
+    values = [b"%d" % number + b"x" * 100_000 for number in range(60)]
+
+    receipts = await producer.send_many("q", values)
+
+    stored = {(record.partition, record.offset): record.value for record in await read_all(servers, names.messages)}
+    assert [stored[receipt.partition, receipt.offset] for receipt in receipts] == values
+
+
+async def test_nothing_at_all_is_sent_of_many_when_one_is_not_allowed(producer, servers, names) -> None:
+    with pytest.raises(TypeError, match="item 1"):
+        await producer.send_many("q", [b"a", json.dumps({}), b"b"])
+    with pytest.raises(marq.MessageTooLarge, match="item 2"):
+        await producer.send_many("q", [b"a", b"b", b"x" * 2_000_000])
+
+    assert await producer.send_many("q", []) == []
+    assert await read_all(servers, names.messages) == []
+
+
+async def test_the_largest_allowed_message_is_accepted_and_one_byte_more_refused(producer) -> None:
+    limit = 1_048_588 - HEADER_ROOM_BYTES - len("q")
+
+    await producer.send("q", b"x" * limit)
+
+    with pytest.raises(marq.MessageTooLarge, match=str(limit + 1)):
+        await producer.send("q", b"x" * (limit + 1))
+
+
+async def test_start_and_stop_may_be_called_twice_and_a_stopped_producer_started_again(servers, prefix) -> None:
+    producer = marq.Producer(servers, prefix=prefix)
+    await producer.start()
+    await producer.start()
+    await producer.send("q", b"1")
+    await producer.stop()
+    await producer.stop()
+
+    await producer.start()
+    receipt = await producer.send("q", b"2")
+    await producer.stop()
+
+    assert receipt.queue == "q"
+
+
+async def test_a_stop_waits_for_what_is_on_its_way(servers, prefix) -> None:
+    producer = marq.Producer(servers, prefix=prefix)
+    await producer.start()
+    sends = [asyncio.create_task(producer.send("q", b"x")) for _ in range(100)]
+    await asyncio.sleep(0)
+
+    await producer.stop()
+
+    assert len(await asyncio.gather(*sends)) == 100
+
+
+async def test_a_cancelled_send_does_not_disturb_its_neighbours(producer) -> None:
+    sends = [asyncio.create_task(producer.send("q", b"x")) for _ in range(8)]
+    await asyncio.sleep(0)
+    sends[3].cancel()
+
+    results = await asyncio.gather(*sends, return_exceptions=True)
+
+    assert [isinstance(result, marq.Receipt) for result in results] == [True] * 3 + [False] + [True] * 4
+
+
+async def test_many_that_fail_say_which_were_sent(servers, prefix, monkeypatch) -> None:
+    async with marq.Producer(servers, prefix=prefix, request_timeout=1) as producer:
+        send = producer._send
+
+        async def fail_third(parcel):
+            if parcel.partition == 2:
+                raise marq.BrokerUnavailable("by the test")
+            return await send(parcel)
+
+        monkeypatch.setattr(producer, "_send", fail_third)
+        with pytest.raises(SendManyFailed) as caught:
+            await producer.send_many("q", [b"%d" % number for number in range(8)])
+
+    failed = [index for index, receipt in enumerate(caught.value.receipts) if receipt is None]
+    assert failed == [4, 5]
+    assert caught.value.index == 4

@@ -1,0 +1,41 @@
+"""Waits for a condition with a limit: the only place of these tests that looks again and again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from marq.core.markers import Batch, decode
+
+LIMIT_S = 20.0
+
+
+async def until(condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
+    async with asyncio.timeout(limit_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def read_all(servers: str, topic: str) -> list[object]:
+    """Return all records of a topic as they stand now."""
+    consumer = AIOKafkaConsumer(bootstrap_servers=servers, enable_auto_commit=False)
+    await consumer.start()
+    try:
+        partitions = [TopicPartition(topic, p) for p in await consumer._client._wait_on_metadata(topic)]
+        consumer.assign(partitions)
+        ends = await consumer.end_offsets(partitions)
+        await consumer.seek_to_beginning(*partitions)
+        found: list[object] = []
+        async with asyncio.timeout(LIMIT_S):
+            while any([await consumer.position(p) < ends[p] for p in partitions]):
+                for records in (await consumer.getmany(timeout_ms=200)).values():
+                    found += records
+        return found
+    finally:
+        await consumer.stop()
+
+
+async def read_markers(servers: str, topic: str) -> list[Batch]:
+    return [decode(record.value) for record in await read_all(servers, topic)]  # type: ignore[attr-defined]

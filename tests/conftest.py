@@ -1,0 +1,34 @@
+"""Fixtures for tests on a real broker."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from broker.embedded import EmbeddedBroker
+from marq.core.names import Names
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[EmbeddedBroker]:
+    """One real Kafka for all tests; a test that stops or kills it makes its own."""
+    with EmbeddedBroker() as embedded:
+        yield embedded
+
+
+@pytest.fixture
+def servers(broker: EmbeddedBroker) -> str:
+    return broker.bootstrap_servers
+
+
+@pytest.fixture
+def prefix() -> str:
+    """A name of its own for each test's topics and groups."""
+    return f"t{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def names(prefix: str) -> Names:
+    return Names(prefix)
