@@ -124,8 +124,8 @@ def load_handler(queue: str, definition: QueueDefinition) -> Handler:
         handler: Any = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(
-            f"queue {queue!r}: its handler {definition.handler!r} can't be imported ({error}); expected MODULE:FUNCTION, "
-            "importable from the directory that the worker is started in"
+            f"queue {queue!r}: its handler {definition.handler!r} can't be imported ({error}); expected "
+            "MODULE:FUNCTION, importable from the directory that the worker is started in"
         ) from error
     if not callable(handler):
         raise ConfigError(f"queue {queue!r}: its handler {definition.handler!r} is not a function")

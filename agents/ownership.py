@@ -33,6 +33,7 @@ from aiokafka.errors import (
 from faust import Event
 
 from agents.fetched import Fetched
+from marq.connection import stop_producer
 from marq.core import copies, rows
 from marq.core.errors import UnknownVersion
 from marq.core.leases import Destination, Fire
@@ -57,6 +58,7 @@ TRANSACTION_SECONDS = 15.0
 RETRY_SECONDS = (0.2, 5.0)
 #: How long a revoked owner may take to write what it has folded; what it can't, the next owner folds again.
 FLUSH_ON_STOP_SECONDS = 2.0
+STOP_PRODUCER_SECONDS = 1.0
 
 
 class PositionLost(Exception):
@@ -243,11 +245,7 @@ class Ownership:
     async def _drop_producer(self) -> None:
         producer, self._producer = self._producer, None
         if producer is not None:
-            try:
-                async with asyncio.timeout(1.0):
-                    await producer.stop()
-            except (KafkaError, TimeoutError) as error:
-                log.debug("partition %s: the producer did not stop cleanly: %r", self.partition, error)
+            await stop_producer(producer, STOP_PRODUCER_SECONDS)
 
     # --- read ---------------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from app.web import attach as attach_web
 from app.worker import MarqWorker
 from config.queues import Queues, load_queues
 from config.settings import AppSettings, load_settings
+from marq.connection import client_options
 from marq.core.errors import MarqError
 from marq.settings import ClientSettings
 from marq.topics import Topics, ensure_topics
@@ -42,14 +43,14 @@ class MarqApp(faust.App):
 
     async def on_first_start(self) -> None:
         await super().on_first_start()
-        client = ClientSettings.read(self.settings.bootstrap_servers, {"prefix": self.settings.prefix})
         try:
+            client = ClientSettings.read(self.settings.bootstrap_servers, {"prefix": self.settings.prefix})
             topics = await ensure_topics(client, changelog=True)
             await self.handlers.start(client, topics, self._message_partitions())
         except MarqError as error:
             # One sentence that says what to do; a traceback would only hide it.
             sys.exit(f"marq: {error}")
-        self.owners.around = self._surroundings(topics)
+        self.owners.around = self._surroundings(client, topics)
 
     async def on_stop(self) -> None:
         # First, while the connection to the broker is still there: handlers end and say so, owners write what they
@@ -57,11 +58,6 @@ class MarqApp(faust.App):
         await self.handlers.stop()
         await self.owners.stop()
         await super().on_stop()
-
-    @property
-    def client_settings(self) -> dict[str, Any]:
-        """Arguments of every Kafka client outside of Faust."""
-        return {"bootstrap_servers": self.settings.bootstrap_servers}
 
     def _message_partitions(self) -> Partitions:
         messages = self.settings.names.messages
@@ -79,7 +75,7 @@ class MarqApp(faust.App):
             committed=lambda partition: self.consumer.thread.committed(TP(messages, partition)),
         )
 
-    def _surroundings(self, topics: Topics) -> Surroundings:
+    def _surroundings(self, client: ClientSettings, topics: Topics) -> Surroundings:
         markers = self.settings.names.markers
 
         async def seek(partition: int, offset: int) -> None:
@@ -93,7 +89,7 @@ class MarqApp(faust.App):
             names=self.settings.names,
             table=self.leases,
             settings=self.queues,
-            client=self.client_settings,
+            client=client_options(client),
             messages_partitions=topics.messages_partitions,
             max_message_bytes=topics.messages_limit_bytes,
             flush_seconds=self.settings.flush_interval,

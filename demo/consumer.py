@@ -96,9 +96,11 @@ def main(arguments: Sequence[str]) -> int:
     plan = read_plan(arguments[1:])
     try:
         asyncio.run(serve(plan, Journal(Path(arguments[0]))))
-    except* marq.MarqError as group:
-        for error in group.exceptions:
-            print(f"error: {error}", file=sys.stderr)
+    except ExceptionGroup as group:
+        known, unknown = group.split(marq.MarqError)
+        if unknown is not None or known is None:
+            raise
+        print(f"error: {known.exceptions[0]}", file=sys.stderr)
         return 1
     return 0
 

@@ -68,7 +68,11 @@ class Workers:
 
     async def done(self) -> None:
         """Return when all workers have ended: by stop(), or because the shelf was closed."""
-        await asyncio.gather(*self._tasks)
+        await asyncio.wait(self._tasks)
+        for task in self._tasks:
+            # A worker that was cancelled ended by stop(); any other end than the normal one is an error of ours.
+            if not task.cancelled():
+                task.result()
 
     async def stop(self, grace_s: float) -> None:
         """Take no more; cancel handlers that still run after the grace, whose messages are released uncounted."""

@@ -24,10 +24,13 @@ from aiokafka.structs import ConsumerRecord
 from faust.tables.manager import TableManager
 from faust.tables.recovery import Recovery
 
+from marq.connection import stop_consumer
 from marq.topics import CHANGELOG_DELETE_RETENTION_MS
 
 #: Local files older than this may have missed a deletion that the changelog has forgotten; they are thrown away.
 MAX_LOCAL_AGE_SECONDS = CHANGELOG_DELETE_RETENTION_MS / 1000 / 2
+
+STOP_CONSUMER_SECONDS = 2.0
 
 _OPTIONS = {
     "driver": "rocksdict",
@@ -82,7 +85,7 @@ class LeaseTable(faust.Table):
             consumer.assign([source])
             return await self._replay(consumer, source)
         finally:
-            await consumer.stop()
+            await stop_consumer(consumer, STOP_CONSUMER_SECONDS)
 
     async def _replay(self, consumer: AIOKafkaConsumer, source: TopicPartition) -> int:
         start = (await consumer.beginning_offsets([source]))[source]

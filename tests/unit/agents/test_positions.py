@@ -1,0 +1,66 @@
+"""How far each queue of a shared read is."""
+
+import pytest
+
+from agents.positions import MAX_METADATA_BYTES, Positions
+from marq.core.errors import ConfigError
+
+
+def test_what_was_committed_is_read_back() -> None:
+    positions = Positions({"emails": 100, "reports": 100, "left": 40})
+
+    metadata = positions.encode(100)
+
+    assert Positions.decode(100, metadata) == positions
+
+
+def test_without_a_commit_no_queue_has_had_anything() -> None:
+    positions = Positions.decode(None, "")
+
+    assert positions.start(["emails"], log_start=7) == 7
+    assert not positions.had("emails", 7)
+
+
+@pytest.mark.parametrize("metadata", ["", "x", "[]", "{}", '{"at":1,"past":{}}', '{"at":[],"past":{"a":"x"}}'])
+def test_metadata_of_another_writer_makes_no_queue_miss_a_record(metadata: str) -> None:
+    positions = Positions.decode(50, metadata)
+
+    assert positions.start(["emails"], log_start=0) == 0
+
+
+def test_a_queue_that_joins_is_read_from_the_start_and_the_others_get_nothing_twice() -> None:
+    committed = Positions.decode(100, Positions({"emails": 100}).encode(100))
+
+    start = committed.start(["emails", "reports"], log_start=10)
+
+    assert start == 10
+    assert committed.had("emails", 99)
+    assert not committed.had("reports", 99)
+
+
+def test_while_a_queue_catches_up_the_others_keep_their_place() -> None:
+    positions = Positions({"emails": 100})
+
+    positions.advance(["emails", "reports"], 60)
+
+    after_crash = Positions.decode(60, positions.encode(60))
+    assert after_crash.by_queue == {"emails": 100, "reports": 60}
+    assert after_crash.start(["emails", "reports"], log_start=0) == 60
+
+
+def test_a_queue_that_left_and_comes_back_goes_on_where_it_was() -> None:
+    positions = Positions({"emails": 40})
+
+    positions.advance(["reports"], 100)
+
+    returned = Positions.decode(100, positions.encode(100))
+    assert returned.start(["emails", "reports"], log_start=0) == 40
+    assert returned.had("emails", 39)
+    assert not returned.had("emails", 40)
+
+
+def test_too_many_queues_for_the_metadata_are_refused_with_a_way_out() -> None:
+    positions = Positions(dict.fromkeys((f"queue-{n:0100}" for n in range(MAX_METADATA_BYTES // 100)), 5))
+
+    with pytest.raises(ConfigError, match="MARQ_PREFIX"):
+        positions.encode(5)

@@ -1,0 +1,187 @@
+"""The reader that turns a Faust stream into what the five steps ask of their source."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from aiokafka.errors import KafkaConnectionError
+from aiokafka.structs import ConsumerRecord
+
+from agents import stream_reader
+from agents.fetched import Fetched
+from agents.positions import Positions
+from agents.stream_reader import Partitions, StreamReader
+from marq.core.markers import Source
+from marq.reader import NotCommitted
+
+P0 = Source("messages", 0)
+
+
+def records(start: int, end: int, queue: str = "emails") -> list[ConsumerRecord]:
+    return [
+        ConsumerRecord("messages", 0, offset, 0, 0, queue.encode(), b"v", None, 0, 0, ())
+        for offset in range(start, end)
+    ]
+
+
+def fetched(start: int, end: int, queue: str = "emails") -> Fetched:
+    return Fetched(start, end, records(start, end, queue))
+
+
+@dataclass
+class Kafka:
+    """Stands in for Faust's consumer."""
+
+    offset: int | None = None
+    metadata: str = ""
+    log_start: int = 0
+    sought: list[tuple[int, int]] = field(default_factory=list)
+    paused: bool = False
+    refuses: bool = False
+
+    @property
+    def partitions(self) -> Partitions:
+        async def seek(partition: int, offset: int) -> None:
+            self.sought.append((partition, offset))
+
+        async def commit(offsets: object) -> None:
+            if self.refuses:
+                raise KafkaConnectionError("gone")
+            ((self.offset, self.metadata),) = offsets.values()  # type: ignore[attr-defined]
+
+        async def committed(partition: int) -> tuple[int | None, str, int]:
+            return self.offset, self.metadata, self.log_start
+
+        return Partitions(
+            seek,
+            lambda _: setattr(self, "paused", True),
+            lambda _: setattr(self, "paused", False),
+            commit,
+            committed,
+        )
+
+
+async def reading(kafka: Kafka, *queues: str) -> StreamReader:
+    reader = StreamReader("messages", queues or ("emails",), kafka.partitions)
+    await reader.assigned([0])
+    await reader._seek_back()
+    return reader
+
+
+async def test_records_come_in_order_and_no_more_than_asked_for() -> None:
+    reader = await reading(Kafka())
+    await reader.deliver(0, fetched(0, 5))
+
+    first, second = await reader.fetch(3), await reader.fetch(10)
+
+    assert [record.offset for record in first[P0]] == [0, 1, 2]
+    assert [record.offset for record in second[P0]] == [3, 4]
+
+
+async def test_a_fetch_without_records_ends_after_a_while() -> None:
+    reader = await reading(Kafka())
+
+    assert await reader.fetch(10) == {}
+
+
+async def test_a_gap_is_read_again_instead_of_passed_over() -> None:
+    kafka = Kafka()
+    reader = await reading(kafka)
+    await reader.deliver(0, fetched(0, 5))
+
+    await reader.deliver(0, fetched(8, 10))
+    await reader.deliver(0, fetched(5, 10))
+
+    assert kafka.sought[-1] == (0, 5)
+    assert [record.offset for record in (await reader.fetch(100))[P0]] == list(range(10))
+
+
+async def test_records_that_come_twice_are_taken_once() -> None:
+    reader = await reading(Kafka())
+    await reader.deliver(0, fetched(0, 5))
+
+    await reader.deliver(0, fetched(3, 8))
+
+    assert [record.offset for record in (await reader.fetch(100))[P0]] == list(range(8))
+
+
+async def test_records_that_retention_removed_are_passed_with_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    kafka = Kafka()
+    reader = await reading(kafka)
+    kafka.log_start = 50
+
+    await reader.deliver(0, fetched(60, 70))
+    await reader.deliver(0, fetched(50, 70))
+
+    assert kafka.sought[-1] == (0, 50)
+    assert "retention has removed records 0 to 49" in caplog.text
+    assert (await reader.fetch(100))[P0][0].offset == 50
+
+
+async def test_a_rewind_drops_what_was_read_until_the_consumer_has_gone_back() -> None:
+    kafka = Kafka()
+    reader = await reading(kafka)
+    await reader.deliver(0, fetched(0, 10))
+    await reader.fetch(5)
+
+    reader.rewind({P0: 0})
+    await reader.deliver(0, fetched(10, 20))
+    await reader._seek_back()
+    await reader.deliver(0, fetched(0, 10))
+
+    assert kafka.sought[-1] == (0, 0)
+    assert [record.offset for record in (await reader.fetch(100))[P0]] == list(range(10))
+
+
+async def test_a_commit_that_is_refused_is_said_to_be_none() -> None:
+    kafka = Kafka(refuses=True)
+    reader = await reading(kafka)
+
+    with pytest.raises(NotCommitted):
+        await reader.commit({P0: 5})
+
+    assert kafka.offset is None
+
+
+async def test_a_commit_of_a_partition_that_has_gone_is_refused() -> None:
+    reader = await reading(Kafka())
+    reader.revoked()
+
+    with pytest.raises(NotCommitted):
+        await reader.commit({P0: 5})
+
+
+async def test_a_queue_that_joins_gets_its_old_records_and_the_others_do_not() -> None:
+    kafka = Kafka(offset=5, metadata=Positions({"emails": 5}).encode(5))
+    reader = await reading(kafka, "emails", "reports")
+    mixed = [*records(0, 3, "emails"), *records(3, 5, "reports"), *records(5, 7, "emails")]
+
+    await reader.deliver(0, Fetched(0, 7, mixed))
+
+    assert kafka.sought[-1] == (0, 0)
+    found = (await reader.fetch(100))[P0]
+    assert [record.key for record in found] == [None, None, None, b"reports", b"reports", b"emails", b"emails"]
+
+
+async def test_what_was_committed_while_catching_up_survives_a_restart() -> None:
+    kafka = Kafka(offset=5, metadata=Positions({"emails": 5}).encode(5))
+    reader = await reading(kafka, "emails", "reports")
+    await reader.commit({P0: 2})
+
+    again = await reading(kafka, "emails", "reports")
+    await again.deliver(0, fetched(2, 6, "emails"))
+
+    assert kafka.sought[-1] == (0, 2)
+    assert [record.key for record in (await again.fetch(100))[P0]] == [None, None, None, b"emails"]
+
+
+async def test_reading_pauses_while_much_waits_and_goes_on_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_reader, "MAX_WAITING", 10)
+    kafka = Kafka()
+    reader = await reading(kafka)
+
+    await reader.deliver(0, fetched(0, 12))
+    paused = kafka.paused
+    await reader.fetch(10)
+
+    assert paused
+    assert not kafka.paused

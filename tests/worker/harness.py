@@ -1,0 +1,488 @@
+"""A real worker as a subprocess, and one installation's topics as a test writes and reads them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
+from broker import ports
+from broker.process import WATCHDOG
+from marq.core import copies, rows
+from marq.core.errors import CorruptMarker
+from marq.core.markers import (
+    Ack,
+    Acquire,
+    Batch,
+    Fact,
+    Kind,
+    Payload,
+    Reject,
+    Release,
+    Renew,
+    Source,
+    Tick,
+    decode,
+    encode,
+)
+from marq.core.names import ATTEMPT_HEADER, ID_HEADER, Names, markers_partition
+
+ROOT = Path(__file__).resolve().parents[2]
+#: How long anything may take that is not limited by what the test is about.
+LIMIT_SECONDS = 40.0
+POLL_SECONDS = 0.05
+#: Seconds after its lease within which a message must be on its way again.
+LATENESS_SECONDS = 1.0
+HOLDER, OTHER = 0xA11CE, 0xB0B
+
+Found = TypeVar("Found")
+Record = ConsumerRecord[Any, Any]
+
+
+async def eventually(
+    look: Callable[[], Awaitable[Found]],
+    enough: Callable[[Found], object] = bool,
+    *,
+    limit: float = LIMIT_SECONDS,
+) -> Found:
+    """Return what ``look`` finds as soon as that is ``enough``; fail with the last find after ``limit`` seconds."""
+    until = time.monotonic() + limit
+    while True:
+        found = await look()
+        if enough(found):
+            return found
+        assert time.monotonic() < until, f"not within {limit} s; the last that was seen: {found!r}"
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def throughout(seconds: float, look: Callable[[], Awaitable[Found]], fits: Callable[[Found], object]) -> None:
+    """Fail as soon as ``look`` finds something, within ``seconds``, that does not fit."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        found = await look()
+        assert fits(found), f"seen while it must not be: {found!r}"
+        await asyncio.sleep(POLL_SECONDS)
+
+
+class Worker:
+    """``faust -A app worker`` in a directory of its own; never outlives the test, nor pytest."""
+
+    #: All that were started by the tests of this run, for the reports of failures.
+    started: ClassVar[list[Worker]] = []
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        directory: Path,
+        *,
+        prefix: str | None = None,
+        queues: str = "",
+        web_port: int | None = None,
+        data_directory: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.names = Names(prefix or f"t{uuid.uuid4().hex[:12]}")
+        self.directory = directory
+        self.data_directory = data_directory or directory / "data"
+        self.web_port = web_port or ports.free_port("127.0.0.1")
+        self.log_file = directory / f"worker-{uuid.uuid4().hex[:6]}.log"
+        queues_file = directory / "queues.toml"
+        if queues or not queues_file.exists():
+            queues_file.write_text(queues)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("MARQ_")}
+        self._environment = {
+            **kept,
+            "PYTHONPATH": str(ROOT),
+            "MARQ_BOOTSTRAP_SERVERS": bootstrap_servers,
+            "MARQ_PREFIX": self.names.prefix,
+            "MARQ_DATA_DIR": str(self.data_directory),
+            "MARQ_QUEUES_FILE": str(queues_file),
+            "MARQ_WEB_PORT": str(self.web_port),
+            "MARQ_PARTITIONS": "2",
+            "MARQ_SESSION_TIMEOUT": "6",
+            "MARQ_FLUSH_INTERVAL": "0.2",
+            **(environment or {}),
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+        self._watchdog: subprocess.Popen[bytes] | None = None
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> Self:
+        assert self._process is None, "the worker was started before"
+        with self.log_file.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "faust", "-A", "app", "worker", "-l", "info"],
+                cwd=self.directory,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._watchdog = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(WATCHDOG), str(os.getpid()), str(self._process.pid)],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        Worker.started.append(self)
+        return self
+
+    async def ready(self, partitions: int = 2, *, limit: float = LIMIT_SECONDS) -> Self:
+        """Wait until this worker owns so many markers partitions, at the least."""
+
+        async def owned() -> int:
+            assert self.exit_code is None, f"the worker ended with exit code {self.exit_code}:\n{self.log()}"
+            figures = await self.figures(scope="worker")
+            return sum(part["state"] == "owner" for part in figures["partitions"]) if figures else 0
+
+        await eventually(owned, lambda count: count >= partitions, limit=limit)
+        return self
+
+    @property
+    def exit_code(self) -> int | None:
+        assert self._process is not None, "the worker was not started"
+        return self._process.poll()
+
+    @property
+    def canonical_url(self) -> str:
+        return f"http://127.0.0.1:{self.web_port}"
+
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    async def ended(self, limit: float = LIMIT_SECONDS) -> int:
+        """Wait for the end of the process; return its exit code."""
+
+        async def code() -> int | None:
+            return self.exit_code
+
+        found = await eventually(code, lambda code: code is not None, limit=limit)
+        assert found is not None
+        return found
+
+    async def stop(self, limit: float = LIMIT_SECONDS) -> float:
+        """SIGTERM; return how many seconds the end took."""
+        began = time.monotonic()
+        self.terminate()
+        await self.ended(limit)
+        return time.monotonic() - began
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        self.kill()
+        if self._watchdog is not None:
+            self._watchdog.kill()
+            self._watchdog.wait()
+        if self in Worker.started:
+            Worker.started.remove(self)
+
+    def _signal(self, number: int) -> None:
+        assert self._process is not None, "the worker was not started"
+        self._process.send_signal(number)
+
+    def again(self, **environment: str) -> Worker:
+        """Another worker with the same settings, not started."""
+        other = Worker(
+            self._environment["MARQ_BOOTSTRAP_SERVERS"],
+            self.directory,
+            prefix=self.names.prefix,
+            web_port=self.web_port,
+            data_directory=self.data_directory,
+        )
+        other._environment = {**self._environment, **environment}
+        return other
+
+    # --- what it says -------------------------------------------------------------------------------------------------
+
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
+
+    async def page(self, path: str) -> tuple[int, str]:
+        """Status and text of a page; status 0 when nobody answers."""
+
+        def get() -> tuple[int, str]:
+            try:
+                with urllib.request.urlopen(self.canonical_url + path, timeout=5) as response:
+                    return response.status, response.read().decode()
+            except urllib.error.HTTPError as error:
+                with error:
+                    return error.code, error.read().decode()
+            except OSError:
+                return 0, ""
+
+        return await asyncio.to_thread(get)
+
+    async def figures(self, *, scope: str = "") -> dict[str, Any]:
+        """The JSON of /api/queues, or {} when nobody answers."""
+        status, text = await self.page("/api/queues" + (f"?scope={scope}" if scope else ""))
+        found: dict[str, Any] = json.loads(text) if status == 200 else {}
+        return found
+
+    async def queue(self, name: str) -> dict[str, Any]:
+        """Figures of one queue, {} before its first marker."""
+        figures = await self.figures()
+        found: dict[str, Any] = figures.get("queues", {}).get(name, {})
+        return found
+
+    async def partitions(self) -> dict[int, dict[str, Any]]:
+        """Figures of this worker's markers partitions."""
+        figures = await self.figures(scope="worker")
+        return {part["partition"]: part for part in figures.get("partitions", [])}
+
+
+class Sent(NamedTuple):
+    """A message as it stands in its topic."""
+
+    queue: str
+    source: Source
+    offset: int
+    payload: Payload
+
+    @property
+    def id(self) -> str:
+        return copies.record_id(self.source, self.offset)
+
+
+class Installation:
+    """The topics of one prefix: what clients write, and all that has been written so far."""
+
+    def __init__(self, bootstrap_servers: str, names: Names, *, markers_partitions: int = 2) -> None:
+        self.names = names
+        self.bootstrap_servers = bootstrap_servers
+        self.markers_partitions = markers_partitions
+        self._readers: dict[str, tuple[AIOKafkaConsumer, list[Record]]] = {}
+        self._spread = itertools.count()
+
+    async def __aenter__(self) -> Self:
+        self.producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap_servers, max_request_size=4 << 20)
+        await self.producer.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for consumer, _records in self._readers.values():
+            await consumer.stop()
+        await self.producer.stop()
+
+    # --- write --------------------------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        queue: str,
+        value: bytes | None = b"value",
+        *,
+        headers: Sequence[tuple[str, bytes]] = (),
+        key: bytes | None = None,
+        partition: int = 0,
+    ) -> Sent:
+        """Send a message as any plain Kafka producer may."""
+        key = queue.encode() if key is None else key
+        kept = await self.producer.send_and_wait(
+            self.names.messages, value, key, partition=partition, headers=list(headers)
+        )
+        payload = Payload(kept.timestamp, 1, key, tuple(headers), value)
+        return Sent(queue, Source(self.names.messages, partition), kept.offset, payload)
+
+    async def send_many(self, queue: str, count: int, *, partition: int = 0) -> list[Sent]:
+        futures = [self.send(queue, b"message %d" % index, partition=partition) for index in range(count)]
+        return await asyncio.gather(*futures)
+
+    async def mark(self, batch: Batch | bytes, partition: int | None = None) -> Any:
+        """Write a marker batch (or bytes that pretend to be one); returns where and when it was appended."""
+        if partition is None:
+            assert not isinstance(batch, bytes | Tick)
+            partition = self.partition_of(batch.source)
+        value = batch if isinstance(batch, bytes) else encode(batch)
+        return await self.producer.send_and_wait(self.names.markers, value, partition=partition)
+
+    def partition_of(self, source: Source) -> int:
+        return markers_partition(source.topic, source.partition, self.markers_partitions)
+
+    async def acquire(
+        self, *sent: Sent, lease: float, holder: int = HOLDER, attempt: int = 1, from_offset: int | None = None
+    ) -> Any:
+        ordered = sorted(sent, key=lambda message: message.offset)
+        first = ordered[0]
+        offsets = [message.offset for message in ordered]
+        payloads = [message.payload._replace(attempt=attempt) for message in ordered]
+        start = offsets[0] if from_offset is None else from_offset
+        return await self.mark(Acquire(first.queue, holder, first.source, offsets, int(lease * 1000), start, payloads))
+
+    async def ack(self, *sent: Sent, holder: int = HOLDER) -> Any:
+        return await self.mark(Ack(sent[0].queue, holder, sent[0].source, _offsets(sent)))
+
+    async def renew(self, *sent: Sent, lease: float, holder: int = HOLDER) -> Any:
+        return await self.mark(Renew(sent[0].queue, holder, sent[0].source, _offsets(sent), int(lease * 1000)))
+
+    async def release(
+        self, *sent: Sent, delay_ms: int = 0, holder: int = HOLDER, counted: bool = True, error: str = ""
+    ) -> Any:
+        delays, errors = [delay_ms] * len(sent), [error] * len(sent)
+        return await self.mark(
+            Release(sent[0].queue, holder, sent[0].source, _offsets(sent), delays, counted, errors)
+        )
+
+    async def reject(self, *sent: Sent, reason: str = "no good", holder: int = HOLDER) -> Any:
+        return await self.mark(Reject(sent[0].queue, holder, sent[0].source, _offsets(sent), [reason] * len(sent)))
+
+    # --- read ---------------------------------------------------------------------------------------------------------
+
+    async def records(self, topic: str) -> list[Record]:
+        """All committed records of a topic so far, in the order of each partition."""
+        if topic not in self._readers:
+            self._readers[topic] = await self._reader(topic), []
+        consumer, seen = self._readers[topic]
+        ends = await consumer.end_offsets(consumer.assignment())
+        while any([await consumer.position(tp) < end for tp, end in ends.items()]):
+            for batch in (await consumer.getmany(timeout_ms=100)).values():
+                seen += batch
+        return seen
+
+    async def _reader(self, topic: str) -> AIOKafkaConsumer:
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=self.bootstrap_servers,
+            enable_auto_commit=False,
+            isolation_level="read_committed",
+            auto_offset_reset="earliest",
+            fetch_max_wait_ms=50,
+            max_partition_fetch_bytes=4 << 20,
+        )
+        await consumer.start()
+        await consumer._client.force_metadata_update()
+        partitions = await self._partitions_of(topic)
+        consumer.assign([TopicPartition(topic, partition) for partition in range(partitions)])
+        return consumer
+
+    async def _partitions_of(self, topic: str) -> int:
+        return len(await self.producer.partitions_for(topic))
+
+    async def copies(self, queue: str) -> list[Record]:
+        """The copies of a queue's messages that trackers have sent back to it."""
+        key = queue.encode()
+        return [r for r in await self.records(self.names.messages) if r.key == key and ATTEMPT_HEADER in header(r)]
+
+    async def copies_of(self, sent: Sent) -> list[Record]:
+        return _of(sent, await self.records(self.names.messages))
+
+    async def dead_letters_of(self, sent: Sent) -> list[Record]:
+        return _of(sent, await self.records(self.names.dead_letters))
+
+    async def markers(self) -> list[tuple[Record, Batch]]:
+        """All markers so far that can be read."""
+        found = []
+        for record in await self.records(self.names.markers):
+            with contextlib.suppress(CorruptMarker):
+                found.append((record, decode(record.value)))
+        return found
+
+    async def fact_of(self, sent: Sent) -> list[tuple[Record, Fact]]:
+        """The facts that tell of a message, with the records they stand in."""
+        return [
+            (record, batch)
+            for record, batch in await self.markers()
+            if isinstance(batch, Fact) and batch.source == sent.source and sent.offset in batch.offsets
+        ]
+
+    async def lateness(self, acquired: Any, sent: Sent, lease: float) -> float:
+        """By how many seconds of the broker's clock the fact of a message followed the end of its lease."""
+        [(record, _)] = await eventually(lambda: self.fact_of(sent))
+        return (record.timestamp - acquired.timestamp) / 1000 - lease
+
+    async def durable(self) -> dict[int, int]:
+        """The applied offset in the changelog, by markers partition: what a kill -9 can't take away."""
+        found = {}
+        for record in await self.records(self.names.changelog):
+            if record.key == rows.APPLIED_KEY:
+                found[record.partition] = rows.decode_applied(record.value)[0]
+        return found
+
+    async def applied(self, *marked: Any) -> None:
+        """Wait until these markers are in the lease table's changelog."""
+
+        async def behind() -> list[Any]:
+            durable = await self.durable()
+            return [kept for kept in marked if durable.get(kept.partition, -1) < kept.offset]
+
+        await eventually(behind, lambda rest: not rest)
+
+    async def ends(self, topic: str) -> dict[int, int]:
+        await self.records(topic)
+        consumer = self._readers[topic][0]
+        return {tp.partition: end for tp, end in (await consumer.end_offsets(consumer.assignment())).items()}
+
+    async def markers_after(self, offsets: Mapping[int, int]) -> dict[int, int]:
+        """How many marker records there are after these offsets, by partition."""
+        count = dict.fromkeys(range(self.markers_partitions), 0)
+        for record in await self.records(self.names.markers):
+            count[record.partition] += record.offset > offsets.get(record.partition, -1)
+        return count
+
+    async def committed(self) -> dict[int, int]:
+        """The offsets that the trackers' group has committed."""
+        async with admin(self.bootstrap_servers) as client:
+            found = await client.list_consumer_group_offsets(self.names.app_id)
+        return {tp.partition: at.offset for tp, at in found.items() if tp.topic == self.names.markers}
+
+    async def alter(self, topic: str, config: Mapping[str, str]) -> None:
+        """Set a topic's settings; all that are not named go back to the broker's defaults."""
+        async with admin(self.bootstrap_servers) as client:
+            await client.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, dict(config))])
+
+    async def config(self, topic: str) -> dict[str, str]:
+        async with admin(self.bootstrap_servers) as client:
+            [response] = await client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
+        return {entry[0]: entry[1] for entry in response.resources[0][4]}
+
+
+@contextlib.asynccontextmanager
+async def admin(bootstrap_servers: str) -> Any:
+    client = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def header(record: Record) -> dict[str, bytes]:
+    return dict(record.headers)
+
+
+def _offsets(sent: Iterable[Sent]) -> list[int]:
+    return sorted(message.offset for message in sent)
+
+
+def _of(sent: Sent, records: Iterable[Record]) -> list[Record]:
+    wanted = sent.id.encode()
+    return [record for record in records if header(record).get(ID_HEADER) == wanted]
+
+
+def kinds(facts: Iterable[tuple[Record, Fact]]) -> list[Kind]:
+    return [fact.kind for _, fact in facts]
