@@ -114,6 +114,7 @@ class Ownership:
     _pending_bytes: int = 0
     _flushed_at: float = 0.0
     _spread: int = 0
+    _stopping: bool = False
 
     def __post_init__(self) -> None:
         self.tracker = self._new_tracker()
@@ -129,10 +130,16 @@ class Ownership:
     async def stop(self) -> None:
         """Write what has been folded if that is quickly done, and let go."""
         task, self._task = self._task, None
+        self._stopping = True
+        self._arrived.set()
+        finished = True
         if task is not None:
+            # A transaction that is under way is finished first: after one that was cut short nothing can be written.
+            _, unfinished = await asyncio.wait([task], timeout=FLUSH_ON_STOP_SECONDS if self.state == "owner" else 0)
+            finished = not unfinished
             task.cancel()
             await asyncio.wait([task])
-        if self.state == "owner":
+        if self.state == "owner" and finished:
             try:
                 async with asyncio.timeout(FLUSH_ON_STOP_SECONDS):
                     await self._write(changes=True)
@@ -158,6 +165,7 @@ class Ownership:
                 await self._take_over()
                 attempt = 0
                 await self._work()
+                return
             except (UnknownVersion, PositionLost) as error:
                 await self._halt(str(error))
                 return
@@ -169,6 +177,12 @@ class Ownership:
             except (KafkaError, OSError, TimeoutError) as error:
                 log.warning("markers partition %s: %r; taking it over again", self.partition, error)
                 self.tracker.take_over_again()
+            except Exception as error:
+                # A defect: unsaid, the partition would stand still for ever and look healthy.
+                log.exception("markers partition %s", self.partition)
+                self.state = "waiting"
+                await self._halt(f"a defect of marq: {error!r}; the worker's log has the details")
+                return
             self.state = "waiting"
             await self._drop_producer()
             await asyncio.sleep(min(RETRY_SECONDS[0] * 2**attempt, RETRY_SECONDS[1]))
@@ -250,7 +264,7 @@ class Ownership:
     # --- read ---------------------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        while True:
+        while not self._stopping:
             await self._wait()
             while self._inbox:
                 event, fetched = self._inbox.popleft()
@@ -273,7 +287,7 @@ class Ownership:
         waits = [self._flush_in()]
         if tick_in_ms is not None:
             waits.append(tick_in_ms / 1000)
-        if self._inbox:
+        if self._inbox or self._stopping:
             return
         self._arrived.clear()
         timeout = min(waits)
@@ -433,7 +447,8 @@ class Ownership:
             ("marq-origin", f"{names.markers}/{self.partition}/{offset}".encode()),
             ("marq-reason", why.encode()),
         ]
-        return await producer.send(names.quarantine, value, headers=headers)
+        # aiokafka refuses a record without key and value.
+        return await producer.send(names.quarantine, value or b"", headers=headers)
 
 
 def _too_large(fire: Fire) -> Fire:

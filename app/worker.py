@@ -6,6 +6,7 @@ import fcntl
 import logging
 import os
 import socket
+import sys
 import threading
 import warnings
 from pathlib import Path
@@ -26,9 +27,12 @@ class MarqWorker(faust.Worker):
     """Faust's worker, made for several on one machine."""
 
     def __init__(self, app: Any, *services: Any, **kwargs: Any) -> None:
-        self._slot, self._lock = claim_slot(Path(app.settings.data_dir))
         self._stop_timeout = app.settings.stop_timeout
-        place_worker(app, self._slot)
+        try:
+            self._slot, self._lock = claim_slot(Path(app.settings.data_dir))
+            place_worker(app, self._slot)
+        except ConfigError as error:
+            sys.exit(f"marq: {error}")
         super().__init__(app, *services, **kwargs)
 
     def _on_sigint(self) -> None:

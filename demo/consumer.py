@@ -17,7 +17,7 @@ from demo.journal import Journal, What
 from demo.plan import Conduct, Plan, read_plan
 
 #: Messages of one receive, and how long it waits for the first.
-RECEIVE_MESSAGES = 100
+RECEIVE_MESSAGES = 250
 RECEIVE_SECONDS = 5.0
 
 

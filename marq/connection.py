@@ -90,10 +90,28 @@ async def stop_producer(producer: Any, limit_s: float) -> bool:
     """Stop an AIOKafkaProducer after it has sent what it holds; return False when the limit came first."""
     if await _within(limit_s, producer.stop()):
         return True
+    _fail_batches(producer._message_accumulator)
     sender = producer._sender.sender_task
-    producer._message_accumulator.fail_all(KafkaError("the producer was stopped before the broker confirmed"))
+    if sender is not None:
+        # It would fail the batches once more, and stumbles there (aiokafka 0.14, without transactions).
+        sender.remove_done_callback(producer._sender._fail_all)
+        sender.cancel()
     await _force(producer, [] if sender is None else [sender])
     return False
+
+
+def _fail_batches(accumulator: Any) -> None:
+    """Give an error to whoever still waits for a batch; where nobody does, it is no error that asyncio would report."""
+    waiting = [batch for batches in accumulator._batches.values() for batch in batches]
+    for batch in [*waiting, *accumulator._pending_batches]:
+        for future in (batch.future, *[future for future, _ in batch._msg_futures]):
+            future.add_done_callback(_retrieve)
+    accumulator.fail_all(KafkaError("the producer was stopped before the broker confirmed"))
+
+
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
 
 
 async def abandon_producer(producer: Any) -> None:

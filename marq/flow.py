@@ -233,12 +233,10 @@ class Flow:
 
     async def _end_cycle(self, cycle: asyncio.Task[bool]) -> None:
         """Wait for a cycle; pause after one that failed, longer each time."""
-        try:
-            done = await cycle
-        finally:
-            if cycle.done():
-                self._cycle = None
-        if done:
+        # Not `await cycle`: a stop cancels the reading, and the cycle is to end on its own.
+        await asyncio.wait([cycle])
+        self._cycle = None
+        if cycle.result():
             self._pause_s = FIRST_RETRY_S
             return
         await asyncio.sleep(self._pause_s)

@@ -136,7 +136,9 @@ class Message:
         await self._settled("reject", wait)
 
     async def renew(self, seconds: Duration | None = None, *, wait: bool = True, **unknown: Unknown) -> None:
-        """Keep the message for ``seconds`` (or timedelta) from now on, or for the consumer's lease.
+        """Keep the message for at least ``seconds`` (or timedelta) from now on, or for the consumer's lease.
+
+        A lease never gets shorter: where the message is already kept for longer, nothing is written.
 
         Raises:
             LeaseLost: the lease ran out before.
@@ -145,7 +147,8 @@ class Message:
         lease, offset = self._lease, self._record.offset
         lease_ms = int(lease.lease_s * 1000) if seconds is None else duration_ms("seconds", seconds, least_ms=1)
         self._check_lease("renew", self._expiry_s)
-        if offset in lease.open and offset not in lease.decided:
+        longer = lease.outbox.clock() + lease_ms / 1000 > self._expiry_s
+        if longer and offset in lease.open and offset not in lease.decided:
             lease.renew(offset, lease_ms)
         await self._settled("renew", wait)
 

@@ -74,7 +74,7 @@ class Shelf:
 
     def room(self, most: int, now_s: float) -> int:
         """Return how many more messages to fetch, and 0 where that is not worth a read yet."""
-        window = self.pace.window(self.standing, most, now_s) if self.standing or self.held else 0
+        window = self.pace.window(self.standing, most, now_s) if self.standing or self.held or self.asked else 0
         room = max(window - self.held, self.asked - len(self.ready))
         worth = 1 if self.asked or not self.ready else max(1, window // 4)
         return room if room >= worth else 0

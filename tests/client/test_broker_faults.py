@@ -75,16 +75,13 @@ async def test_a_stop_ends_within_ten_seconds_also_when_the_broker_is_gone(own_b
         await client.stop()
         assert time.monotonic() - begun < 10
 
-    with pytest.raises(marq.BrokerUnavailable):
-        await asyncio.wait_for(sending, 1)
-    with pytest.raises(marq.BrokerUnavailable):
-        await asyncio.wait_for(acking, 1)
+    # Nobody is left waiting. (A call that was under way may have reached the broker in its last moment.)
+    outcomes = await asyncio.wait_for(asyncio.gather(sending, acking, return_exceptions=True), 1)
+    assert all(isinstance(outcome, marq.BrokerUnavailable | marq.Receipt | None) for outcome in outcomes), outcomes
     await asyncio.to_thread(own_broker.resume)
 
 
-async def test_a_send_to_a_broker_that_hangs_fails_in_time_and_the_producer_recovers(
-    own_broker, prefix, names
-) -> None:
+async def test_a_send_to_a_broker_that_hangs_fails_in_time_and_the_producer_recovers(own_broker, prefix, names) -> None:
     async with marq.Producer(own_broker.bootstrap_servers, prefix=prefix, request_timeout=1) as producer:
         await producer.send("q", b"before")
         await asyncio.to_thread(own_broker.pause)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 
 import pytest
 
@@ -322,9 +323,7 @@ async def test_a_consumer_warns_that_no_tracker_runs(make_consumer, caplog) -> N
     assert "faust -A app worker" in caplog.text
 
 
-async def test_start_and_stop_may_be_called_twice_and_a_stopped_consumer_started_again(
-    producer, make_consumer
-) -> None:
+async def test_start_and_stop_may_be_called_twice_and_a_stopped_consumer_started_again(producer, make_consumer) -> None:
     consumer = make_consumer()
     await consumer.start()
     await consumer.start()
@@ -369,11 +368,13 @@ async def test_records_of_plain_producers_and_of_other_queues_share_the_topic(
         assert [message.value for message in await receive(other, 1)] == [b"other"]
 
 
-async def test_renewals_are_one_marker_for_each_partition(producer, make_consumer, servers, names) -> None:
+async def test_renewals_are_one_marker_for_each_partition(producer, make_consumer, servers, names, monkeypatch) -> None:
     await producer.send_many("q", [b"x"] * 400)
 
-    async with make_consumer(lease=3600) as consumer:
+    async with make_consumer(lease=3600, max_lease=7200) as consumer:
         await receive(consumer, 400)
+        # Half of the lease later.
+        monkeypatch.setattr(consumer._running.flow.renewal, "_clock", lambda: time.monotonic() + 1800)
         await consumer._running.flow.renewal.renew()
 
     renewals = [each for each in await read_markers(servers, names.markers) if isinstance(each, Renew)]

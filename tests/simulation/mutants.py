@@ -109,7 +109,7 @@ MUTANTS = (
         "an owner that was overtaken writes on",
         _SHELL,
         "table-differs rows-left",
-        ("if self._overtaken():", "if False:"),
+        ("if self._overtaken(former_epoch):", "if False:"),
     ),
     _mutant(
         "after an unknown outcome the owner goes on without a new TICK",

@@ -21,11 +21,12 @@ MUTANT_SEEDS = 300
 #: Seeds that failed once, each with what it showed.
 REGRESSIONS = {
     0: "a TICK from before the new fencing was taken for the awaited one (Tracker.read after take_over_again)",
-    371: "... and a message was sent twice: the facts of the transaction of unknown outcome came after that TICK",
-    658: "... the same with another order of facts and TICK",
+    658: "... and a message was sent twice: the facts of the transaction of unknown outcome came after that TICK",
     1: "an owner of unknown outcome, overtaken by another, wrote its old rows over newer ones (Owner._overtaken)",
+    212172: "... and that the newest applied offset is its own does not say that nobody else wrote",
     7620: "two owners in turn put one record into quarantine: allowed, but only after a failed transaction",
     13469: "random bytes happened to have the magic and another version: that stops the partition, as it must",
+    117734: "the simulator ended a pause and left the steps that it had put off where they were",
 }
 
 

@@ -25,7 +25,7 @@ from tests.simulation.group import Group
 from tests.simulation.log import Partition, TransactionalId
 from tests.simulation.oracle import PlainFold
 from tests.simulation.producer import Producer
-from tests.simulation.tracker import LocalTable, Owner, newest
+from tests.simulation.tracker import LocalTable, Owner
 
 #: How long the world may take to drain after the last fault, in simulated time.
 DRAIN_MS = 60_000
@@ -186,9 +186,6 @@ class World:
                 plain.fold(record.about, record.time_ms, record.offset)
         return plain
 
-    def newest_row(self, partition: int, key: bytes) -> bytes | None:
-        return newest(self.changelogs[partition].records, key)
-
     # --- what befalls the world ---------------------------------------------------------------------------------------
 
     def _rebalance(self) -> None:
@@ -262,11 +259,8 @@ class World:
         self.faulty = False
         for former in self.former_owners:
             former.alive = False
-        for owner in self.owners:
-            owner.paused_until_ms = 0
+        # Pauses end by themselves.
         for group in self.groups:
-            for member in group.members:
-                member.paused_until_ms = 0
             if self.checker.faults:
                 group.rebalance()
         self.schedule(INSPECT_MS, self._inspect)

@@ -34,9 +34,7 @@ def workers(broker: EmbeddedBroker, directory: Path) -> Iterator[Callable[..., W
     made: list[Worker] = []
 
     def make(*, like: Worker | None = None, **settings: Any) -> Worker:
-        worker = (
-            Worker(broker.bootstrap_servers, directory, **settings) if like is None else like.again(**settings)
-        )
+        worker = Worker(broker.bootstrap_servers, directory, **settings) if like is None else like.again(**settings)
         made.append(worker)
         return worker
 

@@ -345,9 +345,7 @@ class Installation:
         self, *sent: Sent, delay_ms: int = 0, holder: int = HOLDER, counted: bool = True, error: str = ""
     ) -> Any:
         delays, errors = [delay_ms] * len(sent), [error] * len(sent)
-        return await self.mark(
-            Release(sent[0].queue, holder, sent[0].source, _offsets(sent), delays, counted, errors)
-        )
+        return await self.mark(Release(sent[0].queue, holder, sent[0].source, _offsets(sent), delays, counted, errors))
 
     async def reject(self, *sent: Sent, reason: str = "no good", holder: int = HOLDER) -> Any:
         return await self.mark(Reject(sent[0].queue, holder, sent[0].source, _offsets(sent), [reason] * len(sent)))

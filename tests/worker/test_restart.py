@@ -187,6 +187,30 @@ async def test_a_worker_stops_within_ten_seconds_although_its_broker_is_gone(
     assert seconds <= 10.5
 
 
+async def test_a_worker_that_is_stopped_in_the_middle_of_a_transaction_ends_cleanly(
+    own_broker: EmbeddedBroker, new_worker_of_own: Make
+) -> None:
+    worker = await new_worker_of_own(environment=STATIC).start().ready()
+    async with Installation(own_broker.bootstrap_servers, worker.names) as marq:
+        _, still_open = await half_done(marq, "cut short", lease=3)
+        own_broker.pause()
+        try:
+            # The leases are over, so its TICKs are on their way to a broker that does not answer.
+            await eventually(lambda: worker.queue("cut short"), lambda found: found["oldest_lease_seconds"] > 4)
+            seconds = await worker.stop(limit=12)
+        finally:
+            own_broker.resume()
+        successor = await new_worker_of_own(like=worker).start().ready()
+        returned = await came_back(marq, "cut short", still_open)
+        await witness(marq, "witness")
+
+        assert seconds <= 10.5
+        assert "AssertionError" not in worker.log()
+        assert returned == ids(still_open)
+        assert len(await marq.copies("cut short")) == len(still_open)
+        assert successor.exit_code is None
+
+
 async def test_a_worker_without_a_broker_says_so_and_ends(tmp_path: Path) -> None:
     address = f"127.0.0.1:{ports.free_port('127.0.0.1')}"
     worker = Worker(address, tmp_path, environment={"MARQ_CONNECT_TIMEOUT": "3"}).start()

@@ -88,7 +88,7 @@ class FakeReader:
 
 @dataclass
 class FakeWriter:
-    """Keeps what is written; ``gate`` closed holds writes up, ``refuse`` makes some fail before or after they took effect."""
+    """Keeps what is written; ``gate`` closed holds writes up, ``refuse`` makes some fail."""
 
     refuse: int = 0
     refuse_written: int = 0

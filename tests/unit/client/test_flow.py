@@ -139,6 +139,25 @@ async def test_a_rebalance_waits_for_the_cycle_in_progress(make_rig) -> None:
     assert [message.offset for message in await taking] == [0]
 
 
+async def test_a_cycle_in_progress_ends_before_the_stop(make_rig) -> None:
+    rig = make_rig()
+    rig.acquirer.gate.clear()
+    rig.shelf.standing = 10
+    rig.reader.add(P0, *records(0))
+    rig.flow.demand()
+    await spin()
+    rig.reader.add(P0, *records(1))
+    await spin()
+
+    stopping = asyncio.create_task(rig.flow.stop_reading(5))
+    await spin()
+    rig.acquirer.gate.set()
+    await stopping
+
+    assert rig.reader.committed == {P0: 1}
+    assert rig.flow.give_back() == 1
+
+
 async def test_records_of_other_queues_are_committed_and_not_acquired(make_rig) -> None:
     rig = make_rig()
     rig.reader.add(P0, *records(0, 2, key=b"other"), *records(3))
@@ -185,6 +204,31 @@ async def test_what_was_read_beyond_the_room_is_neither_acquired_nor_committed(m
 
     assert rig.reader.committed == {P0: 2}
     assert [offset for each in rig.acquirer.of(Acquire) for offset in each.offsets] == [0, 1]
+
+
+async def test_a_loop_that_takes_one_message_after_another_soon_finds_many_at_hand(make_rig) -> None:
+    rig = make_rig()
+    rig.reader.add(P0, *records(*range(2_000)))
+
+    for _ in range(2_000):
+        (message,) = await rig.take(1)
+        rig.clock.now_s += 0.0001
+        await message.ack(wait=False)
+        if not rig.shelf.ready:
+            rig.flow.outbox.flush_soon()
+
+    assert len(rig.acquirer.of(Acquire)) < 40
+
+
+async def test_a_loop_that_takes_its_time_holds_one_message(make_rig) -> None:
+    rig = make_rig()
+    rig.reader.add(P0, *records(*range(20)))
+
+    for _ in range(10):
+        (message,) = await rig.take(1)
+        assert rig.flow.held == 1
+        rig.clock.now_s += 10
+        await message.ack()
 
 
 async def test_nothing_is_fetched_before_somebody_asks(make_rig) -> None:

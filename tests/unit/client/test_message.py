@@ -171,6 +171,16 @@ async def test_renew_keeps_one_message_longer_than_its_neighbours(held) -> None:
     assert [(list(each.offsets), each.lease_ms) for each in rig.settler.of(Renew)] == [([0], 300_000)]
 
 
+async def test_renew_never_makes_a_lease_shorter(held) -> None:
+    rig, (message, *_) = held
+
+    await message.renew(5)
+    rig.clock.now_s += 29
+
+    await message.ack()
+    assert rig.settler.of(Renew) == []
+
+
 async def test_a_token_finishes_the_message_and_ends_its_renewal(held) -> None:
     rig, (message, *_) = held
     from marq import token

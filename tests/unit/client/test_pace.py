@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from marq.pace import Pace
 import itertools
+
+from marq.pace import Pace
 
 
 def test_a_slow_pace_holds_no_more_than_the_floor() -> None:

@@ -1,0 +1,139 @@
+"""Every private or inherited name of Faust, mode and aiokafka that app, agents and tables rely on.
+
+An upgrade that changes one of them must fail a test, not a user: tests/worker/test_faust_api.py checks each entry, the
+versions, and that no name is missing here.
+
+A shape is a signature without annotations, with ``async`` in front of a coroutine function and ``...`` for what does not
+matter; or ``property``; or ``class attribute``; or ``instance attribute``, set by the class itself; or ``inherited``,
+whatever it is.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+#: Exact versions: each upgrade is a decision, and this list is what to read then.
+VERSIONS = {
+    "faust-streaming": "0.15.3",
+    "mode-streaming": "0.7.1",
+    "aiokafka": "0.14.0",
+    "rocksdict": "0.3.29",
+}
+
+
+class Reliance(NamedTuple):
+    """One name: the class it belongs to (``module:Class``), its shape, and what would break without it."""
+
+    owner: str
+    name: str
+    shape: str
+    why: str
+
+
+_THREAD = "faust.transport.drivers.aiokafka:AIOKafkaConsumerThread"
+_CONSUMER = "faust.transport.drivers.aiokafka:Consumer"
+_TRANSPORT = "faust.transport.drivers.aiokafka:Transport"
+_APP = "faust.app.base:App"
+_WORKER = "faust.worker:Worker"
+_WEB = "faust.web.drivers.aiohttp:Web"
+_STORE = "faust.stores.rocksdb:Store"
+_MANAGER = "faust.tables.manager:TableManager"
+_RECOVERY = "faust.tables.recovery:Recovery"
+_KAFKA = "aiokafka:AIOKafkaConsumer"
+_STATE = "aiokafka.consumer.subscription_state"
+
+RELIANCES = (
+    # app/batching.py: the thread that reads.
+    Reliance(_THREAD, "__post_init__", "(self)", "called by Service.__init__; our fields are set in it"),
+    Reliance(_THREAD, "_create_worker_consumer", "(self, transport)", "read_committed is set on what it returns"),
+    Reliance(
+        _THREAD,
+        "_fetch_records",
+        "async (self, consumer, active_partitions, timeout=None, max_records=None)",
+        "its records become one Fetched for each partition",
+    ),
+    Reliance(_THREAD, "_ensure_consumer", "(self)", "the aiokafka consumer, for exact commits"),
+    Reliance(_THREAD, "call_thread", "async (self, fun, *args, **kwargs)", "runs a coroutine function there"),
+    Reliance(_THREAD, "tp_last_committed_at", "instance attribute", "what Faust's livelock detector looks at"),
+    # app/batching.py: the consumer that delivers.
+    Reliance(_CONSUMER, "_new_consumer_thread", "(self)", "makes our thread"),
+    Reliance(_CONSUMER, "_new_offset", "(self, tp)", "says what to commit: the end of the last acknowledged batch"),
+    Reliance(_CONSUMER, "_drain_messages", "async (self, fetcher)", "the reading loop, replaced"),
+    Reliance(_CONSUMER, "_wait_next_records", "async (self, timeout)", "one fetch: (records, active partitions)"),
+    Reliance(_CONSUMER, "wait_first", "async (self, *coros, timeout=None)", "a delivery ends when the flow stops"),
+    Reliance(_CONSUMER, "perform_seek", "async (self)", "back to the committed offsets"),
+    Reliance(_CONSUMER, "seek_wait", "async (self, partitions)", "to the applied offset, after recovery"),
+    Reliance(_CONSUMER, "earliest_offsets", "async (self, *partitions)", "whether retention has taken markers"),
+    Reliance(_CONSUMER, "pause_partitions", "(self, tps)", "a partition with an alarm is read no more"),
+    Reliance(_CONSUMER, "resume_partitions", "(self, tps)", "back-pressure of handlers"),
+    Reliance(_CONSUMER, "should_stop", "property", "ends the reading loop"),
+    Reliance(_CONSUMER, "flow_active", "class attribute", "no delivery during a rebalance"),
+    Reliance(_CONSUMER, "suspend_flow", "instance attribute", "an Event"),
+    Reliance(_CONSUMER, "callback", "instance attribute", "takes a ConsumerMessage"),
+    Reliance(_CONSUMER, "consumer_stopped_errors", "class attribute", "expected while stopping"),
+    Reliance(_CONSUMER, "_thread", "instance attribute", "our BatchThread"),
+    Reliance(_CONSUMER, "_acked", "instance attribute", "acknowledged offsets by partition"),
+    Reliance(_CONSUMER, "_acked_index", "instance attribute", "the same, as sets"),
+    Reliance(_CONSUMER, "_read_offset", "instance attribute", "the last offset delivered, by partition"),
+    Reliance(_CONSUMER, "_buffered_partitions", "instance attribute", "paused partitions whose batches are delivered"),
+    Reliance(_TRANSPORT, "Consumer", "class attribute", "replaced by ours"),
+    Reliance(
+        "faust.serializers.schemas:Schema",
+        "compile",
+        "(self, app, *, on_key_decode_error=..., on_value_decode_error=..., default_propagate=...)",
+        "returns decode(message, *, propagate=False)",
+    ),
+    Reliance("faust.events:Event", "__init__", "(self, app, key, value, headers, message)", "made by our schema"),
+    Reliance("faust.events:Event", "ack", "(self)", "called once the changelog is durable"),
+    Reliance("faust.streams:Stream", "noack", "(self)", "agents acknowledge by themselves"),
+    Reliance("faust.streams:Stream", "events", "async generator (self)", "what an agent reads"),
+    Reliance(
+        "faust.types.tuples:ConsumerMessage",
+        "__init__",
+        "(self, topic, partition, offset, timestamp, timestamp_type, headers, key, value, checksum, "
+        "serialized_key_size=None, serialized_value_size=None, tp=None, time_in=None, time_out=None, time_total=None, "
+        "generation_id=None)",
+        "one for each batch",
+    ),
+    # app/batching.py: aiokafka below it.
+    Reliance(_KAFKA, "_isolation_level", "instance attribute", "read before start()"),
+    Reliance(_KAFKA, "_fetch_max_wait_ms", "instance attribute", "read before start(); Faust fixes it at 1500"),
+    Reliance(_KAFKA, "_subscription", "instance attribute", "the way to positions"),
+    Reliance(_KAFKA, "_coordinator", "instance attribute", "the way to committed metadata"),
+    Reliance(
+        "aiokafka.consumer.group_coordinator:GroupCoordinator",
+        "fetch_committed_offsets",
+        "async (self, partitions)",
+        "offset and metadata, which the public committed() leaves out",
+    ),
+    Reliance(f"{_STATE}:SubscriptionState", "subscription", "property", "None before the first assignment"),
+    Reliance(f"{_STATE}:Subscription", "assignment", "property", "None during a rebalance"),
+    Reliance(f"{_STATE}:Assignment", "state_value", "(self, tp)", "None for partitions that are not assigned"),
+    Reliance(f"{_STATE}:TopicPartitionState", "_position", "instance attribute", "None until it is known"),
+    # app/application.py
+    Reliance(_APP, "_new_transport", "(self)", "makes our transport"),
+    Reliance(_APP, "_new_web", "(self)", "makes our web server"),
+    Reliance(_APP, "on_first_start", "async (self)", "topics are looked at before the consumer starts"),
+    Reliance(_APP, "on_stop", "async (self)", "owners write before connections close"),
+    Reliance(_APP, "consumer_generation_id", "class attribute", "tells a batch of before a rebalance"),
+    # app/worker.py
+    Reliance(_WORKER, "__init__", "(self, app, *services, ...)", "called with the app first"),
+    Reliance(_WORKER, "_on_sigint", "(self)", "starts the time limit of a stop"),
+    Reliance(_WORKER, "_on_sigterm", "(self)", "starts the time limit of a stop"),
+    # app/web.py
+    Reliance(_WEB, "default_blueprints", "class attribute", "emptied: /table and /router are open to anybody"),
+    Reliance(_WEB, "production_blueprints", "class attribute", "emptied: our own page is at /"),
+    Reliance("faust.app.router:Router", "tables_metadata", "(self)", "the addresses of all workers"),
+    # tables/leases.py
+    Reliance(_STORE, "_db_for_partition", "(self, partition)", "opens or returns a partition's database"),
+    Reliance(_STORE, "_dbs", "instance attribute", "open databases by partition"),
+    Reliance(_STORE, "partition_path", "(self, partition)", "where its files are"),
+    Reliance(_STORE, "offset_key", "class attribute", "the row with the changelog offset"),
+    Reliance("faust.tables.table:Table", "get", "inherited", "hidden by rows of one partition"),
+    Reliance(_MANAGER, "recovery", "property", "replaced: owners recover by themselves, after fencing"),
+    Reliance(_MANAGER, "_recovery", "class attribute", "where the property keeps it"),
+    Reliance(_RECOVERY, "_build_highwaters", "async (self, consumer, tps, destination, title)", "nothing to recover"),
+    Reliance(_RECOVERY, "_build_offsets", "async (self, consumer, tps, destination, title)", "nothing to recover"),
+    Reliance(_RECOVERY, "_seek_offsets", "async (self, consumer, tps, offsets, title)", "changelogs are not read"),
+    Reliance(_RECOVERY, "need_recovery", "(self)", "never: a rebalance goes on at once"),
+)

@@ -1,0 +1,1 @@
+"""Small programs that use Marq; tests/docs runs each of them."""

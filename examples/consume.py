@@ -1,0 +1,24 @@
+"""Takes messages one by one: ``python -m examples.consume QUEUE [COUNT]``."""
+# ruff: noqa: T201 - printing is what an example is for
+
+import asyncio
+import sys
+
+import marq
+
+
+async def main(queue: str, count: int | None = None) -> None:
+    async with marq.Consumer(queue, lease=30) as consumer:
+        async for message in consumer:
+            # A clean exit acknowledges. An exception gives the message back, to come again after the queue's backoff.
+            async with message:
+                print(message.id, "attempt", message.attempt, message.value, message.headers)
+            if count is not None:
+                count -= 1
+                if not count:
+                    break
+    # Leaving the consumer has written the acks and given back what was prefetched.
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], *map(int, sys.argv[2:])))

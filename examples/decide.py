@@ -1,0 +1,37 @@
+"""Decides about messages by hand: ``python -m examples.decide QUEUE``."""
+# ruff: noqa: T201 - printing is what an example is for
+
+import asyncio
+import sys
+
+import marq
+
+
+async def decide(message: marq.Message) -> str:
+    """Give the message the outcome that its value names; each call is durable when it returns."""
+    if message.value == b"later":
+        await message.release(delay=60)
+        return "released for a minute"
+    if message.value == b"never":
+        await message.reject("nobody wants it")
+        return "rejected"
+    if message.value == b"long":
+        # Leases renew themselves up to max_lease; this one is to be longer than the others.
+        await message.renew(600)
+    await message.ack()
+    return "acked"
+
+
+async def main(queue: str) -> None:
+    async with marq.Consumer(queue, lease=30, max_lease=3600) as consumer:
+        while messages := await consumer.receive(wait=5):
+            for message in messages:
+                try:
+                    print(message.value, await decide(message))
+                except marq.LeaseLost as error:
+                    # Somebody else may have the message by now. An ack was written all the same.
+                    print("too late:", error)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

@@ -1,0 +1,187 @@
+"""What README.md and docs/ say can be done, can be done: code runs, links lead somewhere, settings exist."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from config.queues import BackoffDefinition, QueueDefinition, load_queues
+from config.settings import AppSettings
+from marq.core.names import Names
+from marq.settings import ClientOptions
+from tests.docs.pages import PAGES, ROOT, Block, blocks
+from tests.simulation.mutants import MUTANTS
+
+LIMIT_SECONDS = 60
+#: On the first line of a block that is only to be compiled: "```python compile-only".
+COMPILE_ONLY = "compile-only"
+MARKDOWN = [*PAGES, *sorted((ROOT / "examples").rglob("*.md")), ROOT / "CHANGELOG.md"]
+WRITTEN = [*MARKDOWN, *sorted((ROOT / "examples").glob("*.*"))]
+FOLDERS = "tests|marq|agents|app|tables|config|demo|bench|broker"
+REGISTRIES = r"pypi|pythonhosted|maven\.org|repo1?\.maven|apache\.org/dist|nexus|artifactory"
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+
+
+def name_of(thing: Path | Block) -> str:
+    return str(thing.relative_to(ROOT)) if isinstance(thing, Path) else thing.name
+
+
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+# --- code -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block", blocks("python"), ids=name_of)
+def test_a_block_of_python_runs(block: Block, servers: str, names: Names, tmp_path: Path) -> None:
+    assert block.note in ("", COMPILE_ONLY)
+    program = tmp_path / "block.py"
+    program.write_text(block.code, encoding="utf-8")
+    compile(block.code, block.name, "exec")
+    if block.note == COMPILE_ONLY:
+        return
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MARQ_")}
+    settings = {"PYTHONPATH": str(ROOT), "MARQ_BOOTSTRAP_SERVERS": servers, "MARQ_PREFIX": names.prefix}
+
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(program)],
+        cwd=tmp_path, env={**kept, **settings}, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("block", blocks("toml"), ids=name_of)
+def test_a_block_of_toml_defines_queues(block: Block, tmp_path: Path) -> None:
+    path = tmp_path / "queues.toml"
+    path.write_text(block.code, encoding="utf-8")
+
+    assert tomllib.loads(block.code)
+    assert load_queues(path).with_handlers
+
+
+@pytest.mark.parametrize("block", [*blocks("sh"), *blocks("json")], ids=name_of)
+def test_a_block_of_shell_or_json_can_be_read(block: Block) -> None:
+    if block.language == "json":
+        json.loads(block.code)
+        return
+    done = subprocess.run(
+        ["bash", "-n"], input=block.code, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_each_make_target_that_a_page_names_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = {target for page in WRITTEN for target in re.findall(r"\bmake ([a-z]+)\b(?= |`|$)", _code(text_of(page)))}
+
+    assert {"demo", "test", "broker", "bench"} <= named
+    for target in named:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make {target}"
+
+
+def _code(text: str) -> str:
+    """What stands in code spans and blocks of a page."""
+    blocks_and_spans = re.findall(r"^```.*?^```|`[^`\n]+`", text, re.MULTILINE | re.DOTALL)
+    return "\n".join(blocks_and_spans)
+
+
+# --- links and names --------------------------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as they are made from their text."""
+    text = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", MARKDOWN, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(\s*([^)\s]+)\s*\)", text):
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.is_relative_to(ROOT), link
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_each_test_and_mutant_that_a_page_names_exists() -> None:
+    mutants = {mutant.name for mutant in MUTANTS}
+    tests = [found for page in PAGES for found in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text_of(page))]
+    # Quoted texts of a paragraph, or row of a table, that speaks of mutants.
+    parts = [part for page in PAGES for part in re.split(r"\n\n|\n(?=[|*])", text_of(page)) if "mutant" in part]
+    named = {" ".join(name.split()) for part in parts for name in re.findall(r"\"([^\"]+)\"", part)}
+
+    assert len(tests) > 5
+    assert len(named) > 5
+    for path, function in tests:
+        assert re.search(rf"^(async )?def {function}\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE), (
+            function
+        )
+    assert named <= mutants
+    for page in PAGES:
+        for path in re.findall(
+            r"`((?:tests|marq|agents|app|tables|config|demo|bench|broker)/[\w/.\-]+)`", text_of(page)
+        ):
+            assert (ROOT / path).exists(), f"{name_of(page)} names {path}"
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=name_of)
+def test_no_page_names_a_registry_or_a_path_of_one_machine(page: Path) -> None:
+    text = text_of(page)
+
+    assert not re.search(
+        r"pypi|pythonhosted|maven\.org|repo1?\.maven|apache\.org/dist|nexus|artifactory", text, re.IGNORECASE
+    )
+    assert not re.search(r"(?<![\w.])/(?:home|root|work|Users|tmp|usr|opt|var|mnt)/\w", text)
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def described() -> dict[str, list[list[str]]]:
+    """Rows of the tables of settings: variable -> the cells of each of its rows."""
+    rows: dict[str, list[list[str]]] = {}
+    for line in OPERATIONS.splitlines():
+        found = re.match(r"\| `(MARQ_[A-Z_]+)` \|(.+)\|$", line)
+        if found:
+            rows.setdefault(found[1], []).append([cell.strip() for cell in found[2].split("|")])
+    return rows
+
+
+def test_every_setting_is_described_and_nothing_else() -> None:
+    worker = {f"MARQ_{name.upper()}" for name in AppSettings.model_fields}
+    client = {f"MARQ_{name.upper()}" for name in ClientOptions.__annotations__} - {"MARQ_SSL_CONTEXT"}
+    broker = {"MARQ_CACHE", "MARQ_BROKER_HEAP", "MARQ_MAVEN_REPOSITORY"}
+
+    assert set(described()) == worker | client | broker | {"MARQ_BOOTSTRAP_SERVERS"}
+    assert {name for name, rows in described().items() if len(rows) == 2} == (
+        worker & client | {"MARQ_BOOTSTRAP_SERVERS"}
+    )
+
+
+@pytest.mark.parametrize("name", AppSettings.model_fields)
+def test_a_default_of_the_worker_is_the_one_described(name: str) -> None:
+    default = AppSettings.model_fields[name].default
+    said = described()[f"MARQ_{name.upper()}"][0][0].strip("`")
+
+    assert said == ("none" if default is None else f"{default:g}" if isinstance(default, float) else str(default))
+
+
+def test_every_key_of_a_queue_is_described() -> None:
+    keys = {name for name in QueueDefinition.model_fields if name != "backoff"}
+    keys |= {f"backoff.{name}" for name in BackoffDefinition.model_fields}
+
+    assert set(re.findall(r"^\| `([a-z_.]+)` \| .* \| (?:handlers|tracker) \|$", OPERATIONS, re.MULTILINE)) == keys

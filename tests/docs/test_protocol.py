@@ -1,0 +1,356 @@
+"""docs/protocol.md: a client that is made from the page alone is understood by Marq.
+
+Nothing here encodes with marq.core.markers: what is written is written by the rules of the page, with ``struct``.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from zlib import crc32
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marq.core import markers, rows
+from marq.core.copies import origin
+from marq.core.errors import CorruptMarker, UnknownVersion
+from marq.core.names import Names, markers_partition
+from marq.token import Token
+from marq.token import encode as encode_token
+from tests.docs.pages import ROOT
+
+PAGE = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+
+# --- the client, from the page ----------------------------------------------------------------------------------------
+
+CONTIGUOUS, ATTEMPTS, KEYS, HEADERS, UNCOUNTED, TEXTS = 1, 2, 4, 8, 16, 32
+Header = tuple[str, bytes | None]
+#: Queue, holder, topic, partition, offsets.
+Frame = tuple[str, int, str, int, Sequence[int]]
+
+
+def head(kind: int, flags: int, holder: int, queue_length: int) -> bytes:
+    return struct.pack(">B2sBBQB", 1, b"mq", kind, flags, holder, queue_length)
+
+
+def frame(kind: int, flags: int, about: Frame) -> bytes:
+    queue, holder, topic, partition, offsets = about
+    name, source = queue.encode(), topic.encode()
+    consecutive = list(offsets) == list(range(offsets[0], offsets[0] + len(offsets)))
+    start = head(kind, flags | (CONTIGUOUS if consecutive else 0), holder, len(name)) + name
+    start += struct.pack(">B", len(source)) + source
+    start += struct.pack(">IIq", partition, len(offsets), offsets[0])
+    if consecutive:
+        return start
+    return start + b"".join(struct.pack(">I", offset - offsets[0]) for offset in offsets)
+
+
+def bytes_column(values: Sequence[bytes | None]) -> bytes:
+    lengths = b"".join(struct.pack(">i", -1 if value is None else len(value)) for value in values)
+    return lengths + b"".join(value or b"" for value in values)
+
+
+def headers_of(headers: Sequence[Header]) -> bytes:
+    data = struct.pack(">H", len(headers))
+    for name, value in headers:
+        data += struct.pack(">H", len(name.encode())) + name.encode()
+        data += struct.pack(">i", -1 if value is None else len(value)) + (value or b"")
+    return data
+
+
+def texts_column(texts: Sequence[str]) -> bytes:
+    encoded = [text.encode() for text in texts]
+    return b"".join(struct.pack(">H", len(text)) for text in encoded) + b"".join(encoded)
+
+
+def acquire(
+    about: Frame,
+    lease_ms: int,
+    from_offset: int,
+    timestamps: Sequence[int],
+    values: Sequence[bytes | None],
+    *,
+    attempts: Sequence[int] | None = None,
+    keys: Sequence[bytes | None] | None = None,
+    headers: Sequence[Sequence[Header]] | None = None,
+) -> bytes:
+    flags, columns = 0, struct.pack(f">{len(timestamps)}q", *timestamps)
+    if attempts is not None:
+        flags, columns = flags | ATTEMPTS, columns + struct.pack(f">{len(attempts)}I", *attempts)
+    if keys is not None:
+        flags, columns = flags | KEYS, columns + bytes_column(keys)
+    if headers is not None:
+        flags, columns = flags | HEADERS, columns + bytes_column([headers_of(each) for each in headers])
+    return frame(1, flags, about) + struct.pack(">Iq", lease_ms, from_offset) + columns + bytes_column(values)
+
+
+def renew(about: Frame, lease_ms: int) -> bytes:
+    return frame(2, 0, about) + struct.pack(">I", lease_ms)
+
+
+def ack(about: Frame) -> bytes:
+    return frame(3, 0, about)
+
+
+def release(about: Frame, delays_ms: Sequence[int], *, counted: bool = True, errors: Sequence[str] = ()) -> bytes:
+    flags = (0 if counted else UNCOUNTED) | (TEXTS if errors else 0)
+    body = struct.pack(f">{len(delays_ms)}q", *delays_ms) + (texts_column(errors) if errors else b"")
+    return frame(4, flags, about) + body
+
+
+def reject(about: Frame, reasons: Sequence[str]) -> bytes:
+    return frame(5, 0, about) + texts_column(reasons)
+
+
+def fact(kind: int, about: Frame, attempts: Sequence[int], causes: Sequence[int]) -> bytes:
+    return frame(kind, 0, about) + struct.pack(f">{len(attempts)}I", *attempts) + bytes(causes)
+
+
+def tick(holder: int, monotonic_ms: int) -> bytes:
+    return head(64, 0, holder, 0) + struct.pack(">Q", monotonic_ms)
+
+
+# --- what Marq makes of it --------------------------------------------------------------------------------------------
+
+HOLDER = 0x0123456789ABCDEF
+GAPS: Frame = ("emails", HOLDER, "marq.messages", 3, [41, 44, 2**32])
+ROW: Frame = ("Grüße 🚚", 2**64 - 1, "orders.v2", 2**32 - 1, [7, 8, 9])
+
+
+def understood(batch: Any, about: Frame) -> None:
+    queue, holder, topic, partition, offsets = about
+    assert (batch.queue, batch.holder) == (queue, holder)
+    assert batch.source == (topic, partition)
+    assert list(batch.offsets) == list(offsets)
+
+
+@pytest.mark.parametrize("about", [GAPS, ROW])
+def test_an_acquire_of_first_deliveries(about: Frame) -> None:
+    batch = markers.decode(acquire(about, 30_000, 5, [1, 2, 3], [b"a", None, b""]))
+
+    assert isinstance(batch, markers.Acquire)
+    understood(batch, about)
+    assert (batch.lease_ms, batch.from_offset) == (30_000, 5)
+    key = about[0].encode()
+    assert list(batch.payloads) == [(1, 1, key, (), b"a"), (2, 1, key, (), None), (3, 1, key, (), b"")]
+
+
+def test_an_acquire_with_every_column() -> None:
+    headers: list[list[Header]] = [[], [("a", b"1"), ("a", None), ("", b"")], [("marq-attempt", b"7")]]
+
+    data = acquire(GAPS, 1, 41, [0, -1, 2**62], [b"x"] * 3, attempts=[1, 2**32 - 1, 7], keys=[None, b"", b"k"],
+                   headers=headers)  # fmt: skip
+    batch = markers.decode(data)
+
+    assert isinstance(batch, markers.Acquire)
+    assert list(batch.payloads) == [
+        (0, 1, None, (), b"x"),
+        (-1, 2**32 - 1, b"", tuple(headers[1]), b"x"),
+        (2**62, 7, b"k", tuple(headers[2]), b"x"),
+    ]
+
+
+@pytest.mark.parametrize("about", [GAPS, ROW])
+def test_renew_and_ack(about: Frame) -> None:
+    renewed, acked = markers.decode(renew(about, 2**32 - 1)), markers.decode(ack(about))
+
+    assert isinstance(renewed, markers.Renew)
+    understood(renewed, about)
+    assert renewed.lease_ms == 2**32 - 1
+    assert isinstance(acked, markers.Ack)
+    understood(acked, about)
+
+
+@pytest.mark.parametrize(
+    ("counted", "errors", "seen"),
+    [(True, (), ("", "", "")), (False, (), ("", "", "")), (True, ("boom", "", "ä"), ("boom", "", "ä"))],
+)
+def test_release(counted: bool, errors: Sequence[str], seen: Sequence[str]) -> None:
+    batch = markers.decode(release(GAPS, [-1, 0, 60_000], counted=counted, errors=errors))
+
+    assert isinstance(batch, markers.Release)
+    understood(batch, GAPS)
+    assert (tuple(batch.delays_ms), batch.counted, tuple(batch.errors)) == ((-1, 0, 60_000), counted, seen)
+
+
+def test_reject() -> None:
+    batch = markers.decode(reject(ROW, ["bad", "", "ü"]))
+
+    assert isinstance(batch, markers.Reject)
+    understood(batch, ROW)
+    assert tuple(batch.reasons) == ("bad", "", "ü")
+
+
+@pytest.mark.parametrize("kind", [33, 34])
+def test_facts(kind: int) -> None:
+    batch = markers.decode(fact(kind, GAPS, [2, 3, 4], [1, 2, 4]))
+
+    assert isinstance(batch, markers.Fact)
+    understood(batch, GAPS)
+    assert (batch.kind, tuple(batch.attempts), tuple(batch.causes)) == (kind, (2, 3, 4), (1, 2, 4))
+
+
+def test_tick() -> None:
+    assert markers.decode(tick(5, 2**63)) == markers.Tick(5, 2**63)
+
+
+@given(
+    st.text(min_size=1, max_size=50),
+    st.integers(1, 2**64 - 1),
+    st.integers(0, 2**32 - 1),
+    st.sets(st.integers(0, 2**32 - 1), min_size=1, max_size=20).map(sorted),
+    st.integers(0, 2**32 - 1),
+)
+def test_any_batch_of_the_page_is_written_by_marq_as_the_same_bytes(
+    queue: str, holder: int, partition: int, offsets: list[int], lease_ms: int
+) -> None:
+    about = (queue, holder, "t", partition, offsets)
+    values: list[bytes | None] = [b"v" * (offset % 3) if offset % 4 else None for offset in offsets]
+
+    for data in (
+        acquire(about, lease_ms, 0, offsets, values),
+        renew(about, lease_ms),
+        ack(about),
+        release(about, offsets),
+        reject(about, [str(offset) for offset in offsets]),
+    ):
+        assert markers.encode(markers.decode(data)) == data
+
+
+# --- what the page says besides ---------------------------------------------------------------------------------------
+
+
+def test_the_partition_rule() -> None:
+    assert crc32(b"marq.messages") == 3_196_731_807
+    for count in (1, 4, 7):
+        for partition in range(9):
+            assert markers_partition("marq.messages", partition, count) == (3_196_731_807 + partition) % count
+    assert [markers_partition("marq.messages", partition, 4) for partition in range(5)] == [3, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "data", [None, b"", b"\x01", b"\x01m", b"\x01MQ\x03", b"{}", ack(GAPS) + b"\0", ack(GAPS)[:-1]]
+)
+def test_what_the_page_calls_unreadable_is_put_aside(data: bytes | None) -> None:
+    with pytest.raises(CorruptMarker) as caught:
+        markers.decode(data)
+    assert not isinstance(caught.value, UnknownVersion)
+
+
+@pytest.mark.parametrize(
+    "data", [b"\x02mq", b"\x00mq\x03", *[b"\x01mq" + bytes([k]) + b"\0" * 30 for k in (6, 7, 8, 35, 36)]]
+)
+def test_what_the_page_says_stops_a_partition_does(data: bytes) -> None:
+    with pytest.raises(UnknownVersion):
+        markers.decode(data)
+
+
+def test_flags_that_the_page_does_not_name_are_ignored() -> None:
+    data = bytearray(ack(ROW))
+    data[4] |= 64 | 128
+
+    understood(markers.decode(bytes(data)), ROW)
+
+
+def test_the_tables_name_every_kind_flag_and_topic() -> None:
+    kinds = {name: int(code) for code, name in re.findall(r"^\| (\d+) \| ([A-Z_]+) \| ", PAGE, re.MULTILINE)}
+    reserved = set(re.findall(r"^\| \d+ \| ([A-Z_]+) \| \S \| reserved \|$", PAGE, re.MULTILINE))
+    flags = dict(re.findall(r"^\| \d \| (\d+) \| ([A-Z]+) \| ", PAGE, re.MULTILINE))
+
+    assert kinds == {kind.name: kind.value for kind in markers.Kind}
+    assert reserved == {kind.name for kind in markers.RESERVED}
+    assert flags == {str(getattr(markers, f"_{name}")): name for name in flags.values()}
+    assert len(flags) == 6
+    names = Names()
+    topics = (names.messages, names.markers, names.dead_letters, names.quarantine, names.changelog)
+    others = (names.group("NAME"), names.app_id, names.transactional_id(0).removesuffix("0") + "N")
+    for name in (*topics, *others):
+        assert f"`PREFIX{name.removeprefix('marq')}`" in PAGE, name
+
+
+def test_a_plain_record_and_unreadable_headers_are_read_as_the_page_says() -> None:
+    source = markers.Source("marq.messages", 3)
+
+    assert origin(source, 42, 99, []) == ("marq.messages/3/42", 1, 99)
+    for attempt in (b"", b"x", b"-1", b"0", b"4294967296", b"1" * 21):
+        assert origin(source, 42, 99, [("marq-attempt", attempt), ("marq-id", b"")]) == ("marq.messages/3/42", 1, 99)
+    twice: list[Header] = [("marq-attempt", b"2"), ("marq-attempt", b"3"), ("marq-first-sent", b"7")]
+    assert origin(source, 42, 99, twice) == ("marq.messages/3/42", 3, 7)
+
+
+def test_the_lease_row_of_the_page() -> None:
+    queue, text = b"emails", b"boom"
+    row = struct.pack(">BBBIQqqBH", 1, 2, 0, 3, 0, 500, 400, len(queue), len(text)) + queue + text
+    row += struct.pack(">qiii", 77, -1, 0, 2) + b"hi"
+
+    lease, _ = rows.decode_lease(row)
+
+    found = (lease.queue, lease.holder, lease.attempt, lease.due_ms, lease.since_ms, lease.counted, lease.text)
+    assert found == ("emails", 0, 3, 500, 400, False, "boom")
+    assert lease.state is rows.State.RELEASED
+    assert rows.decode_payload(row) == (77, 3, None, (), b"hi")
+    source = b"\x01t" + struct.pack(">I", 9)
+    assert rows.row_key(markers.Source("t", 9), 5) == b"r" + source + struct.pack(">Q", 5)
+    assert rows.mark_key("q", markers.Source("t", 9)) == b"m\x01q" + source
+
+
+def test_the_token_of_the_page() -> None:
+    data = struct.pack(">BQIQB", 1, HOLDER, 3, 42, 6) + b"emails" + b"marq.messages"
+    text = base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+    assert encode_token(Token("emails", HOLDER, markers.Source("marq.messages", 3), 42)) == text
+
+
+# --- the worked example -----------------------------------------------------------------------------------------------
+
+SOURCE = ("marq.messages", 3)
+
+
+def about(*offsets: int, holder: int = HOLDER) -> Frame:
+    return ("emails", holder, *SOURCE, offsets)
+
+
+#: What the text around each block says.
+EXAMPLE: Mapping[str, Callable[[], bytes]] = {
+    "acquire": lambda: acquire(
+        about(41, 42),
+        30_000,
+        40,
+        [1767225600000, 1767225600250],
+        [b"hi", None],
+        attempts=[1, 2],
+        headers=[[], [("tenant", b"acme"), ("marq-attempt", b"2")]],
+    ),
+    "ack": lambda: ack(about(41)),
+    "renew": lambda: renew(about(42, 45), 30_000),
+    "release": lambda: release(about(42), [-1], errors=["boom"]),
+    "reject": lambda: reject(about(45), ["bad"]),
+    "tick": lambda: tick(0x1111, 86_400_000),
+    "redelivered": lambda: fact(33, about(42, holder=0x1111), [3], [2]),
+}
+
+
+def example_blocks() -> dict[str, bytes]:
+    blocks = re.findall(r"^```hex (\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    return {
+        name: bytes.fromhex("".join(line.partition("#")[0] for line in block.splitlines())) for name, block in blocks
+    }
+
+
+def test_the_example_has_every_kind_that_version_1_knows_but_one() -> None:
+    kinds = {data[3] for data in example_blocks().values()}
+
+    assert kinds == {kind for kind in markers.Kind if kind not in markers.RESERVED} - {markers.Kind.DEAD_LETTERED}
+
+
+@pytest.mark.parametrize("name", EXAMPLE)
+def test_the_bytes_of_the_example_are_what_the_text_says_and_marq_reads_them(name: str) -> None:
+    data = example_blocks()[name]
+
+    assert data == EXAMPLE[name]()
+    assert markers.encode(markers.decode(data)) == data

@@ -1,0 +1,135 @@
+"""What we rely on of Faust, mode and aiokafka is still there, has the shape we know, and is listed completely."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import tomllib
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+
+import tables.leases
+from app import application, batching, web, worker
+from app.faust_api import RELIANCES, VERSIONS, Reliance
+from tests.worker.harness import ROOT
+
+FOREIGN = ("faust", "mode", "aiokafka")
+SOURCES = [
+    *(ROOT / "app" / f"{name}.py" for name in ("application", "batching", "web", "worker")),
+    ROOT / "tables" / "leases.py",
+    *sorted((ROOT / "agents").glob("*.py")),
+]
+MODULES = (application, batching, web, worker, tables.leases)
+
+
+def is_foreign(base: type) -> bool:
+    return base.__module__.split(".")[0] in FOREIGN
+
+
+SUBCLASSES = [
+    each
+    for module in MODULES
+    for each in vars(module).values()
+    if inspect.isclass(each) and each.__module__ == module.__name__ and any(map(is_foreign, each.__mro__))
+]
+
+
+def load(owner: str) -> Any:
+    module, _, name = owner.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def shape(owner: Any, name: str) -> str:
+    """The shape of a class's name, in the words of app/faust_api.py."""
+    try:
+        found = inspect.getattr_static(owner, name)
+    except AttributeError:
+        assigned = re.compile(rf"self\.{name}\b[^=\n]*=[^=]|^\s+{name}\s*:", re.MULTILINE)
+        bases = [base for base in owner.__mro__ if is_foreign(base)]
+        return "instance attribute" if any(assigned.search(inspect.getsource(base)) for base in bases) else "missing"
+    if isinstance(found, property):
+        return "property"
+    if not inspect.isfunction(found):
+        return "class attribute"
+    signature = inspect.signature(found)
+    parameters = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
+    text = str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
+    if inspect.isasyncgenfunction(found):
+        return f"async generator {text}"
+    return f"async {text}" if inspect.iscoroutinefunction(found) else text
+
+
+def fits(expected: str, found: str) -> bool:
+    """Whether a shape is the expected one; an ellipsis stands for anything."""
+    pattern = re.escape(expected).replace(re.escape("..."), ".*")
+    return expected == "inherited" or re.fullmatch(pattern, found, re.DOTALL) is not None
+
+
+def entry(reliance: Reliance) -> str:
+    return f"{reliance.owner.partition(':')[2]}.{reliance.name}"
+
+
+@pytest.mark.parametrize("reliance", RELIANCES, ids=entry)
+def test_a_name_that_we_rely_on_has_the_shape_that_we_know(reliance: Reliance) -> None:
+    found = shape(load(reliance.owner), reliance.name)
+
+    assert found != "missing", f"{entry(reliance)} is gone: {reliance.why}"
+    assert fits(reliance.shape, found), f"{entry(reliance)} is now {found}: {reliance.why}"
+
+
+@pytest.mark.parametrize("package", VERSIONS)
+def test_the_installed_version_is_the_one_that_was_read(package: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pins = [*project["dependencies"], *project["optional-dependencies"]["app"]]
+
+    assert version(package) == VERSIONS[package]
+    assert f"{package}=={VERSIONS[package]}" in pins
+
+
+@pytest.mark.parametrize("subclass", SUBCLASSES, ids=lambda each: each.__name__)
+def test_everything_that_we_override_is_listed(subclass: type) -> None:
+    listed = {reliance.name for reliance in RELIANCES}
+    bases = [base for base in subclass.__mro__ if is_foreign(base)]
+    # What Python, typing and mode write into each class by themselves.
+    ordinary = {"__module__", "__doc__", "__annotations__", "__abstractmethods__", "_abc_impl", "__parameters__"}
+    generated = {"logger", "log", "abstract"}
+
+    overridden = {name for name in vars(subclass) if any(name in vars(base) for base in bases)} - ordinary - generated
+
+    assert overridden <= listed, f"not in app/faust_api.py: {sorted(overridden - listed)}"
+
+
+def private_names() -> set[str]:
+    """Private attributes that our code touches and that it did not define itself."""
+    used: set[str] = set()
+    own: set[str] = set()
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                own.add(node.name)
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                own.add(node.target.id)
+            elif isinstance(node, ast.Attribute) and re.match(r"_[^_]", node.attr):
+                (own if is_own_field(node) else used).add(node.attr)
+    return used - own
+
+
+def is_own_field(node: ast.Attribute) -> bool:
+    """Whether this sets a field of our own object: one that no class above it knows."""
+    ours = isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name) and node.value.id == "self"
+    return ours and not any(reliance.name == node.attr for reliance in RELIANCES)
+
+
+def test_every_private_name_that_we_touch_is_listed() -> None:
+    missing = private_names() - {reliance.name for reliance in RELIANCES} - {"_exit"}  # os._exit
+
+    assert missing == set(), f"not in app/faust_api.py: {sorted(missing)}"
+
+
+def test_the_rules_look_at_something() -> None:
+    assert len(SUBCLASSES) >= 9
+    assert len(private_names()) >= 10

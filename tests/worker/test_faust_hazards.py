@@ -1,0 +1,271 @@
+"""What stock Faust does and Marq must not: each hazard of Faust that would lose or double messages, by name."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import rocksdict
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from faust.types.enums import ProcessingGuarantee
+
+from app import app
+from app.worker import claim_slot
+from broker import EmbeddedBroker
+from marq.core import rows
+from tests.worker.harness import ROOT, Installation, Sent, Worker, admin, eventually, throughout
+
+Make = Callable[..., Worker]
+STATIC = {"MARQ_INSTANCE_ID": "one"}
+#: Faust commits what was acknowledged this often (broker_commit_interval), and a little.
+COMMIT_SECONDS = 3.3
+
+
+@pytest_asyncio.fixture
+async def worker(new_worker: Make) -> Worker:
+    return await new_worker(environment=STATIC).start().ready()
+
+
+@pytest_asyncio.fixture
+async def marq(worker: Worker, broker: EmbeddedBroker) -> AsyncIterator[Installation]:
+    async with Installation(broker.bootstrap_servers, worker.names) as installation:
+        yield installation
+
+
+async def ahead(marq: Installation) -> dict[int, int]:
+    """By how many markers the committed offset of a partition is ahead of what the changelog has; 0 at most is right."""
+    committed = await marq.committed()  # first: what is durable only grows meanwhile
+    durable = await marq.durable()
+    return {partition: offset - 1 - durable.get(partition, -1) for partition, offset in committed.items()}
+
+
+async def refuse_changelog(marq: Installation, limit_bytes: int | None) -> None:
+    """Let the broker refuse every write to the changelog; None: no more."""
+    config = await marq.config(marq.names.changelog)
+    kept = {name: config[name] for name in ("cleanup.policy", "delete.retention.ms")}
+    limit = str(limit_bytes or 4 << 20)
+    await marq.alter(marq.names.changelog, {**kept, "max.message.bytes": limit})
+
+
+async def opened_and_finished(marq: Installation, queue: str, *, lease: float) -> tuple[list[Sent], list[Sent], object]:
+    sent = await marq.send_many(queue, 10)
+    await marq.acquire(*sent, lease=lease)
+    return sent[:5], sent[5:], await marq.ack(*sent[:5])
+
+
+def local_applied(worker: Worker) -> dict[str, int]:
+    """The applied offset in each RocksDB of a worker that has ended."""
+    found = {}
+    for current in worker.data_directory.rglob("CURRENT"):
+        copy = worker.directory / f"copy-{time.monotonic_ns()}"
+        shutil.copytree(current.parent, copy)
+        database = rocksdict.Rdict(str(copy), options=rocksdict.Options(raw_mode=True))
+        row = database.get(rows.APPLIED_KEY)
+        database.close()
+        if row is not None:
+            found[current.parent.name] = rows.decode_applied(row)[0]
+    return found
+
+
+async def test_offsets_are_never_committed_before_the_changelog_write_that_they_depend_on(
+    worker: Worker, marq: Installation
+) -> None:
+    """Stock Faust commits while changelog writes below the offset are unsent."""
+
+    async def traffic() -> dict[int, int]:
+        await opened_and_finished(marq, "traffic", lease=60)
+        return await ahead(marq)
+
+    await throughout(COMMIT_SECONDS, traffic, lambda found: all(count <= 0 for count in found.values()))
+
+    assert await eventually(marq.committed), "no offset was ever committed: nothing was shown"
+
+
+async def test_a_failed_changelog_write_is_not_passed_over_and_rocksdb_is_never_ahead_of_it(
+    worker: Worker, marq: Installation, new_worker: Make
+) -> None:
+    """Stock Faust logs a failed changelog write, commits the offset all the same and keeps the row in RocksDB only."""
+    _, open_before, last = await opened_and_finished(marq, "refused", lease=30)
+    await marq.applied(last)
+
+    await refuse_changelog(marq, 60)
+    done, still_open, last = await opened_and_finished(marq, "refused", lease=8)
+    await throughout(COMMIT_SECONDS, lambda: ahead(marq), lambda found: all(count <= 0 for count in found.values()))
+    durable = await marq.durable()
+    worker.kill()
+    local = local_applied(worker)
+    await refuse_changelog(marq, None)
+    successor = await new_worker(like=worker).start().ready()
+    await marq.applied(last)
+    copies = await eventually(lambda: marq.copies("refused"), lambda found: len(found) >= 5)
+
+    assert max(durable.values()) < last.offset, "the broker did not refuse: nothing was shown"
+    assert max(local.values()) <= max(durable.values())
+    assert sorted(dict(copy.headers)["marq-id"].decode() for copy in copies) == sorted(sent.id for sent in still_open)
+    figures = await successor.queue("refused")
+    assert (figures["acquired"], figures["acked"], figures["in_flight"]) == (20, 10, len(open_before))
+    assert (figures["reacquired"], figures["late"]) == (0, 0)
+    assert not [copy for sent in done for copy in await marq.copies_of(sent)]
+
+
+async def test_a_worker_whose_changelog_write_failed_goes_on_by_itself(worker: Worker, marq: Installation) -> None:
+    await refuse_changelog(marq, 60)
+    _, still_open, last = await opened_and_finished(marq, "refused", lease=2)
+    await eventually(worker.partitions, lambda found: any(part["state"] == "waiting" for part in found.values()))
+
+    await refuse_changelog(marq, None)
+    await marq.applied(last)
+    copies = await eventually(lambda: marq.copies("refused"), lambda found: len(found) >= 5)
+
+    assert len(copies) == len(still_open)
+    assert (await worker.queue("refused"))["acked"] == 5
+    assert worker.exit_code is None
+
+
+async def test_markers_that_are_read_again_are_skipped_by_the_applied_offset_and_old_files_are_not_trusted(
+    worker: Worker, marq: Installation, new_worker: Make
+) -> None:
+    """Faust replays what was acknowledged and not yet committed; a replayed ACQUIRE must reopen nothing."""
+    _, still_open, last = await opened_and_finished(marq, "replayed", lease=6)
+    await marq.applied(last)
+    worker.kill()
+    applied = await marq.durable()
+    partitions = [TopicPartition(marq.names.markers, partition) for partition in (0, 1)]
+    await rewind(marq, partitions)
+    four_days_ago = time.time() - 4 * 24 * 3600
+    for file in worker.data_directory.rglob("*.*"):
+        os.utime(file, (four_days_ago, four_days_ago))
+
+    successor = await new_worker(like=worker).start().ready()
+    copies = await eventually(lambda: marq.copies("replayed"), lambda found: len(found) >= 5)
+
+    assert len(copies) == len(still_open)
+    figures = await successor.queue("replayed")
+    assert (figures["acquired"], figures["acked"], figures["reacquired"], figures["late"]) == (10, 5, 0, 0)
+    found = await successor.partitions()
+    assert {number: part["folded"] for number, part in found.items()} == await marq.markers_after(applied)
+    assert "older than half of the changelog's delete.retention.ms" in successor.log()
+    assert all(part["recovered_records"] for part in found.values())
+
+
+async def rewind(marq: Installation, partitions: list[TopicPartition]) -> None:
+    """Commit offset 0 for the trackers' group as soon as its dead member is gone."""
+
+    async def commit() -> bool:
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=marq.bootstrap_servers, group_id=marq.names.app_id, enable_auto_commit=False
+        )
+        await consumer.start()
+        try:
+            consumer.assign(partitions)
+            await consumer.commit(dict.fromkeys(partitions, 0))
+        except Exception:
+            return False
+        finally:
+            await consumer.stop()
+        return True
+
+    await eventually(commit)
+
+
+async def test_a_position_that_retention_has_removed_stops_the_partition_instead_of_being_reset(
+    worker: Worker, marq: Installation, new_worker: Make
+) -> None:
+    """Faust's auto_offset_reset would go on elsewhere without a word."""
+    _, _, last = await opened_and_finished(marq, "removed", lease=60)
+    await marq.applied(last)
+    worker.kill()
+    _, _, unread = await opened_and_finished(marq, "removed", lease=60)
+    removed = TopicPartition(marq.names.markers, unread.partition)
+    async with admin(marq.bootstrap_servers) as client:
+        await client.delete_records({removed: _records_before(unread.offset)})
+
+    successor = new_worker(like=worker).start()
+    figures = await eventually(successor.partitions, lambda found: found.get(unread.partition, {}).get("alarm"))
+
+    assert re.search(r"retention has removed everything before \d+", figures[unread.partition]["alarm"])
+    assert figures[unread.partition]["state"] == "stopped"
+    assert figures[1 - unread.partition]["alarm"] == ""
+
+
+def _records_before(offset: int) -> object:
+    from aiokafka.admin import RecordsToDelete
+
+    return RecordsToDelete(before_offset=offset)
+
+
+async def test_an_idle_worker_writes_nothing_uses_little_memory_and_is_reachable_from_this_machine_only(
+    worker: Worker, marq: Installation
+) -> None:
+    """One worker for all that can be seen of one that has nothing to do."""
+    await nothing_is_written(worker, marq)
+    await pages_of_faust_are_not_there(worker)
+    only_the_loopback_address_answers(worker)
+    caches_are_small(worker)
+
+
+async def nothing_is_written(worker: Worker, marq: Installation) -> None:
+    async def written() -> list[int]:
+        return [part["transactions"] for part in (await worker.partitions()).values()]
+
+    # The first: a TICK for each partition, and the row that says it was read.
+    before = await eventually(written, lambda counts: min(counts) >= 2)
+    ends = await marq.ends(marq.names.markers)
+    await throughout(3.0, written, lambda counts: counts == before)
+    assert await marq.ends(marq.names.markers) == ends
+
+
+async def pages_of_faust_are_not_there(worker: Worker) -> None:
+    for path in ("/table", "/table/", "/table/leases", "/router", "/router/", "/router/leases/key"):
+        assert (await worker.page(path))[0] == 404, path
+    assert (await worker.page("/"))[0] == 200
+
+
+def only_the_loopback_address_answers(worker: Worker) -> None:
+    # 127.0.0.2 is this machine too, but not the address that the worker binds: 0.0.0.0 would answer there.
+    with pytest.raises(OSError, match=r"refused|assign|timed out"):
+        socket.create_connection(("127.0.0.2", worker.web_port), timeout=2).close()
+
+
+def caches_are_small(worker: Worker) -> None:
+    options = [file.read_text() for file in worker.data_directory.rglob("OPTIONS-*")]
+    logs = [file.read_text(errors="replace") for file in worker.data_directory.rglob("LOG")]
+    assert options
+    assert all(re.search(rf"^\s*write_buffer_size={16 << 20}$", text, re.MULTILINE) for text in options)
+    assert all(re.search(rf"^\s*capacity : {16 << 20}$", text, re.MULTILINE) for text in logs)
+
+
+async def test_an_agent_that_can_not_be_imported_ends_the_worker_loudly(new_worker: Make, tmp_path: Path) -> None:
+    """Faust's autodiscovery only warns, and the worker then runs without the agent."""
+    shutil.copytree(ROOT / "agents", tmp_path / "agents", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "agents" / "tracker.py").write_text("raise ImportError('no tracker today')\n")
+
+    worker = new_worker().start()
+
+    assert await worker.ended() != 0
+    assert "no tracker today" in worker.log()
+
+
+def test_two_workers_on_one_machine_never_share_a_data_directory(tmp_path: Path) -> None:
+    first, held = claim_slot(tmp_path)
+    second, also_held = claim_slot(tmp_path)
+    held.close()
+    third, again_held = claim_slot(tmp_path)
+
+    assert (first, second, third) == (0, 1, 0)
+    also_held.close()
+    again_held.close()
+
+
+def test_what_fausts_own_exactly_once_and_standbys_break_is_not_used() -> None:
+    assert app.conf.processing_guarantee is ProcessingGuarantee.AT_LEAST_ONCE
+    assert app.conf.table_standby_replicas == 0
+    assert not app.conf.autodiscover
+    assert app.conf.topic_disable_leader
