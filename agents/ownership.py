@@ -114,6 +114,8 @@ class Ownership:
     _pending_bytes: int = 0
     _flushed_at: float = 0.0
     _spread: int = 0
+    #: Id and epoch of the producer that this owner took over last.
+    _epoch: tuple[int, int] = (-1, -1)
     _stopping: bool = False
 
     def __post_init__(self) -> None:
@@ -224,6 +226,11 @@ class Ownership:
         self._producer = producer
         async with asyncio.timeout(TRANSACTION_SECONDS):
             await producer.start()
+        former, self._epoch = self._epoch, _epoch(producer)
+        if self._position is not None and self._epoch != (former[0], former[1] + 1):
+            # Somebody else had the partition meanwhile, so the table has moved on: what is pending here would undo it.
+            log.warning("markers partition %s had another owner meanwhile", self.partition)
+            self._forget()
         if self._position is None:
             await self._recover()
         self.state = "owner"
@@ -449,6 +456,10 @@ class Ownership:
         ]
         # aiokafka refuses a record without key and value.
         return await producer.send(names.quarantine, value or b"", headers=headers)
+
+
+def _epoch(producer: AIOKafkaProducer) -> tuple[int, int]:
+    return producer._txn_manager.producer_id, producer._txn_manager.producer_epoch
 
 
 def _too_large(fire: Fire) -> Fire:

@@ -3,9 +3,9 @@
 An upgrade that changes one of them must fail a test, not a user: tests/worker/test_faust_api.py checks each entry, the
 versions, and that no name is missing here.
 
-A shape is a signature without annotations, with ``async`` in front of a coroutine function and ``...`` for what does not
-matter; or ``property``; or ``class attribute``; or ``instance attribute``, set by the class itself; or ``inherited``,
-whatever it is.
+A shape is a signature without annotations, with ``async`` in front of a coroutine function and ``...`` for what does
+not matter; or ``property``, ``class attribute``, or ``instance attribute``, which the class itself sets; or
+``inherited``, whatever it is.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ _STORE = "faust.stores.rocksdb:Store"
 _MANAGER = "faust.tables.manager:TableManager"
 _RECOVERY = "faust.tables.recovery:Recovery"
 _KAFKA = "aiokafka:AIOKafkaConsumer"
+_TRANSACTIONS = "aiokafka.producer.transaction_manager:TransactionManager"
 _STATE = "aiokafka.consumer.subscription_state"
 
 RELIANCES = (
@@ -110,6 +111,10 @@ RELIANCES = (
     Reliance(f"{_STATE}:Subscription", "assignment", "property", "None during a rebalance"),
     Reliance(f"{_STATE}:Assignment", "state_value", "(self, tp)", "None for partitions that are not assigned"),
     Reliance(f"{_STATE}:TopicPartitionState", "_position", "instance attribute", "None until it is known"),
+    # agents/ownership.py
+    Reliance("aiokafka:AIOKafkaProducer", "_txn_manager", "instance attribute", "the way to the producer's epoch"),
+    Reliance(_TRANSACTIONS, "producer_id", "property", "the same for each producer of a transactional id"),
+    Reliance(_TRANSACTIONS, "producer_epoch", "property", "rises by one for each: nobody else was there meanwhile"),
     # app/application.py
     Reliance(_APP, "_new_transport", "(self)", "makes our transport"),
     Reliance(_APP, "_new_web", "(self)", "makes our web server"),

@@ -36,6 +36,8 @@ SESSION_SECONDS = 6.0
 
 def main() -> int:
     plan = read_plan(sys.argv[1:])
+    # Explicitly: a shell that starts us in the background leaves SIGINT ignored, and SIGTERM takes the same way.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
     notes = Console(stderr=True)
     try:

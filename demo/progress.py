@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 LINE_SECONDS = 5.0
+_COUNTS = ("sent", "acked", "dead", "in_flight", "waiting", "redelivered")
 _TEXT = (
     "sent {task.fields[sent]:,} · acked {task.fields[acked]:,} · dead {task.fields[dead]:,}"
     " · in flight {task.fields[in_flight]:,} · waiting {task.fields[waiting]:,}"

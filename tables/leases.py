@@ -65,6 +65,7 @@ class LeaseTable(faust.Table):
                 batch.put(key, value)
         batch.put(self.data.offset_key, b"%d" % changelog_offset)
         self._database(partition).write(batch)
+        self._written(partition).touch()
 
     async def recover(self, partition: int, client_settings: Mapping[str, Any]) -> int:
         """Bring the local database up to the changelog's end; return how many changelog records that took.
@@ -117,16 +118,19 @@ class LeaseTable(faust.Table):
         return self.data._db_for_partition(partition)
 
     def _discard_if_old(self, partition: int) -> None:
-        path = Path(self.data.partition_path(partition))
-        # Opening writes a log file, so the age is that of the last write-ahead or table file.
-        times = [file.stat().st_mtime for pattern in ("*.log", "*.sst") for file in path.glob(pattern)]
-        if times and time.time() - max(times) > MAX_LOCAL_AGE_SECONDS:
+        written = self._written(partition)
+        # Not the age of RocksDB's own files: Faust has opened the database by now, and that writes some.
+        if written.exists() and time.time() - written.stat().st_mtime > MAX_LOCAL_AGE_SECONDS:
             self.log.warning(
                 "lease table: local files of partition %s are older than half of the changelog's "
                 "delete.retention.ms: rebuilding them from the changelog",
                 partition,
             )
             self._discard(partition)
+
+    def _written(self, partition: int) -> Path:
+        """A file whose age is that of the last write to the database that it lies beside."""
+        return Path(self.data.partition_path(partition)) / "marq-written"
 
     def _discard(self, partition: int) -> None:
         database = self.data._dbs.pop(partition, None)

@@ -7,19 +7,16 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
-from aiokafka import TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
 
 import marq
 from broker import EmbeddedBroker
 from marq.core.markers import Ack, Acquire, Fact, Kind, Renew, Source
 from tests.acceptance.processes import Process
 from tests.acceptance.receiving import finished, nothing_comes, receive, receive_one
-from tests.worker.harness import LATENESS_SECONDS, Installation, Sent, Worker, admin, eventually, header
+from tests.worker.harness import LATENESS_SECONDS, Installation, Worker, admin, eventually, header, kinds
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -457,7 +454,7 @@ async def test_scenario_27_after_the_lease_other_outcomes_only_raise(
             with pytest.raises(marq.LeaseLost):
                 await outcome()
         await second.ack()
-        await finished(worker, queue, acked=1, released=0, rejected=0, renewed=0, dead=0)
+        await finished(worker, queue, acked=1, expired=1, released=0, rejected=0, dead=0)
 
 
 async def test_scenario_29_after_the_last_attempt_a_message_is_a_dead_letter_with_headers_and_key_intact(
@@ -484,62 +481,7 @@ async def test_scenario_29_after_the_last_attempt_a_message_is_a_dead_letter_wit
     found = header(letter)
     assert found["marq-id"] == sent.id.encode()
     assert found["marq-reason"] == b"5 of 5 attempts used: the last time it was released"
-    assert kinds_of(await installation.fact_of(sent)) == [Kind.REDELIVERED]
-
-
-def kinds_of(facts: list[tuple[Any, Fact]]) -> list[Kind]:
-    return [fact.kind for _, fact in facts]
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"lease": 0}, "lease=0"),
-        ({"lease": -1}, "lease=-1"),
-        ({"lease": "30"}, "lease='30'"),
-        ({"lease": True}, "lease=True"),
-        ({"lease": 10_000_000}, "lease=10000000"),
-        ({"lease": 30, "max_lease": 10}, "max_lease=10"),
-        ({"max_in_flight": 0}, "max_in_flight=0"),
-        ({"instance_id": 7}, "instance_id=7"),
-        ({"session_timeout": 0}, "session_timeout=0"),
-        ({"bootstrap_servers": "localhost"}, "bootstrap_servers='localhost'"),
-    ],
-)
-def test_scenario_30_a_setting_of_a_consumer_that_can_not_be_is_named(options: dict[str, Any], named: str) -> None:
-    with pytest.raises(marq.ConfigError) as caught:
-        marq.Consumer("emails", **options)
-
-    assert str(caught.value).startswith(f"{named}: expected ")
-
-
-@pytest.mark.parametrize(
-    ("word", "right"),
-    [("visibility_timeout", "lease"), ("max_retries", "max_attempts"), ("leese", "unexpected keyword argument 'leese'")],
-)
-def test_scenario_30_an_unknown_setting_of_a_consumer_is_named(word: str, right: str) -> None:
-    with pytest.raises(TypeError, match=rf"'{word}'.*{right}|{right}"):
-        marq.Consumer("emails", **{word: 1})
-
-
-@pytest.mark.parametrize(
-    ("queues", "named"),
-    [
-        ("[queues.emails]\nlease = 0", "[queues.emails]: lease: "),
-        ("[queues.emails]\nmax_attempts = -1", "[queues.emails]: max_attempts: "),
-        ("[queues.emails]\nvisibility_timeout = 30", "[queues.emails]: visibility_timeout: unknown key"),
-        ("[defaults.backoff]\nbase = 'soon'", "[defaults]: backoff.base: "),
-    ],
-)
-async def test_scenario_30_a_worker_names_the_wrong_key_of_its_queues_and_ends(
-    new_worker: Callable[..., Worker], queues: str, named: str
-) -> None:
-    worker = new_worker(queues=queues).start()
-
-    code = await worker.ended()
-
-    assert code != 0
-    assert named in worker.log()
+    assert kinds(await installation.fact_of(sent)) == [Kind.REDELIVERED]
 
 
 async def test_scenario_30_with_a_broker_alone_the_documented_defaults_hold(

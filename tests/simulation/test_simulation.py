@@ -13,6 +13,9 @@ import pytest
 from tests.simulation import mutants, seeds
 from tests.simulation.world import World, simulate
 
+#: Tens of seconds of work: on a machine that does much else at the same time, minutes.
+pytestmark = pytest.mark.timeout(600)
+
 #: Seeds in `make test`; `make simulate SEEDS=` runs any number.
 SEEDS = 1_000
 #: How many seeds a mutant may survive in `make test`; `make mutants` allows more.

@@ -11,7 +11,7 @@ import pytest
 from broker import EmbeddedBroker
 from tests.worker.harness import Worker
 
-LOG_LINES = 30
+LOG_LINES = 25
 
 
 @pytest.hookimpl(wrapper=True)

@@ -442,6 +442,16 @@ class Installation:
             count[record.partition] += record.offset > offsets.get(record.partition, -1)
         return count
 
+    async def folded_only_after(self, worker: Worker, offsets: Mapping[int, int]) -> None:
+        """Wait until a worker has folded each marker after these offsets; fail if it folds more than that."""
+
+        async def rest() -> dict[int, int]:
+            folded = {number: part["folded"] for number, part in (await worker.partitions()).items()}
+            written = await self.markers_after(offsets)
+            return {number: count - folded.get(number, 0) for number, count in written.items()}
+
+        await eventually(rest, lambda left: not any(left.values()), limit=10)
+
     async def committed(self) -> dict[int, int]:
         """The offsets that the trackers' group has committed."""
         async with admin(self.bootstrap_servers) as client:

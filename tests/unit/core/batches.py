@@ -88,10 +88,15 @@ def _column(values: st.SearchStrategy[object], offsets: Sequence[int]) -> st.Sea
     return st.tuples(*[values] * len(offsets))
 
 
+def _acquire_of(offsets: tuple[int, ...]) -> st.SearchStrategy[Acquire]:
+    start, payloads = st.integers(0, offsets[0]), _column(_payloads, offsets)
+    return st.builds(Acquire, _names, _U64, _sources, st.just(offsets), _U32, start, payloads)
+
+
 def _with_offsets(offsets: tuple[int, ...]) -> st.SearchStrategy[Batch]:
     same = st.just(offsets)
     return st.one_of(
-        st.builds(Acquire, _names, _U64, _sources, same, _U32, st.integers(0, offsets[0]), _column(_payloads, offsets)),
+        _acquire_of(offsets),
         st.builds(Renew, _names, _U64, _sources, same, _U32),
         st.builds(Ack, _names, _U64, _sources, same),
         st.builds(
@@ -119,4 +124,5 @@ def _with_offsets(offsets: tuple[int, ...]) -> st.SearchStrategy[Batch]:
 
 
 ticks = st.builds(Tick, _U64, _U64)
+acquires = _offsets.flatmap(_acquire_of)
 batches = st.one_of(ticks, _offsets.flatmap(_with_offsets))

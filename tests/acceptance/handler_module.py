@@ -1,0 +1,66 @@
+"""The handlers of test_handlers: a worker imports a copy of this file, from a directory of the test's own.
+
+Each start of a handler is a line of the journal, a JSON object. A handler that is to work long works until a file with
+its message's name is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import marq
+
+HERE = Path(__file__).parent
+POLL_SECONDS = 0.02
+
+
+def note(message: marq.Message) -> None:
+    line = {
+        "queue": message.queue,
+        "id": message.id,
+        "value": message.value.decode(),
+        "attempt": message.attempt,
+        "worker": os.getpid(),
+        "thread": threading.current_thread().name,
+        "at": time.monotonic(),
+    }
+    # One write of a whole line to the end: several workers share the file.
+    with (HERE / "journal").open("a") as journal:
+        journal.write(json.dumps(line) + "\n")
+
+
+async def coroutine(message: marq.Message) -> None:
+    note(message)
+
+
+def plain(message: marq.Message) -> None:
+    note(message)
+
+
+async def obedient(message: marq.Message) -> None:
+    """Do what the message says."""
+    note(message)
+    match message.value, message.attempt:
+        case b"retry", 1:
+            raise marq.Retry(delay=1)
+        case b"reject", _:
+            raise marq.Reject("no such customer")
+        case b"fail", _:
+            raise ValueError("broken for good")
+
+
+async def patient(message: marq.Message) -> None:
+    note(message)
+    while not (HERE / message.value.decode()).exists():
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def plain_patient(message: marq.Message) -> None:
+    note(message)
+    while not (HERE / message.value.decode()).exists():
+        time.sleep(POLL_SECONDS)
