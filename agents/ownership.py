@@ -18,7 +18,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,7 @@ TRANSACTION_SECONDS = 15.0
 RETRY_SECONDS = (0.2, 5.0)
 #: How long a revoked owner may take to write what it has folded; what it can't, the next owner folds again.
 FLUSH_ON_STOP_SECONDS = 2.0
+_MEND = "Nothing is read until somebody decides: see docs/operations.md, 'Starting anew, recreating topics'"
 STOP_PRODUCER_SECONDS = 1.0
 
 
@@ -79,8 +80,8 @@ class Surroundings:
     flush_seconds: float
     #: Moves the reading of a markers partition: (partition, offset).
     seek: Callable[[int, int], Any]
-    #: Where a markers partition begins.
-    log_start: Callable[[int], Any]
+    #: Where a markers partition begins and ends.
+    log_range: Callable[[int], Awaitable[tuple[int, int]]]
     #: Stops the reading of a markers partition.
     pause: Callable[[int], None]
 
@@ -114,6 +115,7 @@ class Ownership:
     _pending_bytes: int = 0
     _flushed_at: float = 0.0
     _spread: int = 0
+    _noted_jump_ms: int = 0
     #: Id and epoch of the producer that this owner took over last.
     _epoch: tuple[int, int] = (-1, -1)
     _stopping: bool = False
@@ -251,16 +253,21 @@ class Ownership:
         )
         # 3. The markers after it. Faust reads from its committed offset, which is never after this one unless the
         #    changelog was lost.
-        await self._check_log_start(self._position)
+        await self._check_log(self._position)
         await self.around.seek(self.partition, self._position)
 
-    async def _check_log_start(self, position: int) -> None:
-        start = await self.around.log_start(self.partition)
+    async def _check_log(self, position: int) -> None:
+        start, end = await self.around.log_range(self.partition)
+        place = f"the tracker has to read {self.around.names.markers}/{self.partition} from offset {position}"
         if start > position:
             raise PositionLost(
-                f"the tracker has to read {self.around.names.markers}/{self.partition} from offset {position}, but its "
-                f"retention has removed everything before {start}: what those markers said is lost, and messages may "
-                "be delivered again or not at all. Restore the topic, or delete the changelog topic to accept that"
+                f"{place}, but its retention has removed everything before {start}: what those markers said is lost, "
+                f"and messages may be delivered again or not at all. {_MEND}"
+            )
+        if end < position:
+            raise PositionLost(
+                f"{place}, but it ends at {end}: it was deleted and made anew, or lost records. What the table knows "
+                f"belongs to the former topic. {_MEND}"
             )
 
     async def _drop_producer(self) -> None:
@@ -281,6 +288,7 @@ class Ownership:
                     break
             now_ms = _monotonic_ms()
             self.tracker.saw(now_ms)
+            self._note_jump()
             fires = self.tracker.due()
             tick = self.tracker.tick(now_ms) if self.tracker.tick_in_ms(now_ms) == 0 else None
             flush = self._flush_in() <= 0
@@ -288,6 +296,16 @@ class Ownership:
                 await self._fire(fires[start : start + MAX_COPIES])
             if tick is not None or flush:
                 await self._write(tick=tick, changes=flush)
+
+    def _note_jump(self) -> None:
+        if self.tracker.jump_ms != self._noted_jump_ms:
+            self._noted_jump_ms = self.tracker.jump_ms
+            log.critical(
+                "markers partition %s: the broker's clock jumped by %s ms; the worker's own clock counts. Messages that "
+                "were acquired right after the jump may be redelivered late by as much",
+                self.partition,
+                self.tracker.jump_ms,
+            )
 
     async def _wait(self) -> None:
         tick_in_ms = self.tracker.tick_in_ms(_monotonic_ms())
@@ -318,7 +336,7 @@ class Ownership:
         assert position is not None
         if fetched.start > position:
             # Records were passed over (a rebalance dropped a batch that was on its way): read them again.
-            await self._check_log_start(position)
+            await self._check_log(position)
             log.info("partition %s: going back from %s to %s", self.partition, fetched.start, position)
             self._inbox.clear()
             await self.around.seek(self.partition, position)

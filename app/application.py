@@ -81,9 +81,9 @@ class MarqApp(faust.App):
         async def seek(partition: int, offset: int) -> None:
             await self.consumer.seek_wait({TP(markers, partition): offset})
 
-        async def log_start(partition: int) -> int:
+        async def log_range(partition: int) -> tuple[int, int]:
             tp = TP(markers, partition)
-            return int((await self.consumer.earliest_offsets(tp))[tp])
+            return int((await self.consumer.earliest_offsets(tp))[tp]), int((await self.consumer.highwaters(tp))[tp])
 
         return Surroundings(
             names=self.settings.names,
@@ -94,7 +94,7 @@ class MarqApp(faust.App):
             max_message_bytes=topics.messages_limit_bytes,
             flush_seconds=self.settings.flush_interval,
             seek=seek,
-            log_start=log_start,
+            log_range=log_range,
             pause=lambda partition: self.consumer.pause_partitions({TP(markers, partition)}),
         )
 

@@ -65,6 +65,7 @@ RELIANCES = (
     Reliance(_CONSUMER, "perform_seek", "async (self)", "back to the committed offsets"),
     Reliance(_CONSUMER, "seek_wait", "async (self, partitions)", "to the applied offset, after recovery"),
     Reliance(_CONSUMER, "earliest_offsets", "async (self, *partitions)", "whether retention has taken markers"),
+    Reliance(_CONSUMER, "highwaters", "async (self, *partitions)", "whether the markers topic was made anew"),
     Reliance(_CONSUMER, "pause_partitions", "(self, tps)", "a partition with an alarm is read no more"),
     Reliance(_CONSUMER, "resume_partitions", "(self, tps)", "back-pressure of handlers"),
     Reliance(_CONSUMER, "should_stop", "property", "ends the reading loop"),

@@ -7,6 +7,7 @@ be carried through. 130: Ctrl-C.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import signal
@@ -29,6 +30,7 @@ from demo.report import show
 from demo.run import Result, Run
 from marq.core.errors import MarqError
 from marq.settings import ClientSettings
+from marq.topics import ensure_topics
 
 #: The least that brokers allow by default: what a killed process had goes to others after this.
 SESSION_SECONDS = 6.0
@@ -39,6 +41,8 @@ def main() -> int:
     # Explicitly: a shell that starts us in the background leaves SIGINT ignored, and SIGTERM takes the same way.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    # What the clients of this process meet is said once, as the reason why the demo ends.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     notes = Console(stderr=True)
     try:
         with tempfile.TemporaryDirectory(prefix="marq-demo-", ignore_cleanup_errors=True) as folder:
@@ -62,6 +66,8 @@ def _run(plan: Plan, folder: Path, notes: Console) -> Result:
             "MARQ_PREFIX": settings.names.prefix,
             "MARQ_SESSION_TIMEOUT": f"{SESSION_SECONDS:g}",
         }
+        # Here, so that an address where no broker is gets one sentence, not five processes' logs.
+        asyncio.run(ensure_topics(settings))
         try:
             with Display(notes, plan.messages) as display, Cast(plan, environment, folder) as cast:
                 return asyncio.run(Run(plan, settings, cast, display, check).play())

@@ -121,13 +121,12 @@ def draw_up(evidence: Evidence) -> Account:
         _enter_dead(account, evidence, endings, letter)
     # By id, from what was sent: nothing is counted that was not looked up.
     account.lost = [number for number in evidence.sent if number not in account.acked and number not in account.dead]
-    living = _living_holders(evidence)
+    why = _Why(evidence)
     for number, found in endings.items():
         found.sort(key=lambda ending: ending.at_ms)
         _count_attempt(account, evidence, number, found)
         for first, second in itertools.pairwise(found):
-            reason = _reason(evidence, living, found, first, second)
-            account.duplicates.append(Duplicate(number, first, second, reason))
+            account.duplicates.append(Duplicate(number, first, second, why.reason(number, first, second)))
     return account
 
 
@@ -164,34 +163,42 @@ def _count_attempt(account: Account, evidence: Evidence, number: int, found: Seq
             return
 
 
-def _reason(
-    evidence: Evidence, living: Collection[int], found: Sequence[Ending], first: Ending, second: Ending
-) -> Reason:
-    """Say why there was a second ending; each reason needs the marks that it leaves in the log."""
-    trail = evidence.trails.get(first.key)
-    killed = first.consumer in evidence.killed
-    for each in (trail, evidence.trails.get(second.key)):
-        if each is not None and each.read_again:
-            return Reason.READ_AGAIN if each.holders[0] in living else Reason.TAKEN_TOO_LATE
-    if trail is not None and trail.cause is Cause.EXPIRED:
-        if killed and (trail.acked_ms is None or trail.acked_late):
+class _Why:
+    """Finds the reason of a duplicate; each reason needs the marks that it leaves in the log."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._trails = evidence.trails
+        self._killed = evidence.killed
+        living = [journal for consumer, journal in evidence.journals.items() if consumer not in evidence.killed]
+        self._living = {holder for journal in living for holder in holders_of(journal, evidence.trails)}
+        # By message: what was made of such a copy later has no mark of its own.
+        self._copied = {evidence.trails[key].number for key in evidence.aborted if key in evidence.trails}
+
+    def reason(self, number: int, first: Ending, second: Ending) -> Reason:
+        trail = self._trails.get(first.key)
+        if trail is None:
+            return Reason.UNEXPLAINED
+        reason = self._read_twice(first, second) or self._returned(trail, first)
+        if reason is None and number in self._copied:
+            reason = Reason.ABORTED_COPY
+        return reason or Reason.UNEXPLAINED
+
+    def _read_twice(self, first: Ending, second: Ending) -> Reason | None:
+        for key in (first.key, second.key):
+            trail = self._trails.get(key)
+            if trail is not None and trail.read_again:
+                return Reason.READ_AGAIN if trail.holders[0] in self._living else Reason.TAKEN_TOO_LATE
+        trail = self._trails[first.key]
+        if first.key == second.key and len(set(trail.holders)) > 1:
+            return Reason.READ_AGAIN if trail.holders[0] in self._living else Reason.TAKEN_OVER
+        return None
+
+    def _returned(self, trail: Trail, first: Ending) -> Reason | None:
+        if trail.cause is not Cause.EXPIRED:
+            return None
+        if first.consumer in self._killed and (trail.acked_ms is None or trail.acked_late):
             return Reason.CONSUMER_KILLED
-        if trail.acked_ms is not None and trail.acked_ms >= trail.due_ms:
-            return Reason.LEASE_OVER
-    if trail is not None and first.key == second.key and len(set(trail.holders)) > 1:
-        return Reason.READ_AGAIN if trail.holders[0] in living else Reason.TAKEN_OVER
-    if any(ending.key in evidence.aborted for ending in found):
-        return Reason.ABORTED_COPY
-    return Reason.UNEXPLAINED
-
-
-def _living_holders(evidence: Evidence) -> set[int]:
-    found = [
-        holders_of(journal, evidence.trails)
-        for consumer, journal in evidence.journals.items()
-        if consumer not in evidence.killed
-    ]
-    return set().union(*found)
+        return Reason.LEASE_OVER if trail.acked_ms is not None and trail.acked_ms >= trail.due_ms else None
 
 
 def unfounded_copies(trails: Trails) -> set[Key]:
@@ -214,9 +221,9 @@ def percentile(values: Iterable[int], share: float) -> int | None:
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else None
 
 
-def late_ms(found: Iterable[Lateness], *, ownerless: bool | None = None) -> list[int]:
-    """Return the lateness of redeliveries: of all, or of those that fell due with or without a tracker."""
-    return [each.late_ms for each in found if ownerless is None or each.ownerless is ownerless]
+def late_ms(found: Iterable[Lateness], *, inherited: bool | None = None) -> list[int]:
+    """Return the lateness of redeliveries: of all, or of those that a tracker inherited overdue, or of the others."""
+    return [each.late_ms for each in found if inherited is None or each.inherited is inherited]
 
 
 def holders_of(journal: Iterable[Entry], trails: Mapping[Key, Trail]) -> set[int]:

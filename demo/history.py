@@ -12,12 +12,13 @@ from demo.account import DeadLetter
 from demo.errors import DemoError
 from demo.plan import read_number
 from demo.trails import Key, Trails
-from marq.connection import client_options
+from marq.connection import client_options, stop_consumer
 from marq.core.markers import decode
 from marq.core.names import ATTEMPT_HEADER, ORIGIN_HEADER, REASON_HEADER
 from marq.settings import ClientSettings
 
 _FETCH_MS = 200
+STOP_SECONDS = 1.0
 #: A position of a topic: the next offset of each partition.
 Position = Mapping[int, int]
 
@@ -41,14 +42,14 @@ class TopicReader:
         await self._consumer.start()
         self._partitions = sorted(self._consumer.assignment())
         if not self._partitions:
-            await self._consumer.stop()
+            await stop_consumer(self._consumer, STOP_SECONDS)
             raise DemoError(f"topic {self._topic} is gone")
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await self._consumer.stop()
+        await stop_consumer(self._consumer, STOP_SECONDS)
 
     async def end(self) -> Position:
         ends = await self._consumer.end_offsets(self._partitions)

@@ -39,7 +39,7 @@ def figures(result: Result) -> dict[str, Any]:
         "failed": entries[What.FAILED],
         "lateness_p50_ms": percentile(late_ms(late), 0.5),
         "lateness_p99_ms": percentile(late_ms(late), 0.99),
-        "lateness_with_tracker_p99_ms": percentile(late_ms(late, ownerless=False), 0.99),
+        "lateness_owned_p99_ms": percentile(late_ms(late, inherited=False), 0.99),
         "held_at_kill": result.held_at_kill,
         "rows_at_worker_kill": result.rows_at_worker_kill,
         "open_at_end": result.open_at_end,
@@ -112,12 +112,12 @@ def _attempts(result: Result) -> Table:
 def _lateness(result: Result) -> Table:
     late = list(result.trails.lateness())
     table = _table("lateness past the lease, ms", "", "redeliveries", "p50", "p99", "most")
-    for text, ownerless in (
+    for text, inherited in (
         ("all", None),
-        ("a tracker had the partition", False),
-        ("while it went from one tracker to another", True),
+        ("fell due while its tracker lived", False),
+        ("fell due before its tracker had taken over", True),
     ):
-        values = late_ms(late, ownerless=ownerless)
+        values = late_ms(late, inherited=inherited)
         shares = [percentile(values, share) for share in (0.5, 0.99, 1.0)]
         table.add_row(text, f"{len(values):,}", *["-" if value is None else f"{value:,}" for value in shares])
     return table

@@ -9,6 +9,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from aiokafka.errors import KafkaError
+
 import marq
 from demo.account import Account, Evidence, draw_up, holders_of, unfounded_copies
 from demo.errors import DemoError
@@ -27,7 +29,7 @@ DRAIN_SECONDS = 20.0
 #: Messages whose deliveries are listed when time runs out.
 MAX_TOLD = 10
 #: Messages of one send_many.
-SEND_CHUNK = 1_000
+SEND_CHUNK = 2_000
 #: Which share of the messages has ended when a consumer is killed, and when a worker is.
 CONSUMER_KILL_SHARE, WORKER_KILL_SHARE = 0.1, 0.4
 
@@ -77,9 +79,9 @@ class Run:
         try:
             async with AsyncExitStack() as stack:
                 return await self._play(stack)
-        except marq.MarqError as error:
+        except (marq.MarqError, KafkaError) as error:
             self._check_broker()
-            raise DemoError(f"{error}\n{self._cast.log_tails()}") from error
+            raise DemoError(f"{error or type(error).__name__}\n{self._cast.log_tails()}") from error
         finally:
             for task in (self._sending, self._asking):
                 if task is not None:

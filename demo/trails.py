@@ -47,10 +47,10 @@ class Trail:
 
 
 class Lateness(NamedTuple):
-    """By how much a redelivery came after the lease's end; ``ownerless`` when no tracker had the partition then."""
+    """By how much a redelivery came after the lease's end; ``inherited`` when that was before its tracker took over."""
 
     late_ms: int
-    ownerless: bool
+    inherited: bool
 
 
 @dataclass(slots=True)
@@ -60,11 +60,9 @@ class _Partition:
     now_ms: int = 0
     trails: dict[Key, Trail] = field(default_factory=dict)
     owner: int = 0
-    owner_seen_ms: int = 0
-    #: From the last sign of one owner to the first of the next.
-    ownerless: list[tuple[int, int]] = field(default_factory=list)
-    #: (due, sent) of leases that ran out.
-    expired: list[tuple[int, int]] = field(default_factory=list)
+    #: When the owner gave its first sign.
+    owned_since_ms: int = 0
+    expired: list[Lateness] = field(default_factory=list)
 
 
 class Trails:
@@ -98,7 +96,8 @@ class Trails:
                 self.groundless_facts += 1
                 continue
             if trail.state is State.LEASED and cause is Cause.EXPIRED:
-                partition.expired.append((trail.due_ms, partition.now_ms))
+                inherited = trail.due_ms <= partition.owned_since_ms
+                partition.expired.append(Lateness(partition.now_ms - trail.due_ms, inherited))
             trail.fact, trail.cause, trail.state = batch.kind, cause, State.CLOSED
             if batch.kind is Kind.REDELIVERED:
                 self.redelivered[cause] += 1
@@ -132,16 +131,14 @@ class Trails:
         return sum(trail.state is not State.CLOSED for trail in partition.trails.values())
 
     def lateness(self) -> Iterator[Lateness]:
+        """Of each redelivery after a lease that ran out."""
         for partition in self._partitions.values():
-            for due_ms, sent_ms in partition.expired:
-                ownerless = any(start <= due_ms <= end for start, end in partition.ownerless)
-                yield Lateness(sent_ms - due_ms, ownerless)
+            yield from partition.expired
 
 
 def _see_owner(partition: _Partition, holder: int) -> None:
-    if partition.owner not in (0, holder):
-        partition.ownerless.append((partition.owner_seen_ms, partition.now_ms))
-    partition.owner, partition.owner_seen_ms = holder, partition.now_ms
+    if partition.owner != holder:
+        partition.owner, partition.owned_since_ms = holder, partition.now_ms
 
 
 def _acquire(partition: _Partition, batch: Acquire) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from marq.core.leases import Destination, Fire
-from marq.core.markers import Headers, Payload, Source, cut_text
+from marq.core.markers import Cause, Headers, Payload, Source, cut_text
 from marq.core.names import (
     ATTEMPT_HEADER,
     DIED_AT_HEADER,
@@ -82,6 +82,8 @@ def copy(fire: Fire, payload: Payload, now_ms: int) -> Copy:
 
 def reason(fire: Fire) -> str:
     """Say in words why a message became a dead letter."""
+    if fire.cause is Cause.TOO_LARGE:
+        return "with the headers that redelivery adds it is larger than the messages topic accepts"
     if fire.lease.state is State.REJECTED:
         return cut_text(fire.lease.text or "rejected").decode()
     last = "its lease ran out" if fire.lease.state is State.LEASED else "it was released"

@@ -131,8 +131,8 @@ _U8, _U16, _U32, _U64, _I32, _I64 = (Struct(f">{code}") for code in "BHIQiq")
 class Acquire:
     """Messages taken by a holder for ``lease_ms``; ``from_offset`` is where the read that found them began.
 
-    Each message of the queue from ``from_offset`` to the batch's last offset is in this batch or in an earlier one of
-    the same read: so the tracker can tell a record it has seen before from one whose marker was lost.
+    Each message of the queue from ``from_offset`` to the batch's last offset is in this batch: so the tracker can tell
+    a record that it has seen before from one whose marker was lost.
     """
 
     queue: str

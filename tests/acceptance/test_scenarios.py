@@ -103,7 +103,9 @@ async def test_scenario_2_a_rejected_message_is_a_dead_letter_at_once_whatever_a
 
     [letter] = [r for r in await installation.records(worker.names.dead_letters) if r.key == queue.encode()]
     assert letter.value == b"payload"
-    assert header(letter).items() >= {"tenant": b"acme", "marq-reason": b"no such customer", "marq-attempt": b"1"}.items()
+    assert (
+        header(letter).items() >= {"tenant": b"acme", "marq-reason": b"no such customer", "marq-attempt": b"1"}.items()
+    )
 
 
 async def test_scenario_3_a_released_message_is_delivered_again_within_a_second(
@@ -429,7 +431,9 @@ async def test_scenario_27_an_ack_after_the_redelivery_is_written_and_says_that_
     async with make_consumer(lease=LEASE, max_lease=LEASE) as consumer:
         first = await receive_one(consumer)
         second = await receive_one(consumer)
-        with pytest.raises(marq.LeaseLost, match=rf"queue '{queue}', message {receipt.id}, attempt 1: its lease ran out"):
+        with pytest.raises(
+            marq.LeaseLost, match=rf"queue '{queue}', message {receipt.id}, attempt 1: its lease ran out"
+        ):
             await first.ack()
         # Twice is no harm, nor is a third time.
         await second.ack()

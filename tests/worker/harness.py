@@ -154,6 +154,10 @@ class Worker:
         await eventually(owned, lambda count: count >= partitions, limit=limit)
         return self
 
+    async def has_a_directory(self) -> bool:
+        """Whether a worker has taken the first folder of the data directory."""
+        return (self.data_directory / "worker-0" / "lock").exists()
+
     @property
     def exit_code(self) -> int | None:
         assert self._process is not None, "the worker was not started"

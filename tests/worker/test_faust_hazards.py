@@ -154,7 +154,7 @@ async def test_markers_that_are_read_again_are_skipped_by_the_applied_offset_and
     await marq.folded_only_after(successor, applied)
     found = await successor.partitions()
     assert "older than half of the changelog's delete.retention.ms" in successor.log()
-    assert found[last.partition]["recovered_records"] > 10
+    assert found[last.partition]["recovered_records"] >= len(still_open) + 3
 
 
 async def test_a_position_that_retention_has_removed_stops_the_partition_instead_of_being_reset(

@@ -260,8 +260,9 @@ async def shared_out(*together: Worker, total: int = 2) -> dict[str, Any]:
 
 @pytest_asyncio.fixture
 async def pair(new_worker: Make) -> tuple[Worker, Worker]:
-    """Two workers that were given the same settings and started at once."""
+    """Two workers with the same settings; the first has the port that both were given, the second the next one."""
     first = new_worker().start()
+    await eventually(first.has_a_directory)
     second = new_worker(like=first).start()
     second.web_port += 1
     await shared_out(first, second)

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from demo.plan import VALUE_BYTES, Conduct, Plan, make_value, read_number, read_plan
+
+
+def test_a_value_has_its_size_and_gives_its_number_back() -> None:
+    value = make_value(4711)
+
+    assert len(value) == VALUE_BYTES
+    assert read_number(value) == 4711
+
+
+@pytest.mark.parametrize("value", [None, b"", b"x" * 200, make_value(1)[:-1], make_value(1)[:-1] + b"!"])
+def test_a_damaged_value_has_no_number(value: bytes | None) -> None:
+    assert read_number(value) is None
+
+
+def test_a_message_in_the_wrong_queue_is_not_the_plans() -> None:
+    plan = Plan(messages=100, queues=20)
+
+    assert plan.number("demo-03", make_value(23)) == 23
+    assert plan.number("demo-04", make_value(23)) is None
+    assert plan.number("demo-03", make_value(103)) is None
+
+
+def test_every_tenth_message_of_each_queue_is_forgotten_at_its_first_delivery() -> None:
+    plan = Plan()
+
+    conduct = Counter((plan.queue(number), plan.conduct(number, 1)) for number in range(plan.messages))
+
+    assert {count for (_, each), count in conduct.items() if each is Conduct.FORGET} == {500}
+    assert Conduct.FORGET not in {plan.conduct(number, 2) for number in range(plan.messages)}
+
+
+def test_some_fail_twice_and_some_always() -> None:
+    plan = Plan()
+
+    failing = [sum(plan.conduct(n, attempt) is Conduct.FAIL for n in range(plan.messages)) for attempt in range(1, 6)]
+
+    assert failing == [2_100, 2_100, 100, 100, 100]
+
+
+def test_sizes_come_from_the_command_line_then_from_the_environment() -> None:
+    plan = read_plan(["--messages=500"], {"DEMO_MESSAGES": "700", "DEMO_LEASE": "2.5"})
+
+    assert (plan.messages, plan.lease_seconds, plan.queues) == (500, 2.5, 20)
+
+
+@pytest.mark.parametrize("environment", [{"DEMO_MESSAGES": "many"}, {"DEMO_MESSAGES": "0"}, {"DEMO_QUEUES": "0"}])
+def test_a_wrong_size_is_refused(environment: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        read_plan([], environment)
+
+    assert caught.value.code == 2
+    assert "error:" in capsys.readouterr().err
