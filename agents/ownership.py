@@ -301,8 +301,8 @@ class Ownership:
         if self.tracker.jump_ms != self._noted_jump_ms:
             self._noted_jump_ms = self.tracker.jump_ms
             log.critical(
-                "markers partition %s: the broker's clock jumped by %s ms; the worker's own clock counts. Messages that "
-                "were acquired right after the jump may be redelivered late by as much",
+                "markers partition %s: the broker's clock jumped by %s ms; the worker's own clock counts. Messages "
+                "that were acquired right after the jump may be redelivered late by as much",
                 self.partition,
                 self.tracker.jump_ms,
             )

@@ -11,11 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
+from rich.console import Console
+from rich.table import Table
+
 from bench.rows import Rows
 from bench.settings import Size
 from broker import EmbeddedBroker
-from rich.console import Console
-from rich.table import Table
 
 RESULTS = Path(__file__).with_name("results")
 

@@ -7,8 +7,9 @@ import resource
 import sys
 import time
 
-from bench.load import check
 from confluent_kafka import Consumer
+
+from bench.load import check
 
 
 def main(servers: str, topic: str, count: int) -> None:
@@ -30,8 +31,7 @@ def main(servers: str, topic: str, count: int) -> None:
             continue
         if not seen:
             first = time.perf_counter()
-        for message in messages:
-            seen.append(message.value())
+        seen += [message.value() for message in messages]
         consumer.commit(asynchronous=True)
     consumer.commit(asynchronous=False)
     ended = time.perf_counter()

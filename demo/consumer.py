@@ -95,7 +95,8 @@ async def serve(plan: Plan, journal: Journal) -> None:
 def main(arguments: Sequence[str]) -> int:
     plan = read_plan(arguments[1:])
     try:
-        asyncio.run(serve(plan, Journal(Path(arguments[0]))))
+        with Journal(Path(arguments[0])) as journal:
+            asyncio.run(serve(plan, journal))
     except ExceptionGroup as group:
         known, unknown = group.split(marq.MarqError)
         if unknown is not None or known is None:

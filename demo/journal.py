@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
+from types import TracebackType
+from typing import NamedTuple, Self
 
 
 class What(StrEnum):
@@ -35,7 +36,7 @@ class Entry(NamedTuple):
 
 
 class Journal:
-    """Appends entries to a file."""
+    """Appends entries to a file, until it is left."""
 
     def __init__(self, path: Path) -> None:
         # One write to the kernel for each line.
@@ -43,6 +44,14 @@ class Journal:
 
     def note(self, what: What, number: int = -1, attempt: int = 0, partition: int = -1, offset: int = -1) -> None:
         self._file.write(f"{what} {number} {attempt} {partition} {offset} {int(time.time() * 1000)}\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._file.close()
 
 
 class JournalTail:

@@ -91,34 +91,34 @@ async def test_two_consumers_share_what_one_producer_sends_and_each_gets_some(
 ) -> None:
     taken: list[list[bytes]] = [[], []]
 
+    warming = 0
+
     async def serve(consumer: marq.Consumer, mine: list[bytes]) -> None:
         async for message in consumer:
             async with message:
                 mine.append(message.value)
 
-    async def until_both_have_some() -> list[int]:
+    async def both_have_some() -> bool:
+        nonlocal warming
+        warming += 2
         await producer.send_many(queue, [b"first"] * 2)
-        return [len(mine) for mine in taken]
+        return all(taken)
 
-    async with make_consumer(lease=LEASE) as one, make_consumer(lease=LEASE) as two:
-        async with asyncio.TaskGroup() as serving:
-            tasks = [serving.create_task(serve(*pair)) for pair in zip((one, two), taken, strict=True)]
-            # From here on each of them has a partition.
-            await eventually(until_both_have_some, all)
-            for number in range(500):
-                await producer.send(queue, b"%d" % number)
-            sent = 500 + await eventually(lambda: _count_of(taken, b"first"), lambda count: count % 2 == 0)
-            await eventually(lambda: worker.queue(queue), lambda found: found["acked"] == sent)
-            for task in tasks:
-                task.cancel()
+    # A short session is one whose members learn soon that another one has come.
+    one, two = make_consumer(lease=LEASE, session_timeout=6), make_consumer(lease=LEASE, session_timeout=6)
+    async with one, two, asyncio.TaskGroup() as serving:
+        tasks = [serving.create_task(serve(*pair)) for pair in zip((one, two), taken, strict=True)]
+        # From here on each of them has a partition.
+        await eventually(both_have_some)
+        for number in range(500):
+            await producer.send(queue, b"%d" % number)
+        await finished(worker, queue, acked=500 + warming, redelivered=0)
+        for task in tasks:
+            task.cancel()
 
     numbered = [[value for value in mine if value != b"first"] for mine in taken]
     assert sorted(map(int, [*numbered[0], *numbered[1]])) == list(range(500))
     assert all(numbered)
-
-
-async def _count_of(taken: list[list[bytes]], value: bytes) -> int:
-    return sum(mine.count(value) for mine in taken)
 
 
 async def test_two_queues_on_one_topic_see_only_their_own(

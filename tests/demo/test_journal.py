@@ -10,10 +10,11 @@ from demo.journal import Journal, JournalTail, What
 
 
 def test_a_tail_reads_what_is_new(tmp_path: Path) -> None:
-    journal, tail = Journal(tmp_path / "journal"), JournalTail(tmp_path / "journal")
-    journal.note(What.HANDLED, 3, 1, 0, 17)
+    tail = JournalTail(tmp_path / "journal")
+    with Journal(tmp_path / "journal") as journal:
+        journal.note(What.HANDLED, 3, 1, 0, 17)
 
-    first, second = tail.read(), tail.read()
+        first, second = tail.read(), tail.read()
 
     assert [entry[:5] for entry in first] == [(What.HANDLED, 3, 1, 0, 17)]
     assert second == []

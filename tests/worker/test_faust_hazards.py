@@ -112,7 +112,7 @@ async def test_a_failed_changelog_write_is_not_passed_over_and_rocksdb_is_never_
     assert max(durable.values()) < last.offset, "the broker did not refuse: nothing was shown"
     assert max(local.values()) <= max(durable.values())
     assert sorted(dict(copy.headers)["marq-id"].decode() for copy in copies) == sorted(sent.id for sent in still_open)
-    figures = await successor.queue("refused")
+    figures = await eventually(lambda: successor.queue("refused"), lambda found: found["redelivered"] == 5)
     assert (figures["acquired"], figures["acked"], figures["in_flight"]) == (20, 10, len(open_before))
     assert (figures["reacquired"], figures["late"]) == (0, 0)
     assert not [copy for sent in done for copy in await marq.copies_of(sent)]
