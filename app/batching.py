@@ -51,13 +51,14 @@ class BatchThread(driver.AIOKafkaConsumerThread):
         timeout: float | None = None,
         max_records: int | None = None,
     ) -> Mapping[TP, Any]:
-        before = {tp: self._position(consumer, tp) for tp in active_partitions or ()}
+        before = {tp: self._position(consumer, tp) for tp in tuple(active_partitions or ())}
         records = await super()._fetch_records(consumer, active_partitions, timeout=timeout, max_records=max_records)
         found = {TP(tp.topic, tp.partition): batch for tp, batch in records.items() if batch}
+        # Not only those of before: the set is Faust's own, and a rebalance adds to it while the fetch is under way.
         return {
             tp: fetched
-            for tp, position in before.items()
-            if (fetched := self._fetched(tp, position, self._position(consumer, tp), found.get(tp))) is not None
+            for tp in before.keys() | found.keys()
+            if (fetched := self._fetched(tp, before.get(tp), self._position(consumer, tp), found.get(tp))) is not None
         }
 
     def _fetched(self, tp: TP, before: int | None, after: int | None, records: list[Any] | None) -> Fetched | None:

@@ -44,34 +44,35 @@ class Server:
             self._started()
             while True:
                 messages = await consumer.receive(max_messages=RECEIVE_MESSAGES, wait=RECEIVE_SECONDS)
-                acked = [message for message in messages if await self._take(message)]
+                taken = [(message, await self._take(message)) for message in messages]
                 await consumer.flush()
-                for message in acked:
-                    self._note(What.ACKED, message, int(message.value[:8]))
+                for message, number in taken:
+                    if number is not None:
+                        self._note(What.ACKED, message, number)
 
     def _started(self) -> None:
         self._starting -= 1
         if not self._starting:
             self._journal.note(What.READY)
 
-    async def _take(self, message: marq.Message) -> bool:
-        """Whether the message was handled, and its ack is queued."""
+    async def _take(self, message: marq.Message) -> int | None:
+        """Return the number of a message that was handled and whose ack is queued; None of all others."""
         number = self._plan.number(message.queue, message.value)
         if number is None:
             self._note(What.STRANGE, message)
             await message.reject("the demo did not send this", wait=False)
-            return False
+            return None
         conduct = self._plan.conduct(number, message.attempt)
         if conduct is Conduct.FORGET:
             self._note(What.FORGOT, message, number)
-            return False
+            return None
         try:
             async with message:
                 self._handle(message, number, conduct)
         except Failure:
             self._note(What.FAILED, message, number)
-            return False
-        return True
+            return None
+        return number
 
     def _handle(self, message: marq.Message, number: int, conduct: Conduct) -> None:
         if conduct is Conduct.FAIL:

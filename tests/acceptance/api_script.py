@@ -87,7 +87,7 @@ async def finish(url: str, journal: Path) -> dict[str, float]:
     async with marq.Consumer(QUEUE, lease=2, instance_id="worker-1") as consumer:
         running = asyncio.create_task(consumer.run(handle, concurrency=16))
         async with asyncio.timeout(LIMIT_SECONDS):
-            while not ended(found := await asyncio.to_thread(figures, url)):
+            while not ended(found := await asyncio.to_thread(figures, url)):  # noqa: ASYNC110 - another process knows
                 await asyncio.sleep(0.05)
         await consumer.flush()
         await consumer.stop(release=True)
@@ -110,20 +110,24 @@ async def everything(url: str, journal: Path) -> dict[str, object]:
     first = await asyncio.create_subprocess_exec(sys.executable, __file__, "--until-killed", str(journal))
     exit_code = await first.wait()
     found = await finish(url, journal)
+    return {"killed": exit_code == -signal.SIGKILL, **account(journal, found)}
+
+
+def account(journal: Path, found: dict[str, float]) -> dict[str, object]:
+    """What became of the messages, by the journal of both processes and by the worker's figures."""
     lines = [line.split() for line in journal.read_text().splitlines()]
     numbers = Counter(int(number) for _, number, *_ in lines)
-    by_id = {(number, id) for _, number, _, _, id in lines}
+    ids = {(number, message_id) for _, number, _, _, message_id in lines}
     # One attempt that two processes began: the first of them had the message when it was killed.
     begun = Counter((number, attempt) for _, number, attempt, *_ in lines)
     return {
         "sent": MESSAGES,
-        "killed": exit_code == -signal.SIGKILL,
         "handled": len(numbers),
         "lost": sorted(set(range(MESSAGES)) - set(numbers)),
         "acked": found["acked"],
         "dead": found["dead"],
         "in_flight": found["in_flight"],
-        "ids_of_one_message": max(Counter(number for number, _ in by_id).values()),
+        "ids_of_one_message": max(Counter(number for number, _ in ids).values()),
         "tenants": sorted({tenant for _, _, _, tenant, _ in lines}),
         "same_attempt_twice": sum(count > 1 for count in begun.values()),
     }
@@ -133,4 +137,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "--until-killed":
         asyncio.run(until_killed(Path(sys.argv[2])))
     else:
-        print(json.dumps(asyncio.run(everything(sys.argv[1], Path(sys.argv[2]) / "journal"))))
+        print(json.dumps(asyncio.run(everything(sys.argv[1], Path(sys.argv[2]) / "journal"))))  # noqa: T201 - the account

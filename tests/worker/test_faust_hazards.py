@@ -9,15 +9,20 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import pytest_asyncio
 import rocksdict
 from aiokafka import TopicPartition
 from aiokafka.admin import RecordsToDelete
+from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
+from faust.types import TP
 from faust.types.enums import ProcessingGuarantee
 
+from agents.fetched import Fetched
 from app import app
+from app.batching import BatchThread
 from app.worker import claim_slot
 from broker import EmbeddedBroker
 from marq.core import rows
@@ -227,6 +232,31 @@ async def test_an_agent_that_can_not_be_imported_ends_the_worker_loudly(new_work
 
     assert await worker.ended() != 0
     assert "no tracker today" in worker.log()
+
+
+async def test_records_of_a_partition_that_becomes_active_during_a_fetch_are_delivered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Faust adds to the set of active partitions while a fetch with it is under way, in another thread.
+
+    A TICK that was dropped so stopped its partition for ever: on a quiet partition no later record shows the gap.
+    """
+    known, added = TP("markers", 0), TP("markers", 1)
+    active = {known}
+    tick = SimpleNamespace(offset=7)
+
+    async def fetch(*_: object, **__: object) -> dict[TopicPartition, list[SimpleNamespace]]:
+        active.add(added)
+        return {TopicPartition(*added): [tick]}
+
+    monkeypatch.setattr(AIOKafkaConsumerThread, "_fetch_records", fetch)
+    monkeypatch.setattr(BatchThread, "_position", lambda *_: None)
+    thread = object.__new__(BatchThread)
+    thread._passed = {}
+
+    found = await thread._fetch_records(None, active)
+
+    assert found == {added: Fetched(7, 8, [tick])}
 
 
 def test_two_workers_on_one_machine_never_share_a_data_directory(tmp_path: Path) -> None:
