@@ -26,8 +26,9 @@ help: ## this list
 
 setup: packages kafka ## what all others need: Python packages, Java, Kafka's jars
 
+# Their last line is one JSON object, so nothing is printed after it.
 demo: setup ## the main job, on a Kafka of its own
-	$(call step,demo,$(RUN) -m demo)
+	@$(RUN) -m demo
 
 test: lint kafka ## all checks and all tests
 	$(call step,pytest,$(RUN) -m pytest -q)
@@ -42,13 +43,13 @@ broker: setup ## Kafka in the foreground, on MARQ_BOOTSTRAP_SERVERS or 127.0.0.1
 	@exec $(RUN) -m broker
 
 bench: setup ## the benchmarks
-	$(call step,bench,$(RUN) -m bench)
+	@$(RUN) -m bench
 
 simulate: packages ## the seeded simulation: make simulate SEEDS=10000
-	$(call step,simulate $(SEEDS) seeds,$(RUN) -m tests.simulation $(SEEDS))
+	@$(RUN) -m tests.simulation $(SEEDS)
 
 mutants: packages ## the simulation against broken cores, all of which it must find
-	$(call step,mutants,$(RUN) -m tests.simulation.mutants)
+	@$(RUN) -m tests.simulation.mutants
 
 clean: ## remove .venv, the broker's data and all caches of this checkout
 	rm -rf .venv .marq .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist *.egg-info

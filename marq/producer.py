@@ -63,6 +63,7 @@ class Producer:
         self._kafka: AIOKafkaProducer | None = None
         self._open: dict[int, _Parcel] = {}
         self._sending: set[asyncio.Task[Any]] = set()
+        self._turns: dict[int, asyncio.Lock] = {}
         self._next = 0
 
     async def start(self) -> None:
@@ -235,9 +236,13 @@ class Producer:
     async def _send(self, parcel: _Parcel) -> int:
         """Send a parcel and return the offset of its first message."""
         kafka = parcel.kafka
+        # One at a time waits for its partition's turn: of many that wait aiokafka 0.14 takes the time together and gives
+        # up within a moment.
+        turn = self._turns.setdefault(parcel.partition, asyncio.Lock())
         try:
-            async with asyncio.timeout(self._limit_s):
+            async with turn, asyncio.timeout(self._limit_s):
                 sent = await kafka.send_batch(parcel.batch, self._topic, partition=parcel.partition)
+            async with asyncio.timeout(self._limit_s):
                 return int((await sent).offset)
         except (TimeoutError, KafkaError) as error:
             await self._replace(kafka)

@@ -125,3 +125,10 @@ async def test_many_that_fail_say_which_were_sent(servers, prefix, monkeypatch) 
     failed = [index for index, receipt in enumerate(caught.value.receipts) if receipt is None]
     assert failed == [4, 5]
     assert caught.value.index == 4
+
+
+async def test_many_callers_at_once_are_all_served(producer) -> None:
+    """aiokafka 0.14 adds up the waiting of all who wait for a partition: 200 callers failed within a second."""
+    receipts = await asyncio.gather(*[producer.send_many(f"q{n}", [b"x" * 200] * 500) for n in range(200)])
+
+    assert [len(each) for each in receipts] == [500] * 200
