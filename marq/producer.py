@@ -236,7 +236,7 @@ class Producer:
     async def _send(self, parcel: _Parcel) -> int:
         """Send a parcel and return the offset of its first message."""
         kafka = parcel.kafka
-        # One at a time waits for its partition's turn: of many that wait aiokafka 0.14 takes the time together and gives
+        # One at a time waits for its partition: of many that wait aiokafka 0.14 adds up the time, and gives
         # up within a moment.
         turn = self._turns.setdefault(parcel.partition, asyncio.Lock())
         try:
