@@ -122,9 +122,9 @@ def load_handler(queue: str, definition: QueueDefinition) -> Handler:
     module, _, name = definition.handler.partition(":")
     try:
         handler: Any = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # whatever the module does while it is imported
         raise ConfigError(
-            f"queue {queue!r}: its handler {definition.handler!r} can't be imported ({error}); expected "
+            f"queue {queue!r}: its handler {definition.handler!r} can't be imported ({error!r}); expected "
             "MODULE:FUNCTION, importable from the directory that the worker is started in"
         ) from error
     if not callable(handler):

@@ -32,6 +32,8 @@ class Partitions:
     """What the reader asks of Faust's consumer, for partitions of the messages topic."""
 
     seek: Callable[[int, int], Awaitable[None]]
+    #: Returns when no rebalance is under way.
+    settled: Callable[[], Awaitable[None]]
     pause: Callable[[Iterable[int]], None]
     resume: Callable[[Iterable[int]], None]
     #: {partition: (offset, metadata)}; raises KafkaError when refused or unknown.
@@ -149,6 +151,10 @@ class StreamReader:
 
     async def _seek_back(self) -> None:
         while self._rewound:
+            # At the end of a rebalance Faust seeks to the committed offsets: only a seek after that one stays.
+            await self._partitions.settled()
+            if not self._rewound:
+                return
             partition, offset = next(iter(self._rewound.items()))
             try:
                 await self._partitions.seek(partition, offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from typing import Any
 
@@ -24,6 +25,9 @@ from marq.connection import client_options
 from marq.core.errors import MarqError
 from marq.settings import ClientSettings
 from marq.topics import Topics, ensure_topics
+
+#: How often to look whether a rebalance is over, for which Faust has no event.
+_POLL_SECONDS = 0.02
 
 
 class MarqApp(faust.App):
@@ -65,8 +69,13 @@ class MarqApp(faust.App):
         async def seek(partition: int, offset: int) -> None:
             await self.consumer.seek_wait({TP(messages, partition): offset})
 
+        async def settled() -> None:
+            while self.rebalancing:  # noqa: ASYNC110 (it is set in the consumer's thread, where an Event may not be)
+                await asyncio.sleep(_POLL_SECONDS)
+
         return Partitions(
             seek=seek,
+            settled=settled,
             pause=lambda partitions: self.consumer.pause_partitions({TP(messages, p) for p in partitions}),
             resume=lambda partitions: self.consumer.resume_partitions({TP(messages, p) for p in partitions}),
             commit=lambda offsets: self.consumer.thread.commit_exactly(

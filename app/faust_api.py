@@ -121,6 +121,7 @@ RELIANCES = (
     Reliance(_APP, "_new_web", "(self)", "makes our web server"),
     Reliance(_APP, "on_first_start", "async (self)", "topics are looked at before the consumer starts"),
     Reliance(_APP, "on_stop", "async (self)", "owners write before connections close"),
+    Reliance(_APP, "rebalancing", "class attribute", "True until Faust has sought to the committed offsets"),
     Reliance(_APP, "consumer_generation_id", "class attribute", "tells a batch of before a rebalance"),
     # app/worker.py
     Reliance(_WORKER, "__init__", "(self, app, *services, ...)", "called with the app first"),

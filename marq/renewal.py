@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from math import floor
 from typing import TYPE_CHECKING
 
 from marq.core.errors import BrokerUnavailable
@@ -110,7 +111,8 @@ class Renewal:
         """Each lease to renew, for how many ms, and its offsets: never for longer than ``max_lease`` in all."""
         for lease in self._leases:
             full_ms = self._settings.lease_of(lease.queue)
-            left_ms = int((lease.taken_s - now_s) * 1000) + self._settings.max_lease_ms
+            # Down, also below zero: a millisecond too many would renew what can't be kept any longer.
+            left_ms = floor((lease.taken_s - now_s) * 1000) + self._settings.max_lease_ms
             lease_ms = min(full_ms, left_ms)
             # Of queues with different leases each is renewed at its own pace.
             early = lease.expires_s - now_s > full_ms * _RENEW_BELOW / 1000

@@ -43,6 +43,9 @@ class Kafka:
         async def seek(partition: int, offset: int) -> None:
             self.sought.append((partition, offset))
 
+        async def settled() -> None:
+            return
+
         async def commit(offsets: object) -> None:
             if self.refuses:
                 raise KafkaConnectionError("gone")
@@ -53,6 +56,7 @@ class Kafka:
 
         return Partitions(
             seek,
+            settled,
             lambda _: setattr(self, "paused", True),
             lambda _: setattr(self, "paused", False),
             commit,
