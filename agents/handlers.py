@@ -18,7 +18,7 @@ from faust.types import TP, StreamT
 
 from agents.stream_reader import Partitions, StreamReader
 from config.queues import QueueDefinition
-from marq.core.errors import ConfigError
+from marq.core.errors import ConfigError, MarqError
 from marq.flow import Flow, FlowSettings
 from marq.settings import ClientSettings
 from marq.topics import Topics
@@ -150,7 +150,10 @@ def attach(
 
     @app.task
     async def watch() -> None:
-        if handlers.definitions:
+        try:
             await handlers.done()
+        except MarqError as error:
+            # The trackers of this worker go on: redelivery must not end with the handlers.
+            log.critical("handlers stopped, and run again only after a restart of the worker: %s", error)
 
     return handlers

@@ -54,6 +54,8 @@ MAX_PENDING_BYTES = 64 << 20
 MAX_COPIES = 500
 #: How long a transaction may take before the producer is given up.
 TRANSACTION_SECONDS = 15.0
+#: How long a TICK may take from its clock to the log: well below marq.core.clock.MAX_DRIFT_MS.
+TICK_SECONDS = 3.0
 #: Seconds between two attempts to take a partition over: doubled from the first to the second.
 RETRY_SECONDS = (0.2, 5.0)
 #: How long a revoked owner may take to write what it has folded; what it can't, the next owner folds again.
@@ -155,10 +157,12 @@ class Ownership:
 
     async def deliver(self, event: Event) -> None:
         """Take a fetched batch; waits while the owner is busy."""
-        while len(self._inbox) >= MAX_INBOX_BATCHES and self.state != "stopped":
+        while len(self._inbox) >= MAX_INBOX_BATCHES and self.state == "owner":
             self._room.clear()
             await self._room.wait()
-        if self.state != "stopped":
+        # Whoever is not able to read now must not hold up the other partitions: what is dropped leaves a gap, and the
+        # owner goes back to where it began.
+        if self.state != "stopped" and len(self._inbox) < MAX_INBOX_BATCHES:
             self._inbox.append((event, event.value))
             self._arrived.set()
 
@@ -188,6 +192,7 @@ class Ownership:
                 await self._halt(f"a defect of marq: {error!r}; the worker's log has the details")
                 return
             self.state = "waiting"
+            self._room.set()
             await self._drop_producer()
             await asyncio.sleep(min(RETRY_SECONDS[0] * 2**attempt, RETRY_SECONDS[1]))
             attempt += 1
@@ -290,12 +295,18 @@ class Ownership:
             self.tracker.saw(now_ms)
             self._note_jump()
             fires = self.tracker.due()
-            tick = self.tracker.tick(now_ms) if self.tracker.tick_in_ms(now_ms) == 0 else None
-            flush = self._flush_in() <= 0
             for start in range(0, len(fires), MAX_COPIES):
                 await self._fire(fires[start : start + MAX_COPIES])
-            if tick is not None or flush:
-                await self._write(tick=tick, changes=flush)
+            await self._tick()
+            if self._flush_in() <= 0:
+                await self._write(changes=True)
+
+    async def _tick(self) -> None:
+        now_ms = _monotonic_ms()
+        if self.tracker.tick_in_ms(now_ms) == 0:
+            # In a transaction of its own, and given up soon: a TICK that reached the log late would look as if the
+            # broker's clock had jumped, and leases would end early. One that is given up is aborted, and never read.
+            await self._write(tick=self.tracker.tick(now_ms), limit_seconds=TICK_SECONDS)
 
     def _note_jump(self) -> None:
         if self.tracker.jump_ms != self._noted_jump_ms:
@@ -395,7 +406,14 @@ class Ownership:
         assert row is not None, f"no row for {copies.record_id(fire.source, fire.offset)}"
         return rows.decode_payload(row)
 
-    async def _write(self, *, fires: Sequence[Fire] = (), tick: Tick | None = None, changes: bool = False) -> None:
+    async def _write(
+        self,
+        *,
+        fires: Sequence[Fire] = (),
+        tick: Tick | None = None,
+        changes: bool = False,
+        limit_seconds: float = TRANSACTION_SECONDS,
+    ) -> None:
         """Write, in one transaction, copies with their facts, a TICK, and the rows that changed."""
         if changes:
             # Kept until they are known to be written: a failed transaction writes them again under newer ones.
@@ -403,7 +421,7 @@ class Ownership:
         unacked = len(self._unacked)
         producer = self._producer
         assert producer is not None
-        async with asyncio.timeout(TRANSACTION_SECONDS):
+        async with asyncio.timeout(limit_seconds):
             await producer.begin_transaction()
             try:
                 sends = await self._sends(producer, fires, tick, changes)

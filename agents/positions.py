@@ -44,7 +44,11 @@ class Positions:
         """
         here = sorted(queue for queue, position in self.by_queue.items() if position == offset)
         past = {queue: position for queue, position in sorted(self.by_queue.items()) if position != offset}
-        metadata = json.dumps({"at": here, "past": past}, separators=(",", ":"), ensure_ascii=False)
+        metadata = _metadata(here, past)
+        while past and len(metadata.encode()) > MAX_METADATA_BYTES:
+            # Of queues that have left, the one that left first is forgotten: should it come back, it begins anew.
+            del past[min(past, key=lambda queue: past[queue])]
+            metadata = _metadata(here, past)
         if len(metadata.encode()) > MAX_METADATA_BYTES:
             raise ConfigError(
                 f"{len(self.by_queue)} queues with handlers in one worker group: their names take more than the "
@@ -65,6 +69,10 @@ class Positions:
         """Note that these queues have had all records before an offset."""
         for queue in queues:
             self.by_queue[queue] = max(self.by_queue.get(queue, 0), offset)
+
+
+def _metadata(here: list[str], past: dict[str, int]) -> str:
+    return json.dumps({"at": here, "past": past}, separators=(",", ":"), ensure_ascii=False)
 
 
 def keys(queues: Iterable[str]) -> Mapping[bytes, str]:

@@ -127,6 +127,7 @@ class StreamReader:
                 async with asyncio.timeout(FETCH_WAIT_SECONDS):
                     await self._arrived.wait()
             except TimeoutError:
+                self._hold()
                 return {}
         taken = self._take(max_records)
         self._hold()
@@ -191,6 +192,8 @@ class StreamReader:
                 lane.records.clear()
                 lane.position = offset
                 self._rewound[source.partition] = offset
+        # What was dropped may have been why reading pauses.
+        self._hold()
         self._arrived.set()
 
     async def keep_alive(self) -> None:

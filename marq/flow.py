@@ -156,11 +156,23 @@ class Flow:
         for shelf in self.shelves.values():
             if shelf.standing or shelf.asked:
                 shelf.wanted_s = now_s
+                self._give_back_hoard(shelf, now_s)
             elif shelf.ready and now_s - shelf.wanted_s > patience_s:
                 count = self._give_back_shelf(shelf, now_s)
                 log.info(
                     "nobody asks for prefetched messages, gave them back: queue=%s messages=%d", shelf.queue, count
                 )
+
+    def _give_back_hoard(self, shelf: Shelf, now_s: float) -> None:
+        """Of several queues that are read together a slow one is given more than it can do: no others would get any."""
+        lease_ms = self._settings.lease_of(shelf.queue)
+        count, keep = 0, max(shelf.standing, shelf.asked)
+        while len(shelf.ready) > keep and now_s - shelf.ready[-1]._lease.taken_s > lease_ms / 1000:
+            message = shelf.ready.pop()
+            message._lease.release(message.offset, lease_ms, counted=False)
+            count += 1
+        if count:
+            log.info("handlers are slow, gave prefetched messages back: queue=%s messages=%d", shelf.queue, count)
 
     def ack_by_token(self, token: Token) -> None:
         """Finish a message that may be held here or by somebody else."""

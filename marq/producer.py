@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
@@ -19,6 +20,8 @@ from marq.receipt import Receipt
 from marq.settings import ClientOptions, ClientSettings
 from marq.topics import Topics, ensure_topics
 from marq.words import Unknown, missing, refuse
+
+log = logging.getLogger("marq")
 
 #: One batch of records at the most: large enough that the broker is asked rarely, small enough to be built quickly.
 MAX_BATCH_BYTES = 512 * 1024
@@ -64,6 +67,7 @@ class Producer:
         self._open: dict[int, _Parcel] = {}
         self._sending: set[asyncio.Task[Any]] = set()
         self._turns: dict[int, asyncio.Lock] = {}
+        self._replacing: asyncio.Task[Any] | None = None
         self._next = 0
 
     async def start(self) -> None:
@@ -226,10 +230,12 @@ class Producer:
     async def _deliver(self, parcel: _Parcel) -> None:
         try:
             base = await self._send(parcel)
-        except (BrokerUnavailable, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError):
-                error = self._unknown("the producer was stopped")
+        except BrokerUnavailable as error:
             parcel.fail(error)
+        except BaseException as error:
+            # Whatever it is: who waits for a receipt must not wait for ever.
+            stopped = isinstance(error, asyncio.CancelledError)
+            parcel.fail(self._unknown("the producer was stopped" if stopped else repr(error)))
         else:
             parcel.done(base)
 
@@ -244,24 +250,28 @@ class Producer:
                 sent = await kafka.send_batch(parcel.batch, self._topic, partition=parcel.partition)
             async with asyncio.timeout(self._limit_s):
                 return int((await sent).offset)
-        except (TimeoutError, KafkaError) as error:
-            await self._replace(kafka)
+        except (TimeoutError, KafkaError, AssertionError) as error:
+            # aiokafka asserts that the partition exists: it does not, where the topic was made anew with fewer.
+            self._replace(kafka)
             raise self._unknown(str(error) or type(error).__name__) from error
 
-    async def _replace(self, kafka: Any) -> None:
+    def _replace(self, kafka: Any) -> None:
         """Give up a producer that failed: it would go on trying what the caller believes to have failed."""
-        if self._kafka is not kafka:
-            return
-        topics = self._topics
-        if topics is None:
-            return
-        self._kafka = fresh = self._make(topics)
+        if self._kafka is kafka and self._replacing is None and self._topics is not None:
+            self._replacing = self._track(self._start_another(kafka, self._topics))
+
+    async def _start_another(self, kafka: Any, topics: Topics) -> None:
+        """Until another one is connected, what is sent fails at once with the closed one."""
         await abandon_producer(kafka)
         try:
-            async with asyncio.timeout(self._settings.connect_timeout_ms / 1000):
-                await fresh.start()
-        except (TimeoutError, KafkaError):
-            await abandon_producer(fresh)
+            while True:
+                try:
+                    self._kafka = await started(lambda: self._make(topics), self._settings, abandon_producer)
+                    return
+                except BrokerUnavailable as error:
+                    log.warning("no producer, trying again: %s", error)
+        finally:
+            self._replacing = None
 
     def _unknown(self, cause: str) -> BrokerUnavailable:
         return BrokerUnavailable(

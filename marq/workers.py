@@ -105,7 +105,7 @@ class Workers:
                 left -= 1
                 message = pop()
                 lease = message._lease
-                if lease.expires_s <= begun_s:
+                if lease.expires_s <= clock():
                     continue
                 try:
                     await handler(message)

@@ -59,6 +59,17 @@ def test_a_queue_that_left_and_comes_back_goes_on_where_it_was() -> None:
     assert not returned.had("emails", 40)
 
 
+def test_where_names_of_queues_that_left_take_too_much_room_the_oldest_is_forgotten() -> None:
+    left = {f"queue-{number:0100}": number for number in range(MAX_METADATA_BYTES // 100)}
+    positions = Positions({**left, "emails": 500})
+
+    decoded = Positions.decode(500, positions.encode(500))
+
+    assert decoded.by_queue["emails"] == 500
+    assert max(left) in decoded.by_queue
+    assert min(left) not in decoded.by_queue
+
+
 def test_too_many_queues_for_the_metadata_are_refused_with_a_way_out() -> None:
     positions = Positions(dict.fromkeys((f"queue-{n:0100}" for n in range(MAX_METADATA_BYTES // 100)), 5))
 

@@ -189,3 +189,16 @@ async def test_reading_pauses_while_much_waits_and_goes_on_afterwards(monkeypatc
 
     assert paused
     assert not kafka.paused
+
+
+async def test_reading_goes_on_after_a_rewind_while_it_was_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_reader, "MAX_WAITING", 10)
+    kafka = Kafka()
+    reader = await reading(kafka)
+    await reader.deliver(0, fetched(0, 20))
+    await reader.fetch(5)
+    assert kafka.paused
+
+    reader.rewind({P0: 0})
+
+    assert not kafka.paused
