@@ -6,9 +6,9 @@ hides that. What it can't hide is a broker's clock that jumps: between two TICKs
 tracker's monotonic time must advance alike. Where they differ by more than :data:`MAX_DRIFT_MS` the monotonic time
 counts, and what the broker's clock is wrong by becomes the ``skew`` that is taken off later append times.
 
-A TICK may reach the log long after its monotonic time was read (a stalled broker). That looks like a jump ahead, sets
-the clock back and so delays leases; the next TICK then looks like a jump back by as much and mends it. Nothing fires
-early.
+A TICK that reached the log long after its monotonic time was read (a stalled broker) would look like a jump ahead, and
+the next one like a jump back by as much: leases taken in between would end early. So a shell gives up a TICK that takes
+longer than it may (agents/ownership.py), in a transaction that is then aborted: nobody reads it.
 """
 
 from __future__ import annotations

@@ -333,6 +333,27 @@ async def test_messages_that_nobody_asks_for_any_more_are_given_back_after_a_lea
     assert list(rig.settler.of(Release)[0].offsets) == [1, 2, 3]
 
 
+async def test_what_a_slow_handler_hoards_is_given_back_uncounted_after_a_lease(make_rig) -> None:
+    rig = make_rig()
+    rig.reader.add(P0, *records(*range(10)))
+    rig.shelf.asked = 10
+    rig.flow.demand()
+    await asyncio.wait_for(rig.shelf.wait(), 5)
+    rig.shelf.asked, rig.shelf.standing = 0, 4
+
+    rig.clock.now_s += 20
+    await rig.flow.renewal.renew()
+    assert len(rig.shelf.ready) == 10
+    rig.clock.now_s += 20
+    await rig.flow.renewal.renew()
+
+    await rig.settler.until(lambda: bool(rig.settler.of(Release)))
+    (release,) = rig.settler.of(Release)
+    assert list(release.offsets) == [4, 5, 6, 7, 8, 9]
+    assert (release.counted, set(release.delays_ms)) == (False, {30_000})
+    assert [message.offset for message in rig.shelf.ready] == [0, 1, 2, 3]
+
+
 async def test_an_acquire_that_took_longer_than_the_lease_hands_nothing_out(make_rig) -> None:
     rig = make_rig()
     rig.acquirer.gate.clear()
