@@ -56,6 +56,8 @@ MAX_COPIES = 500
 TRANSACTION_SECONDS = 15.0
 #: How long a TICK may take from its clock to the log: well below marq.core.clock.MAX_DRIFT_MS.
 TICK_SECONDS = 3.0
+#: After which an own TICK that was written and not read back is looked for.
+TICK_READ_SECONDS = 5.0
 #: Seconds between two attempts to take a partition over: doubled from the first to the second.
 RETRY_SECONDS = (0.2, 5.0)
 #: How long a revoked owner may take to write what it has folded; what it can't, the next owner folds again.
@@ -118,6 +120,7 @@ class Ownership:
     _flushed_at: float = 0.0
     _spread: int = 0
     _noted_jump_ms: int = 0
+    _sought_ms: int = 0
     #: Id and epoch of the producer that this owner took over last.
     _epoch: tuple[int, int] = (-1, -1)
     _stopping: bool = False
@@ -298,6 +301,7 @@ class Ownership:
             for start in range(0, len(fires), MAX_COPIES):
                 await self._fire(fires[start : start + MAX_COPIES])
             await self._tick()
+            await self._read_again_without_tick()
             if self._flush_in() <= 0:
                 await self._write(changes=True)
 
@@ -307,6 +311,16 @@ class Ownership:
             # In a transaction of its own, and given up soon: a TICK that reached the log late would look as if the
             # broker's clock had jumped, and leases would end early. One that is given up is aborted, and never read.
             await self._write(tick=self.tracker.tick(now_ms), limit_seconds=TICK_SECONDS)
+
+    async def _read_again_without_tick(self) -> None:
+        """Go back to the position when the own TICK does not come: a delivery may have been lost on its way."""
+        now_ms, position = _monotonic_ms(), self._position
+        limit_ms = int(TICK_READ_SECONDS * 1000)
+        if position is None or min(self.tracker.awaited_ms(now_ms), now_ms - self._sought_ms) < limit_ms:
+            return
+        log.warning("markers partition %s: reading again from %s: its TICK has not come", self.partition, position)
+        self._sought_ms = now_ms
+        await self.around.seek(self.partition, position)
 
     def _note_jump(self) -> None:
         if self.tracker.jump_ms != self._noted_jump_ms:
@@ -323,6 +337,8 @@ class Ownership:
         waits = [self._flush_in()]
         if tick_in_ms is not None:
             waits.append(tick_in_ms / 1000)
+        if self.tracker.awaited_ms(_monotonic_ms()):
+            waits.append(TICK_READ_SECONDS)
         if self._inbox or self._stopping:
             return
         self._arrived.clear()

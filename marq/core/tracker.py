@@ -95,6 +95,12 @@ class Tracker:
         pause_ms = self._tick_sent_at_ms + TICK_INTERVAL_MS - monotonic_ms
         return max(0, due_ms - self.estimate_ms(monotonic_ms), pause_ms)
 
+    def awaited_ms(self, monotonic_ms: int) -> int:
+        """For how many ms the owner's own TICK has been on its way; 0 when none is."""
+        if not self._awaiting_tick or self._tick_sent_at_ms is None:
+            return 0
+        return monotonic_ms - self._tick_sent_at_ms
+
     def tick(self, monotonic_ms: int) -> Tick:
         """Return the TICK to write now."""
         self._awaiting_tick = True
