@@ -22,7 +22,7 @@ from marq.core.errors import ConfigError, MarqError
 from marq.flow import Flow, FlowSettings
 from marq.settings import ClientSettings
 from marq.topics import Topics
-from marq.workers import Handler, Workers
+from marq.workers import STOP_CLIENT_S, Handler, Workers, wind_down
 from marq.writer import KafkaMarkerWriter
 
 log = logging.getLogger("marq.handlers")
@@ -31,8 +31,8 @@ log = logging.getLogger("marq.handlers")
 MAX_IN_FLIGHT = 10_000
 #: A handler that hangs loses its message after this.
 MAX_LEASE_MS = 3_600_000
-#: Limits of the steps of a stop.
-GRACE_SECONDS, STOP_READING_SECONDS, STOP_WRITING_SECONDS, STOP_CLIENT_SECONDS = 3.0, 1.0, 2.0, 1.0
+#: How long a stop waits for handlers that run.
+GRACE_SECONDS = 3.0
 
 
 @dataclass
@@ -101,15 +101,8 @@ class Handlers:
         flow, self.flow = self.flow, None
         if flow is None:
             return
-        for shelf in flow.shelves.values():
-            shelf.close()
-        await asyncio.gather(
-            flow.stop_reading(STOP_READING_SECONDS), *[workers.stop(GRACE_SECONDS) for workers in self._workers]
-        )
-        flow.give_back()
-        if not await flow.stop(STOP_WRITING_SECONDS):
-            log.warning("stopped before all outcomes of handlers were written: their leases will run out")
-        await asyncio.gather(*[writer.stop(STOP_CLIENT_SECONDS) for writer in self._writers])
+        await wind_down(flow, self._workers, GRACE_SECONDS, release=True)
+        await asyncio.gather(*[writer.stop(STOP_CLIENT_S) for writer in self._writers])
 
 
 def load_handler(queue: str, definition: QueueDefinition) -> Handler:

@@ -83,7 +83,7 @@ class Surroundings:
     max_message_bytes: int
     flush_seconds: float
     #: Moves the reading of a markers partition: (partition, offset).
-    seek: Callable[[int, int], Any]
+    seek: Callable[[int, int], Awaitable[None]]
     #: Where a markers partition begins and ends.
     log_range: Callable[[int], Awaitable[tuple[int, int]]]
     #: Stops the reading of a markers partition.
@@ -217,6 +217,8 @@ class Ownership:
         """Begin again from the table: what was folded and not written will be read again."""
         self.tracker = self._new_tracker()
         self._position = None
+        # The new tracker knows of no jump, which is none to report.
+        self._noted_jump_ms = 0
         self._pending, self._pending_bytes = {}, 0
         self._unacked.clear()
         self._inbox.clear()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import faust
@@ -38,7 +38,7 @@ class Statistics:
     def sample(self) -> None:
         """Note the counters as they are now."""
         totals = {
-            (partition, queue): Counts(**asdict(counts))
+            (partition, queue): replace(counts)
             for partition, owner in self.owners.owned.items()
             for queue, counts in owner.tracker.book.counts.items()
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import faust
@@ -63,18 +64,21 @@ class MarqApp(faust.App):
         await self.owners.stop()
         await super().on_stop()
 
+    def _seek_in(self, topic: str) -> Callable[[int, int], Awaitable[None]]:
+        async def seek(partition: int, offset: int) -> None:
+            await self.consumer.seek_wait({TP(topic, partition): offset})
+
+        return seek
+
     def _message_partitions(self) -> Partitions:
         messages = self.settings.names.messages
-
-        async def seek(partition: int, offset: int) -> None:
-            await self.consumer.seek_wait({TP(messages, partition): offset})
 
         async def settled() -> None:
             while self.rebalancing:  # noqa: ASYNC110 (it is set in the consumer's thread, where an Event may not be)
                 await asyncio.sleep(_POLL_SECONDS)
 
         return Partitions(
-            seek=seek,
+            seek=self._seek_in(messages),
             settled=settled,
             pause=lambda partitions: self.consumer.pause_partitions({TP(messages, p) for p in partitions}),
             resume=lambda partitions: self.consumer.resume_partitions({TP(messages, p) for p in partitions}),
@@ -86,9 +90,6 @@ class MarqApp(faust.App):
 
     def _surroundings(self, client: ClientSettings, topics: Topics) -> Surroundings:
         markers = self.settings.names.markers
-
-        async def seek(partition: int, offset: int) -> None:
-            await self.consumer.seek_wait({TP(markers, partition): offset})
 
         async def log_range(partition: int) -> tuple[int, int]:
             tp = TP(markers, partition)
@@ -102,7 +103,7 @@ class MarqApp(faust.App):
             messages_partitions=topics.messages_partitions,
             max_message_bytes=topics.messages_limit_bytes,
             flush_seconds=self.settings.flush_interval,
-            seek=seek,
+            seek=self._seek_in(markers),
             log_range=log_range,
             pause=lambda partition: self.consumer.pause_partitions({TP(markers, partition)}),
         )

@@ -21,7 +21,7 @@ from marq.shelf import Shelf
 from marq.topics import ensure_topics
 from marq.watch import watch_for_tracker
 from marq.words import missing
-from marq.workers import Handler, Workers, check_handler
+from marq.workers import STOP_CLIENT_S, Handler, Workers, check_handler, wind_down
 from marq.writer import KafkaMarkerWriter
 
 log = logging.getLogger("marq")
@@ -34,8 +34,6 @@ MAX_CONCURRENCY = 10_000
 MAX_MAX_IN_FLIGHT = 1_000_000
 #: An iteration lets others have their turn at least this often.
 _TURN_S = 0.005
-#: Limits of the steps of a stop, so that it ends within 10 s whatever the broker does.
-_STOP_READING_S, _STOP_OUTBOX_S, _STOP_CLIENT_S = 1.0, 2.0, 1.0
 
 
 class Consumer:
@@ -275,15 +273,7 @@ class _Running:
         self._watch = asyncio.create_task(watch_for_tracker(self._settings), name="marq-watch")
 
     async def stop(self, grace_s: float, release: bool) -> None:
-        flow = self.flow
-        self.shelf.close()
-        await asyncio.gather(flow.stop_reading(_STOP_READING_S), *[workers.stop(grace_s) for workers in self.workers])
-        released = flow.give_back() if release else 0
-        written = await flow.stop(_STOP_OUTBOX_S)
-        if not written:
-            log.warning("stopped before all outcomes were written: queue=%s; their leases will run out", self.queue)
-        elif released:
-            log.info("gave prefetched messages back: queue=%s messages=%d", self.queue, released)
+        await wind_down(self.flow, self.workers, grace_s, release=release)
         await self._close()
 
     async def _close(self) -> None:
@@ -291,7 +281,7 @@ class _Running:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
         await asyncio.gather(
-            self._reader.stop(_STOP_CLIENT_S), *[writer.stop(_STOP_CLIENT_S) for writer in self._writers]
+            self._reader.stop(STOP_CLIENT_S), *[writer.stop(STOP_CLIENT_S) for writer in self._writers]
         )
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from marq.core.errors import ConfigError
+from marq.flow import Flow
 from marq.message import Message
 from marq.outbox import Outbox
 from marq.outcomes import Outcome
@@ -27,6 +28,8 @@ Handler = Callable[[Message], Awaitable[Any]] | Callable[[Message], Any]
 #: A worker steps aside after so many messages at most, or after so long.
 MAX_BURST = 256
 BURST_S = 0.005
+#: Limits of the steps of a stop, so that it ends within 10 s whatever the broker does.
+STOP_READING_S, STOP_OUTBOX_S, STOP_CLIENT_S = 1.0, 2.0, 1.0
 
 
 def check_handler(handler: object) -> None:
@@ -135,6 +138,19 @@ class Workers:
                 "handler failed: queue=%s partition=%d offset=%d attempt=%d decided=%s error=%s",
                 message.queue, message.partition, message.offset, message.attempt, bool(decided), _text(error),
             )  # fmt: skip
+
+
+async def wind_down(flow: Flow, workers: Sequence[Workers], grace_s: float, *, release: bool) -> None:
+    """End receiving: handlers may end within the grace, what was decided is written, the prefetch is given back."""
+    for shelf in flow.shelves.values():
+        shelf.close()
+    await asyncio.gather(flow.stop_reading(STOP_READING_S), *[each.stop(grace_s) for each in workers])
+    released = flow.give_back() if release else 0
+    queues = ",".join(flow.shelves)
+    if not await flow.stop(STOP_OUTBOX_S):
+        log.warning("stopped before all outcomes were written: queue=%s; their leases will run out", queues)
+    elif released:
+        log.info("gave prefetched messages back: queue=%s messages=%d", queues, released)
 
 
 def is_coroutine_function(handler: object) -> bool:
