@@ -18,6 +18,8 @@ REASON_HEADER = "marq-reason"
 ERROR_HEADER = "marq-error"
 ORIGIN_HEADER = "marq-origin"
 DIED_AT_HEADER = "marq-died-at"
+#: The record key that the sender gave, where it is not the copy's own.
+KEY_HEADER = "marq-key"
 
 #: Bytes of a queue's name as UTF-8; the marker format keeps its length in one byte.
 MAX_QUEUE_NAME_BYTES = 200
@@ -26,7 +28,9 @@ HEADER_ROOM_BYTES = 1_024
 #: How much more the markers, changelog and dead-letter topics accept than the messages topic.
 ENVELOPE_ROOM_BYTES = 65_536
 
-_PREFIX_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+#: What a topic's name may be made of, and how long Kafka lets it be.
+_TOPIC_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+_MAX_TOPIC_NAME = 249
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ class Names:
     prefix: str = DEFAULT_PREFIX
 
     def __post_init__(self) -> None:
-        if not 0 < len(self.prefix) <= 100 or not set(self.prefix) <= _PREFIX_CHARACTERS:
+        if not 0 < len(self.prefix) <= 100 or not set(self.prefix) <= _TOPIC_CHARACTERS:
             raise ConfigError(
                 f"MARQ_PREFIX {self.prefix!r}: expected 1 to 100 of the characters a-z A-Z 0-9 . _ -, "
                 "because it begins the names of topics"
@@ -63,6 +67,11 @@ class Names:
         return f"{self.prefix}.quarantine"
 
     @property
+    def queues(self) -> str:
+        """The compacted topic of the queues' definitions."""
+        return f"{self.prefix}.queues"
+
+    @property
     def app_id(self) -> str:
         """The Faust application's id: the consumer group of trackers and of the queues with handlers."""
         return f"{self.prefix}-app"
@@ -74,6 +83,30 @@ class Names:
     def group(self, queue: str) -> str:
         """The consumer group of a queue that has one of its own."""
         return f"{self.prefix}.queue.{queue}"
+
+    def named_group(self, group: str) -> str:
+        """The consumer group of the queues whose settings name ``group``."""
+        return f"{self.prefix}.group.{group}"
+
+    def is_own_topic(self, topic: str) -> bool:
+        """Whether a topic is one of the installation's, which no queue may have for itself."""
+        return topic in {
+            self.messages,
+            self.markers,
+            self.dead_letters,
+            self.quarantine,
+            self.queues,
+            self.changelog,
+        }
+
+    def owner_of_group(self, group: str) -> str | None:
+        """Return the queue whose own a consumer group is; None for any other group."""
+        head = self.group("")
+        return group[len(head) :] if group.startswith(head) else None
+
+    def is_group(self, group: str) -> bool:
+        """Whether it is a consumer group of this installation's queues."""
+        return group.startswith((self.group(""), f"{self.prefix}.group."))
 
     def transactional_id(self, partition: int) -> str:
         """The id of the one producer that may write for a markers partition."""
@@ -91,18 +124,46 @@ def check_queue_name(name: object) -> str:
     Raises:
         ConfigError: it is no text, empty, too long, or has control characters.
     """
+    return _check_name("queue", name)
+
+
+def check_group_name(name: object) -> str:
+    """Return the name of a group of queues; the rule is that for queues.
+
+    Raises:
+        ConfigError: as for a queue's name.
+    """
+    return _check_name("group", name)
+
+
+def check_topic_name(name: object) -> str:
+    """Return the name of a topic.
+
+    Raises:
+        ConfigError: Kafka would not allow it.
+    """
+    if not isinstance(name, str) or not set(name) <= _TOPIC_CHARACTERS or not 0 < len(name) <= _MAX_TOPIC_NAME:
+        raise ConfigError(
+            f"expected the name of a topic, 1 to {_MAX_TOPIC_NAME} of the characters a-z A-Z 0-9 . _ -, not {name!r}"
+        )
+    if name in {".", ".."}:
+        raise ConfigError(f"expected the name of a topic, and {name!r} is one that Kafka does not allow")
+    return name
+
+
+def _check_name(noun: str, name: object) -> str:
     if not isinstance(name, str):
-        raise ConfigError(f"a queue's name is text (str), not {type(name).__name__}: {name!r}")
+        raise ConfigError(f"a {noun}'s name is text (str), not {type(name).__name__}: {name!r}")
     if not name:
-        raise ConfigError("a queue's name must not be empty")
+        raise ConfigError(f"a {noun}'s name must not be empty")
     try:
         size = len(name.encode())
     except UnicodeEncodeError as error:
-        raise ConfigError(f"queue {name!r}: the name can't be written as UTF-8 ({error.reason})") from error
+        raise ConfigError(f"{noun} {name!r}: the name can't be written as UTF-8 ({error.reason})") from error
     if size > MAX_QUEUE_NAME_BYTES:
         raise ConfigError(
-            f"queue {name[:40]!r}…: the name has {size} bytes, at most {MAX_QUEUE_NAME_BYTES} are allowed"
+            f"{noun} {name[:40]!r}…: the name has {size} bytes, at most {MAX_QUEUE_NAME_BYTES} are allowed"
         )
     if not name.isprintable():
-        raise ConfigError(f"queue {name!r}: the name has characters that can't be printed; leave them out")
+        raise ConfigError(f"{noun} {name!r}: the name has characters that can't be printed; leave them out")
     return name

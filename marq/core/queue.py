@@ -1,17 +1,168 @@
-"""The settings of one queue, as the core needs them; where they come from is config's business."""
+"""The settings of one queue: what a document that defines a queue may say, and what several of them come to.
+
+A document is a table of queues.toml, a value of the queues topic, or keywords of ``Queues.change``: always the same
+keys, with durations in seconds. It says only what it changes; what a queue has in the end is the sum of its layers
+(see :mod:`marq.core.definitions`).
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from marq.core.backoff import Backoff
+from marq.core.errors import ConfigError
+from marq.core.names import check_group_name, check_topic_name
+
+MAX_SECONDS = 365 * 24 * 3600
+MAX_ATTEMPTS = 1_000_000
+MAX_FACTOR = 1_000
+MAX_CONCURRENCY = 10_000
+#: Keys that make sense for one queue only, so that [defaults] may not have them.
+OWN_KEYS = ("group", "topic", "handler")
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """``max_attempts`` counts deliveries; ``dead_letter`` False drops a message after the last one."""
+    """``max_attempts`` counts deliveries; ``dead_letter`` False drops a message after the last one.
+
+    ``group``: the named group whose consumers serve the queue; ``topic``: a topic of the queue's own; ``handler``:
+    ``module:function``, run by workers, with ``concurrency`` calls at a time.
+    """
 
     lease_ms: int = 30_000
     max_attempts: int = 5
     backoff: Backoff = field(default_factory=Backoff)
     dead_letter: bool = True
+    group: str | None = None
+    topic: str | None = None
+    handler: str | None = None
+    concurrency: int = 64
+
+
+Check = Callable[[str, object], None]
+
+
+def check_document(document: object, place: str) -> dict[str, Any]:
+    """Return a copy of a document that defines a queue.
+
+    Raises:
+        ConfigError: it is no table, has an unknown key or a wrong value; the text names ``place`` and key.
+    """
+    return _check_table(place, document, CHECKS)
+
+
+def check_defaults(document: object, place: str) -> dict[str, Any]:
+    """Return a copy of a document that holds for all queues.
+
+    Raises:
+        ConfigError: as for a queue's, or it has a key that only a queue may have.
+    """
+    checked = check_document(document, place)
+    for key in OWN_KEYS:
+        if key in checked:
+            raise ConfigError(f"{place} can't name a {key}; give each queue its own")
+    return checked
+
+
+def queue_settings(*documents: Mapping[str, Any]) -> QueueSettings:
+    """Return what checked documents come to: of each key the last one that is said, else our default."""
+    values: dict[str, Any] = {}
+    for document in documents:
+        values.update(document)
+    if "lease" in values:
+        values["lease_ms"] = max(_ms(values.pop("lease")), 1)
+    if "backoff" in values:
+        values["backoff"] = _backoff(values["backoff"])
+    return QueueSettings(**values)
+
+
+def _backoff(table: Mapping[str, Any]) -> Backoff:
+    values = dict(table)
+    for key in ("base", "max"):
+        if key in values:
+            values[f"{key}_ms"] = _ms(values.pop(key))
+    return Backoff(**values)
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def _number(least: float, most: float, *, unit: str = "", above: bool = False) -> Check:
+    limits = f"above {least:g}, to {most}" if above else f"from {least:g} to {most}"
+
+    def check(name: str, value: object) -> None:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not least <= value <= most or (above and value == least):  # type: ignore[operator]
+            raise ConfigError(f"{name}: expected a number{unit} {limits}, not {value!r}")
+
+    return check
+
+
+def _count(most: int) -> Check:
+    def check(name: str, value: object) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise ConfigError(f"{name}: expected a whole number from 1 to {most}, not {value!r}")
+
+    return check
+
+
+def _switch(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}: expected true or false, not {value!r}")
+
+
+def _handler(name: str, value: object) -> None:
+    if not isinstance(value, str) or not re.fullmatch(r"\w[\w.]*:\w[\w.]*", value):
+        raise ConfigError(f"{name}: expected 'module:function', not {value!r}")
+
+
+def _named(rule: Callable[[object], str]) -> Check:
+    def check(name: str, value: object) -> None:
+        try:
+            rule(value)
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}") from error
+
+    return check
+
+
+def _table(checks: Mapping[str, Check]) -> Check:
+    def check(name: str, value: object) -> None:
+        _check_table(name, value, checks, separator=".")
+
+    return check
+
+
+def _check_table(place: str, table: object, checks: Mapping[str, Check], separator: str = ": ") -> dict[str, Any]:
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{place}: expected a table of settings, not {table!r}")
+    for key, value in table.items():
+        name = f"{place}{separator}{key}"
+        if key not in checks:
+            raise ConfigError(f"{name}: unknown key; expected one of {', '.join(checks)}")
+        checks[key](name, value)
+    return dict(table)
+
+
+_SECONDS = _number(0, MAX_SECONDS, unit=" of seconds")
+_BACKOFF: Mapping[str, Check] = {
+    "base": _SECONDS,
+    "factor": _number(1, MAX_FACTOR),
+    "max": _SECONDS,
+    "jitter": _switch,
+}
+#: Every key of a document, with what its value must be.
+CHECKS: Mapping[str, Check] = {
+    "lease": _number(0, MAX_SECONDS, unit=" of seconds", above=True),
+    "max_attempts": _count(MAX_ATTEMPTS),
+    "backoff": _table(_BACKOFF),
+    "dead_letter": _switch,
+    "group": _named(check_group_name),
+    "topic": _named(check_topic_name),
+    "handler": _handler,
+    "concurrency": _count(MAX_CONCURRENCY),
+}

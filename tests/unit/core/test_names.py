@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marq.core.errors import ConfigError
-from marq.core.names import MAX_QUEUE_NAME_BYTES, Names, check_queue_name, markers_partition
+from marq.core.names import (
+    MAX_QUEUE_NAME_BYTES,
+    Names,
+    check_group_name,
+    check_queue_name,
+    check_topic_name,
+    markers_partition,
+)
 
 
 def test_the_default_names_are_those_of_the_design() -> None:
@@ -17,19 +24,30 @@ def test_the_default_names_are_those_of_the_design() -> None:
     assert names.markers == "marq.markers"
     assert names.dead_letters == "marq.dead-letters"
     assert names.quarantine == "marq.quarantine"
+    assert names.queues == "marq.queues"
     assert names.app_id == "marq-app"
     assert names.changelog == "marq-app-leases-changelog"
     assert names.group("emails") == "marq.queue.emails"
+    assert names.named_group("background") == "marq.group.background"
     assert names.transactional_id(3) == "marq-tracker-3"
 
 
 def test_a_prefix_keeps_installations_apart() -> None:
     one, other = Names("one"), Names("other")
 
-    for name in ("messages", "markers", "dead_letters", "quarantine", "app_id", "changelog"):
+    for name in ("messages", "markers", "dead_letters", "quarantine", "queues", "app_id", "changelog"):
         assert getattr(one, name) != getattr(other, name)
     assert one.transactional_id(0) != other.transactional_id(0)
     assert one.group("q") != other.group("q")
+    assert one.named_group("g") != other.named_group("g")
+
+
+def test_the_installations_own_topics_are_known() -> None:
+    names = Names("shop")
+
+    assert names.is_own_topic("shop.messages")
+    assert names.is_own_topic("shop-app-leases-changelog")
+    assert not names.is_own_topic("shop.orders")
 
 
 @pytest.mark.parametrize("prefix", ["", "a b", "ü", "a/b", "x" * 101, "a\n"])
@@ -61,6 +79,21 @@ def test_a_readable_name_is_taken_as_it_is(name: str) -> None:
 def test_any_other_name_is_refused_with_the_reason(name: object, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         check_queue_name(name)
+
+
+def test_a_group_is_named_by_the_rule_for_queues() -> None:
+    assert check_group_name("back ground") == "back ground"
+    with pytest.raises(ConfigError, match="a group's name must not be empty"):
+        check_group_name("")
+    with pytest.raises(ConfigError, match=r"group .*can't be printed"):
+        check_group_name("a\nb")
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a b", "ü", "x" * 250, None, "a\n"])
+def test_a_topics_name_is_one_that_kafka_allows(name: object) -> None:
+    assert check_topic_name("shop.orders_1-x") == "shop.orders_1-x"
+    with pytest.raises(ConfigError, match="expected the name of a topic"):
+        check_topic_name(name)
 
 
 @given(st.text(max_size=30), st.integers(0, 1_000), st.integers(1, 100))

@@ -1,0 +1,122 @@
+"""The fold over the queues topic."""
+
+from __future__ import annotations
+
+import pytest
+
+from marq.core.definitions import HANDLERS_GROUP, Definitions
+from marq.core.errors import ConfigError
+from marq.core.queue import QueueSettings
+
+
+def test_a_queue_that_nobody_defined_has_the_defaults() -> None:
+    definitions = Definitions()
+
+    assert definitions("anything") == definitions.settings("anything") == QueueSettings()
+
+    definitions.fold(b"defaults", {"lease": 7})
+    assert definitions("anything").lease_ms == 7_000
+    assert definitions.names() == []
+    assert definitions.defaults == {"lease": 7}
+
+
+def test_the_layers_count_in_their_order_whichever_came_first() -> None:
+    definitions = Definitions()
+
+    definitions.fold(b"change:emails", {"lease": 4})
+    definitions.fold(b"file:emails", {"lease": 3, "max_attempts": 3})
+    definitions.fold(b"handler:emails", {"lease": 2, "max_attempts": 2, "concurrency": 2})
+    definitions.fold(b"defaults", {"lease": 1, "max_attempts": 1, "concurrency": 1, "dead_letter": False})
+
+    assert definitions("emails") == QueueSettings(4_000, 3, concurrency=2, dead_letter=False)
+    assert definitions.layer("file", "emails") == {"lease": 3, "max_attempts": 3}
+    assert definitions.layer("file", "other") is None
+
+
+def test_a_record_without_a_value_takes_its_layer_away() -> None:
+    definitions = Definitions()
+    definitions.fold(b"defaults", {"lease": 1})
+    definitions.fold(b"file:emails", {"lease": 3})
+    definitions.fold(b"change:emails", {"lease": 4})
+
+    assert definitions.fold(b"change:emails", None) == "emails"
+    assert definitions("emails").lease_ms == 3_000
+
+    definitions.fold(b"file:emails", None)
+    assert definitions("emails").lease_ms == 1_000
+    assert definitions.names() == []
+
+    assert definitions.fold(b"defaults", None) is None
+    assert definitions("emails") == QueueSettings()
+    assert definitions.fold(b"file:never", None) == "never"
+
+
+def test_a_queue_belongs_to_its_named_group_else_to_that_of_handlers_else_to_its_own() -> None:
+    definitions = Definitions()
+    definitions.fold(b"file:emails", {"group": "background", "handler": "shop:send"})
+    definitions.fold(b"file:images", {"group": "background"})
+    definitions.fold(b"handler:orders", {"handler": "shop:order"})
+    definitions.fold(b"file:plain", {"lease": 3})
+
+    assert definitions.group("emails") == "background"
+    assert definitions.group("orders") == HANDLERS_GROUP
+    assert definitions.group("plain") is None
+    assert definitions.group("unknown") is None
+    assert definitions.queues_of("background") == ["emails", "images"]
+    assert definitions.queues_of(HANDLERS_GROUP) == ["orders"]
+    assert definitions.queues_of("nobody's") == []
+
+
+def test_a_topic_leads_to_its_queue() -> None:
+    definitions = Definitions()
+    definitions.fold(b"file:orders", {"topic": "shop-orders"})
+    definitions.fold(b"file:a", {"lease": 3})
+
+    assert definitions.queue_of_topic("shop-orders") == "orders"
+    assert definitions.queue_of_topic("other") is None
+
+    definitions.fold(b"change:orders", {"topic": "other"})
+    assert definitions.queue_of_topic("shop-orders") is None
+
+
+def test_a_change_can_be_looked_at_before_it_is_made() -> None:
+    definitions = Definitions()
+    definitions.fold(b"file:emails", {"lease": 3, "max_attempts": 3})
+    definitions.fold(b"change:emails", {"lease": 4})
+
+    assert definitions.sum_with("emails", {"max_attempts": 9}) == QueueSettings(3_000, 9)
+    assert definitions("emails") == QueueSettings(4_000, 3)
+
+
+@pytest.mark.parametrize(
+    ("key", "document", "said"),
+    [
+        (None, {}, "the key None of a definition: expected 'defaults' or one of handler:NAME, file:NAME, change:NAME"),
+        (b"emails", {}, "the key b'emails'"),
+        (b"\xff:a", {}, "the key"),
+        (b"other:emails", {}, "the key b'other:emails'"),
+        (b"file:", {}, "must not be empty"),
+        (b"file:emails", {"lease": 0}, "the record 'file:emails': lease: "),
+        (b"file:emails", [], "the record 'file:emails': expected a table"),
+        (b"defaults", {"group": "a"}, "the record 'defaults' can't name a group"),
+    ],
+)
+def test_a_record_that_cant_be_understood_changes_nothing(key, document, said) -> None:
+    definitions = Definitions()
+    definitions.fold(b"defaults", {"lease": 1})
+    definitions.fold(b"file:emails", {"lease": 3})
+
+    with pytest.raises(ConfigError, match=said):
+        definitions.fold(key, document)
+
+    assert definitions("emails").lease_ms == 3_000
+    assert definitions("other").lease_ms == 1_000
+    assert definitions.names() == ["emails"]
+
+
+def test_keys_of_a_newer_writer_are_passed_over() -> None:
+    definitions = Definitions()
+
+    definitions.fold(b"file:emails", {"group": "background", "colour": "blue"})
+
+    assert definitions("emails") == QueueSettings(group="background")

@@ -1,0 +1,85 @@
+"""What a document that defines a queue may say."""
+
+from __future__ import annotations
+
+import pytest
+
+from marq.core.backoff import Backoff
+from marq.core.errors import ConfigError
+from marq.core.queue import QueueSettings, check_defaults, check_document, queue_settings
+
+
+def test_a_queue_without_documents_has_our_defaults() -> None:
+    assert queue_settings() == QueueSettings(30_000, 5, Backoff(1_000, 2.0, 600_000, True), True, None, None, None, 64)
+
+
+def test_all_that_a_document_says_counts_in_the_units_of_the_core() -> None:
+    document = check_document(
+        {
+            "lease": 0.5,
+            "max_attempts": 2,
+            "backoff": {"base": 0.25, "factor": 3, "max": 10, "jitter": False},
+            "dead_letter": False,
+            "group": "background",
+            "topic": "orders",
+            "handler": "shop.orders:handle",
+            "concurrency": 7,
+        },
+        "here",
+    )
+
+    assert queue_settings(document) == QueueSettings(
+        500, 2, Backoff(250, 3, 10_000, False), False, "background", "orders", "shop.orders:handle", 7
+    )
+
+
+def test_of_each_key_the_last_document_counts_and_backoff_is_replaced_as_a_whole() -> None:
+    settings = queue_settings(
+        {"lease": 10, "backoff": {"base": 5, "jitter": False}}, {"lease": 20}, {"backoff": {"base": 6}}
+    )
+
+    assert settings == QueueSettings(lease_ms=20_000, backoff=Backoff(base_ms=6_000))
+
+
+def test_a_lease_is_never_0_ms() -> None:
+    assert queue_settings({"lease": 0.0001}).lease_ms == 1
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ({"lese": 3}, r"^here: lese: unknown key; expected one of lease, max_attempts, backoff, dead_letter, group, "),
+        ({"lease": "3"}, r"^here: lease: expected a number of seconds above 0, to 31536000, not '3'$"),
+        ({"lease": 0}, r"lease: .* above 0"),
+        ({"lease": True}, r"lease: "),
+        ({"lease": float("nan")}, r"lease: .*not nan"),
+        ({"lease": float("inf")}, r"lease: .*not inf"),
+        ({"max_attempts": 0}, r"max_attempts: expected a whole number from 1 to 1000000, not 0$"),
+        ({"max_attempts": True}, r"max_attempts: .*not True"),
+        ({"max_attempts": 2.0}, r"max_attempts: .*whole number"),
+        ({"max_attempts": None}, r"max_attempts: .*not None"),
+        ({"backoff": 3}, r"^here: backoff: expected a table of settings, not 3$"),
+        ({"backoff": {"base": -1}}, r"^here: backoff.base: expected a number of seconds from 0 to 31536000, not -1$"),
+        ({"backoff": {"factor": 0.5}}, r"backoff.factor: expected a number from 1 to 1000, not 0.5"),
+        ({"backoff": {"least": 1}}, r"^here: backoff.least: unknown key; expected one of base, factor, max, jitter$"),
+        ({"dead_letter": 1}, r"dead_letter: expected true or false, not 1"),
+        ({"group": ""}, r"^here: group: a group's name must not be empty"),
+        ({"group": "a\nb"}, r"group: .*can't be printed"),
+        ({"topic": "a b"}, r"topic: expected the name of a topic, .*not 'a b'"),
+        ({"topic": ".."}, r"topic: .*does not allow"),
+        ({"handler": "no_function"}, r"handler: expected 'module:function', not 'no_function'"),
+        ({"handler": "a:b\n"}, r"handler: "),
+        ({"concurrency": 10_001}, r"concurrency: expected a whole number from 1 to 10000"),
+        ([], r"^here: expected a table of settings, not \[\]$"),
+        ({3: 4}, r"^here: 3: unknown key"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place_and_key(document: object, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check_document(document, "here")
+
+
+@pytest.mark.parametrize("key", ["group", "topic", "handler"])
+def test_what_belongs_to_one_queue_can_be_no_default(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^\[defaults\] can't name a {key}; give each queue its own$"):
+        check_defaults({"lease": 3, key: "a:b" if key == "handler" else "a"}, "[defaults]")
