@@ -30,6 +30,7 @@ from marq.settings import ClientSettings
 
 _PAUSE_S = 0.05
 _LIMIT = "max.message.bytes"
+_APPENDED = "LogAppendTime"
 #: A compacted changelog forgets a deletion after this long; older local files are not trusted (tables/leases.py).
 CHANGELOG_DELETE_RETENTION_MS = 7 * 24 * 3600 * 1000
 
@@ -83,7 +84,7 @@ class _Topics:
 
     async def ensure(self) -> Topics:
         names = self._settings.names
-        wanted = [names.messages, names.markers, names.dead_letters, names.quarantine]
+        wanted = [names.messages, names.markers, names.dead_letters, names.quarantine, names.queues]
         found = await self._describe(wanted)
         if names.messages not in found:
             await self._create({names.messages: (self._settings.partitions, {})})
@@ -129,14 +130,21 @@ class _Topics:
         limit = {_LIMIT: str(room)}
         markers = {
             **limit,
-            "message.timestamp.type": "LogAppendTime",
+            "message.timestamp.type": _APPENDED,
             "retention.ms": str(settings.markers_retention_ms),
+        }
+        # A client that was cut off from the broker for a weekend still learns which definitions were taken away.
+        queues = {
+            "cleanup.policy": "compact",
+            "message.timestamp.type": _APPENDED,
+            "delete.retention.ms": str(CHANGELOG_DELETE_RETENTION_MS),
         }
         # Dead letters stay until somebody looks at them; a record in quarantine comes with headers around it.
         return {
             names.markers: (settings.markers_partitions, markers),
             names.dead_letters: (settings.partitions, {**limit, "retention.ms": "-1"}),
             names.quarantine: (1, {_LIMIT: str(room + ENVELOPE_ROOM_BYTES)}),
+            names.queues: (1, queues),
         }
 
     async def _create(self, plans: Mapping[str, tuple[int, dict[str, str]]]) -> None:
@@ -191,11 +199,17 @@ class _Topics:
         names = self._settings.names
         for name in (names.messages, names.markers, names.dead_letters):
             self._require(found, name, "cleanup.policy", "delete", lambda value: value == "delete")
-        self._require(
-            found, names.markers, "message.timestamp.type", "LogAppendTime", lambda value: value == "LogAppendTime"
-        )
+        self._require(found, names.queues, "cleanup.policy", "compact", lambda value: value == "compact")
+        for name in (names.markers, names.queues):
+            self._require(found, name, "message.timestamp.type", _APPENDED, lambda value: value == _APPENDED)
         for name in (names.markers, names.dead_letters):
             self._require(found, name, _LIMIT, str(room), lambda value: int(value) >= room)
+        if found[names.queues].partitions != 1:
+            raise ConfigError(
+                f"topic {names.queues} has {found[names.queues].partitions} partitions, but marq needs 1: definitions "
+                "of queues count in the order in which they were written. Delete the topic and start again: it is made "
+                "anew, workers write their queues.toml into it, and only changes made at run time must be made again"
+            )
 
     def _require(
         self, found: Mapping[str, _Found], topic: str, setting: str, needed: str, fits: Callable[[str], bool]

@@ -37,6 +37,11 @@ async def test_missing_topics_are_made_as_the_markers_need_them(servers, prefix,
     assert markers["retention.ms"] == str(7 * 24 * 3600 * 1000)
     assert int((await config(admin, names.dead_letters))["max.message.bytes"]) == topics.markers_limit_bytes
     assert {names.messages, names.quarantine} <= set(await admin.list_topics())
+    queues = await config(admin, names.queues)
+    assert queues["cleanup.policy"] == "compact"
+    assert queues["message.timestamp.type"] == "LogAppendTime"
+    (described,) = await admin.describe_topics([names.queues])
+    assert len(described["partitions"]) == 1
 
 
 async def test_topics_that_are_there_keep_their_partitions(servers, prefix) -> None:
@@ -54,6 +59,8 @@ async def test_topics_that_are_there_keep_their_partitions(servers, prefix) -> N
         ("markers", {"max.message.bytes": "1000"}, "max.message.bytes", str(1_048_588 + ENVELOPE_ROOM_BYTES)),
         ("dead_letters", {"max.message.bytes": "1000"}, "max.message.bytes", str(1_048_588 + ENVELOPE_ROOM_BYTES)),
         ("messages", {"cleanup.policy": "compact"}, "cleanup.policy", "delete"),
+        ("queues", {"message.timestamp.type": "CreateTime"}, "message.timestamp.type", "LogAppendTime"),
+        ("queues", {"cleanup.policy": "delete"}, "cleanup.policy", "compact"),
     ],
 )
 async def test_a_wrong_setting_is_named_with_the_command_that_mends_it(
@@ -61,6 +68,8 @@ async def test_a_wrong_setting_is_named_with_the_command_that_mends_it(
 ) -> None:
     name = getattr(names, topic)
     right = {} if topic == "messages" else {"message.timestamp.type": "LogAppendTime", "max.message.bytes": "2000000"}
+    if topic == "queues":
+        right["cleanup.policy"] = "compact"
     await admin.create_topics([NewTopic(name, 1, 1, topic_configs={**right, **wrong})])
 
     with pytest.raises(marq.ConfigError) as caught:
@@ -69,6 +78,14 @@ async def test_a_wrong_setting_is_named_with_the_command_that_mends_it(
     text = str(caught.value)
     assert f"topic {name}: {setting} is {wrong[setting]}, but marq needs {needed}" in text
     assert f"--entity-name {name} --add-config {setting}={needed}" in text
+
+
+async def test_definitions_need_a_topic_of_one_partition(servers, prefix, names, admin) -> None:
+    right = {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"}
+    await admin.create_topics([NewTopic(names.queues, 2, 1, topic_configs=right)])
+
+    with pytest.raises(marq.ConfigError, match=f"topic {names.queues} has 2 partitions, but marq needs 1"):
+        await ensure_topics(settings(servers, prefix))
 
 
 async def test_more_copies_than_brokers_is_a_clear_error(servers, prefix) -> None:

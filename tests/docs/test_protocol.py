@@ -267,8 +267,20 @@ def test_the_tables_name_every_kind_flag_and_topic() -> None:
     assert flags == {str(getattr(markers, f"_{name}")): name for name in flags.values()}
     assert len(flags) == 6
     names = Names()
-    topics = (names.messages, names.markers, names.dead_letters, names.quarantine, names.changelog)
-    others = (names.group("NAME"), names.app_id, names.transactional_id(0).removesuffix("0") + "N")
+    topics = (
+        names.messages,
+        names.markers,
+        names.dead_letters,
+        names.quarantine,
+        names.queues,
+        names.changelog,
+    )
+    others = (
+        names.group("NAME"),
+        names.named_group("GROUP"),
+        names.app_id,
+        names.transactional_id(0).removesuffix("0") + "N",
+    )
     for name in (*topics, *others):
         assert f"`PREFIX{name.removeprefix('marq')}`" in PAGE, name
 

@@ -47,11 +47,19 @@ async def test_missing_topics_are_made_with_the_settings_that_marq_needs(
     async with Installation(broker.bootstrap_servers, names) as marq:
         found = {
             topic: (len(await marq.producer.partitions_for(topic)), await marq.config(topic))
-            for topic in (names.messages, names.markers, names.changelog, names.dead_letters, names.quarantine)
+            for topic in (
+                names.messages,
+                names.markers,
+                names.changelog,
+                names.dead_letters,
+                names.quarantine,
+                names.queues,
+            )
         }
 
     limits = {topic: int(config["max.message.bytes"]) for topic, (_, config) in found.items()}
     assert limits.pop(names.messages) == LIMIT
+    assert limits.pop(names.queues) == LIMIT
     assert min(limits.values()) >= ROOM
     assert {topic: count for topic, (count, _) in found.items()} == {
         names.messages: 3,
@@ -59,10 +67,13 @@ async def test_missing_topics_are_made_with_the_settings_that_marq_needs(
         names.changelog: 2,
         names.dead_letters: 3,
         names.quarantine: 1,
+        names.queues: 1,
     }
     assert found[names.markers][1]["message.timestamp.type"] == "LogAppendTime"
     assert found[names.markers][1]["retention.ms"] == str(7 * 24 * 3600 * 1000)
     assert found[names.dead_letters][1]["retention.ms"] == "-1"
+    assert found[names.queues][1]["cleanup.policy"] == "compact"
+    assert found[names.queues][1]["message.timestamp.type"] == "LogAppendTime"
     assert found[names.changelog][1]["cleanup.policy"] == "compact"
     assert found[names.changelog][1]["delete.retention.ms"] == str(7 * 24 * 3600 * 1000)
 
