@@ -17,6 +17,7 @@ from broker import archive, failure, jars, java, ports, probe, settings
 from broker.directory import LOG_TAIL_LINES, BrokerDirectory
 from broker.errors import BrokerError
 from broker.process import BrokerProcess
+from broker.security import Security
 
 START_LIMIT_SECONDS = 60.0
 STOP_LIMIT_SECONDS = 30.0
@@ -34,6 +35,17 @@ class EmbeddedBroker:
     kept for ever; without it, a temporary one lives until `close()`. `properties` go over the broker's own settings.
     `heap` is Java's word for a size ("1g"); without it, $MARQ_BROKER_HEAP or 512m. `java_flags` replace those that make
     the start quick. Nothing happens before `start()`.
+
+    `security` adds listeners with SASL and TLS, users and ACLs (see `broker.security`); the plain one is then the
+    administrator's. For a service with a password of its own, on a broker where it may nothing yet:
+
+        certificates = Certificates.make(tmp_path)
+        security = Security(["SASL_SSL"], users={"alice": "secret"}, certificates=certificates, acls=True)
+        with EmbeddedBroker(security=security) as broker:
+            MARQ_BOOTSTRAP_SERVERS = broker.listener("SASL_SSL"), MARQ_SECURITY_PROTOCOL = "SASL_SSL"
+            MARQ_SASL_MECHANISM = "SCRAM-SHA-512", MARQ_SASL_USERNAME = "alice", MARQ_SASL_PASSWORD = "secret"
+            MARQ_SSL_CAFILE = certificates.authority
+            administrator = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
     """
 
     def __init__(
@@ -42,12 +54,15 @@ class EmbeddedBroker:
         *,
         address: str | None = None,
         properties: Mapping[str, str] | None = None,
+        security: Security | None = None,
         heap: str | None = None,
         java_flags: Sequence[str] | None = None,
     ) -> None:
         self._given_directory = None if data_directory is None else Path(data_directory).resolve()
         self._given_address = None if address is None else ports.split_address(address)
-        self._properties = dict(properties or {})
+        self._security = security or Security(())
+        self._properties = {**self._security.properties(), **(properties or {})}
+        self._secured: dict[str, int] = {}
         self._heap = heap
         self._java_flags = java_flags
         self._address = self._given_address
@@ -60,6 +75,17 @@ class EmbeddedBroker:
         if self._address is None:
             raise BrokerError("the embedded broker has no address before its first start()")
         return ports.join_address(*self._address)
+
+    def listener(self, protocol: str) -> str:
+        """host:port of the listener with this security protocol; the same before and after a restart.
+
+        Raises BrokerError before the first start, and where `security` names no such listener.
+        """
+        if self._address is None or protocol not in self._secured:
+            raise BrokerError(
+                f"the embedded broker has no listener {protocol!r}: name it in `security`, and start() it"
+            )
+        return ports.join_address(self._address[0], self._secured[protocol])
 
     @property
     def data_directory(self) -> Path:
@@ -90,9 +116,10 @@ class EmbeddedBroker:
         command = self._java_command(runtime, class_path)
         for _ in range(PORT_ATTEMPTS):
             host, port = self._address or ("127.0.0.1", ports.free_port("127.0.0.1"))
-            refusal = self._try(command, host, port, limit_seconds)
+            secured = self._secured or {name: ports.free_port(host) for name in self._security.protocols}
+            refusal = self._try(command, host, port, secured, limit_seconds)
             if refusal is None:
-                self._address = host, port  # from now on clients know it
+                self._address, self._secured = (host, port), secured  # from now on clients know them
                 return self
             # Between our look at a free port and the broker's bind somebody else may have taken it: only then again.
             if not failure.is_port_conflict(refusal):
@@ -169,7 +196,9 @@ class EmbeddedBroker:
             class_path,
         ]
 
-    def _try(self, command: list[str], host: str, port: int, limit_seconds: float) -> str | None:
+    def _try(
+        self, command: list[str], host: str, port: int, secured: Mapping[str, int], limit_seconds: float
+    ) -> str | None:
         """Start once. Returns why not, or None when the broker is up."""
         if not ports.is_free(host, port):
             raise BrokerError(failure.port_taken(host, port))
@@ -181,10 +210,11 @@ class EmbeddedBroker:
                 controller_port=ports.free_port("127.0.0.1"),
                 log_directory=str(directory.data),
                 extra=self._properties,
+                secured=secured,
             )
         )
         if not directory.formatted:
-            _format(command, directory)
+            _format(command, directory, self._security.format_options())
         self._process = BrokerProcess([*command, "kafka.Kafka", str(directory.server_properties)], directory)
         try:
             if _wait_until_ready(self._process, host, port, limit_seconds):
@@ -198,11 +228,11 @@ class EmbeddedBroker:
         return failure.explain(what, log, directory=directory.path, address=ports.join_address(host, port))
 
 
-def _format(command: list[str], directory: BrokerDirectory) -> None:
-    """Write the cluster id and the feature levels, which Kafka does not do by itself."""
+def _format(command: list[str], directory: BrokerDirectory, options: Sequence[str]) -> None:
+    """Write the cluster id, the feature levels and the users, which Kafka does not do by itself."""
     # The "u" in front: an id that begins with "-" would be taken for an option.
     cluster_id = "u" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
-    tool = ["kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(directory.server_properties)]
+    tool = ["kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(directory.server_properties), *options]
     with directory.console.open("wb") as output:
         result = subprocess.run(
             [*command, *tool],

@@ -11,7 +11,6 @@ CLEANER_BUFFER_BYTES = 16 << 20
 _FIXED: Mapping[str, str] = {
     "process.roles": "broker,controller",
     "node.id": str(NODE_ID),
-    "listener.security.protocol.map": "BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT",
     "inter.broker.listener.name": "BROKER",
     "controller.listener.names": "CONTROLLER",
     # A misspelt queue name must be an error, not a new topic.
@@ -35,14 +34,24 @@ _FIXED: Mapping[str, str] = {
 
 
 def server_properties(
-    *, host: str, port: int, controller_port: int, log_directory: str, extra: Mapping[str, str]
+    *,
+    host: str,
+    port: int,
+    controller_port: int,
+    log_directory: str,
+    extra: Mapping[str, str],
+    secured: Mapping[str, int] | None = None,
 ) -> dict[str, str]:
-    """All settings of the broker; `extra` wins over the defaults."""
+    """All settings of the broker; `extra` wins over the defaults. `secured`: further listeners, protocol -> port."""
     # IPv6 addresses need their brackets in a listener.
     name = f"[{host}]" if ":" in host else host
+    further = secured or {}
+    open_to_clients = [f"BROKER://{name}:{port}", *(f"{protocol}://{name}:{at}" for protocol, at in further.items())]
+    protocols = ["BROKER:PLAINTEXT", "CONTROLLER:PLAINTEXT", *(f"{protocol}:{protocol}" for protocol in further)]
     addresses = {
-        "listeners": f"BROKER://{name}:{port},CONTROLLER://127.0.0.1:{controller_port}",
-        "advertised.listeners": f"BROKER://{name}:{port}",
+        "listeners": ",".join([*open_to_clients, f"CONTROLLER://127.0.0.1:{controller_port}"]),
+        "advertised.listeners": ",".join(open_to_clients),
+        "listener.security.protocol.map": ",".join(protocols),
         # A static voter, not a dynamic quorum: that one writes the controller's port into the data, and a data
         # directory then could not be opened again on another port.
         "controller.quorum.voters": f"{NODE_ID}@127.0.0.1:{controller_port}",

@@ -1,0 +1,90 @@
+"""Runs the commands that marq advises, as an administrator would: kafka-topics.sh, kafka-configs.sh, kafka-acls.sh.
+
+The embedded broker comes without Kafka's shell scripts: their options are read here, strictly, and sent as the scripts
+would send them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from itertools import product
+
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.protocol.admin import CreateAclsRequest
+
+_OPERATIONS = {"Read": 3, "Write": 4, "Create": 5, "Alter": 7, "Describe": 8, "DescribeConfigs": 10}
+_PATTERNS = {"literal": 3, "prefixed": 4}
+_TOPIC, _GROUP, _CLUSTER, _TRANSACTIONAL_ID = 2, 3, 4, 5
+_ANY_HOST, _ALLOW, _SET_BY_HAND = "*", 3, 1
+
+
+async def run(command: str, servers: str) -> None:
+    """Run one command line; ``servers`` is the administrator's address, whatever the command says."""
+    tool, *options = shlex.split(command)
+    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
+    await admin.start()
+    try:
+        await _TOOLS[tool](admin, options)
+    finally:
+        await admin.close()
+
+
+def _parser(*flags: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--bootstrap-server", required=True)
+    for flag in flags:
+        parser.add_argument(flag, action="store_true", required=True)
+    return parser
+
+
+async def _topics(admin: AIOKafkaAdminClient, options: list[str]) -> None:
+    parser = _parser("--create")
+    parser.add_argument("--topic", required=True)
+    parser.add_argument("--partitions", type=int, required=True)
+    parser.add_argument("--replication-factor", type=int, required=True)
+    parser.add_argument("--config", action="append", default=[])
+    found = parser.parse_args(options)
+    config = dict(setting.split("=", 1) for setting in found.config)
+    topic = NewTopic(found.topic, found.partitions, found.replication_factor, topic_configs=config)
+    answer = await admin.create_topics([topic])
+    assert [error[1] for error in answer.topic_errors] == [0], answer
+
+
+async def _configs(admin: AIOKafkaAdminClient, options: list[str]) -> None:
+    parser = _parser("--alter")
+    parser.add_argument("--entity-type", choices=["topics"], required=True)
+    parser.add_argument("--entity-name", required=True)
+    parser.add_argument("--add-config", required=True)
+    found = parser.parse_args(options)
+    (described,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, found.entity_name)])
+    kept = {entry[0]: entry[1] for entry in described.resources[0][4] if entry[3] == _SET_BY_HAND}
+    name, _, value = found.add_config.partition("=")
+    resource = ConfigResource(ConfigResourceType.TOPIC, found.entity_name, configs={**kept, name: value})
+    (answer,) = await admin.alter_configs([resource])
+    assert [error[0] for error in answer.resources] == [0], answer
+
+
+async def _acls(admin: AIOKafkaAdminClient, options: list[str]) -> None:
+    parser = _parser("--add")
+    parser.add_argument("--allow-principal", action="append", required=True)
+    parser.add_argument("--operation", action="append", choices=_OPERATIONS, required=True)
+    parser.add_argument("--resource-pattern-type", choices=_PATTERNS, default="literal")
+    parser.add_argument("--topic", action="append", default=[])
+    parser.add_argument("--group", action="append", default=[])
+    parser.add_argument("--transactional-id", action="append", default=[])
+    parser.add_argument("--cluster", action="store_true")
+    found = parser.parse_args(options)
+    resources = [(_TOPIC, name) for name in found.topic] + [(_GROUP, name) for name in found.group]
+    resources += [(_TRANSACTIONAL_ID, name) for name in found.transactional_id]
+    resources += [(_CLUSTER, "kafka-cluster")] if found.cluster else []
+    assert resources, f"{options} name no resource"
+    pattern = _PATTERNS[found.resource_pattern_type]
+    for (kind, name), principal, operation in product(resources, found.allow_principal, found.operation):
+        request = CreateAclsRequest(kind, name, pattern, principal, _ANY_HOST, _OPERATIONS[operation], _ALLOW)
+        answer = await admin._send_to_controller(request)
+        assert [error[0] for error in answer.creation_responses] == [0], answer
+
+
+_TOOLS = {"kafka-topics.sh": _topics, "kafka-configs.sh": _configs, "kafka-acls.sh": _acls}
