@@ -5,14 +5,23 @@ Durations are seconds, as everywhere in the public interface.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from marq.core.errors import ConfigError
 from marq.core.names import Names
+
+
+class Role(StrEnum):
+    """What a worker may do: keep leases, run handlers, serve web pages."""
+
+    TRACKER = "tracker"
+    HANDLERS = "handlers"
+    WEB = "web"
 
 
 class AppSettings(BaseSettings):
@@ -36,6 +45,10 @@ class AppSettings(BaseSettings):
     stop_timeout: Annotated[float, Field(ge=1, le=300)] = 9.0
     #: Static membership: restarts of this worker cause no rebalance.
     instance_id: str | None = None
+    #: Separated by commas in the environment.
+    roles: Annotated[frozenset[Role], NoDecode] = frozenset(Role)
+    #: Modules with functions that are decorated with ``marq.handler``, separated by commas in the environment.
+    handlers: Annotated[tuple[str, ...], NoDecode] = ()
 
     @field_validator("prefix")
     @classmethod
@@ -45,9 +58,34 @@ class AppSettings(BaseSettings):
         except ConfigError as error:
             raise ValueError(str(error)) from error
 
+    @field_validator("roles", mode="before")
+    @classmethod
+    def _read_roles(cls, roles: object) -> object:
+        if not isinstance(roles, str):
+            return roles
+        found = _words(roles)
+        if not found or not set(found) <= set(Role):
+            raise ValueError(f"expected one or more of {', '.join(Role)}, separated by commas")
+        return frozenset(map(Role, found))
+
+    @field_validator("handlers", mode="before")
+    @classmethod
+    def _read_handlers(cls, modules: object) -> object:
+        if not isinstance(modules, str):
+            return modules
+        found = _words(modules)
+        for module in found:
+            if not all(part.isidentifier() for part in module.split(".")):
+                raise ValueError(f"expected names of modules, separated by commas: {module!r} is none")
+        return tuple(dict.fromkeys(found))
+
     @property
     def names(self) -> Names:
         return Names(self.prefix)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def load_settings() -> AppSettings:
@@ -71,5 +109,5 @@ def explain(error: ValidationError, name: object) -> str:
         if mistake["type"] == "extra_forbidden":
             lines.append(f"{label}: unknown key; see docs/operations.md for the known ones")
         else:
-            lines.append(f"{label}: {mistake['msg']} (found {mistake['input']!r})")
+            lines.append(f"{label}: {mistake['msg'].removeprefix('Value error, ')} (found {mistake['input']!r})")
     return "; ".join(lines)
