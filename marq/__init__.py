@@ -1,5 +1,6 @@
 """Marq: message-queue semantics on Apache Kafka."""
 
+from marq.codecs import BYTES, JSON, Codec, Model
 from marq.consumer import Consumer
 from marq.core.errors import (
     BrokerUnavailable,
@@ -10,12 +11,15 @@ from marq.core.errors import (
     MessageTooLarge,
 )
 from marq.message import Message
-from marq.outcomes import Reject, Retry
+from marq.outcomes import Reject, Retry, Undecodable
 from marq.producer import Producer, SendManyFailed
 from marq.receipt import Receipt
 
 __all__ = [
+    "BYTES",
+    "JSON",
     "BrokerUnavailable",
+    "Codec",
     "ConfigError",
     "Consumer",
     "CorruptMarker",
@@ -23,9 +27,11 @@ __all__ = [
     "MarqError",
     "Message",
     "MessageTooLarge",
+    "Model",
     "Producer",
     "Receipt",
     "Reject",
     "Retry",
     "SendManyFailed",
+    "Undecodable",
 ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from marq.codecs import Codec
 from marq.core.markers import Source
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Lease:
 
     __slots__ = (
         "acked",
+        "codec",
         "decided",
         "dirty",
         "expires_s",
@@ -55,7 +57,10 @@ class Lease:
         offsets: Sequence[int],
         taken_s: float,
         lease_s: float,
+        codec: Codec | None = None,
     ) -> None:
+        #: What decodes the values; None for bytes.
+        self.codec = codec
         self.outbox = outbox
         self.queue = queue
         self.source = source

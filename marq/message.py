@@ -7,13 +7,14 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from marq import token
+from marq.codecs import Codec, decode
 from marq.core.copies import Origin, origin
 from marq.core.errors import LeaseLost
 from marq.core.markers import BACKOFF, Headers
-from marq.core.names import RESERVED_HEADER
+from marq.core.names import KEY_HEADER, RESERVED_HEADER
 from marq.durations import Duration, duration_ms
 from marq.lease import Lease
-from marq.outcomes import Reject, Retry
+from marq.outcomes import Reject, Retry, Undecodable
 from marq.words import Unknown, missing, refuse
 
 
@@ -39,7 +40,8 @@ class Message:
     block, which goes on its way; ``Retry`` and ``Reject`` end there.
     """
 
-    __slots__ = ("_lease", "_record")
+    __slots__ = ("_lease", "_record", "_value")
+    _value: Any
 
     def __init__(self, record: Record, lease: Lease) -> None:
         self._record = record
@@ -55,9 +57,28 @@ class Message:
         return self._lease.queue
 
     @property
-    def value(self) -> bytes:
+    def value(self) -> Any:
+        """What the sender sent: decoded by the codec, at first use; without a codec the bytes of :attr:`body`.
+
+        Raises:
+            Undecodable: the codec can't decode it; where it leaves a handler the message becomes a dead letter.
+        """
+        codec = self._lease.codec
+        return (self._record.value or b"") if codec is None else self._decoded(codec)
+
+    @property
+    def body(self) -> bytes:
         """The sender's bytes; empty for a record without a value."""
         return self._record.value or b""
+
+    @property
+    def key(self) -> bytes | None:
+        """The record's key as its sender gave it; None where it only names the queue."""
+        record = self._record
+        for name, value in record.headers:
+            if name == KEY_HEADER:
+                return value
+        return None if record.key == self._lease.queue.encode() else record.key
 
     @property
     def headers(self) -> dict[str, bytes | None]:
@@ -169,6 +190,19 @@ class Message:
 
     def __repr__(self) -> str:
         return f"<Message {self.id} queue={self.queue!r} attempt={self.attempt}>"
+
+    def _decoded(self, codec: Codec) -> Any:
+        """Decode once, so that all who look see the same object."""
+        try:
+            return self._value
+        except AttributeError:
+            pass  # nobody has looked yet: the slot is not set
+        try:
+            self._value = value = decode(codec, self.body)
+        except Undecodable as error:
+            error.add_note(f"queue {self.queue!r}, message {self.id}, attempt {self.attempt}")
+            raise
+        return value
 
     @property
     def _origin(self) -> Origin:

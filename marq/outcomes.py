@@ -28,3 +28,10 @@ class Reject(Outcome):
         refuse("Reject", unknown)
         super().__init__(reason)
         self.reason = str(reason)
+
+
+class Undecodable(Reject):
+    """The codec can't make a value of a message's bytes: no other attempt could, so it becomes a dead letter.
+
+    ``reason`` never quotes the bytes: it goes into a header of the dead letter.
+    """

@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import enum
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field, computed_field
+
+import marq
+from marq.codecs import check_codec, decode
+from tests.docs.pages import ROOT
+
+
+@dataclass
+class Address:
+    street: str
+    number: int = 1
+
+
+@dataclass
+class Person:
+    name: str
+    addresses: list[Address] = field(default_factory=list)
+
+
+class Email(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    to: str = Field(alias="recipient")
+    weight: float = 1.0
+    copies: list[int] = []
+
+    @computed_field
+    def length(self) -> int:
+        return len(self.to)
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+# --- bytes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["text", 5, None, {"a": 1}, bytearray(b"x")])
+def test_bytes_are_all_that_bytes_accepts(value) -> None:
+    with pytest.raises(TypeError, match=r"must be bytes, not \w+: send json.dumps\(value\).encode\(\)"):
+        marq.BYTES.encode(value)
+
+
+def test_bytes_stay_what_they_are() -> None:
+    value = b"\xff\x00"
+
+    assert marq.BYTES.encode(value) is value
+    assert marq.BYTES.decode(value) is value
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [None, True, 0, 1.5, "Grüße 🚚", [], [1, [2]], {"a": {"b": None}}, 10**30])
+def test_json_gives_back_what_it_was_given(value) -> None:
+    assert marq.JSON.decode(marq.JSON.encode(value)) == value
+
+
+def test_json_is_compact_utf_8() -> None:
+    assert marq.JSON.encode({"a": ["ä", 1]}) == '{"a":["ä",1]}'.encode()
+
+
+def test_json_encodes_dataclasses_and_models_also_within_others() -> None:
+    value = {"who": Person("Eve", [Address("Main", 2)]), "mail": Email(recipient="e@x.org")}
+
+    assert json.loads(marq.JSON.encode(value)) == {
+        "who": {"name": "Eve", "addresses": [{"street": "Main", "number": 2}]},
+        "mail": {"recipient": "e@x.org", "weight": 1.0, "copies": []},
+    }
+
+
+@pytest.mark.parametrize(
+    "value", [b"x", {1}, datetime(2026, 1, 1, tzinfo=UTC), Colour.RED, object(), Person, {(1,): 2}]
+)
+def test_json_refuses_what_it_has_no_form_for(value) -> None:
+    with pytest.raises(TypeError):
+        marq.JSON.encode([value])
+
+
+@pytest.mark.parametrize("value", [float("nan"), [float("-inf")], Address("x", float("nan")), "\ud800"])  # type: ignore[arg-type]
+def test_json_refuses_values_that_others_could_not_read(value) -> None:
+    with pytest.raises(ValueError, match=r"JSON compliant|surrogates"):
+        marq.JSON.encode(value)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "(0 bytes) is not JSON: it is empty"),
+        (b"secret", "(6 bytes) is not JSON: at character 0: Expecting value"),
+        (b'{"secret": 1', "at character 12: Expecting ',' delimiter"),
+        (b'"secret\xff"', "byte 7 is not UTF-8"),
+        (b'["secret", NaN]', "NaN is not allowed"),
+        (b"[-Infinity]", "-Infinity is not allowed"),
+        (b"[" * 200_000, "recursion"),
+        (b"1" * 5_000, "4300 digits"),
+    ],
+)
+def test_what_is_not_json_says_why_and_does_not_quote_it(data, reason) -> None:
+    with pytest.raises(marq.Undecodable) as caught:
+        marq.JSON.decode(data)
+
+    assert reason in caught.value.reason
+    assert "secret" not in caught.value.reason
+    # A traceback that is logged shows no error that holds the value, either.
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_comes_back_as_it_was_with_alias_and_computed_field() -> None:
+    codec, email = marq.Model(Email), Email(recipient="e@x.org", copies=[1, 2])
+
+    assert codec.decode(codec.encode(email)) == email
+
+
+def test_a_model_refuses_what_is_no_instance_of_it() -> None:
+    with pytest.raises(TypeError, match="expected an instance of Email, not dict"):
+        marq.Model(Email).encode({"recipient": "e@x.org"})  # type: ignore[arg-type]
+
+
+def test_a_model_refuses_what_it_could_not_read_again() -> None:
+    with pytest.raises(ValueError, match="JSON compliant"):
+        marq.Model(Email).encode(Email(recipient="x", weight=float("nan")))
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"{}", "(2 bytes) is no Email: recipient: missing"),
+        (b"secret", "is no Email: json_invalid"),
+        (b'{"recipient": 5, "copies": ["secret"]}', "recipient: string_type; copies…: int_parsing"),
+        (b'{"recipient": "", "secret": 1}', "is no Email: extra_forbidden"),
+        (b'{"copies": ["a","a","a","a","a","a"]}', "int_parsing; 2 more"),
+    ],
+)
+def test_what_a_model_does_not_accept_says_where_and_does_not_quote_it(data, reason) -> None:
+    with pytest.raises(marq.Undecodable) as caught:
+        marq.Model(Email).decode(data)
+
+    assert reason in caught.value.reason
+    assert "secret" not in caught.value.reason
+    assert caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("model", [dict, BaseModel, Email(recipient="x"), None, Person])
+def test_only_classes_derived_from_basemodel_are_models(model) -> None:
+    with pytest.raises(marq.ConfigError, match=r"derived from pydantic\.BaseModel"):
+        marq.Model(model)
+
+
+def test_without_pydantic_a_model_says_what_is_missing(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+
+    with pytest.raises(marq.ConfigError, match="needs pydantic 2"):
+        marq.Model(Email)
+    assert marq.JSON.encode(Address("Main")) == b'{"street":"Main","number":1}'
+
+
+def test_marq_alone_imports_no_pydantic() -> None:
+    program = "import marq, sys; marq.JSON.encode([1]); print('pydantic' in sys.modules)"
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60, cwd=ROOT
+    )
+
+    assert done.stdout == "False\n"
+
+
+# --- codecs of one's own ----------------------------------------------------------------------------------------------
+
+
+class Raising:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def encode(self, value: object) -> bytes:
+        raise self.error
+
+    def decode(self, data: bytes) -> object:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [KeyError("secret"), ValueError("secret"), AttributeError("secret")])
+def test_an_error_of_a_codec_makes_the_value_undecodable_and_is_not_quoted(error) -> None:
+    with pytest.raises(marq.Undecodable) as caught:
+        decode(Raising(error), b"abc")
+
+    assert caught.value.reason == f"the value (3 bytes) can't be decoded: {type(error).__name__}"
+
+
+@pytest.mark.parametrize("error", [marq.Retry(delay=5), marq.Reject("unwanted"), ConnectionError("registry is away")])
+def test_a_codec_may_say_that_another_attempt_can_succeed(error) -> None:
+    with pytest.raises(type(error)) as caught:
+        decode(Raising(error), b"abc")
+
+    assert caught.value is error
+
+
+@pytest.mark.parametrize("codec", [5, json, dict, Raising, "json", Email])
+def test_what_is_no_codec_is_refused_with_what_was_expected(codec) -> None:
+    with pytest.raises(marq.ConfigError, match=r"expected marq\.BYTES, marq\.JSON, marq\.Model\(YourModel\)"):
+        check_codec(codec)
+
+
+def test_codecs_show_what_they_are() -> None:
+    assert [repr(codec) for codec in (marq.BYTES, marq.JSON, marq.Model(Email))] == [
+        "marq.BYTES", "marq.JSON", "marq.Model(Email)",
+    ]  # fmt: skip
