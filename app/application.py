@@ -16,6 +16,7 @@ import agents.tracker
 import tables.leases
 from agents.ownership import Surroundings
 from agents.stream_reader import Partitions
+from app import commands
 from app.batching import BatchSchema, BatchTransport
 from app.web import MarqWeb
 from app.web import attach as attach_web
@@ -150,6 +151,7 @@ def create_app(settings: AppSettings | None = None, queues: Queues | None = None
     messages = app.topic(names.messages, schema=BatchSchema()) if with_handlers else None
     app.handlers = agents.handlers.attach(app, messages, names.messages, with_handlers)
     attach_web(app, agents.statistics.attach(app, app.owners))
+    commands.attach(app)
     app.on_partitions_assigned.connect(_on_assigned)
     app.on_partitions_revoked.connect(_on_revoked)
     return app
