@@ -10,6 +10,7 @@ from marq.core.errors import (
     MarqError,
     MessageTooLarge,
 )
+from marq.handlers import handler
 from marq.message import Message
 from marq.outcomes import Reject, Retry, Undecodable
 from marq.producer import Producer, SendManyFailed
@@ -34,4 +35,5 @@ __all__ = [
     "Retry",
     "SendManyFailed",
     "Undecodable",
+    "handler",
 ]

@@ -1,0 +1,324 @@
+"""The decorator of handlers, and the search for them in modules."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+
+from marq.codecs import BYTES, JSON
+from marq.core.errors import ConfigError
+from marq.core.queue import check_document
+from marq.handlers import HandlerDefinition, check_handler, definitions_of, handler, handlers_in
+
+
+@pytest.fixture
+def make_module(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
+    """Make an imported module of source text."""
+
+    def make(source: str, name: str = "mail") -> ModuleType:
+        module = ModuleType(name)
+        monkeypatch.setitem(sys.modules, name, module)
+        exec(compile("import marq.handlers as marq\n" + textwrap.dedent(source), name, "exec"), module.__dict__)
+        return module
+
+    return make
+
+
+async def test_a_decorated_function_is_the_function_itself_and_can_be_called() -> None:
+    async def send(message: object) -> str:
+        return f"sent {message}"
+
+    decorated = handler("emails")(send)
+
+    assert decorated is send
+    assert inspect.iscoroutinefunction(decorated)
+    assert await decorated("hello") == "sent hello"
+
+
+def test_the_definition_has_what_the_decorator_said() -> None:
+    @handler("emails", concurrency=8, codec=JSON, group="background")
+    def send(message: object) -> None: ...
+
+    (definition,) = definitions_of(send)
+
+    name = f"{__name__}:test_the_definition_has_what_the_decorator_said.<locals>.send"
+    assert definition == HandlerDefinition("emails", send, name, 8, JSON, "background")
+
+
+def test_a_definition_says_of_its_queue_only_what_the_decorator_said(make_module) -> None:
+    module = make_module("""
+        @marq.handler("emails")
+        def send(message): ...
+
+        @marq.handler("letters", concurrency=2, group="post")
+        def post(message): ...
+    """)
+
+    documents = {each.queue: each.document for each in handlers_in(module)}
+
+    assert documents == {
+        "emails": {"handler": "mail:send"},
+        "letters": {"handler": "mail:post", "concurrency": 2, "group": "post"},
+    }
+    for document in documents.values():
+        check_document(document, "the handler")
+
+
+def test_one_function_may_handle_several_queues(make_module) -> None:
+    module = make_module("""
+        @marq.handler("emails")
+        @marq.handler("letters", concurrency=2)
+        def send(message): ...
+    """)
+
+    assert {(each.queue, each.concurrency) for each in handlers_in(module)} == {("emails", None), ("letters", 2)}
+
+
+def test_bytes_as_they_are_can_be_asked_for() -> None:
+    @handler("emails", codec=BYTES)
+    def send(message: object) -> None: ...
+
+    assert definitions_of(send)[0].codec is BYTES
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_without_parentheses_the_decorator_says_what_to_write() -> None:
+    with pytest.raises(TypeError, match=r'write @marq\.handler\("emails"\)'):
+
+        @handler
+        def send(message: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("keyword", "said"),
+    [
+        ("max_retries", r"max_attempts .* is a setting of the queue; write max_attempts = … under \[queues.emails\]"),
+        ("visibility_timeout", "lease .* is a setting of the queue; write lease = …"),
+        ("max_attempts", "max_attempts is a setting of the queue"),
+        ("backoff", "backoff is a setting of the queue"),
+        ("countdown", r"raise marq\.Retry\(delay=…\)"),
+        ("delay", r"send\(…, delay=…\)"),
+        ("concurency", "unexpected keyword argument 'concurency'"),
+    ],
+)
+def test_a_keyword_that_belongs_elsewhere_is_sent_there(keyword: str, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        handler("emails", **{keyword: 1})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"queue": ""},
+        {"queue": 5},
+        {"queue": "emails", "concurrency": 0},
+        {"queue": "emails", "concurrency": "many"},
+        {"queue": "emails", "codec": "json"},
+        {"queue": "emails", "group": ""},
+    ],
+)
+def test_names_and_numbers_are_checked_when_decorating(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        handler(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_same_queue_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"queue 'emails': .*send is decorated twice"):
+
+        @handler("emails")
+        @handler("emails")
+        def send(message: object) -> None: ...
+
+
+def generator(message: object):
+    yield message
+
+
+async def asynchronous_generator(message: object):
+    yield message
+
+
+class Mailer:
+    def send(self, message: object) -> object:
+        return self, message
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("send_email", "expected a function"),
+        (Mailer, "is a class; decorate the method"),
+        (Mailer().send, "of an instance decorate the method in its class"),
+        (staticmethod(print), "write @staticmethod above"),
+        (generator, "it has a yield"),
+        (asynchronous_generator, "it has a yield"),
+        (lambda: None, "takes a message, and nothing more"),
+        (lambda message, other: None, "takes a message, and nothing more"),
+    ],
+)
+def test_what_can_not_handle_a_message_is_refused(function, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        handler("emails")(function)
+
+
+@pytest.mark.parametrize("function", ["send_email", Mailer, generator, lambda: None, Mailer.send])
+def test_what_can_not_be_called_with_a_message_is_no_handler(function) -> None:
+    with pytest.raises(ConfigError, match="expected a function that takes a message"):
+        check_handler(function)
+
+
+@pytest.mark.parametrize("function", [print, Mailer().send, lambda message, more=1: None, lambda *all_of_them: None])
+def test_what_can_be_called_with_a_message_is_a_handler(function) -> None:
+    check_handler(function)
+
+
+# --- methods, partials, lambdas ---------------------------------------------------------------------------------------
+
+
+def test_a_decorated_method_is_a_handler_on_each_instance() -> None:
+    class Sender:
+        @handler("emails")
+        def send(self, message: object) -> object:
+            return self, message
+
+    sender = Sender()
+
+    (definition,) = definitions_of(sender.send)
+    assert definition.function("hello") == (sender, "hello")  # type: ignore[arg-type]
+
+
+def test_a_static_method_above_the_decorator_is_a_handler() -> None:
+    class Sender:
+        @staticmethod
+        @handler("emails")
+        def send(message: object) -> object:
+            return message
+
+    assert definitions_of(Sender.send)[0].function("hello") == "hello"  # type: ignore[arg-type]
+
+
+def test_a_module_that_names_an_instances_method_has_a_handler(make_module) -> None:
+    module = make_module("""
+        class Sender:
+            @marq.handler("emails")
+            def send(self, message): ...
+
+        send_email = Sender().send
+    """)
+
+    (definition,) = handlers_in(module)
+
+    assert definition.function is module.send_email
+    assert definition.name == "mail:send_email"
+
+
+def test_a_module_with_a_decorated_method_and_no_instance_is_refused(make_module) -> None:
+    module = make_module("""
+        class Sender:
+            @marq.handler("emails")
+            def send(self, message): ...
+    """)
+
+    with pytest.raises(ConfigError, match=r"queue 'emails': .*mail:Sender\.send is a method.*handle = Sender\(\)"):
+        handlers_in(module)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "lambda message: None",
+        "functools.partial(lambda key, message: None, 5)",
+        "type('Sender', (), {'__call__': lambda self, message: None})()",
+        "functools.lru_cache(lambda message: None)",
+    ],
+)
+def test_what_has_no_name_of_its_own_is_named_by_its_place(make_module, value: str) -> None:
+    module = make_module(f"import functools\nsend = marq.handler('emails')({value})")
+
+    (definition,) = handlers_in(module)
+
+    assert (definition.name, definition.function) == ("mail:send", module.send)
+
+
+# --- modules ----------------------------------------------------------------------------------------------------------
+
+
+def test_imported_handlers_are_found_under_their_own_names(make_module) -> None:
+    make_module("""
+        @marq.handler("emails")
+        def send(message): ...
+    """)
+    package = make_module("from mail import send", "handlers_package")
+
+    assert [each.name for each in handlers_in(package)] == ["mail:send"]
+
+
+def test_a_function_that_is_found_twice_counts_once(make_module) -> None:
+    one = make_module("""
+        @marq.handler("emails")
+        def send(message): ...
+
+        alias = send
+    """)
+    two = make_module("from mail import send as other", "two")
+
+    assert [each.name for each in handlers_in(one, two, one)] == ["mail:send"]
+
+
+def test_two_handlers_for_one_queue_are_both_named(make_module) -> None:
+    one = make_module("@marq.handler('emails')\ndef send(message): ...")
+    two = make_module("@marq.handler('emails')\ndef send_too(message): ...", "two")
+
+    with pytest.raises(ConfigError, match=r"queue 'emails' has two handlers, mail:send and two:send_too"):
+        handlers_in(one, two)
+
+
+def test_what_another_decorator_made_of_a_handler_is_what_runs(make_module) -> None:
+    module = make_module("""
+        import functools
+
+        def timed(function):
+            @functools.wraps(function)
+            def call(message):
+                return "timed", function(message)
+            return call
+
+        @timed
+        @marq.handler("emails")
+        def send(message):
+            return message
+    """)
+
+    (definition,) = handlers_in(module)
+
+    assert definition.function("hello") == ("timed", "hello")  # type: ignore[arg-type]
+    assert definition.name == "mail:send"
+
+
+def test_modules_without_handlers_and_with_strange_objects_have_none(make_module) -> None:
+    module = make_module("""
+        from unittest import mock
+
+        class Proxy:
+            def __getattr__(self, name):
+                raise RuntimeError("working outside of context")
+
+        proxy, call, mocked = Proxy(), mock.call, mock.Mock()
+    """)
+
+    assert handlers_in(module) == []
+
+
+def test_a_partial_of_a_handler_is_not_the_handler() -> None:
+    @handler("emails")
+    def send(message: object) -> None: ...
+
+    assert definitions_of(functools.partial(send)) == ()
