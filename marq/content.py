@@ -1,12 +1,14 @@
-"""The rules for what a message may consist of: bytes, headers that are not marq's own, and no more than fits."""
+"""The rules for what a message may consist of: a value that gives bytes, headers that are not marq's own, and no more
+than fits; and for which queues it may go to."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from marq.core.errors import ConfigError, MessageTooLarge
+from marq.codecs import Codec
+from marq.core.errors import ConfigError, MarqError, MessageTooLarge
 from marq.core.markers import Payload, payload_bytes
-from marq.core.names import ENVELOPE_ROOM_BYTES, HEADER_ROOM_BYTES, RESERVED_HEADER
+from marq.core.names import ENVELOPE_ROOM_BYTES, HEADER_ROOM_BYTES, RESERVED_HEADER, check_queue_name
 
 Header = tuple[str, bytes | None]
 
@@ -14,6 +16,42 @@ Header = tuple[str, bytes | None]
 _ENVELOPE_USED_BYTES = 2_048
 #: What Kafka adds to each header at the most.
 _HEADER_FRAME_BYTES = 10
+
+
+def check_queues(queues: Sequence[str]) -> list[str]:
+    """Return the names of the queues to which one message is to be sent.
+
+    Raises:
+        ConfigError: there is none, one is there twice, or a name is not allowed.
+    """
+    if not isinstance(queues, Sequence) or isinstance(queues, bytes | bytearray):
+        raise ConfigError(f"a queue's name is text (str), or several a list of names, not {queues!r}")
+    names = [check_queue_name(queue) for queue in queues]
+    if not names:
+        raise ConfigError("the list of queues is empty: name at least one")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"queue {twice!r} is twice in the list of queues: name each once")
+    return names
+
+
+def encode(codec: Codec, queue: object, value: object, item: int | None = None) -> bytes:
+    """Return a value's bytes; ``queue`` and ``item``, its place among several, are for the text of an error.
+
+    Raises:
+        TypeError, ValueError: the codec can't encode it.
+        MarqError, OSError: as the codec raised them.
+    """
+    try:
+        data = codec.encode(value)
+    except (MarqError, OSError):
+        raise
+    except Exception as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"queue {queue!r}{_item(item)}: {codec!r} can't encode the value: {error}") from error
+    if not isinstance(data, bytes):
+        raise TypeError(f"queue {queue!r}{_item(item)}: {codec!r} encoded to {type(data).__name__}, expected bytes")
+    return data
 
 
 def check_headers(headers: Mapping[str, bytes | None] | Iterable[Header]) -> list[Header]:
@@ -56,7 +94,7 @@ class Content:
         if type(value) is not bytes and not isinstance(value, bytes):
             raise TypeError(
                 f"queue {queue!r}{_item(item)}: a value must be bytes, not {type(value).__name__}:"
-                " send json.dumps(value).encode(), for example"
+                " send json.dumps(value).encode(), for example, or give the client a codec, such as codec=marq.JSON"
             )
         size = len(key) + len(value)
         if headers:
