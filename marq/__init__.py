@@ -14,6 +14,7 @@ from marq.handlers import handler
 from marq.message import Message
 from marq.outcomes import Reject, Retry, Undecodable
 from marq.producer import Producer, SendManyFailed
+from marq.queues import Queues
 from marq.receipt import Receipt
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "MessageTooLarge",
     "Model",
     "Producer",
+    "Queues",
     "Receipt",
     "Reject",
     "Retry",
