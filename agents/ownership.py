@@ -29,10 +29,12 @@ from aiokafka.errors import (
     MessageSizeTooLargeError,
     ProducerFenced,
     RecordListTooLargeError,
+    TopicAuthorizationFailedError,
 )
 from faust import Event
 
 from agents.fetched import Fetched
+from agents.own_topics import OwnTopics
 from marq.connection import stop_producer
 from marq.core import copies, rows
 from marq.core.errors import UnknownVersion
@@ -119,6 +121,7 @@ class Ownership:
     _pending_bytes: int = 0
     _flushed_at: float = 0.0
     _spread: int = 0
+    _own_topics: OwnTopics = field(default_factory=OwnTopics)
     _noted_jump_ms: int = 0
     _sought_ms: int = 0
     #: Id and epoch of the producer that this owner took over last.
@@ -391,6 +394,10 @@ class Ownership:
         except (MessageSizeTooLargeError, RecordListTooLargeError):
             # The broker refuses a copy for its size, so nothing of this transaction was written.
             await self._fire_apart(fires)
+        except TopicAuthorizationFailedError as error:
+            for topic in {self._own_topic(fire) for fire in fires} - {None}:
+                self._own_topics.close(topic, error)
+            raise
 
     async def _fire_apart(self, fires: list[Fire]) -> None:
         for fire in fires:
@@ -480,11 +487,24 @@ class Ownership:
 
     async def _send_copy(self, producer: AIOKafkaProducer, fire: Fire) -> Any:
         names = self.around.names
-        copy = copies.copy(fire, self._payload(fire), self.tracker.book.clock.now_ms)
+        own_topic = self._own_topic(fire)
+        if own_topic is not None and not await self._own_topics.usable(producer, own_topic):
+            own_topic = None
+        copy = copies.copy(fire, self._payload(fire), self.tracker.book.clock.now_ms, own_topic)
         if copy.destination is Destination.DEAD_LETTERS:
             return await producer.send(names.dead_letters, copy.value, copy.key, headers=copy.headers)
+        if copy.own_topic:
+            source = fire.source
+            return await producer.send(
+                source.topic, copy.value, copy.key, partition=source.partition, headers=copy.headers
+            )
         self._spread = (self._spread + 1) % self.around.messages_partitions
         return await producer.send(names.messages, copy.value, copy.key, partition=self._spread, headers=copy.headers)
+
+    def _own_topic(self, fire: Fire) -> str | None:
+        """Where a copy goes back to, when that is a topic of its queue's own."""
+        topic = self.around.settings(fire.lease.queue).topic
+        return topic if topic == fire.source.topic and fire.destination is Destination.QUEUE else None
 
     async def _send_rows(self, producer: AIOKafkaProducer) -> list[Any]:
         topic, sends = self.around.table.changelog_topic_name, []

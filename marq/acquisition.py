@@ -33,6 +33,8 @@ class Acquisition:
     from_offset: int
     messages: Sequence[Record]
     settings: FlowSettings
+    #: From a topic of the queue's own, where keys are the senders'.
+    own_topic: bool
 
     def records(self) -> Iterator[MarkerRecord]:
         """Return the marker record."""
@@ -40,7 +42,7 @@ class Acquisition:
         yield MarkerRecord(partition, encode(self._marker()))
 
     def _marker(self) -> Acquire:
-        columns = _columns(self.queue, self.source, self.messages)
+        columns = _columns(self.queue, self.source, self.messages, self.own_topic)
         return Acquire(
             self.queue,
             self.holder,
@@ -53,7 +55,13 @@ class Acquisition:
 
 
 def acquisitions(
-    lane: tuple[str, Source], holder: int, messages: Sequence[Record], from_offset: int, settings: FlowSettings
+    lane: tuple[str, Source],
+    holder: int,
+    messages: Sequence[Record],
+    from_offset: int,
+    settings: FlowSettings,
+    *,
+    own_topic: bool,
 ) -> Iterator[Acquisition]:
     """Cut the messages of one queue and partition into pieces that fit.
 
@@ -62,17 +70,17 @@ def acquisitions(
     """
     queue, source = lane
     room = settings.limit_bytes - FRAME_BYTES - _HEAD_BYTES
-    for part in _parts(queue, messages, room):
+    for part in _parts(queue, messages, room, own_topic):
         piece = messages if len(messages) == part.stop - part.start else messages[part]
         offsets = [record.offset for record in piece]
-        yield Acquisition(queue, source, holder, offsets, from_offset, piece, settings)
+        yield Acquisition(queue, source, holder, offsets, from_offset, piece, settings, own_topic)
         from_offset = offsets[-1] + 1
 
 
-def _parts(queue: str, messages: Sequence[Record], room: int) -> Iterator[slice]:
+def _parts(queue: str, messages: Sequence[Record], room: int, own_topic: bool) -> Iterator[slice]:
     count = len(messages)
     # Thousands of messages: a list is quicker here than a generator.
-    if count <= MAX_BATCH_MARKERS and not any([record.headers for record in messages]):  # noqa: C419
+    if not own_topic and count <= MAX_BATCH_MARKERS and not any([record.headers for record in messages]):  # noqa: C419
         total = sum([len(record.value or b"") for record in messages])
         if total + count * _COLUMNS_BYTES <= room:
             yield slice(0, count)
@@ -87,12 +95,13 @@ def _parts(queue: str, messages: Sequence[Record], room: int) -> Iterator[slice]
     yield from spans(sizes, room)
 
 
-def _columns(queue: str, source: Source, messages: Sequence[Record]) -> Columns:
+def _columns(queue: str, source: Source, messages: Sequence[Record], own_topic: bool) -> Columns:
     timestamps = [record.timestamp for record in messages]
     values = [record.value for record in messages]
     headers = [record.headers for record in messages]
+    keys = [record.key for record in messages] if own_topic else None
     if not any(headers):
-        return Columns(queue.encode(), timestamps, values)
+        return Columns(queue.encode(), timestamps, values, keys=keys)
     attempts = [
         origin(source, record.offset, record.timestamp, record.headers).attempt if record.headers else 1
         for record in messages
@@ -102,5 +111,6 @@ def _columns(queue: str, source: Source, messages: Sequence[Record]) -> Columns:
         timestamps,
         values,
         attempts=attempts if attempts.count(1) != len(attempts) else None,
+        keys=keys,
         headers=headers,
     )

@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 
 from marq.core.markers import Source
 from marq.message import Record
+from marq.serving import Serving
 
 
 class Backlog:
-    """Per source partition, in order; ``keys`` are those of our own queues."""
+    """Per source partition, in order; ``serving`` says which records are ours."""
 
-    def __init__(self, keys: Sequence[bytes]) -> None:
-        self._keys = frozenset(keys)
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
         self._records: dict[Source, Sequence[Record]] = {}
 
     def __bool__(self) -> bool:
@@ -40,25 +41,11 @@ class Backlog:
         left: dict[Source, Sequence[Record]] = {}
         for source, read in self._records.items():
             count = len(read)
-            end = count if count <= room else self._end(read, room)
+            end = count if count <= room else self._serving.end(source, read, room)
             if end:
                 taken[source] = read if end == count else read[:end]
-                room -= end if end == count <= room else self._own(taken[source])
+                room -= end if end == count <= room else self._serving.count(source, taken[source])
             if end < count:
                 left[source] = read[end:]
         self._records = left
         return taken
-
-    def _end(self, read: Sequence[Record], room: int) -> int:
-        """Return the place of the first message of ours for which there is no room."""
-        keys = self._keys
-        for place, record in enumerate(read):
-            if record.key in keys:
-                if room == 0:
-                    return place
-                room -= 1
-        return len(read)
-
-    def _own(self, read: Sequence[Record]) -> int:
-        keys = self._keys
-        return sum([record.key in keys for record in read])

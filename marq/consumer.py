@@ -1,32 +1,34 @@
-"""The consumer: leases messages of one queue and finishes them one by one."""
+"""The consumer: leases messages of one queue, or of a group of queues, and finishes them one by one."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 from marq import token
-from marq.core.errors import ConfigError, LeaseLost, MarqError
-from marq.core.names import check_queue_name
+from marq.cluster import Writer, cluster_of
+from marq.codecs import Codec, check_codec
+from marq.core.definitions import Definitions
+from marq.core.errors import BrokerUnavailable, ConfigError, LeaseLost, MarqError
+from marq.core.queue import QueueSettings
 from marq.durations import Duration, duration_ms
 from marq.flow import Flow, FlowSettings
+from marq.membership import Membership
 from marq.message import Message
-from marq.reader import GroupReader
+from marq.reader import GroupMember
+from marq.serving import Serving
 from marq.settings import ClientOptions, ClientSettings, whole_number
 from marq.shelf import Shelf
-from marq.topics import ensure_topics
+from marq.topics import Topics
 from marq.watch import watch_for_tracker
 from marq.words import missing
 from marq.workers import STOP_CLIENT_S, Handler, Workers, check_handler, wind_down
-from marq.writer import KafkaMarkerWriter
 
 log = logging.getLogger("marq")
 
-DEFAULT_LEASE_S = 30.0
 DEFAULT_MAX_LEASE_S = 3600.0
 DEFAULT_MAX_IN_FLIGHT = 10_000
 DEFAULT_GRACE_S = 3.0
@@ -37,15 +39,17 @@ _TURN_S = 0.005
 
 
 class Consumer:
-    """Receives the messages of a queue: by iteration, :meth:`receive`, or :meth:`run`.
+    """Receives the messages of a queue, or of all queues of a group: by iteration, :meth:`receive`, or :meth:`run`.
 
     Args:
-        queue: the queue's name.
+        queue: the queue's name; or
+        group: a group's name: all queues whose settings name it are served, with one read of the topic.
         bootstrap_servers: ``host:port``, several separated by commas; else MARQ_BOOTSTRAP_SERVERS.
         lease: how long a message is held before it is delivered to somebody else, unless it is renewed, which happens
-            by itself; seconds or timedelta.
+            by itself; seconds or timedelta; without it what the queue's settings say.
         max_lease: until when it renews itself: a handler that hangs loses its message then.
         max_in_flight: how many messages are held at the most; fewer while they are finished slowly.
+        codec: what decodes :attr:`Message.value`; bytes without it.
         instance_id: a name for static membership: a restart within the session timeout moves no partitions.
         grace: how long :meth:`stop` waits for handlers that run.
         options: see :class:`marq.settings.ClientOptions`.
@@ -53,21 +57,24 @@ class Consumer:
 
     def __init__(
         self,
-        queue: str,
+        queue: str | None = None,
         bootstrap_servers: str | Sequence[str] | None = None,
         *,
-        lease: Duration = DEFAULT_LEASE_S,
+        group: str | None = None,
+        lease: Duration | None = None,
         max_lease: Duration = DEFAULT_MAX_LEASE_S,
         max_in_flight: int = DEFAULT_MAX_IN_FLIGHT,
+        codec: Codec | None = None,
         instance_id: str | None = None,
         grace: Duration = DEFAULT_GRACE_S,
         **options: Unpack[ClientOptions],
     ) -> None:
-        self.queue = check_queue_name(queue)
         self._settings = ClientSettings.read(bootstrap_servers, options, owner="Consumer")
-        self._lease_ms = duration_ms("lease", lease, least_ms=100)
-        self._max_lease_ms = duration_ms("max_lease", max_lease, least_ms=self._lease_ms)
+        self._membership = Membership(queue, group)
+        self._lease_ms = None if lease is None else duration_ms("lease", lease, least_ms=100)
+        self._max_lease_ms = duration_ms("max_lease", max_lease, least_ms=self._lease_ms or 100)
         self._max_in_flight = whole_number("max_in_flight", max_in_flight, most=MAX_MAX_IN_FLIGHT)
+        self._codec = check_codec(codec)
         self._grace_s = duration_ms("grace", grace, most_ms=3_600_000) / 1000
         if instance_id is not None and (not isinstance(instance_id, str) or not instance_id):
             raise ConfigError(f"instance_id={instance_id!r}: expected text (str)")
@@ -76,26 +83,34 @@ class Consumer:
         self._yielded_s = 0.0
         self._changing: asyncio.Lock | None = None
 
+    @property
+    def queue(self) -> str | None:
+        """The queue's name; None for a consumer of a group."""
+        return self._membership.queue
+
     async def start(self) -> None:
         """Join the queue's group; does nothing when started.
 
         Raises:
             BrokerUnavailable: no broker answered within the connect timeout, or it refused.
-            ConfigError: a topic's setting is wrong.
+            ConfigError: a topic's setting is wrong, or the queue belongs to another group.
         """
         async with self._lock():
             if self._running is None:
-                running = _Running(self.queue, self._settings, self._instance_id)
-                await running.start(self._flow_settings)
+                running = _Running(self._membership, self._settings)
+                await running.start(self._flow_settings, self._instance_id)
                 self._running = running
 
-    def _flow_settings(self, markers_partitions: int, limit_bytes: int) -> FlowSettings:
+    def _flow_settings(self, topics: Topics, definitions: Definitions) -> FlowSettings:
+        own = self._lease_ms
         return FlowSettings(
-            lease_ms=self._lease_ms,
+            lease_ms=QueueSettings().lease_ms if own is None else own,
+            leases_ms={} if own is not None else _Leases(self._membership, definitions),
             max_in_flight=self._max_in_flight,
             max_lease_ms=self._max_lease_ms,
-            markers_partitions=markers_partitions,
-            limit_bytes=limit_bytes,
+            markers_partitions=topics.markers_partitions,
+            limit_bytes=topics.markers_limit_bytes,
+            codec=self._codec,
         )
 
     async def stop(self, release: bool = True) -> None:
@@ -125,7 +140,7 @@ class Consumer:
     async def __anext__(self) -> Message:
         running = self._started()
         shelf, flow = running.shelf, running.flow
-        now_s = time.monotonic()
+        now_s = running.cluster.now_s()
         if now_s - self._yielded_s > _TURN_S:
             # A loop whose body never waits would starve acks, renewals and heartbeats.
             await asyncio.sleep(0)
@@ -136,7 +151,7 @@ class Consumer:
                 return message
             flow.outbox.flush_soon()
             await _wait(running, 1)
-            self._yielded_s = now_s = time.monotonic()
+            self._yielded_s = now_s = running.cluster.now_s()
         if flow.error is not None:
             raise flow.error
         raise StopAsyncIteration
@@ -150,17 +165,13 @@ class Consumer:
         running = self._started()
         count = whole_number("max_messages", max_messages, most=MAX_MAX_IN_FLIGHT)
         wait_s = duration_ms("wait", wait) / 1000
-        shelf = running.shelf
-        messages = _take(shelf, count)
-        try:
-            async with asyncio.timeout(wait_s):
-                while not messages and not shelf.closed:
-                    running.flow.outbox.flush_soon()
-                    await _wait(running, count)
-                    messages = _take(shelf, count)
-        except TimeoutError:
-            # Something may have come in the very moment.
-            messages = _take(shelf, count)
+        messages = _take(running, count)
+        if not messages:
+            try:
+                messages = await running.cluster.within(wait_s, _await_some(running, count))
+            except TimeoutError:
+                # Something may have come in the very moment.
+                messages = _take(running, count)
         if not messages and running.flow.error is not None:
             raise running.flow.error
         return messages
@@ -210,11 +221,11 @@ class Consumer:
         for each in tokens:
             running.flow.ack_by_token(each)
         await running.flow.outbox.settled(wait=True)
-        now_s = time.monotonic()
+        now_s = running.cluster.now_s()
         lost = [message.id for message, expiry_s in zip(held, expiries, strict=True) if expiry_s <= now_s]
         if lost:
             raise LeaseLost(
-                f"queue {self.queue!r}: {len(lost)} of {len(held)} messages were acked after their leases had run out,"
+                f"{self._membership}: {len(lost)} of {len(held)} messages were acked after their leases had run out,"
                 f" so they may be delivered again; the first is {lost[0]}"
             )
 
@@ -232,7 +243,7 @@ class Consumer:
 
     def _started(self) -> _Running:
         if self._running is None:
-            raise MarqError(f"the consumer of queue {self.queue!r} is not started: use `async with` or await start()")
+            raise MarqError(f"the consumer of {self._membership} is not started: use `async with` or await start()")
         return self._running
 
     def _lock(self) -> asyncio.Lock:
@@ -244,45 +255,116 @@ class Consumer:
 class _Running:
     """What exists between start and stop."""
 
-    def __init__(self, queue: str, settings: ClientSettings, instance_id: str | None) -> None:
-        self.queue = queue
+    def __init__(self, membership: Membership, settings: ClientSettings) -> None:
+        self.cluster = cluster_of(settings)
         self.workers: list[Workers] = []
-        self._settings = settings
-        self._reader = GroupReader(settings, settings.names.group(queue), instance_id=instance_id)
-        self._writers: list[KafkaMarkerWriter] = []
-        self._watch: asyncio.Task[None] | None = None
+        self.shelf = Shelf(membership.name)
         self.flow: Flow
-        self.shelf: Shelf
+        self._membership = membership
+        self._settings = settings
+        self._queues = self.cluster.queues()
+        self._writers: list[Writer] = []
+        self._reader: GroupMember | None = None
+        self._group = ""
+        self._background: list[asyncio.Task[None]] = []
+        self._changed = asyncio.Event()
 
-    async def start(self, flow_settings: Callable[[int, int], FlowSettings]) -> None:
+    async def start(
+        self, flow_settings: Callable[[Topics, Definitions], FlowSettings], instance_id: str | None
+    ) -> None:
+        membership, cluster, names = self._membership, self.cluster, self._settings.names
         try:
-            topics = await ensure_topics(self._settings)
+            topics = await cluster.topics()
+            await self._queues.start()
+            definitions = self._queues.definitions
+            serving = membership.serving(names, definitions)
+            membership.refuse_empty(definitions)
+            await cluster.own_topics(serving.own_topics.values(), topics)
             for _ in range(2):
-                writer = KafkaMarkerWriter(self._settings, topics.markers_limit_bytes)
+                writer = cluster.writer(topics)
                 self._writers.append(writer)
                 await writer.start()
-            settings = flow_settings(topics.markers_partitions, topics.markers_limit_bytes)
+            self._group = membership.kafka_group(names, definitions)
+            self._reader = reader = cluster.member(self._group, serving, instance_id)
             acquirer, settler = self._writers
-            self.flow = Flow([self.queue], self._reader, acquirer, settler, settings)
-            self.shelf = self.flow.shelves[self.queue]
-            await self._reader.start(self.flow)
+            self.flow = Flow(
+                serving,
+                reader,
+                acquirer,
+                settler,
+                flow_settings(topics, definitions),
+                shelf=self.shelf,
+                clock=cluster.now_s,
+                sleep=cluster.sleep,
+            )
+            await reader.start(self.flow)
         except BaseException:
             await self._close()
             raise
         self.flow.start()
-        self._watch = asyncio.create_task(watch_for_tracker(self._settings), name="marq-watch")
+        self._queues.listen(self._changed.set)
+        self._background = [
+            asyncio.create_task(self._follow(serving, topics), name="marq-definitions"),
+            asyncio.create_task(watch_for_tracker(cluster.tracker_runs, self._settings), name="marq-watch"),
+        ]
+
+    async def _follow(self, serving: Serving, topics: Topics) -> None:
+        """Serve what the definitions say, as they change."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                wanted = self._membership.serving(self._settings.names, self._queues.definitions)
+                self._check_group()
+                if wanted != serving:
+                    await self.cluster.own_topics(wanted.own_topics.values(), topics)
+                    assert self._reader is not None
+                    log.info("%s: queues served from now on: %s", self._membership, ", ".join(wanted.queues) or "none")
+                    await self.flow.serve(wanted, self._reader.serve)
+                    serving = wanted
+            except BrokerUnavailable as error:
+                log.warning("%s: the definitions have changed, trying again: %s", self._membership, error)
+                self._changed.set()
+            except MarqError as error:
+                self.flow.fail(error)
+                return
+
+    def _check_group(self) -> None:
+        if self._membership.kafka_group(self._settings.names, self._queues.definitions) != self._group:
+            raise ConfigError(
+                f"{self._membership}: it has moved to another group, whose consumers go on where this one ends:"
+                " start the consumer again to serve it there"
+            )
 
     async def stop(self, grace_s: float, release: bool) -> None:
         await wind_down(self.flow, self.workers, grace_s, release=release)
         await self._close()
 
     async def _close(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
-        await asyncio.gather(
-            self._reader.stop(STOP_CLIENT_S), *[writer.stop(STOP_CLIENT_S) for writer in self._writers]
-        )
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        closing = [writer.stop(STOP_CLIENT_S) for writer in self._writers]
+        if self._reader is not None:
+            closing.append(self._reader.stop(STOP_CLIENT_S))
+        await asyncio.gather(*closing, self._queues.stop())
+
+
+class _Leases(Mapping[str, int]):
+    """What the settings of the queues that are served say now, in ms."""
+
+    def __init__(self, membership: Membership, definitions: Definitions) -> None:
+        self._membership = membership
+        self._definitions = definitions
+
+    def __getitem__(self, queue: str) -> int:
+        return self._definitions.settings(queue).lease_ms
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._membership.queues(self._definitions))
+
+    def __len__(self) -> int:
+        return len(self._membership.queues(self._definitions))
 
 
 async def _wait(running: _Running, count: int) -> None:
@@ -296,9 +378,18 @@ async def _wait(running: _Running, count: int) -> None:
         shelf.asked -= count
 
 
-def _take(shelf: Shelf, count: int) -> list[Message]:
-    now_s = time.monotonic()
+async def _await_some(running: _Running, count: int) -> list[Message]:
+    while True:
+        messages = _take(running, count)
+        if messages or running.shelf.closed:
+            return messages
+        running.flow.outbox.flush_soon()
+        await _wait(running, count)
+
+
+def _take(running: _Running, count: int) -> list[Message]:
+    now_s = running.cluster.now_s()
     messages: list[Message] = []
-    while len(messages) < count and (message := shelf.take(now_s)) is not None:
+    while len(messages) < count and (message := running.shelf.take(now_s)) is not None:
         messages.append(message)
     return messages

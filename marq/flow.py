@@ -1,6 +1,6 @@
 """The five steps by which messages are received. One engine for every source of records.
 
-1. **Fetch** a batch and keep the records of our own queues (key == name). Crash: nothing has happened.
+1. **Fetch** a batch and keep the records of our own queues (:mod:`marq.serving`). Crash: nothing has happened.
 2. **Acquire**: one marker batch for each queue and source partition, with the payloads; wait until all are durable.
    From here on the tracker brings the messages back unless they end. Crash: they are open but not committed. The
    next reader of the partition acquires them again, which takes the lease over; nothing is lost or doubled.
@@ -20,11 +20,12 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from marq.acquisition import Acquisition, acquisitions
 from marq.backlog import Backlog
+from marq.codecs import Codec
 from marq.core.errors import BrokerUnavailable, MarqError
 from marq.core.markers import Ack, Source
 from marq.lease import Lease
@@ -32,6 +33,7 @@ from marq.message import Message, Record
 from marq.outbox import Outbox
 from marq.reader import NotCommitted, Reader
 from marq.renewal import Renewal
+from marq.serving import Serving
 from marq.shelf import Shelf
 from marq.token import Token
 from marq.writer import MarkerWriter
@@ -50,7 +52,7 @@ REVOKE_LIMIT_S = 10.0
 class FlowSettings:
     """What one engine needs to know; ``limit_bytes`` is what the markers topic accepts.
 
-    ``lease_ms`` holds for each queue that has none of its own in ``leases_ms``.
+    ``lease_ms`` holds for each queue that has none of its own in ``leases_ms``, which may change while it is used.
     """
 
     lease_ms: int
@@ -59,6 +61,9 @@ class FlowSettings:
     markers_partitions: int
     limit_bytes: int
     leases_ms: Mapping[str, int] = field(default_factory=dict)
+    #: What decodes values: of all queues, or of each that has one of its own.
+    codec: Codec | None = None
+    codecs: Mapping[str, Codec] = field(default_factory=dict)
 
     def lease_of(self, queue: str) -> int:
         """Return the lease of a queue, in ms."""
@@ -72,31 +77,37 @@ class FlowSettings:
 class Flow:
     """Receives messages for one or more queues from one reader.
 
-    ``acquirer`` and ``settler`` write markers; two of them, so that an ACQUIRE never waits behind acks.
+    ``acquirer`` and ``settler`` write markers; two of them, so that an ACQUIRE never waits behind acks. ``shelf``: one
+    for the messages of all queues; without it each queue has its own.
     """
 
     def __init__(
         self,
-        queues: Sequence[str],
+        serving: Serving,
         reader: Reader,
         acquirer: MarkerWriter,
         settler: MarkerWriter,
         settings: FlowSettings,
         *,
+        shelf: Shelf | None = None,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         new_holder: Callable[[], int] = lambda: secrets.randbits(64),
     ) -> None:
-        self.shelves = {queue: Shelf(queue) for queue in queues}
+        self._serving = serving
+        self._shelf = shelf
+        #: Where the messages of each queue go; of a queue that is not served any more, too, while some are held.
+        self.shelves = {queue: shelf or Shelf(queue) for queue in serving.queues}
         self.error: MarqError | None = None
         self.outbox = Outbox(
             settler,
             markers_partitions=settings.markers_partitions,
             limit_bytes=settings.limit_bytes,
             finished=self._finished,
-            failed=self._fail,
+            failed=self.fail,
             clock=clock,
         )
-        self.renewal = Renewal(settler, settings, self._finished, clock, self._give_back_unwanted)
+        self.renewal = Renewal(settler, settings, self._finished, clock, sleep, self._give_back_unwanted)
         self._reader = reader
         self._acquirer = acquirer
         self._settings = settings
@@ -108,7 +119,7 @@ class Flow:
         self._acquired_to: dict[tuple[str, Source], int] = {}
         self._assignment = 0
         #: What was fetched and is in no cycle yet, and how many messages the cycle under way may hand out.
-        self._backlog = Backlog([shelf.key for shelf in self.shelves.values()])
+        self._backlog = Backlog(serving)
         self._pending = 0
         self._pause_s = FIRST_RETRY_S
         self._cycle: asyncio.Task[bool] | None = None
@@ -116,6 +127,11 @@ class Flow:
         self._changed = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
         self._stopping = False
+
+    @property
+    def distinct_shelves(self) -> set[Shelf]:
+        """Each shelf once."""
+        return set(self.shelves.values())
 
     @property
     def held(self) -> int:
@@ -141,7 +157,7 @@ class Flow:
     def give_back(self) -> int:
         """Release all messages that nobody has taken, at once and uncounted; return how many."""
         now_s = self._clock()
-        return sum([self._give_back_shelf(shelf, now_s) for shelf in self.shelves.values()])
+        return sum([self._give_back_shelf(shelf, now_s) for shelf in self.distinct_shelves])
 
     def _give_back_shelf(self, shelf: Shelf, now_s: float) -> int:
         count = 0
@@ -153,7 +169,7 @@ class Flow:
     def _give_back_unwanted(self, now_s: float) -> None:
         """Messages that were prefetched for calls which do not come any more are for others."""
         patience_s = self._settings.lease_ms / 1000
-        for shelf in self.shelves.values():
+        for shelf in self.distinct_shelves:
             if shelf.standing or shelf.asked:
                 shelf.wanted_s = now_s
                 self._give_back_hoard(shelf, now_s)
@@ -165,11 +181,12 @@ class Flow:
 
     def _give_back_hoard(self, shelf: Shelf, now_s: float) -> None:
         """Of several queues that are read together a slow one is given more than it can do: no others would get any."""
-        lease_ms = self._settings.lease_of(shelf.queue)
         count, keep = 0, max(shelf.standing, shelf.asked)
-        while len(shelf.ready) > keep and now_s - shelf.ready[-1]._lease.taken_s > lease_ms / 1000:
-            message = shelf.ready.pop()
-            message._lease.release(message.offset, lease_ms, counted=False)
+        while len(shelf.ready) > keep:
+            lease = shelf.ready[-1]._lease
+            if now_s - lease.taken_s <= lease.lease_s:
+                break
+            lease.release(shelf.ready.pop().offset, int(lease.lease_s * 1000), counted=False)
             count += 1
         if count:
             log.info("handlers are slow, gave prefetched messages back: queue=%s messages=%d", shelf.queue, count)
@@ -185,7 +202,7 @@ class Flow:
 
     async def stop(self, limit_s: float) -> bool:
         """Write what was decided and end; return whether all was written within ``limit_s``."""
-        for shelf in self.shelves.values():
+        for shelf in self.distinct_shelves:
             shelf.close()
         await self.renewal.stop()
         return await self.outbox.stop(limit_s)
@@ -195,6 +212,21 @@ class Flow:
         self._changed.set()
 
     # --- assignment ---------------------------------------------------------------------------------------------------
+
+    async def serve(self, serving: Serving, begin: Callable[[Serving], None]) -> None:
+        """Serve other queues from now on; what is held of queues that are not among them is finished as before.
+
+        ``begin`` makes the reader drop its partitions and read for the new queues.
+        """
+        async with self._cycling:
+            self._serving = serving
+            for queue in serving.queues:
+                if queue not in self.shelves:
+                    self.shelves[queue] = self._shelf or Shelf(queue)
+            self._forget()
+            self._backlog = Backlog(serving)
+            # Last, and without a wait in between: what is fetched from here on is fetched for the new queues.
+            begin(serving)
 
     async def revoked(self) -> None:
         """Partitions go: let the cycle in progress commit first. After the limit it fails, and nothing is lost."""
@@ -222,10 +254,10 @@ class Flow:
         try:
             await self._read_for_ever()
         except MarqError as error:
-            self._fail(error)
+            self.fail(error)
         except Exception as error:
             log.exception("reading ended by an error that marq did not expect")
-            self._fail(error)
+            self.fail(error)
 
     async def _read_for_ever(self) -> None:
         """Fetch the next batch while the cycle of the one before is under way; two cycles never overlap."""
@@ -237,11 +269,18 @@ class Flow:
             if not room:
                 await self._wait()
             elif not self._backlog:
-                self._backlog.put(await self._reader.fetch(MAX_CYCLE_RECORDS))
+                await self._fetch()
             elif self._cycle is None:
                 records = self._backlog.cut(room)
                 self._pending = min(room, sum(map(len, records.values())))
                 self._cycle = asyncio.create_task(self._receive(records, self._assignment), name="marq-cycle")
+
+    async def _fetch(self) -> None:
+        assignment = self._assignment
+        records = await self._reader.fetch(MAX_CYCLE_RECORDS)
+        # Assigned anew meanwhile: reading begins again at the committed offsets, and this would be a second time.
+        if assignment == self._assignment:
+            self._backlog.put(records)
 
     async def _end_cycle(self, cycle: asyncio.Task[bool]) -> None:
         """Wait for a cycle; pause after one that failed, longer each time."""
@@ -257,7 +296,7 @@ class Flow:
     def _room(self) -> int:
         """How many messages to acquire now."""
         most, now_s = self._settings.max_in_flight, self._clock()
-        wanted = max([shelf.room(most, now_s) for shelf in self.shelves.values()])
+        wanted = max([shelf.room(most, now_s) for shelf in self.distinct_shelves], default=0)
         return max(0, min(wanted, most - self._held) - self._pending)
 
     async def _wait(self) -> None:
@@ -304,15 +343,12 @@ class Flow:
 
     def _own(self, records: Mapping[Source, Sequence[Record]]) -> Iterator[Acquisition]:
         for source, read in records.items():
-            for shelf in self.shelves.values():
-                key = shelf.key
-                own = [record for record in read if record.key == key]
-                if not own:
-                    continue
-                lane = (shelf.queue, Source(*source))
+            for queue, own in self._serving.own(source, read):
+                lane = (queue, Source(*source))
                 begin = self._acquired_to.get(lane, read[0].offset)
                 self._acquired_to[lane] = own[-1].offset + 1
-                yield from acquisitions(lane, self._holder, own, begin, self._settings)
+                own_topic = self._serving.is_own(source.topic)
+                yield from acquisitions(lane, self._holder, own, begin, self._settings, own_topic=own_topic)
 
     def _go_back(self, records: Mapping[Source, Sequence[Record]], assignment: int, error: Exception) -> None:
         log.warning(
@@ -323,7 +359,7 @@ class Flow:
         if assignment != self._assignment:
             return
         for source in records:
-            for queue in self.shelves:
+            for queue in self._serving.queues_in(source.topic):
                 self._acquired_to.pop((queue, Source(*source)), None)
         # What was fetched after the failed batch goes back too; where both have a partition, the earlier one counts.
         starts = self._backlog.clear() | {source: read[0].offset for source, read in records.items()}
@@ -342,7 +378,8 @@ class Flow:
         now_s = self._clock()
         for each in acquired:
             lease_s = self._settings.lease_of(each.queue) / 1000
-            lease = Lease(self.outbox, each.queue, each.source, each.holder, each.offsets, sent_s, lease_s)
+            codec = self._settings.codecs.get(each.queue, self._settings.codec)
+            lease = Lease(self.outbox, each.queue, each.source, each.holder, each.offsets, sent_s, lease_s, codec)
             self.renewal.add(lease)
             self._held += len(each.offsets)
             self.shelves[each.queue].put([Message(record, lease) for record in each.messages], now_s)
@@ -356,8 +393,8 @@ class Flow:
         shelf.pace.finished(count, self._clock(), idle=shelf.held == 0)
         self._changed.set()
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
         """Nothing more can be received: whoever waits gets the error."""
         self.error = error if isinstance(error, MarqError) else MarqError(f"receiving stopped: {error!r}")
-        for shelf in self.shelves.values():
+        for shelf in self.distinct_shelves:
             shelf.close()

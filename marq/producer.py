@@ -7,34 +7,32 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, Unpack, overload
 
-from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
-from marq.connection import abandon_producer, client_options, started, stop_producer
-from marq.content import Content, Header, check_headers
-from marq.core.errors import BrokerUnavailable, MarqError
-from marq.core.names import check_queue_name
+from marq.cluster import Cluster, Followed, Sender, cluster_of
+from marq.codecs import Codec, check_codec
+from marq.content import Content, Header, check_headers, check_queues, encode
+from marq.core.errors import BrokerUnavailable, ConfigError, MarqError
 from marq.receipt import Receipt
+from marq.routes import Route, Routes
 from marq.settings import ClientOptions, ClientSettings
-from marq.topics import Topics, ensure_topics
+from marq.topics import Topics
 from marq.words import Unknown, missing, refuse
 
 log = logging.getLogger("marq")
 
-#: One batch of records at the most: large enough that the broker is asked rarely, small enough to be built quickly.
-MAX_BATCH_BYTES = 512 * 1024
+Headers = Mapping[str, bytes | None] | Iterable[Header]
+
 #: How long a stop waits for what is on its way.
 STOP_LIMIT_S = 5.0
-#: Names of queues that were checked before.
-_MAX_KNOWN_QUEUES = 10_000
 
 
 class SendManyFailed(BrokerUnavailable):
-    """``send_many`` failed: ``index`` is the first item that is not known to be sent.
+    """``send_many``, or ``send`` to several queues, failed: ``index`` is the first item that is not known to be sent.
 
-    ``receipts`` has, for each item in order, its receipt or None.
+    ``receipts`` has, for each item in order, its receipt or None; items are values, or queues.
     """
 
     def __init__(self, queue: str, index: int, receipts: Sequence[Receipt | None], cause: BaseException) -> None:
@@ -52,23 +50,31 @@ class Producer:
 
     Args:
         bootstrap_servers: ``host:port``, several separated by commas; else MARQ_BOOTSTRAP_SERVERS.
+        codec: what makes bytes of values; without it values are bytes.
         options: see :class:`marq.settings.ClientOptions`.
     """
 
-    def __init__(self, bootstrap_servers: str | Sequence[str] | None = None, **options: Unpack[ClientOptions]) -> None:
+    def __init__(
+        self,
+        bootstrap_servers: str | Sequence[str] | None = None,
+        *,
+        codec: Codec | None = None,
+        **options: Unpack[ClientOptions],
+    ) -> None:
+        self._codec = check_codec(codec)
         self._settings = ClientSettings.read(bootstrap_servers, options, owner="Producer")
-        self._topic = self._settings.names.messages
+        self._cluster: Cluster = cluster_of(self._settings)
         self._limit_s = self._settings.request_timeout_ms / 1000
-        self._keys: dict[str, bytes] = {}
         self._changing: asyncio.Lock | None = None
         self._topics: Topics | None = None
         self._content: Content
-        self._kafka: AIOKafkaProducer | None = None
-        self._open: dict[int, _Parcel] = {}
+        self._queues: Followed
+        self._routes: Routes
+        self._kafka: Sender | None = None
+        self._open: dict[tuple[str, int], _Parcel] = {}
         self._sending: set[asyncio.Task[Any]] = set()
-        self._turns: dict[int, asyncio.Lock] = {}
+        self._turns: dict[tuple[str, int], asyncio.Lock] = {}
         self._replacing: asyncio.Task[Any] | None = None
-        self._next = 0
 
     async def start(self) -> None:
         """Connect, and make the topics that are missing; does nothing when started.
@@ -79,9 +85,16 @@ class Producer:
         """
         async with self._lock():
             if self._topics is None:
-                topics = await ensure_topics(self._settings)
+                topics = await self._cluster.topics()
                 self._content = Content(topics.messages_limit_bytes)
-                self._kafka = await started(lambda: self._make(topics), self._settings, abandon_producer)
+                self._queues = self._cluster.queues()
+                try:
+                    await self._queues.start()
+                    self._kafka = await self._cluster.sender(topics)
+                except BaseException:
+                    await self._queues.stop()
+                    raise
+                self._routes = Routes(self._cluster, self._settings.names, topics, self._queues)
                 self._topics = topics
 
     async def stop(self) -> None:
@@ -89,8 +102,8 @@ class Producer:
         async with self._lock():
             if self._topics is None:
                 return
-            for partition in list(self._open):
-                self._submit(partition)
+            for place in list(self._open):
+                self._submit(place)
             if self._sending:
                 await asyncio.wait(self._sending, timeout=STOP_LIMIT_S)
             for task in list(self._sending):
@@ -98,8 +111,10 @@ class Producer:
             await asyncio.gather(*self._sending, return_exceptions=True)
             self._topics = None
             kafka, self._kafka = self._kafka, None
+            self._routes.close()
+            await self._queues.stop()
             if kafka is not None:
-                await stop_producer(kafka, 1.0)
+                await self._cluster.close(kafka, 1.0)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -110,71 +125,106 @@ class Producer:
     ) -> None:
         await self.stop()
 
+    @overload
+    async def send(self, queue: str, value: Any, *, headers: Headers | None = None, **unknown: Unknown) -> Receipt: ...
+
+    @overload
     async def send(
-        self,
-        queue: str,
-        value: bytes,
-        *,
-        headers: Mapping[str, bytes | None] | Iterable[Header] | None = None,
-        **unknown: Unknown,
-    ) -> Receipt:
+        self, queue: Sequence[str], value: Any, *, headers: Headers | None = None, **unknown: Unknown
+    ) -> list[Receipt]: ...
+
+    async def send(
+        self, queue: str | Sequence[str], value: Any, *, headers: Headers | None = None, **unknown: Unknown
+    ) -> Receipt | list[Receipt]:
         """Send one message; durable on return.
 
+        To a list of queues a copy for each, whose receipts come in the same order; all are checked before the first is
+        sent.
+
         Raises:
-            TypeError: the value is not bytes.
+            TypeError, ValueError: the value is not bytes, or the codec can't encode it; nothing was sent.
             MessageTooLarge: it does not fit; nothing was sent.
-            ConfigError: the queue's name or a header is not allowed; nothing was sent.
+            ConfigError: a queue's name or a header is not allowed; nothing was sent.
             BrokerUnavailable: the broker did not confirm in time: unknown whether the message was sent.
+            SendManyFailed: the same, of several queues: its ``receipts`` say to which it was sent.
         """
         if unknown:
             refuse("send", unknown)
-        topics = self._started()
-        key = self._keys.get(queue) or self._key(queue)
+        if not isinstance(queue, str):
+            return await self._send_to_each(check_queues(queue), value, headers)
+        self._started()
+        route = self._routes.known.get(queue) or await self._routes.find(queue)
         pairs = check_headers(headers) if headers else []
-        self._content.check(queue, key, value, pairs)
-        partition = self._next
-        self._next = (partition + 1) % topics.messages_partitions
-        future = self._append(partition, key, value, pairs)
-        offset = await future
-        return Receipt(queue, self._topic, partition, offset)
+        if self._codec is not None:
+            value = encode(self._codec, queue, value)
+        self._content.check(queue, route.key, value, pairs)
+        partition, future = self._post(route, value, pairs)
+        return Receipt(queue, route.lane.topic, partition, await future)
+
+    async def _send_to_each(self, queues: Sequence[str], value: Any, headers: Headers | None) -> list[Receipt]:
+        self._started()
+        pairs = check_headers(headers) if headers else []
+        if self._codec is not None:
+            value = encode(self._codec, queues, value)
+        routes = [await self._routes.find(queue) for queue in queues]
+        for queue, route in zip(queues, routes, strict=True):
+            self._content.check(queue, route.key, value, pairs)
+        posts = [self._post(route, value, pairs) for route in routes]
+        outcomes = await asyncio.gather(*[future for _, future in posts], return_exceptions=True)
+        receipts = [
+            None if isinstance(outcome, BaseException) else Receipt(queue, route.lane.topic, partition, outcome)
+            for queue, route, (partition, _), outcome in zip(queues, routes, posts, outcomes, strict=True)
+        ]
+        for index, outcome in enumerate(outcomes):
+            if isinstance(outcome, BaseException):
+                raise SendManyFailed(queues[index], index, receipts, outcome) from outcome
+        return receipts  # type: ignore[return-value]
 
     async def send_many(
         self,
         queue: str,
-        values: Iterable[bytes],
+        values: Iterable[Any],
         *,
-        headers: Mapping[str, bytes | None] | Iterable[Header] | None = None,
+        headers: Headers | None = None,
         **unknown: Unknown,
     ) -> list[Receipt]:
         """Send messages, all with the same headers; return their receipts in the same order when all are durable.
 
         Raises:
-            TypeError, MessageTooLarge, ConfigError: an item is not allowed (the text says which); nothing was sent.
+            TypeError, ValueError, MessageTooLarge: an item is not allowed (the text says which); nothing was sent.
+            ConfigError: the queue's name or a header is not allowed; nothing was sent.
             SendManyFailed: the broker did not confirm an item in time: its ``receipts`` say which were sent.
         """
         if unknown:
             refuse("send_many", unknown)
-        topics = self._started()
-        key = self._keys.get(queue) or self._key(queue)
+        if isinstance(queue, list | tuple):
+            raise ConfigError(
+                f"send_many() sends to one queue, not to {queue!r}: call it for each of them,"
+                " or send(queues, value) for each value"
+            )
+        self._started()
+        route = self._routes.known.get(queue) or await self._routes.find(queue)
+        lane = route.lane
         pairs = check_headers(headers) if headers else []
         items = list(values)
-        self._content.check_many(queue, key, items, pairs)
-        share = max(1, -(-len(items) // topics.messages_partitions))
+        if (codec := self._codec) is not None:
+            items = [encode(codec, queue, value, item) for item, value in enumerate(items)]
+        self._content.check_many(queue, route.key, items, pairs)
+        share = max(1, -(-len(items) // lane.partitions))
         receipts: list[Receipt | None] = []
         tasks: list[asyncio.Task[int]] = []
         parcels: list[tuple[int, int]] = []
         start = 0
         while start < len(items):
-            partition = self._next
-            self._next = (partition + 1) % topics.messages_partitions
-            parcel = _Parcel(self._kafka, self._topic, partition)
-            stop = parcel.fill(key, items, start, min(start + share, len(items)), pairs)
+            partition = lane.take()
+            parcel = _Parcel(self._kafka, lane.topic, partition)
+            stop = parcel.fill(route.key, items, start, min(start + share, len(items)), pairs)
             # Accepted only when the partition's former batch went out: that bounds what is held in memory.
             tasks.append(self._track(self._send(parcel)))
             parcels.append((partition, stop - start))
             start = stop
-            if len(tasks) % (2 * topics.messages_partitions) == 0:
-                await asyncio.wait(tasks[-2 * topics.messages_partitions :], return_when=asyncio.FIRST_COMPLETED)
+            if len(tasks) % (2 * lane.partitions) == 0:
+                await asyncio.wait(tasks[-2 * lane.partitions :], return_when=asyncio.FIRST_COMPLETED)
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         failure: BaseException | None = None
         first_failed = -1
@@ -184,7 +234,7 @@ class Producer:
                     failure, first_failed = outcome, len(receipts)
                 receipts += [None] * count
             else:
-                topic = self._topic
+                topic = lane.topic
                 receipts += [Receipt(queue, topic, partition, offset) for offset in range(outcome, outcome + count)]
         if failure is not None:
             raise SendManyFailed(queue, first_failed, receipts, failure) from failure
@@ -195,30 +245,37 @@ class Producer:
 
     # --- parcels ------------------------------------------------------------------------------------------------------
 
-    def _append(self, partition: int, key: bytes, value: bytes, pairs: list[Header]) -> asyncio.Future[int]:
+    def _post(self, route: Route, value: bytes, pairs: list[Header]) -> tuple[int, asyncio.Future[int]]:
+        """Put a message into the next partition's parcel; return the partition, and what will have its offset."""
+        partition = route.lane.take()
+        return partition, self._append((route.lane.topic, partition), route.key, value, pairs)
+
+    def _append(
+        self, place: tuple[str, int], key: bytes | None, value: bytes, pairs: list[Header]
+    ) -> asyncio.Future[int]:
         """Put a message into its partition's open parcel, which goes out in the loop's next turn."""
-        parcel = self._open.get(partition)
+        parcel = self._open.get(place)
         if parcel is None:
-            parcel = self._open_parcel(partition)
+            parcel = self._open_parcel(place)
         future = parcel.append(key, value, pairs)
         if future is None:
-            self._submit(partition)
-            future = self._open_parcel(partition).append(key, value, pairs)
+            self._submit(place)
+            future = self._open_parcel(place).append(key, value, pairs)
             assert future is not None, "an empty batch takes every message"
         return future
 
-    def _open_parcel(self, partition: int) -> _Parcel:
+    def _open_parcel(self, place: tuple[str, int]) -> _Parcel:
         if not self._open:
             asyncio.get_running_loop().call_soon(self._submit_all)
-        parcel = self._open[partition] = _Parcel(self._kafka, self._topic, partition)
+        parcel = self._open[place] = _Parcel(self._kafka, *place)
         return parcel
 
     def _submit_all(self) -> None:
-        for partition in list(self._open):
-            self._submit(partition)
+        for place in list(self._open):
+            self._submit(place)
 
-    def _submit(self, partition: int) -> None:
-        parcel = self._open.pop(partition)
+    def _submit(self, place: tuple[str, int]) -> None:
+        parcel = self._open.pop(place)
         self._track(self._deliver(parcel))
 
     def _track(self, coroutine: Any) -> asyncio.Task[Any]:
@@ -235,7 +292,7 @@ class Producer:
         except BaseException as error:
             # Whatever it is: who waits for a receipt must not wait for ever.
             stopped = isinstance(error, asyncio.CancelledError)
-            parcel.fail(self._unknown("the producer was stopped" if stopped else repr(error)))
+            parcel.fail(self._unknown(parcel, "the producer was stopped" if stopped else repr(error)))
         else:
             parcel.done(base)
 
@@ -244,16 +301,16 @@ class Producer:
         kafka = parcel.kafka
         # One at a time waits for its partition: of many that wait aiokafka 0.14 adds up the time, and gives
         # up within a moment.
-        turn = self._turns.setdefault(parcel.partition, asyncio.Lock())
+        turn = self._turns.setdefault((parcel.topic, parcel.partition), asyncio.Lock())
         try:
             async with turn, asyncio.timeout(self._limit_s):
-                sent = await kafka.send_batch(parcel.batch, self._topic, partition=parcel.partition)
+                sent = await kafka.send_batch(parcel.batch, parcel.topic, partition=parcel.partition)
             async with asyncio.timeout(self._limit_s):
                 return int((await sent).offset)
         except (TimeoutError, KafkaError, AssertionError) as error:
             # aiokafka asserts that the partition exists: it does not, where the topic was made anew with fewer.
             self._replace(kafka)
-            raise self._unknown(str(error) or type(error).__name__) from error
+            raise self._unknown(parcel, str(error) or type(error).__name__) from error
 
     def _replace(self, kafka: Any) -> None:
         """Give up a producer that failed: it would go on trying what the caller believes to have failed."""
@@ -262,37 +319,22 @@ class Producer:
 
     async def _start_another(self, kafka: Any, topics: Topics) -> None:
         """Until another one is connected, what is sent fails at once with the closed one."""
-        await abandon_producer(kafka)
+        await self._cluster.close(kafka, 0)
         try:
             while True:
                 try:
-                    self._kafka = await started(lambda: self._make(topics), self._settings, abandon_producer)
+                    self._kafka = await self._cluster.sender(topics)
                     return
                 except BrokerUnavailable as error:
                     log.warning("no producer, trying again: %s", error)
         finally:
             self._replacing = None
 
-    def _unknown(self, cause: str) -> BrokerUnavailable:
+    def _unknown(self, parcel: _Parcel, cause: str) -> BrokerUnavailable:
         return BrokerUnavailable(
-            f"topic {self._topic}: the broker at {self._settings.bootstrap_servers} did not confirm within"
+            f"topic {parcel.topic}: the broker at {self._settings.bootstrap_servers} did not confirm within"
             f" {self._limit_s:g} s ({cause}): unknown whether the message was sent; send it again if twice is no harm"
         )
-
-    def _make(self, topics: Topics) -> AIOKafkaProducer:
-        return AIOKafkaProducer(
-            **client_options(self._settings),
-            enable_idempotence=True,
-            linger_ms=0,
-            max_batch_size=min(MAX_BATCH_BYTES, topics.messages_limit_bytes),
-            max_request_size=topics.messages_limit_bytes,
-        )
-
-    def _key(self, queue: str) -> bytes:
-        if len(self._keys) >= _MAX_KNOWN_QUEUES:
-            self._keys.clear()
-        key = self._keys[check_queue_name(queue)] = queue.encode()
-        return key
 
     def _started(self) -> Topics:
         if self._topics is None:
@@ -308,15 +350,16 @@ class Producer:
 class _Parcel:
     """A batch of messages for one partition, and who waits for each."""
 
-    __slots__ = ("batch", "futures", "kafka", "partition")
+    __slots__ = ("batch", "futures", "kafka", "partition", "topic")
 
     def __init__(self, kafka: Any, topic: str, partition: int) -> None:
         self.kafka = kafka
+        self.topic = topic
         self.partition = partition
         self.batch = kafka.create_batch()
         self.futures: list[asyncio.Future[int]] = []
 
-    def append(self, key: bytes, value: bytes, headers: list[Header]) -> asyncio.Future[int] | None:
+    def append(self, key: bytes | None, value: bytes, headers: list[Header]) -> asyncio.Future[int] | None:
         """Add a message; None when the batch is full."""
         if self.batch.append(timestamp=None, key=key, value=value, headers=headers) is None:
             return None
@@ -324,7 +367,7 @@ class _Parcel:
         self.futures.append(future)
         return future
 
-    def fill(self, key: bytes, values: Sequence[bytes], start: int, stop: int, headers: list[Header]) -> int:
+    def fill(self, key: bytes | None, values: Sequence[bytes], start: int, stop: int, headers: list[Header]) -> int:
         """Add messages until the batch is full; return where it ended."""
         append, now_ms = self.batch.append, int(time.time() * 1000)
         for index in range(start, stop):

@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from aiokafka.errors import IllegalStateError, KafkaError
+from aiokafka.structs import OffsetAndMetadata
 
 from marq.connection import client_options, started, stop_consumer
 from marq.core.errors import BrokerUnavailable
 from marq.core.markers import Source
 from marq.message import Record
+from marq.offsets import Place, places
+from marq.positions import Positions
+from marq.serving import Serving
 from marq.settings import ClientSettings
 
 log = logging.getLogger("marq")
@@ -27,6 +32,8 @@ FETCH_WAIT_S = 0.5
 COMMIT_LIMIT_S = 10.0
 #: How long a rebalance waits for its members.
 REBALANCE_TIMEOUT_MS = 30_000
+#: How long finding out where to read on may take; it is tried again.
+PLACE_LIMIT_S = 10.0
 
 Offsets = Mapping[Source, int]
 
@@ -36,7 +43,10 @@ class NotCommitted(Exception):
 
 
 class Reader(Protocol):
-    """What the flow needs of its source. Partitions come and go by ``Flow.revoked`` and ``Flow.assigned``."""
+    """What the flow needs of its source. Partitions come and go by ``Flow.revoked`` and ``Flow.assigned``.
+
+    A record of the shared topic that its queue has had before comes without its key, so that it is nobody's.
+    """
 
     #: How often :meth:`keep_alive` must be called while nothing is fetched.
     keep_alive_s: float
@@ -62,6 +72,23 @@ class Reader(Protocol):
         """Stay a member of the group although nothing is fetched."""
 
 
+class GroupMember(Reader, Protocol):
+    """A reader that joins a group itself."""
+
+    async def start(self, assignee: Assignee) -> None:
+        """Join the group and return when it has assigned partitions (perhaps none).
+
+        Raises:
+            BrokerUnavailable: that took longer than the connect timeout, or the broker refused.
+        """
+
+    async def stop(self, limit_s: float) -> None:
+        """Leave the group (a static member stays)."""
+
+    def serve(self, serving: Serving) -> None:
+        """Read for other queues from now on: all partitions are assigned anew, and nothing is fetched before."""
+
+
 class Assignee(Protocol):
     """Who must know when partitions come and go: the flow."""
 
@@ -74,7 +101,7 @@ _NOTHING = TopicPartition("marq", -1)
 
 
 class GroupReader:
-    """Reads the messages topic as a member of a consumer group.
+    """Reads the topics of its queues as a member of a consumer group.
 
     aiokafka 0.14 has no cooperative rebalancing, so every rebalance takes all partitions away for a moment. That costs
     little: each cycle ends with a commit, and leases do not depend on partitions. Round robin spreads one topic best.
@@ -84,25 +111,28 @@ class GroupReader:
         self,
         settings: ClientSettings,
         group: str,
+        serving: Serving,
         *,
         instance_id: str | None = None,
     ) -> None:
         self.keep_alive_s = settings.max_poll_interval_ms / 3000
         self._settings = settings
         self._group = group
+        self._serving = serving
         self._instance_id = instance_id
         self._consumer: AIOKafkaConsumer | None = None
+        self._listener: _Listener
+        #: Assigned partitions of which it is not known yet where to read on; they are paused.
+        self._unplaced: set[Source] = set()
+        self._positions: dict[Source, Positions] = {}
 
     async def start(self, assignee: Assignee) -> None:
-        """Join the group and return when it has assigned partitions (perhaps none).
-
-        Raises:
-            BrokerUnavailable: that took longer than the connect timeout, or the broker refused.
-        """
+        self._listener = _Listener(self, assignee)
 
         def make() -> AIOKafkaConsumer:
-            consumer = self._make()
-            consumer.subscribe([self._settings.names.messages], listener=_Listener(assignee))
+            # The listener needs it before start() returns.
+            self._consumer = consumer = self._make()
+            consumer.subscribe(self._serving.topics, listener=self._listener)
             return consumer
 
         async def close(consumer: AIOKafkaConsumer) -> None:
@@ -128,25 +158,90 @@ class GroupReader:
         )
 
     async def stop(self, limit_s: float) -> None:
-        """Leave the group (a static member stays)."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             await stop_consumer(consumer, limit_s)
 
+    def serve(self, serving: Serving) -> None:
+        assert self._consumer is not None
+        self._serving = serving
+        # A new subscription drops the assignment at once, whether or not its topics differ, and joins the group anew.
+        self._consumer.subscribe(serving.topics, listener=self._listener)
+
+    # --- where to read on ---------------------------------------------------------------------------------------------
+
+    def assigned(self, sources: Sequence[Source]) -> None:
+        """Begin with new partitions: none of them is read before its place is known."""
+        assert self._consumer is not None
+        self._positions.clear()
+        self._unplaced = set(sources)
+        self._consumer.pause(*[TopicPartition(*source) for source in sources])
+
+    def revoked(self) -> None:
+        self._positions.clear()
+        self._unplaced.clear()
+
+    async def _place(self) -> None:
+        wanted = frozenset(self._unplaced)
+        try:
+            async with asyncio.timeout(PLACE_LIMIT_S):
+                found = await places(self._settings, self._group, self._serving, wanted)
+        except (TimeoutError, KafkaError) as error:
+            log.warning("group %s: not known yet where to read on, trying again: %r", self._group, error)
+            await asyncio.sleep(FETCH_WAIT_S)
+            return
+        # A rebalance meanwhile has other partitions, or other queues' positions in them, to be looked up anew.
+        if wanted == self._unplaced:
+            self._begin(found)
+
+    def _begin(self, found: Mapping[Source, Place]) -> None:
+        assert self._consumer is not None
+        for source, place in found.items():
+            partition = TopicPartition(*source)
+            try:
+                self._consumer.seek(partition, place.start)
+                self._consumer.resume(partition)
+            except IllegalStateError:
+                continue
+            self._positions[source] = place.positions
+        self._unplaced.clear()
+
+    # --- what the flow asks -------------------------------------------------------------------------------------------
+
     async def fetch(self, max_records: int) -> Mapping[Source, Sequence[Record]]:
-        return await self._poll(timeout_ms=int(FETCH_WAIT_S * 1000), max_records=max_records)
+        if self._unplaced:
+            await self._place()
+        fetched = await self._poll(timeout_ms=int(FETCH_WAIT_S * 1000), max_records=max_records)
+        # Assigned anew meanwhile: whatever it is, it is read again from its place.
+        return {} if self._unplaced else self._unmet(fetched)
+
+    def _unmet(self, fetched: Mapping[Any, Sequence[Any]]) -> Mapping[Source, Sequence[Record]]:
+        """Take the keys from records that their queues have had: only where queues are at different positions."""
+        serving = self._serving
+        return {
+            source: [
+                replace(record, key=None)
+                if (queue := serving.queue_of(source.topic, record.key)) is not None
+                and positions.had(queue, record.offset)
+                else record
+                for record in read
+            ]
+            if (positions := self._positions.get(Source(*source))) is not None and read[0].offset < positions.furthest
+            else read
+            for source, read in fetched.items()
+        }
 
     async def keep_alive(self) -> None:
         await self._poll(_NOTHING, timeout_ms=0)
 
-    async def _poll(self, *partitions: TopicPartition, **options: int) -> Mapping[Source, Sequence[Record]]:
+    async def _poll(self, *partitions: TopicPartition, **options: int) -> Mapping[Any, Sequence[Any]]:
         assert self._consumer is not None
         try:
             records: Any = await self._consumer.getmany(*partitions, **options)
         except KafkaError as error:
             if not error.retriable:
                 raise BrokerUnavailable(
-                    f"group {self._group}: the broker refuses to let {self._settings.names.messages} be read:"
+                    f"group {self._group}: the broker refuses to let {', '.join(self._serving.topics)} be read:"
                     f" {error or type(error).__name__}"
                 ) from error
             log.warning("read failed, trying again: group=%s error=%s", self._group, error)
@@ -156,12 +251,23 @@ class GroupReader:
 
     async def commit(self, offsets: Offsets) -> None:
         assert self._consumer is not None
-        positions = {TopicPartition(*source): offset for source, offset in offsets.items()}
+        commits: dict[TopicPartition, OffsetAndMetadata] = {}
+        after: dict[Source, Positions] = {}
+        for each, offset in offsets.items():
+            source = Source(*each)
+            positions = self._positions.get(source)
+            if positions is None:
+                raise NotCommitted(f"{source.topic}/{source.partition} is not assigned any more")
+            after[source] = positions.after(self._serving.queues_in(source.topic), offset)
+            commits[TopicPartition(*source)] = OffsetAndMetadata(offset, after[source].encode(offset))
         try:
             async with asyncio.timeout(COMMIT_LIMIT_S):
-                await self._consumer.commit(positions)
+                await self._consumer.commit(commits)
         except (TimeoutError, KafkaError) as error:
             raise NotCommitted(str(error) or type(error).__name__) from error
+        for source, positions in after.items():
+            if source in self._positions:
+                self._positions[source] = positions
 
     def rewind(self, offsets: Offsets) -> None:
         assert self._consumer is not None
@@ -174,11 +280,14 @@ class GroupReader:
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
-    def __init__(self, assignee: Assignee) -> None:
+    def __init__(self, reader: GroupReader, assignee: Assignee) -> None:
+        self._reader = reader
         self._assignee = assignee
 
     async def on_partitions_revoked(self, revoked: Any) -> None:
         await self._assignee.revoked()
+        self._reader.revoked()
 
     async def on_partitions_assigned(self, assigned: Any) -> None:
+        self._reader.assigned([Source(*partition) for partition in assigned])
         self._assignee.assigned()

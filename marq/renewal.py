@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from math import floor
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,7 @@ class Renewal:
         settings: FlowSettings,
         finished: Callable[[str, int], None],
         clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]],
         before: Callable[[float], None],
     ) -> None:
         self._before = before
@@ -45,6 +46,7 @@ class Renewal:
         self._settings = settings
         self._finished = finished
         self._clock = clock
+        self._sleep = sleep
         self._leases: list[Lease] = []
         self._grown_to = 0
         self._task: asyncio.Task[None] | None = None
@@ -77,7 +79,7 @@ class Renewal:
     async def _run(self) -> None:
         pause_s = interval_s = self._settings.shortest_lease_ms / 3000
         while True:
-            await asyncio.sleep(pause_s)
+            await self._sleep(pause_s)
             renewed = await self.renew()
             # After a failure much sooner: there is time for some attempts before the leases are over.
             pause_s = interval_s if renewed else interval_s / 4

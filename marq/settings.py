@@ -17,6 +17,8 @@ from marq.durations import Duration, duration_ms
 from marq.words import refuse
 
 DEFAULT_BOOTSTRAP_SERVERS = "127.0.0.1:9092"
+#: An address that begins so is a broker in this process' memory (marq.testing).
+MEMORY_SCHEME = "memory://"
 DEFAULT_CONNECT_TIMEOUT_MS = 10_000
 DEFAULT_REQUEST_TIMEOUT_MS = 30_000
 #: A consumer that does not answer for so long loses its partitions (its leases go on).
@@ -195,8 +197,9 @@ class _Values:
             value = ",".join(map(str, value))
         if not isinstance(value, str):
             raise ConfigError(f"bootstrap_servers={value!r}: expected 'host:port,…', not {type(value).__name__}")
-        for server in value.split(","):
-            _check_server(value, server.strip())
+        if not value.startswith(MEMORY_SCHEME):
+            for server in value.split(","):
+                _check_server(value, server.strip())
         return value
 
 

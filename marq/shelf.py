@@ -1,4 +1,4 @@
-"""The messages of one queue that are leased and wait for somebody to take them."""
+"""Messages that are leased and wait for somebody to take them."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from marq.pace import Pace
 
 
 class Shelf:
-    """Prefetched messages of a queue, who waits for them, and how many are held in all.
+    """Prefetched messages of a queue (or a group of queues), who waits for them, and how many are held in all.
 
     ``standing`` is the demand of handlers (what they want to have at hand all the time), ``asked`` that of calls which
     are waiting right now.
     """
 
-    __slots__ = ("_takers", "asked", "closed", "held", "key", "pace", "queue", "ready", "standing", "wanted_s")
+    __slots__ = ("_takers", "asked", "closed", "held", "pace", "queue", "ready", "standing", "wanted_s")
 
     def __init__(self, queue: str) -> None:
         self.queue = queue
-        self.key = queue.encode()
         self.ready: deque[Message] = deque()
         self.held = 0
         self.standing = 0

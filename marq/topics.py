@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,10 +65,47 @@ async def ensure_topics(settings: ClientSettings, *, changelog: bool = False) ->
         BrokerUnavailable: no broker answered within the connect timeout, or it refused.
         ConfigError: a topic's setting is wrong.
     """
+    async with _admin(settings) as admin:
+        return await _Topics(admin, settings, changelog).ensure()
+
+
+async def own_topics(settings: ClientSettings, names: Iterable[str], topics: Topics) -> dict[str, int]:
+    """Check topics that queues have of their own, which are never made here; return how many partitions each has.
+
+    Raises:
+        BrokerUnavailable: no broker answered within the connect timeout, or it refused.
+        ConfigError: a topic does not exist, or accepts larger messages than the markers topic can carry.
+    """
+    wanted = sorted(names)
+    if not wanted:
+        return {}
+    async with _admin(settings) as admin:
+        found = await _Topics(admin, settings, changelog=False)._describe(wanted)
+    for name in wanted:
+        if name not in found:
+            raise ConfigError(
+                f"topic {name} does not exist, but a queue's settings name it as the queue's own: create it, or take"
+                f" `topic` out of the settings of that queue"
+            )
+        room = found[name].limit_bytes + ENVELOPE_ROOM_BYTES
+        if room > topics.markers_limit_bytes:
+            names_, servers = settings.names, settings.bootstrap_servers
+            raise ConfigError(
+                f"topic {name}: it accepts {found[name].limit_bytes} bytes, with which a marker does not fit into"
+                f" {names_.markers}. Raise {_LIMIT} to {room} of {names_.markers}, {names_.changelog} and"
+                f" {names_.dead_letters}: kafka-configs.sh --bootstrap-server {servers} --alter --entity-type topics"
+                f" --entity-name {names_.markers} --add-config {_LIMIT}={room} (and so for the others)"
+            )
+    return {name: found[name].partitions for name in wanted}
+
+
+@asynccontextmanager
+async def _admin(settings: ClientSettings) -> AsyncIterator[AIOKafkaAdminClient]:
+    """An admin client whose calls fail in our words, within the connect timeout."""
     admin = await started(lambda: AIOKafkaAdminClient(**client_options(settings)), settings, close_admin)
     try:
         async with asyncio.timeout(settings.connect_timeout_ms / 1000):
-            return await _Topics(admin, settings, changelog).ensure()
+            yield admin
     except TimeoutError:
         raise unavailable(settings, "it did not answer while topics were looked up or made") from None
     except KafkaError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
@@ -18,13 +19,13 @@ LOOKS_S = (1.0, 4.0, 8.0)
 _LOOK_LIMIT_S = 1.5
 
 
-async def watch_for_tracker(settings: ClientSettings) -> None:
-    """Return when a tracker was seen, or after one warning."""
+async def watch_for_tracker(runs: Callable[[], Awaitable[bool | None]], settings: ClientSettings) -> None:
+    """Return when a tracker was seen, or after one warning; ``runs`` tells whether there is one."""
     passed_s = 0.0
     for look_s in LOOKS_S:
         await asyncio.sleep(look_s - passed_s)
         passed_s = look_s
-        if await tracker_runs(settings) is not False:
+        if await runs() is not False:
             return
     log.warning(
         "no tracker runs: leases will not expire, and released or rejected messages stay where they are."

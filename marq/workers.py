@@ -142,7 +142,7 @@ class Workers:
 
 async def wind_down(flow: Flow, workers: Sequence[Workers], grace_s: float, *, release: bool) -> None:
     """End receiving: handlers may end within the grace, what was decided is written, the prefetch is given back."""
-    for shelf in flow.shelves.values():
+    for shelf in flow.distinct_shelves:
         shelf.close()
     await asyncio.gather(flow.stop_reading(STOP_READING_S), *[each.stop(grace_s) for each in workers])
     released = flow.give_back() if release else 0

@@ -17,6 +17,7 @@ from marq.core.names import (
     ERROR_HEADER,
     FIRST_SENT_HEADER,
     ID_HEADER,
+    KEY_HEADER,
     ORIGIN_HEADER,
     REASON_HEADER,
     RESERVED_HEADER,
@@ -25,9 +26,13 @@ from marq.core.rows import State
 
 
 class Copy(NamedTuple):
-    """A record to send: to the topic of ``destination``, which is never NOWHERE."""
+    """A record to send: to the topic of ``destination``, which is never NOWHERE.
+
+    ``own_topic``: back to the queue's own topic, into the partition that the message came from.
+    """
 
     destination: Destination
+    own_topic: bool
     key: bytes | None
     value: bytes | None
     headers: list[tuple[str, bytes]]
@@ -59,14 +64,22 @@ def _number(value: bytes | None, default: int) -> int:
     return int(value)
 
 
-def copy(fire: Fire, payload: Payload, now_ms: int) -> Copy:
-    """Return the record to send for a due message; ``now_ms`` is the log's clock."""
+def copy(fire: Fire, payload: Payload, now_ms: int, own_topic: str | None) -> Copy:
+    """Return the record to send for a due message; ``now_ms`` is the log's clock, ``own_topic`` the queue's, if any.
+
+    A message goes back to the topic that it came from, with its sender's key, as long as its queue is read there. Every
+    other copy is known by its queue's name as key; the sender's key then travels in a header.
+    """
+    back = fire.destination is Destination.QUEUE and fire.source.topic == own_topic
+    name = fire.lease.queue.encode()
     past = origin(fire.source, fire.offset, payload.timestamp_ms, payload.headers)
     own: list[tuple[str, bytes]] = [
         (ID_HEADER, past.id.encode()),
         (ATTEMPT_HEADER, b"%d" % fire.attempt),
         (FIRST_SENT_HEADER, b"%d" % past.first_sent_ms),
     ]
+    if not back and payload.key is not None and payload.key != name:
+        own.append((KEY_HEADER, payload.key))
     if fire.lease.text and fire.lease.state is State.RELEASED:
         own.append((ERROR_HEADER, cut_text(fire.lease.text)))
     if fire.destination is Destination.DEAD_LETTERS:
@@ -77,7 +90,10 @@ def copy(fire: Fire, payload: Payload, now_ms: int) -> Copy:
         ]
     replaced = {name for name, _ in own}
     kept: Headers = [header for header in payload.headers if header[0] not in replaced]
-    return Copy(fire.destination, payload.key, payload.value, [*kept, *own])  # type: ignore[list-item]
+    key = payload.key if back else name
+    # Kafka's clients refuse a record that has neither key nor value.
+    value = b"" if key is None and payload.value is None else payload.value
+    return Copy(fire.destination, back, key, value, [*kept, *own])  # type: ignore[list-item]
 
 
 def reason(fire: Fire) -> str:

@@ -64,7 +64,7 @@ class TestTracker:
         for fire in fires:
             payload = tracker.book.fresh_payload(fire.source, fire.offset)
             assert payload is not None
-            made = copy(fire, payload, tracker.book.clock.now_ms)
+            made = copy(fire, payload, tracker.book.clock.now_ms, None)
             await self.producer.send_and_wait(topics[fire.destination], made.value, made.key, headers=made.headers)
         for fact in tracker.facts(fires):
             await self.producer.send_and_wait(self.names.markers, encode(fact), partition=partition)

@@ -259,7 +259,7 @@ class Owner(Actor):
                 continue
             payload = self._payload(fire)
             world.checker.payload(fire, payload)
-            made = copy(fire, payload, self.tracker.book.clock.now_ms)
+            made = copy(fire, payload, self.tracker.book.clock.now_ms, None)
             source = None if made.destination is Destination.DEAD_LETTERS else world.rng.choice(world.sources)
             target = world.dead_letters if source is None else world.messages[source]
             record = target.append(made.value, key=made.key, headers=made.headers, transaction=write.transaction)

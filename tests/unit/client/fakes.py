@@ -12,6 +12,7 @@ from marq.core.markers import Batch, Source, decode
 from marq.flow import Flow, FlowSettings
 from marq.message import Message
 from marq.reader import NotCommitted
+from marq.serving import serving
 from marq.shelf import Shelf
 from marq.writer import MarkerRecord
 
@@ -161,7 +162,7 @@ def rig(queues: Sequence[str] = ("q",), **changes: Any) -> Rig:
     reader, acquirer, settler, clock = FakeReader(), FakeWriter(), FakeWriter(), Clock()
     holders = iter(range(1, 100))
     flow = Flow(
-        list(queues),
+        serving("t", queues, {}),
         reader,
         acquirer,
         settler,

@@ -26,8 +26,14 @@ def fire(
     return Fire(SOURCE, 17, lease, destination, attempt, Cause.EXPIRED)
 
 
-def copy_of(fire: Fire, *headers: tuple[str, bytes | None], value: bytes | None = b"hello") -> Copy:
-    return copy(fire, Payload(SENT_MS, 1, b"emails", headers, value), DIED_MS)
+def copy_of(
+    fire: Fire,
+    *headers: tuple[str, bytes | None],
+    key: bytes | None = b"emails",
+    value: bytes | None = b"hello",
+    own_topic: str | None = None,
+) -> Copy:
+    return copy(fire, Payload(SENT_MS, 1, key, headers, value), DIED_MS, own_topic)
 
 
 def test_a_copy_keeps_key_value_and_the_users_headers_in_order() -> None:
@@ -40,6 +46,38 @@ def test_a_copy_keeps_key_value_and_the_users_headers_in_order() -> None:
 
 def test_a_copy_of_a_tombstone_is_a_tombstone() -> None:
     assert copy_of(fire(), value=None).value is None
+
+
+def test_a_copy_goes_back_to_the_queues_own_topic_with_its_senders_key() -> None:
+    made = copy_of(fire(), key=b"customer-7", own_topic=SOURCE.topic)
+
+    assert made.own_topic
+    assert made.key == b"customer-7"
+    assert "marq-key" not in dict(made.headers)
+
+
+@pytest.mark.parametrize("own_topic", [None, "another"])
+def test_a_message_of_a_topic_that_its_queue_has_no_more_goes_to_the_shared_one_and_keeps_its_key(
+    own_topic: str | None,
+) -> None:
+    made = copy_of(fire(), key=b"customer-7", own_topic=own_topic)
+
+    assert not made.own_topic
+    assert made.key == b"emails"
+    assert dict(made.headers)["marq-key"] == b"customer-7"
+
+
+def test_a_dead_letter_is_known_by_its_queue_and_keeps_the_senders_key() -> None:
+    made = copy_of(fire(Destination.DEAD_LETTERS), key=b"customer-7", own_topic=SOURCE.topic)
+
+    assert made.key == b"emails"
+    assert dict(made.headers)["marq-key"] == b"customer-7"
+
+
+def test_a_record_with_neither_key_nor_value_can_still_be_sent_again() -> None:
+    made = copy_of(fire(), key=None, value=None, own_topic=SOURCE.topic)
+
+    assert (made.key, made.value) == (None, b"")
 
 
 def test_the_first_copy_gets_the_id_of_the_first_record() -> None:

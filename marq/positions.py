@@ -1,9 +1,9 @@
 """How far each queue has been read in a partition that several queues share.
 
-A Kafka group commits one offset per partition, but queues join and leave the worker's group: one that joins has still
-to be given its records before that offset, and one that left must not be given again what it had. So the committed
-offset's metadata says how far each queue is. A partition is read from the position of the queue that is furthest
-behind, and records that a queue has had are passed over for it.
+A Kafka group commits one offset per partition, but queues join and leave a group: one that joins has still to be given
+its records before that offset, and one that left must not be given again what it had. So the committed offset's
+metadata says how far each queue is. A partition is read from the position of the queue that is furthest behind, and
+records that a queue has had are passed over for it. A member that has not heard of a queue yet commits nothing for it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,15 @@ class Positions:
     by_queue: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def decode(cls, offset: int | None, metadata: str) -> Positions:
-        """Read what :meth:`encode` wrote; metadata of another writer says that no queue has had anything."""
+    def decode(cls, offset: int | None, metadata: str, owner: str | None = None) -> Positions:
+        """Read what :meth:`encode` wrote; metadata of another writer says that no queue has had anything.
+
+        In a group that is one queue's own (``owner``) an offset that somebody else has set is that queue's.
+        """
         if offset is None:
             return cls()
+        if owner is not None and not metadata:
+            return cls({owner: offset})
         try:
             document = json.loads(metadata)
             here, past = list(document["at"]), dict(document["past"])
@@ -51,15 +56,29 @@ class Positions:
             metadata = _metadata(here, past)
         if len(metadata.encode()) > MAX_METADATA_BYTES:
             raise ConfigError(
-                f"{len(self.by_queue)} queues with handlers in one worker group: their names take more than the "
-                f"{MAX_METADATA_BYTES} bytes that an offset's metadata may have; use shorter names or a second "
-                "installation (MARQ_PREFIX)"
+                f"{len(self.by_queue)} queues in one group: their names take more than the {MAX_METADATA_BYTES} bytes "
+                "that an offset's metadata may have; use shorter names, or more groups"
             )
         return metadata
 
     def start(self, queues: Iterable[str], log_start: int) -> int:
         """Where to read on so that none of these queues misses a record."""
         return max(min((self.by_queue.get(queue, 0) for queue in queues), default=0), log_start)
+
+    def newcomers(self, queues: Iterable[str], offset: int | None) -> list[str]:
+        """Which queues are not where the group is: they may have been further with another group before."""
+        return [queue for queue in queues if offset is None or self.by_queue.get(queue) != offset]
+
+    @property
+    def furthest(self) -> int:
+        """The position that no queue is past."""
+        return max(self.by_queue.values(), default=0)
+
+    def after(self, queues: Iterable[str], offset: int) -> Positions:
+        """Return the positions after these queues have had all records before an offset."""
+        positions = Positions(dict(self.by_queue))
+        positions.advance(queues, offset)
+        return positions
 
     def had(self, queue: str, offset: int) -> bool:
         """Whether a queue has had the record at an offset."""
