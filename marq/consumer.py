@@ -330,10 +330,12 @@ class _Running:
                 return
 
     def _check_group(self) -> None:
-        if self._membership.kafka_group(self._settings.names, self._queues.definitions) != self._group:
+        definitions = self._queues.definitions
+        if self._membership.kafka_group(self._settings.names, definitions) != self._group:
+            group = definitions.group(self._membership.name)
             raise ConfigError(
-                f"{self._membership}: it has moved to another group, whose consumers go on where this one ends:"
-                " start the consumer again to serve it there"
+                f"{self._membership} belongs to another group now, whose consumers go on where this one ends: start"
+                f" {f'Consumer(group={group!r})' if group else 'the consumer'} instead"
             )
 
     async def stop(self, grace_s: float, release: bool) -> None:

@@ -396,5 +396,7 @@ class Flow:
     def fail(self, error: BaseException) -> None:
         """Nothing more can be received: whoever waits gets the error."""
         self.error = error if isinstance(error, MarqError) else MarqError(f"receiving stopped: {error!r}")
+        self._stopping = True
+        self._changed.set()
         for shelf in self.distinct_shelves:
             shelf.close()
