@@ -1,79 +1,49 @@
-"""Queue definitions: ``config/queues.toml``, checked; a queue that nobody defined works with the defaults."""
+"""Definitions of queues in a file, ``config/queues.toml``: read and checked, to be published by workers at their start.
+
+A worker does not use the file itself: what holds is in the queues topic (:mod:`marq.core.definitions`), for everybody.
+"""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from config.settings import explain
-from marq.core.backoff import Backoff
+from marq.core.definitions import DEFAULTS_KEY, Definitions, layer_key
 from marq.core.errors import ConfigError
 from marq.core.names import check_queue_name
-from marq.core.queue import QueueSettings
-
-_MAX_SECONDS = 365 * 24 * 3600
-
-
-class BackoffDefinition(BaseModel):
-    """Seconds; see :class:`marq.core.backoff.Backoff`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    base: Annotated[float, Field(ge=0, le=_MAX_SECONDS)] = 1.0
-    factor: Annotated[float, Field(ge=1, le=1000)] = 2.0
-    max: Annotated[float, Field(ge=0, le=_MAX_SECONDS)] = 600.0
-    jitter: bool = True
-
-
-class QueueDefinition(BaseModel):
-    """One table of queues.toml."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    lease: Annotated[float, Field(gt=0, le=_MAX_SECONDS)] = 30.0
-    max_attempts: Annotated[int, Field(ge=1, le=1_000_000)] = 5
-    backoff: BackoffDefinition = BackoffDefinition()
-    dead_letter: bool = True
-    #: ``module:function``, run by the worker.
-    handler: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")] | None = None
-    concurrency: Annotated[int, Field(ge=1, le=10_000)] = 64
-
-    @property
-    def settings(self) -> QueueSettings:
-        """The same in the units of the core."""
-        backoff = Backoff(
-            int(self.backoff.base * 1000), self.backoff.factor, int(self.backoff.max * 1000), self.backoff.jitter
-        )
-        return QueueSettings(int(self.lease * 1000), self.max_attempts, backoff, self.dead_letter)
+from marq.core.queue import check_defaults, check_document
 
 
 @dataclass(frozen=True)
-class Queues:
-    """All definitions; calling it gives the core's settings of a queue, defined or not."""
+class QueuesFile:
+    """What a file says, as documents: of all queues, and of each by its name."""
 
-    defaults: QueueDefinition
-    defined: Mapping[str, QueueDefinition]
-    _settings: Mapping[str, QueueSettings]
-    _default_settings: QueueSettings
-
-    def __call__(self, queue: str) -> QueueSettings:
-        return self._settings.get(queue, self._default_settings)
+    path: Path
+    defaults: Mapping[str, Any]
+    queues: Mapping[str, Mapping[str, Any]]
 
     @property
-    def with_handlers(self) -> dict[str, QueueDefinition]:
-        return {name: queue for name, queue in self.defined.items() if queue.handler}
+    def definitions(self) -> Definitions:
+        """What would hold if there were nothing but the file."""
+        definitions = Definitions()
+        definitions.fold(DEFAULTS_KEY, self.defaults)
+        for name, document in self.queues.items():
+            definitions.fold(layer_key("file", name), document)
+        return definitions
 
 
-def load_queues(path: Path) -> Queues:
+def load_queues(path: Path, decorated: Collection[str] | None = ()) -> QueuesFile:
     """Read a file of queue definitions; one that does not exist defines nothing.
 
+    ``decorated``: queues that have a handler in code; None where that is not known, for which a group of queues of
+    which only some have a handler is no mistake of the file.
+
     Raises:
-        ConfigError: it is no TOML, or has an unknown key or a wrong value; the message names the queue and the key.
+        ConfigError: it is no TOML, or has an unknown key or a wrong value; the message names the queue and the key. Or
+            two queues have the same topic, or a group is to be read by workers and by consumers at once.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -82,36 +52,44 @@ def load_queues(path: Path) -> Queues:
     unknown = set(document) - {"defaults", "queues"}
     if unknown:
         raise ConfigError(f"{path}: unknown table {min(unknown)!r}; expected [defaults] and [queues.NAME]")
-    defaults = _table(document, "defaults", path)
-    queues = _table(document, "queues", path)
-    if "handler" in defaults:
-        raise ConfigError(f"{path}: [defaults] can't name a handler; give each queue its own")
-    base = _definition(defaults, f"{path}: [defaults]")
-    defined = {
-        check_queue_name(name): _definition(
-            _merge(defaults, queue, f"{path}: [queues.{name}]"), f"{path}: [queues.{name}]"
+    defaults = check_defaults(document.get("defaults", {}), f"{path}: [defaults]")
+    queues = document.get("queues", {})
+    if not isinstance(queues, dict):
+        raise ConfigError(f"{path}: expected tables [queues.NAME], not {queues!r}")
+    file = QueuesFile(
+        path,
+        defaults,
+        {check_queue_name(name): check_document(queue, f"{path}: [queues.{name}]") for name, queue in queues.items()},
+    )
+    _check_topics(file)
+    if decorated is not None:
+        _check_groups(file, decorated)
+    return file
+
+
+def _check_topics(file: QueuesFile) -> None:
+    owners: dict[str, str] = {}
+    for queue, document in file.queues.items():
+        topic = document.get("topic")
+        if topic is not None and owners.setdefault(topic, queue) != queue:
+            raise ConfigError(
+                f"{file.path}: queues {owners[topic]!r} and {queue!r} have the same topic {topic!r}; a topic belongs to"
+                " one queue"
+            )
+
+
+def _check_groups(file: QueuesFile, decorated: Collection[str]) -> None:
+    definitions = file.definitions
+    handled: dict[str, str] = {}
+    unhandled: dict[str, str] = {}
+    for queue in file.queues:
+        group = definitions.group(queue)
+        if group is not None:
+            has_one = definitions.settings(queue).handler is not None or queue in decorated
+            (handled if has_one else unhandled).setdefault(group, queue)
+    for group in sorted(handled.keys() & unhandled.keys()):
+        raise ConfigError(
+            f"{file.path}: group {group!r}: queue {handled[group]!r} has a handler and queue {unhandled[group]!r} has"
+            " none. A group is read as a whole, by workers or by consumers: give both a handler, or take one into"
+            " another group"
         )
-        for name, queue in queues.items()
-    }
-    return Queues(base, defined, {name: queue.settings for name, queue in defined.items()}, base.settings)
-
-
-def _table(document: Mapping[str, Any], name: str, path: Path) -> Mapping[str, Any]:
-    table = document.get(name, {})
-    if not isinstance(table, dict):
-        raise ConfigError(f"{path}: {name} is a table, not {table!r}")
-    return table
-
-
-def _merge(defaults: Mapping[str, Any], queue: object, place: str) -> Mapping[str, Any]:
-    if not isinstance(queue, dict):
-        raise ConfigError(f"{place} is a table, not {queue!r}")
-    return {**defaults, **queue}
-
-
-def _definition(table: Mapping[str, Any], place: str) -> QueueDefinition:
-    # TOML has integers where a duration is a whole number of seconds; strictness is for text and booleans.
-    try:
-        return QueueDefinition.model_validate(table)
-    except ValidationError as error:
-        raise ConfigError(explain(error, place)) from error

@@ -264,7 +264,7 @@ class Queues:
     def _merged(self, queue: str, former: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
         document = {name: value for name, value in {**former, **wanted}.items() if value is not None}
         document = check_document(document, f"queue {queue!r}")
-        self._check_topic(queue, self.definitions.sum_with(queue, document).topic)
+        self._check_topic(queue, self.definitions.after({layer_key("change", queue): document}).settings(queue).topic)
         return document
 
     def _check_topic(self, queue: str, topic: str | None) -> None:

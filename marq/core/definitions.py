@@ -16,6 +16,7 @@ reader, which would otherwise lose the layer as a whole and with it, say, the qu
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,10 +73,16 @@ class Definitions:
 
     __call__ = settings
 
-    def sum_with(self, queue: str, change: Mapping[str, Any]) -> QueueSettings:
-        """Return what would hold for a queue if ``change`` were its run-time layer."""
-        layers = self._layers.get(queue, {})
-        return queue_settings(self._defaults, *(layers[name] for name in LAYERS[:-1] if name in layers), change)
+    def after(self, records: Mapping[bytes, Mapping[str, Any] | None]) -> Definitions:
+        """Return what these would be after further records; they stay as they are.
+
+        Raises:
+            ConfigError: one of them can't be understood.
+        """
+        later = copy.deepcopy(self)
+        for key, document in records.items():
+            later.fold(key, document)
+        return later
 
     def group(self, queue: str) -> str | None:
         """Return the named group of a queue, None for a group of its own."""

@@ -1,4 +1,4 @@
-"""Definitions of queues: what is wrong is named, with the queue and the key."""
+"""Definitions of queues in a file: what is wrong is named, with the queue and the key."""
 
 from pathlib import Path
 
@@ -17,27 +17,32 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_a_queue_that_nobody_defined_works_with_the_defaults(tmp_path: Path) -> None:
-    queues = load_queues(tmp_path / "absent.toml")
+def test_a_file_that_does_not_exist_defines_nothing(tmp_path: Path) -> None:
+    file = load_queues(tmp_path / "absent.toml")
 
-    assert queues("anything") == QueueSettings()
+    assert (file.defaults, file.queues) == ({}, {})
+    assert file.definitions("anything") == QueueSettings()
 
 
-def test_a_queue_takes_what_it_does_not_say_from_the_defaults_of_the_file(tmp_path: Path) -> None:
+def test_a_file_is_read_as_the_documents_that_it_has(tmp_path: Path) -> None:
     path = write(
         tmp_path,
         "[defaults]\nlease = 10\nmax_attempts = 7\n"
-        "[queues.emails]\nmax_attempts = 2\nbackoff = { base = 0.5, jitter = false }\n",
+        '[queues.emails]\nmax_attempts = 2\nbackoff = { base = 0.5, jitter = false }\ngroup = "background"\n',
     )
 
-    queues = load_queues(path)
+    file = load_queues(path)
 
-    assert queues("emails") == QueueSettings(10_000, 2, Backoff(500, 2.0, 600_000, False))
-    assert queues("other").max_attempts == 7
+    assert file.defaults == {"lease": 10, "max_attempts": 7}
+    assert file.queues == {
+        "emails": {"max_attempts": 2, "backoff": {"base": 0.5, "jitter": False}, "group": "background"}
+    }
+    assert file.definitions("emails") == QueueSettings(10_000, 2, Backoff(500, 2.0, 600_000, False), group="background")
+    assert file.definitions("other").max_attempts == 7
 
 
 def test_the_file_that_comes_with_the_project_says_the_defaults() -> None:
-    assert load_queues(Path("config/queues.toml"))("anything") == QueueSettings()
+    assert load_queues(Path("config/queues.toml")).definitions("anything") == QueueSettings()
 
 
 @pytest.mark.parametrize(
@@ -45,23 +50,49 @@ def test_the_file_that_comes_with_the_project_says_the_defaults() -> None:
     [
         ("[queues.emails]\nlese = 3", r"\[queues.emails\]: lese: unknown key"),
         ('[queues.emails]\nlease = "3"', r"\[queues.emails\]: lease: .*number.*'3'"),
-        ("[queues.emails]\nlease = 0", r"\[queues.emails\]: lease: .*greater than 0"),
-        ("[queues.emails]\nmax_attempts = 0", r"max_attempts: .*greater than or equal to 1"),
-        ("[queues.emails]\nmax_attempts = true", r"max_attempts: .*integer"),
+        ("[queues.emails]\nlease = 0", r"\[queues.emails\]: lease: .*above 0"),
+        ("[queues.emails]\nlease = nan", r"\[queues.emails\]: lease: .*not nan"),
+        ("[queues.emails]\nmax_attempts = 0", r"max_attempts: .*from 1 to 1000000, not 0"),
         ("[queues.emails]\nbackoff = { base = -1 }", r"backoff.base"),
         ('[queues.emails]\nhandler = "no_function"', r"handler"),
-        ("[queues.emails]\ndead_letter = 1", r"dead_letter: .*boolean"),
         ("[queue.emails]\nlease = 3", r"unknown table 'queue'; expected \[defaults\] and \[queues.NAME\]"),
-        ("[queues]\nemails = 3", r"\[queues.emails\] is a table, not 3"),
+        ("queues = 3", r"expected tables \[queues.NAME\], not 3"),
+        ("[queues]\nemails = 3", r"\[queues.emails\]: expected a table of settings, not 3"),
+        ("defaults = 3", r"\[defaults\]: expected a table of settings, not 3"),
         ('[defaults]\nhandler = "a:b"', r"\[defaults\] can't name a handler"),
+        ('[defaults]\ngroup = "a"', r"\[defaults\] can't name a group"),
         ("[queues.emails", r"is no TOML"),
         ('[queues."a\\u0000b"]\nlease = 3', r"can't be printed"),
+        ('[queues.a]\ntopic = "t"\n[queues.b]\ntopic = "t"', r"queues 'a' and 'b' have the same topic 't'"),
     ],
 )
 def test_a_mistake_is_named_with_its_place(tmp_path: Path, text: str, said: str) -> None:
     path = write(tmp_path, text)
 
     with pytest.raises(ConfigError, match=said):
+        load_queues(path)
+
+
+MIXED = '[queues.a]\ngroup = "g"\nhandler = "m:f"\n[queues.b]\ngroup = "g"\n[queues.c]\n'
+
+
+def test_a_group_that_workers_and_consumers_would_share_is_refused_and_both_sides_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="group 'g': queue 'a' has a handler and queue 'b' has none"):
+        load_queues(write(tmp_path, MIXED))
+
+
+def test_a_handler_in_code_counts(tmp_path: Path) -> None:
+    path = write(tmp_path, MIXED)
+
+    assert load_queues(path, ["b"]).definitions.queues_of("g") == ["a", "b"]
+    # Where nobody can tell which handlers there are.
+    assert load_queues(path, None).definitions.queues_of("g") == ["a", "b"]
+
+
+def test_the_group_of_handlers_is_no_exception(tmp_path: Path) -> None:
+    path = write(tmp_path, '[queues.a]\nhandler = "m:f"\n[queues.b]\ngroup = "handlers"\n')
+
+    with pytest.raises(ConfigError, match="group 'handlers': queue 'a' has a handler and queue 'b' has none"):
         load_queues(path)
 
 

@@ -84,7 +84,11 @@ def test_a_change_can_be_looked_at_before_it_is_made() -> None:
     definitions.fold(b"file:emails", {"lease": 3, "max_attempts": 3})
     definitions.fold(b"change:emails", {"lease": 4})
 
-    assert definitions.sum_with("emails", {"max_attempts": 9}) == QueueSettings(3_000, 9)
+    later = definitions.after({b"change:emails": {"max_attempts": 9}, b"file:other": {"lease": 1}})
+
+    assert later("emails") == QueueSettings(3_000, 9)
+    assert later.names() == ["emails", "other"]
+    assert definitions.names() == ["emails"]
     assert definitions("emails") == QueueSettings(4_000, 3)
 
 
