@@ -1,14 +1,14 @@
-"""Publishes what a worker knows of queues, so that it holds for everybody: its queues.toml, and its decorated handlers.
+"""Publishes the queues.toml of a worker, so that it holds for everybody.
 
 Each worker does it at its start, before anything fires. Only what differs is written, so that a restart without a
-change writes nothing. What the file has no more is taken away, since all workers have the same file. Of handlers only
-those are taken away that were in this worker's modules: others are in the code of other workers.
+change writes nothing; and what the file has no more is taken away, since all workers have the same file. What decorated
+handlers say is published by the role that runs them (app/handlers_role.py).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from config.queues import QueuesFile
@@ -19,46 +19,33 @@ from marq.queues import Queues
 
 log = logging.getLogger("marq.worker")
 
-Document = Mapping[str, Any]
 
-
-async def publish(
-    queues: Queues, names: Names, file: QueuesFile, handlers: Mapping[str, Document], modules: Collection[str]
-) -> None:
+async def publish(queues: Queues, names: Names, file: QueuesFile) -> None:
     """Write what differs from what is known to all, and return when it is read back.
-
-    ``handlers``: the documents of decorated handlers by queue, all that are in ``modules``.
 
     Raises:
         ConfigError: two queues would have the same topic, a topic is marq's own, or the right to write is missing.
         BrokerUnavailable: it is not known to be written.
     """
-    documents = differences(queues.definitions, file, handlers, modules)
+    documents = differences(queues.definitions, file)
     check_topics(queues.definitions.after(documents), names, file)
     if documents:
         await queues.publish(documents)
-        log.info("definitions published: %s", ", ".join(key.decode() for key in documents))
+        log.info("%s published: %s", file.path, ", ".join(key.decode() for key in documents))
 
 
-def differences(
-    definitions: Definitions, file: QueuesFile, handlers: Mapping[str, Document], modules: Collection[str]
-) -> dict[bytes, Document | None]:
+def differences(definitions: Definitions, file: QueuesFile) -> dict[bytes, Mapping[str, Any] | None]:
     """Return the layers that are to be written, None for those that are to be taken away."""
-    wanted: dict[tuple[str, str], Document | None] = {
-        **{("file", queue): document for queue, document in file.queues.items()},
-        **{("handler", queue): document for queue, document in handlers.items()},
+    published = {
+        queue: layer for queue in definitions.names() if (layer := definitions.layer("file", queue)) is not None
     }
-    for queue in definitions.names():
-        if definitions.layer("file", queue) is not None:
-            wanted.setdefault(("file", queue), None)
-        if _is_in(definitions.layer("handler", queue), modules):
-            wanted.setdefault(("handler", queue), None)
-    found = {
-        layer_key(layer, queue): document
-        for (layer, queue), document in wanted.items()
-        if document != definitions.layer(layer, queue)
+    found: dict[bytes, Mapping[str, Any] | None] = {
+        layer_key("file", queue): None for queue in sorted(published.keys() - file.queues.keys())
     }
-    if file.defaults != definitions.defaults:
+    for queue, document in file.queues.items():
+        if published.get(queue) != document:
+            found[layer_key("file", queue)] = document
+    if definitions.defaults != file.defaults:
         found[DEFAULTS_KEY] = file.defaults or None
     return found
 
@@ -85,8 +72,3 @@ def check_topics(definitions: Definitions, names: Names, file: QueuesFile) -> No
                 " file says and what was changed at run time; `faust -A app queue NAME` shows both, and --unset topic"
                 " takes a change back"
             )
-
-
-def _is_in(document: Document | None, modules: Collection[str]) -> bool:
-    module = (document or {}).get("handler", "").partition(":")[0]
-    return any(module == each or module.startswith(f"{each}.") for each in modules)

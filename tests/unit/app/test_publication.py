@@ -1,0 +1,67 @@
+"""What a worker writes at its start, so that its queues.toml holds for everybody."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from app.publication import check_topics, differences
+from config.queues import QueuesFile
+from marq.core.definitions import Definitions
+from marq.core.errors import ConfigError
+from marq.core.names import Names
+
+
+def file(defaults: dict[str, object] | None = None, **queues: dict[str, object]) -> QueuesFile:
+    return QueuesFile(Path("queues.toml"), defaults or {}, queues)
+
+
+def test_at_the_first_start_everything_is_written() -> None:
+    assert differences(Definitions(), file({"lease": 10}, emails={"lease": 3}, plain={})) == {
+        b"defaults": {"lease": 10},
+        b"file:emails": {"lease": 3},
+        b"file:plain": {},
+    }
+
+
+def test_a_start_without_a_change_writes_nothing() -> None:
+    mine = file({"lease": 10}, emails={"lease": 3}, plain={})
+    known = Definitions().after(differences(Definitions(), mine))
+
+    assert differences(known, mine) == {}
+    assert differences(Definitions(), file()) == {}
+
+
+def test_only_what_differs_is_written_and_what_the_file_has_no_more_is_taken_away() -> None:
+    known = Definitions().after(differences(Definitions(), file({"lease": 10}, a={"lease": 1}, b={"lease": 2}, c={})))
+
+    assert differences(known, file(a={"lease": 1}, b={"lease": 4})) == {
+        b"defaults": None,
+        b"file:b": {"lease": 4},
+        b"file:c": None,
+    }
+
+
+def test_what_others_said_is_left_alone() -> None:
+    known = Definitions()
+    known.fold(b"change:emails", {"lease": 1})
+    known.fold(b"handler:emails", {"handler": "m:f"})
+
+    assert differences(known, file()) == {}
+
+
+def test_a_topic_that_a_change_gave_to_another_queue_is_refused_with_both_names() -> None:
+    known = Definitions()
+    known.fold(b"change:emails", {"topic": "orders"})
+    mine = file(orders={"topic": "orders"})
+
+    with pytest.raises(ConfigError, match="queues 'emails' and 'orders' would have the same topic 'orders'"):
+        check_topics(known.after(differences(known, mine)), Names(), mine)
+
+
+def test_marqs_own_topics_are_nobodys() -> None:
+    mine = file(orders={"topic": "marq.messages"})
+
+    with pytest.raises(ConfigError, match=r"queues.toml: \[queues.orders\]: topic: 'marq.messages' is marq's own"):
+        check_topics(mine.definitions, Names(), mine)
