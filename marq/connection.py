@@ -16,12 +16,16 @@ from typing import Any, Protocol, TypeVar
 from aiokafka.errors import KafkaError
 
 from marq.core.errors import BrokerUnavailable
+from marq.reachability import Obstacle, find_obstacle
+from marq.rights import refused
 from marq.settings import ClientSettings
 
 log = logging.getLogger("marq")
 
 #: Between two attempts to reach the broker at a start.
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 1.0
+#: How long to look for what is in the way after an attempt failed, at the least and at the most.
+_LOOK_S, _MAX_LOOK_S = 0.5, 2.0
 #: For what is cancelled by force.
 _FORCE_S = 0.5
 
@@ -47,11 +51,16 @@ def client_options(settings: ClientSettings) -> dict[str, Any]:
     }
 
 
-async def started(make: Callable[[], C], settings: ClientSettings, close: Callable[[C], Any]) -> C:
+async def started(
+    make: Callable[[], C], settings: ClientSettings, close: Callable[[C], Any], *, impatient: bool = False
+) -> C:
     """Make a client and start it, again and again until it works or the connect timeout is over.
 
+    ``impatient``: an obstacle that waiting can't remove, such as a wrong password, ends it at once.
+
     Raises:
-        BrokerUnavailable: no broker answered in time, or it refused.
+        BrokerUnavailable: no broker could be used in time.
+        ConfigError: the broker refused for want of a right.
     """
     until = time.monotonic() + settings.connect_timeout_ms / 1000
     pause, cause = _FIRST_PAUSE_S, "no answer"
@@ -67,22 +76,30 @@ async def started(make: Callable[[], C], settings: ClientSettings, close: Callab
             await close(client)
             cause = str(error) or type(error).__name__
             if not error.retriable:
-                raise unavailable(settings, cause) from error
+                raise refused(settings, error) or unavailable(settings, cause) from error
         except BaseException:
             await close(client)
             raise
+        obstacle = await find_obstacle(settings, min(max(until - time.monotonic(), _LOOK_S), _MAX_LOOK_S))
+        if obstacle is not None and obstacle.lasting and impatient:
+            raise unavailable(settings, obstacle)
         if time.monotonic() + pause >= until:
-            raise unavailable(settings, cause)
+            raise unavailable(settings, obstacle or cause)
         await asyncio.sleep(pause)
         pause = min(pause * 2, _MAX_PAUSE_S)
 
 
-def unavailable(settings: ClientSettings, cause: str) -> BrokerUnavailable:
+def unavailable(settings: ClientSettings, cause: Obstacle | str) -> BrokerUnavailable:
     """Return the error for a broker that does not answer or refuses."""
+    where = f"no Kafka broker could be used at {settings.bootstrap_servers}"
+    if isinstance(cause, Obstacle) and cause.lasting:
+        return BrokerUnavailable(f"{where}: {cause}")
+    limit = f"within {settings.connect_timeout_ms / 1000:g} s"
+    if isinstance(cause, Obstacle):
+        return BrokerUnavailable(f"{where} {limit}: {cause}")
     return BrokerUnavailable(
-        f"no Kafka broker could be used at {settings.bootstrap_servers} within {settings.connect_timeout_ms / 1000:g} s"
-        f" ({cause}): check that it runs (`make broker` starts one) and that the address and the security settings"
-        " (bootstrap_servers or MARQ_BOOTSTRAP_SERVERS, MARQ_SECURITY_PROTOCOL …) are right"
+        f"{where} {limit} ({cause}): check that it runs (`make broker` starts one) and that the address and the"
+        " security settings (bootstrap_servers or MARQ_BOOTSTRAP_SERVERS, MARQ_SECURITY_PROTOCOL …) are right"
     )
 
 

@@ -2,15 +2,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    GroupAuthorizationFailedError,
+    TopicAuthorizationFailedError,
+    TransactionalIdAuthorizationFailed,
+)
+
 from marq.core.errors import ConfigError
+from marq.core.kafka_tools import Tools
+from marq.core.names import Names
+from marq.core.rights import Kind, Right, grants
 from marq.settings import ClientSettings
+
+
+def principal(settings: ClientSettings) -> str:
+    """Return who we are for the broker, as far as the settings tell; a certificate may say something else."""
+    return f"User:{settings.sasl_username or 'ANONYMOUS'}"
+
+
+def tools(settings: ClientSettings) -> Tools:
+    """Return how an administrator's commands reach the same cluster."""
+    return Tools(settings.bootstrap_servers, settings.security_protocol != "PLAINTEXT")
 
 
 def missing_right(settings: ClientSettings, operation: str, topic: str) -> ConfigError:
     """Return the error for a right on a topic that this client's principal does not have."""
-    principal = f"User:{settings.sasl_username or 'NAME'}"
+    return missing_rights(settings, [Right(Kind.TOPIC, topic, operation)])
+
+
+def missing_rights(settings: ClientSettings, rights: Iterable[Right]) -> ConfigError:
+    """Return the error for rights that this client's principal does not have."""
+    wanted = list(rights)
+    lines = grants(wanted, principal(settings), tools(settings))
     return ConfigError(
-        f"topic {topic}: {principal} has no right to {operation.lower()} it. An administrator grants it with:"
-        f" kafka-acls.sh --bootstrap-server {settings.bootstrap_servers} --add --allow-principal {principal}"
-        f" --operation {operation} --topic {topic}"
+        f"{principal(settings)} lacks the right to {', '.join(map(str, wanted))} at {settings.bootstrap_servers}. An"
+        f" administrator grants it with: {_commands(lines)}\n(`faust -A app check` finds all that is missing)"
     )
+
+
+def refused(settings: ClientSettings, error: BaseException, operation: str = "Describe") -> ConfigError | None:
+    """Return what a broker's refusal means, None for any other error; ``operation``: what was tried with a topic."""
+    right = _right(settings.names, error, operation)
+    return None if right is None else missing_rights(settings, [right])
+
+
+def _right(names: Names, error: BaseException, operation: str) -> Right | None:
+    found = _named(error)
+    if isinstance(error, GroupAuthorizationFailedError):
+        return Right(Kind.GROUP, found or names.named_group(""), "Read", prefixed=not found)
+    if isinstance(error, TransactionalIdAuthorizationFailed):
+        return Right(Kind.TRANSACTIONAL_ID, names.transactional_ids, "Write", prefixed=True)
+    if isinstance(error, TopicAuthorizationFailedError):
+        return Right(Kind.TOPIC, found or names.messages, operation)
+    if isinstance(error, ClusterAuthorizationFailedError):
+        # Of all that we ask for, only an idempotent producer's id needs one on the cluster, at brokers before 3.0.
+        return Right(Kind.CLUSTER, "kafka-cluster", "IdempotentWrite")
+    return None
+
+
+def _named(error: BaseException) -> str:
+    """Return what aiokafka says is forbidden: a name, a set of names, or nothing."""
+    subject = error.args[0] if error.args else ""
+    if isinstance(subject, set | frozenset | list | tuple):
+        subject = next(iter(sorted(subject)), "")
+    return subject if isinstance(subject, str) else ""
+
+
+def _commands(lines: list[str]) -> str:
+    return lines[0] if len(lines) == 1 else "".join(f"\n    {line}" for line in lines)

@@ -9,31 +9,47 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
     InvalidReplicationFactorError,
     KafkaError,
+    LeaderNotAvailableError,
+    PolicyViolationError,
     TopicAlreadyExistsError,
+    TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
     for_code,
 )
+from aiokafka.protocol.metadata import MetadataRequest
 
 from marq.connection import client_options, close_admin, started, unavailable
 from marq.core.errors import ConfigError
-from marq.core.names import ENVELOPE_ROOM_BYTES
+from marq.core.rights import Kind, Right
+from marq.core.topic_rules import (
+    DEFAULT_LIMIT_BYTES,
+    LIMIT,
+    TopicFacts,
+    TopicPlan,
+    broken_rules,
+    plans,
+    room_for_markers,
+    rules,
+    wrong_partitions,
+)
+from marq.rights import missing_rights, principal, refused, tools
 from marq.settings import ClientSettings
 
 _PAUSE_S = 0.05
-_LIMIT = "max.message.bytes"
-_APPENDED = "LogAppendTime"
-#: A compacted changelog forgets a deletion after this long; older local files are not trusted (tables/leases.py).
-CHANGELOG_DELETE_RETENTION_MS = 7 * 24 * 3600 * 1000
+_UNKNOWN = (UnknownTopicOrPartitionError, LeaderNotAvailableError)
+#: Answers to a creation that is not allowed: by ACLs, or by a policy of the broker's owner.
+_FORBIDDEN = (TopicAuthorizationFailedError, ClusterAuthorizationFailedError, PolicyViolationError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +60,6 @@ class Topics:
     markers_partitions: int
     messages_limit_bytes: int
     markers_limit_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    partitions: int
-    config: Mapping[str, str]
-
-    @property
-    def limit_bytes(self) -> int:
-        return int(self.config[_LIMIT])
 
 
 async def ensure_topics(settings: ClientSettings, *, changelog: bool = False) -> Topics:
@@ -80,21 +86,20 @@ async def own_topics(settings: ClientSettings, names: Iterable[str], topics: Top
     if not wanted:
         return {}
     async with _admin(settings) as admin:
-        found = await _Topics(admin, settings, changelog=False)._describe(wanted)
+        found = await _Topics(admin, settings, changelog=False).describe(wanted)
     for name in wanted:
         if name not in found:
             raise ConfigError(
                 f"topic {name} does not exist, but a queue's settings name it as the queue's own: create it, or take"
                 f" `topic` out of the settings of that queue"
             )
-        room = found[name].limit_bytes + ENVELOPE_ROOM_BYTES
+        room = room_for_markers(found[name].limit_bytes)
         if room > topics.markers_limit_bytes:
-            names_, servers = settings.names, settings.bootstrap_servers
+            ours, kafka = settings.names, tools(settings)
+            lines = [kafka.alter_topic(n, LIMIT, str(room)) for n in (ours.markers, ours.changelog, ours.dead_letters)]
             raise ConfigError(
                 f"topic {name}: it accepts {found[name].limit_bytes} bytes, with which a marker does not fit into"
-                f" {names_.markers}. Raise {_LIMIT} to {room} of {names_.markers}, {names_.changelog} and"
-                f" {names_.dead_letters}: kafka-configs.sh --bootstrap-server {servers} --alter --entity-type topics"
-                f" --entity-name {names_.markers} --add-config {_LIMIT}={room} (and so for the others)"
+                f" {ours.markers}. Raise {LIMIT} of three topics:" + "".join(f"\n    {line}" for line in lines)
             )
     return {name: found[name].partitions for name in wanted}
 
@@ -102,14 +107,17 @@ async def own_topics(settings: ClientSettings, names: Iterable[str], topics: Top
 @asynccontextmanager
 async def _admin(settings: ClientSettings) -> AsyncIterator[AIOKafkaAdminClient]:
     """An admin client whose calls fail in our words, within the connect timeout."""
-    admin = await started(lambda: AIOKafkaAdminClient(**client_options(settings)), settings, close_admin)
+    admin = await started(
+        lambda: AIOKafkaAdminClient(**client_options(settings)), settings, close_admin, impatient=True
+    )
     try:
         async with asyncio.timeout(settings.connect_timeout_ms / 1000):
             yield admin
     except TimeoutError:
         raise unavailable(settings, "it did not answer while topics were looked up or made") from None
     except KafkaError as error:
-        raise unavailable(settings, f"while topics were looked up or made: {error}") from error
+        cause = f"while topics were looked up or made: {error}"
+        raise refused(settings, error) or unavailable(settings, cause) from error
     finally:
         await close_admin(admin)
 
@@ -123,89 +131,54 @@ class _Topics:
     async def ensure(self) -> Topics:
         names = self._settings.names
         wanted = [names.messages, names.markers, names.dead_letters, names.quarantine, names.queues]
-        found = await self._describe(wanted)
-        if names.messages not in found:
-            await self._create({names.messages: (self._settings.partitions, {})})
-            found |= await self._await([names.messages])
-        room = found[names.messages].limit_bytes + ENVELOPE_ROOM_BYTES
+        wanted += [names.changelog] if self._changelog else []
+        found = await self.describe(wanted)
+        # One after the other: how the next are made depends on the first.
+        for first in (names.messages, names.markers):
+            if first not in found:
+                missing = [name for name in wanted if name not in found]
+                found |= await self._make([first], missing, found)
         missing = [name for name in wanted if name not in found]
         if missing:
-            plans = self._plans(room)
-            await self._create({name: plans[name] for name in missing})
-            found |= await self._await(missing)
-        if self._changelog:
-            found |= await self._ensure_changelog(found[names.markers].partitions, room)
-        self._check(found, room)
+            found |= await self._make(missing, missing, found)
+        self._check(found)
         messages, markers = found[names.messages], found[names.markers]
         return Topics(messages.partitions, markers.partitions, messages.limit_bytes, markers.limit_bytes)
 
-    async def _ensure_changelog(self, partitions: int, room: int) -> dict[str, _Found]:
-        name = self._settings.names.changelog
-        found = await self._describe([name])
-        if not found:
-            config = {
-                _LIMIT: str(room),
-                "cleanup.policy": "compact",
-                "delete.retention.ms": str(CHANGELOG_DELETE_RETENTION_MS),
-            }
-            await self._create({name: (partitions, config)})
-            found = await self._await([name])
-        self._require(found, name, "cleanup.policy", "compact", lambda value: value == "compact")
-        self._require(found, name, _LIMIT, str(room), lambda value: int(value) >= room)
-        needed = str(CHANGELOG_DELETE_RETENTION_MS)
-        self._require(
-            found, name, "delete.retention.ms", needed, lambda value: int(value) >= CHANGELOG_DELETE_RETENTION_MS
-        )
-        if found[name].partitions != partitions:
-            raise ConfigError(
-                f"topic {name} has {found[name].partitions} partitions and {self._settings.names.markers} has "
-                f"{partitions}: they must be equal. The count of the markers topic is fixed at its creation"
-            )
-        return found
+    async def describe(self, names: Iterable[str]) -> dict[str, TopicFacts]:
+        look = await look_up(self._admin, names)
+        if look.forbidden:
+            raise missing_rights(self._settings, look.forbidden)
+        return look.found
 
-    def _plans(self, room: int) -> dict[str, tuple[int, dict[str, str]]]:
-        names, settings = self._settings.names, self._settings
-        limit = {_LIMIT: str(room)}
-        markers = {
-            **limit,
-            "message.timestamp.type": _APPENDED,
-            "retention.ms": str(settings.markers_retention_ms),
-        }
-        # A client that was cut off from the broker for a weekend still learns which definitions were taken away.
-        queues = {
-            "cleanup.policy": "compact",
-            "message.timestamp.type": _APPENDED,
-            "delete.retention.ms": str(CHANGELOG_DELETE_RETENTION_MS),
-        }
-        # Dead letters stay until somebody looks at them; a record in quarantine comes with headers around it.
-        return {
-            names.markers: (settings.markers_partitions, markers),
-            names.dead_letters: (settings.partitions, {**limit, "retention.ms": "-1"}),
-            names.quarantine: (1, {_LIMIT: str(room + ENVELOPE_ROOM_BYTES)}),
-            names.queues: (1, queues),
-        }
-
-    async def _create(self, plans: Mapping[str, tuple[int, dict[str, str]]]) -> None:
-        replication = self._settings.replication_factor
-        topics = [NewTopic(name, count, replication, topic_configs=dict(c)) for name, (count, c) in plans.items()]
+    async def _make(
+        self, names: Sequence[str], missing: Sequence[str], found: Mapping[str, TopicFacts]
+    ) -> dict[str, TopicFacts]:
+        """Create some of the missing topics; where that is forbidden, the error says how to make all of them."""
+        made = planned(self._settings, found)
+        copies = self._settings.replication_factor
+        topics = [
+            NewTopic(name, made[name].partitions, copies, topic_configs=dict(made[name].config)) for name in names
+        ]
         response = await self._admin.create_topics(topics, timeout_ms=self._settings.connect_timeout_ms)
         for name, code, *text in response.topic_errors:
             error = for_code(code)
-            if code == 0 or error is TopicAlreadyExistsError:
-                continue
+            if error in _FORBIDDEN:
+                raise cannot_make(self._settings, [made[each] for each in missing], _said(error, text))
             if error is InvalidReplicationFactorError:
                 raise ConfigError(
-                    f"topic {name}: the cluster can't keep {replication} copies"
-                    f" ({text[0] if text else error.__name__}): set MARQ_REPLICATION_FACTOR to at most the number of"
-                    " brokers"
+                    f"topic {name}: the cluster can't keep {copies} copies ({_said(error, text)}): set"
+                    " MARQ_REPLICATION_FACTOR to at most the number of brokers"
                 )
-            raise error(f"topic {name} could not be created: {text[0] if text else error.__name__}")
+            if code and error is not TopicAlreadyExistsError:
+                raise error(f"topic {name} could not be created: {_said(error, text)}")
+        return await self._await(names)
 
-    async def _await(self, names: list[str]) -> dict[str, _Found]:
+    async def _await(self, names: Sequence[str]) -> dict[str, TopicFacts]:
         """Describe topics that were just made: for a moment a broker may not know them yet."""
         until = time.monotonic() + self._settings.connect_timeout_ms / 1000
         while True:
-            found = await self._describe(names)
+            found = await self.describe(names)
             missing = [name for name in names if name not in found]
             if not missing:
                 return found
@@ -213,59 +186,98 @@ class _Topics:
                 raise UnknownTopicOrPartitionError(f"{missing} did not appear after they were made")
             await asyncio.sleep(_PAUSE_S)
 
-    async def _describe(self, names: list[str]) -> dict[str, _Found]:
-        partitions = await self._partitions(names)
-        if not partitions:
-            return {}
-        resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in partitions]
-        responses = await self._admin.describe_configs(resources)
-        return {
-            name: _Found(partitions[name], {entry[0]: entry[1] for entry in entries})
-            for response in responses
-            for code, _, _, name, entries in response.resources
-            if not _raise(code, name)
-        }
-
-    async def _partitions(self, names: list[str]) -> dict[str, int]:
-        counts: dict[str, int] = {}
-        for topic in await self._admin.describe_topics(names):
-            if not _raise(topic["error_code"], topic["topic"]):
-                counts[topic["topic"]] = len(topic["partitions"])
-        return {name: count for name, count in counts.items() if count}
-
-    def _check(self, found: Mapping[str, _Found], room: int) -> None:
+    def _check(self, found: Mapping[str, TopicFacts]) -> None:
         names = self._settings.names
-        for name in (names.messages, names.markers, names.dead_letters):
-            self._require(found, name, "cleanup.policy", "delete", lambda value: value == "delete")
-        self._require(found, names.queues, "cleanup.policy", "compact", lambda value: value == "compact")
-        for name in (names.markers, names.queues):
-            self._require(found, name, "message.timestamp.type", _APPENDED, lambda value: value == _APPENDED)
-        for name in (names.markers, names.dead_letters):
-            self._require(found, name, _LIMIT, str(room), lambda value: int(value) >= room)
-        if found[names.queues].partitions != 1:
-            raise ConfigError(
-                f"topic {names.queues} has {found[names.queues].partitions} partitions, but marq needs 1: definitions "
-                "of queues count in the order in which they were written. Delete the topic and start again: it is made "
-                "anew, workers write their queues.toml into it, and only changes made at run time must be made again"
-            )
-
-    def _require(
-        self, found: Mapping[str, _Found], topic: str, setting: str, needed: str, fits: Callable[[str], bool]
-    ) -> None:
-        value = found[topic].config.get(setting, "")
-        if not fits(value):
-            raise ConfigError(
-                f"topic {topic}: {setting} is {value}, but marq needs {needed}. Change it with: kafka-configs.sh"
-                f" --bootstrap-server {self._settings.bootstrap_servers} --alter --entity-type topics"
-                f" --entity-name {topic} --add-config {setting}={needed}"
-            )
+        wanted = rules(names, found[names.messages].limit_bytes, changelog=self._changelog)
+        for broken in broken_rules(wanted, found):
+            command = tools(self._settings).alter_topic(broken.rule.topic, broken.rule.setting, broken.rule.needed)
+            raise ConfigError(f"{broken}. Change it with: {command}")
+        for wrong in wrong_partitions(names, found):
+            raise ConfigError(wrong)
 
 
-def _raise(code: int, topic: str) -> bool:
-    """Whether a topic is unknown; raises for every other error."""
-    error: Any = for_code(code)
-    if error is UnknownTopicOrPartitionError or getattr(error, "__name__", "") == "LeaderNotAvailableError":
-        return True
-    if code:
-        raise error(f"topic {topic}")
-    return False
+def planned(settings: ClientSettings, found: Mapping[str, TopicFacts]) -> dict[str, TopicPlan]:
+    """Return how each topic would be made, beside those that are there."""
+    messages, markers = found.get(settings.names.messages), found.get(settings.names.markers)
+    return plans(
+        settings.names,
+        DEFAULT_LIMIT_BYTES if messages is None else messages.limit_bytes,
+        partitions=settings.partitions,
+        markers_partitions=settings.markers_partitions if markers is None else markers.partitions,
+        markers_retention_ms=settings.markers_retention_ms,
+    )
+
+
+def cannot_make(settings: ClientSettings, missing: Iterable[TopicPlan], said: str) -> ConfigError:
+    """Return the error for topics that are missing and that this client's principal may not make."""
+    wanted = list(missing)
+    return ConfigError(
+        f"topics are missing at {settings.bootstrap_servers}, and {principal(settings)} may not make them ({said})."
+        " An administrator makes them with:" + "".join(f"\n    {line}" for line in commands_to_make(settings, wanted))
+    )
+
+
+def commands_to_make(settings: ClientSettings, missing: Iterable[TopicPlan]) -> list[str]:
+    """Return the commands that make topics as we would make them."""
+    kafka, copies = tools(settings), settings.replication_factor
+    return [kafka.create_topic(plan.name, plan.partitions, copies, plan.config) for plan in missing]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What could be learned of topics: those that are there, and the rights that were missing to learn more."""
+
+    found: dict[str, TopicFacts] = field(default_factory=dict)
+    forbidden: list[Right] = field(default_factory=list)
+
+
+async def look_up(admin: AIOKafkaAdminClient, names: Iterable[str]) -> Look:
+    """Describe topics without making them, whatever the broker does by itself for those that are asked for.
+
+    Raises:
+        KafkaError: the broker did not answer, or with an error that is no matter of rights.
+    """
+    look = Look()
+    described = {topic["topic"]: topic for topic in await _metadata(admin, list(names))}
+    there = []
+    for name, topic in described.items():
+        error = for_code(topic["error_code"])
+        if error is TopicAuthorizationFailedError:
+            look.forbidden.append(Right(Kind.TOPIC, name, "Describe"))
+        elif topic["error_code"] and error not in _UNKNOWN:
+            raise error(f"topic {name}")
+        elif topic["partitions"]:
+            there.append(name)
+    for name, code, config in await _configs(admin, there):
+        error = for_code(code)
+        if error is TopicAuthorizationFailedError:
+            look.forbidden.append(Right(Kind.TOPIC, name, "DescribeConfigs"))
+        elif code and error not in _UNKNOWN:
+            raise error(f"topic {name}")
+        elif not code:
+            partitions = described[name]["partitions"]
+            look.found[name] = TopicFacts(len(partitions), config, min(len(each["replicas"]) for each in partitions))
+    return look
+
+
+async def _metadata(admin: AIOKafkaAdminClient, names: list[str]) -> list[dict[str, Any]]:
+    # Not admin.describe_topics: on a broker with auto.create.topics.enable that makes the topics, as markers must not
+    # be made.
+    request = MetadataRequest(names, allow_auto_topic_creation=False)
+    topics: list[dict[str, Any]] = (await admin._send_request(request)).to_object()["topics"]
+    return topics
+
+
+async def _configs(admin: AIOKafkaAdminClient, names: list[str]) -> list[tuple[str, int, dict[str, str]]]:
+    if not names:
+        return []
+    responses = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name) for name in names])
+    return [
+        (name, code, {entry[0]: entry[1] for entry in entries})
+        for response in responses
+        for code, _, _, name, entries in response.resources
+    ]
+
+
+def _said(error: type[KafkaError], text: Sequence[str | None]) -> str:
+    return (text[0] if text else None) or error.__name__

@@ -25,10 +25,10 @@ from faust.tables.manager import TableManager
 from faust.tables.recovery import Recovery
 
 from marq.connection import stop_consumer
-from marq.topics import CHANGELOG_DELETE_RETENTION_MS
+from marq.core.topic_rules import DELETE_RETENTION_MS
 
 #: Local files older than this may have missed a deletion that the changelog has forgotten; they are thrown away.
-MAX_LOCAL_AGE_SECONDS = CHANGELOG_DELETE_RETENTION_MS / 1000 / 2
+MAX_LOCAL_AGE_SECONDS = DELETE_RETENTION_MS / 1000 / 2
 
 STOP_CONSUMER_SECONDS = 2.0
 

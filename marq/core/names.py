@@ -110,7 +110,12 @@ class Names:
 
     def transactional_id(self, partition: int) -> str:
         """The id of the one producer that may write for a markers partition."""
-        return f"{self.prefix}-tracker-{partition}"
+        return f"{self.transactional_ids}{partition}"
+
+    @property
+    def transactional_ids(self) -> str:
+        """What the ids of all trackers' producers begin with."""
+        return f"{self.prefix}-tracker-"
 
 
 def markers_partition(topic: str, partition: int, count: int) -> int:

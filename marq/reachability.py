@@ -1,0 +1,328 @@
+"""Finds out why a broker can't be used, in the order in which a connection is made.
+
+aiokafka says of most of these only that it was "unable to bootstrap". So here each step is gone by itself: the name is
+looked up, a connection opened, TLS agreed on, a request sent to learn whether it is Kafka that listens, a login tried,
+and last a request as that user. What fails first says what to change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+from aiokafka.conn import create_conn
+from aiokafka.errors import (
+    IllegalSaslStateError,
+    KafkaError,
+    SaslAuthenticationFailed,
+    UnsupportedSaslMechanismError,
+)
+from aiokafka.protocol.metadata import MetadataRequest
+
+from marq.settings import ClientSettings
+
+#: ApiVersions, version 0, which every broker answers, whoever asks: size, key, version, correlation id, no client id.
+_ASK_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 1, -1)
+#: Nothing that answers it is larger.
+_MAX_ANSWER_BYTES = 1 << 20
+_TLS_RECORDS = (b"\x15\x03", b"\x16\x03")
+#: An answer's first line, or at once the page that says what it thinks of such a request.
+_HTTP = (b"HTTP/", b"<!DOC", b"<html")
+_CERTIFICATE_WANTED = ("CERTIFICATE_REQUIRED", "BAD_CERTIFICATE", "UNKNOWN_CA", "HANDSHAKE_FAILURE")
+
+
+_Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """``what`` is in the way, what to do about it, and whether waiting may help: then it is not ``lasting``.
+
+    ``steps`` that were gone before it: of several addresses the one that came furthest tells most.
+    """
+
+    what: str
+    advice: str
+    lasting: bool = False
+    steps: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.advice}"
+
+
+async def find_obstacle(settings: ClientSettings, limit_s: float) -> Obstacle | None:
+    """Return what keeps a client with these settings from using the cluster; None if nothing does."""
+    addresses = [_split(server) for server in settings.bootstrap_servers.split(",")]
+    found = await asyncio.gather(*(_Path(settings, *address, limit_s).obstacle() for address in addresses))
+    obstacles = [obstacle for obstacle in found if obstacle is not None]
+    if len(obstacles) < len(found):
+        return None
+    return max(obstacles, key=lambda obstacle: obstacle.steps)
+
+
+class _Blocked(Exception):
+    """A step failed."""
+
+    def __init__(self, obstacle: Obstacle) -> None:
+        super().__init__(obstacle.what)
+        self.obstacle = obstacle
+
+
+class _Path:
+    """The way to one address."""
+
+    def __init__(self, settings: ClientSettings, host: str, port: int, limit_s: float) -> None:
+        self._settings = settings
+        self._host, self._port = host, port
+        self._address = f"{host}:{port}"
+        self._limit_s = limit_s
+        self._tls = settings.ssl_context if "SSL" in settings.security_protocol.split("_") else None
+
+    async def obstacle(self) -> Obstacle | None:
+        try:
+            async with asyncio.timeout(self._limit_s):
+                await self._look_up()
+                await self._knock()
+                await self._greet(await self._connect())
+                await self._use()
+        except _Blocked as blocked:
+            return blocked.obstacle
+        except TimeoutError:
+            return Obstacle(
+                f"what listens at {self._address} takes connections and does not answer within {self._limit_s:g} s",
+                "the broker hangs or is still starting, or it is no Kafka; look at its log",
+                steps=3,
+            )
+        return None
+
+    async def _look_up(self) -> None:
+        try:
+            await asyncio.get_running_loop().getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        except (socket.gaierror, UnicodeError):
+            raise _Blocked(
+                Obstacle(
+                    f"the name {self._host!r} is not known on this machine (DNS)",
+                    f"correct the address {self._address} (MARQ_BOOTSTRAP_SERVERS or bootstrap_servers)",
+                )
+            ) from None
+
+    async def _knock(self) -> None:
+        try:
+            async with asyncio.timeout(self._limit_s / 2):
+                _, writer = await asyncio.open_connection(self._host, self._port)
+        except TimeoutError:
+            raise _Blocked(
+                Obstacle(
+                    f"{self._address} did not take a connection within {self._limit_s / 2:g} s",
+                    "the machine is down, a firewall is between, or the address (MARQ_BOOTSTRAP_SERVERS or"
+                    " bootstrap_servers) is wrong",
+                    steps=1,
+                )
+            ) from None
+        except OSError as error:
+            raise _Blocked(
+                Obstacle(
+                    f"nothing listens at {self._address} ({os.strerror(error.errno) if error.errno else error})",
+                    "start the broker there (`make broker` starts one for development), or correct the address"
+                    " (MARQ_BOOTSTRAP_SERVERS or bootstrap_servers)",
+                    steps=1,
+                )
+            ) from None
+        writer.close()
+
+    async def _connect(self) -> _Streams:
+        if self._tls is None:
+            return await asyncio.open_connection(self._host, self._port)
+        try:
+            return await asyncio.open_connection(self._host, self._port, ssl=self._tls)
+        except ssl.SSLCertVerificationError as error:
+            raise _Blocked(self._untrusted(error)) from None
+        except ssl.SSLError as error:
+            if any(reason in (error.reason or "") for reason in _CERTIFICATE_WANTED):
+                raise _Blocked(self._certificate_refused(error)) from None
+            raise _Blocked(await self._no_tls()) from None
+        except OSError:
+            raise _Blocked(await self._no_tls()) from None
+
+    async def _greet(self, streams: _Streams) -> None:
+        try:
+            head = await self._ask(*streams)
+        except ssl.SSLError as error:
+            # TLS 1.3: that the server does not like our certificate comes with its first bytes.
+            raise _Blocked(self._certificate_refused(error)) from None
+        if _is_answer(head):
+            return
+        if self._tls is None and (head[:2] in _TLS_RECORDS or (not head and await self._speaks_tls())):
+            raise _Blocked(self._tls_wanted())
+        raise _Blocked(self._no_kafka(head))
+
+    async def _ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        """Ask for versions, which Kafka answers before any login; return the first bytes that come, perhaps none."""
+        head = b""
+        try:
+            writer.write(_ASK_VERSIONS)
+            async with asyncio.timeout(self._limit_s / 2):
+                while len(head) < 8 and (more := await reader.read(8 - len(head))):
+                    head += more
+        except TimeoutError:
+            if not head:
+                raise
+        except ssl.SSLError:
+            raise
+        except OSError:
+            pass
+        finally:
+            writer.close()
+        return head
+
+    async def _speaks_tls(self) -> bool:
+        """Whether a TLS server listens there, whatever its certificate is."""
+        anything = ssl.create_default_context()
+        anything.check_hostname = False
+        anything.verify_mode = ssl.CERT_NONE
+        try:
+            _, writer = await asyncio.open_connection(self._host, self._port, ssl=anything)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+    async def _use(self) -> None:
+        """Log in as aiokafka does, and ask for something that only a user may have."""
+        settings = self._settings
+        try:
+            connection = await create_conn(
+                self._host,
+                self._port,
+                client_id=settings.client_id,
+                request_timeout_ms=int(self._limit_s * 1000),
+                ssl_context=settings.ssl_context,
+                security_protocol=settings.security_protocol,
+                sasl_mechanism=settings.sasl_mechanism,
+                sasl_plain_username=settings.sasl_username,
+                sasl_plain_password=settings.sasl_password,
+            )
+        except (IllegalSaslStateError, UnsupportedSaslMechanismError, SaslAuthenticationFailed) as error:
+            raise _Blocked(self._login_refused(error)) from None
+        except (KafkaError, OSError) as error:
+            raise _Blocked(self._cut_off(error)) from None
+        try:
+            await connection.send(MetadataRequest([]))
+        except (KafkaError, OSError) as error:
+            raise _Blocked(self._cut_off(error)) from None
+        finally:
+            closing = connection.close()
+            if closing is not None:
+                await closing
+
+    # --- words --------------------------------------------------------------------------------------------------------
+
+    async def _no_tls(self) -> Obstacle:
+        head = await self._ask(*await asyncio.open_connection(self._host, self._port))
+        if head and not _is_answer(head):
+            return self._no_kafka(head)
+        protocol = self._settings.security_protocol
+        return Obstacle(
+            f"{self._address} speaks no TLS, and MARQ_SECURITY_PROTOCOL is {protocol}",
+            f"set MARQ_SECURITY_PROTOCOL={protocol.replace('SSL', 'PLAINTEXT')}, or take the address of a listener"
+            " with TLS",
+            lasting=True,
+            steps=2,
+        )
+
+    def _tls_wanted(self) -> Obstacle:
+        protocol = self._settings.security_protocol
+        wanted = "SASL_SSL" if "SASL" in protocol else "SSL (with a login: SASL_SSL)"
+        return Obstacle(
+            f"{self._address} wants TLS, and MARQ_SECURITY_PROTOCOL is {protocol}",
+            f"set MARQ_SECURITY_PROTOCOL={wanted}, and MARQ_SSL_CAFILE if its certificate is signed by an authority of"
+            " your own",
+            lasting=True,
+            steps=2,
+        )
+
+    def _untrusted(self, error: ssl.SSLCertVerificationError) -> Obstacle:
+        if "mismatch" in error.verify_message.lower():
+            advice = "use a name that the certificate has as address (MARQ_BOOTSTRAP_SERVERS or bootstrap_servers)"
+        elif "expired" in error.verify_message.lower():
+            advice = "renew the broker's certificate"
+        else:
+            advice = "set MARQ_SSL_CAFILE to the PEM file of the authority that signed it"
+        return Obstacle(
+            f"the certificate of {self._address} is not trusted ({error.verify_message})", advice, lasting=True, steps=2
+        )
+
+    def _certificate_refused(self, error: ssl.SSLError) -> Obstacle:
+        return Obstacle(
+            f"{self._address} does not take this client's certificate, or wants one ({error.reason})",
+            "set MARQ_SSL_CERTFILE, and MARQ_SSL_KEYFILE if the key is in another file, to a certificate that the"
+            " broker trusts",
+            lasting=True,
+            steps=3,
+        )
+
+    def _no_kafka(self, head: bytes) -> Obstacle:
+        what = "an HTTP server" if head.startswith(_HTTP) else "something else than Kafka"
+        if not head:
+            what = "something that ends the connection as soon as Kafka's first request comes"
+        return Obstacle(
+            f"what listens at {self._address} is {what}",
+            "correct the address (MARQ_BOOTSTRAP_SERVERS or bootstrap_servers): Kafka's port is 9092 if nobody chose"
+            " another one",
+            # A broker that is about to stop does the same, and so does a proxy whose broker is away.
+            lasting=bool(head),
+            steps=3,
+        )
+
+    def _login_refused(self, error: KafkaError) -> Obstacle:
+        settings = self._settings
+        if isinstance(error, IllegalSaslStateError):
+            what = f"{self._address} takes no login (SASL), and MARQ_SECURITY_PROTOCOL is {settings.security_protocol}"
+            without = "SSL" if self._tls else "PLAINTEXT"
+            advice = f"set MARQ_SECURITY_PROTOCOL={without}, or take the address of a listener with SASL"
+        elif isinstance(error, UnsupportedSaslMechanismError):
+            what = f"{self._address} does not offer the login {settings.sasl_mechanism} ({_text(error)})"
+            advice = "set MARQ_SASL_MECHANISM to one that it offers"
+        else:
+            what = (
+                f"authentication failed: {self._address} refuses the login of {settings.sasl_username!r} by"
+                f" {settings.sasl_mechanism}"
+            )
+            advice = "check MARQ_SASL_USERNAME, MARQ_SASL_PASSWORD and MARQ_SASL_MECHANISM"
+        return Obstacle(what, advice, lasting=True, steps=5)
+
+    def _cut_off(self, error: Exception) -> Obstacle:
+        if "SASL" in self._settings.security_protocol:
+            return Obstacle(
+                f"{self._address} ended the connection at the login ({_text(error)})",
+                "look at the broker's log",
+                steps=4,
+            )
+        return Obstacle(
+            f"{self._address} is a Kafka listener that ends the connection of clients without a login",
+            f"set MARQ_SECURITY_PROTOCOL=SASL_{'SSL' if self._tls else 'PLAINTEXT'}, MARQ_SASL_MECHANISM,"
+            " MARQ_SASL_USERNAME and MARQ_SASL_PASSWORD",
+            lasting=True,
+            steps=4,
+        )
+
+
+def _is_answer(head: bytes) -> bool:
+    if len(head) < 8:
+        return False
+    size, correlation_id = struct.unpack(">ii", head)
+    return bool(correlation_id == 1 and 0 < size < _MAX_ANSWER_BYTES)
+
+
+def _split(server: str) -> tuple[str, int]:
+    host, _, port = server.strip().rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _text(error: BaseException) -> Any:
+    return str(error) or type(error).__name__
