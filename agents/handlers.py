@@ -1,33 +1,38 @@
-"""The queue consumer agent: runs the handlers of config/queues.toml and emits markers.
+"""The queue consumer agent: runs the handlers of one group of queues and emits markers.
 
-It is the same engine as :class:`marq.Consumer` (:mod:`marq.flow`), fed by the agent's stream. All queues with handlers
-are read together, in the worker's consumer group.
+It is the same engine as :class:`marq.Consumer` (:mod:`marq.flow`), fed by the agent's stream. Each group has a process
+of its own, a Faust application whose only agent this is (app/handlers_process.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import ModuleType
 
 import faust
 from faust.types import TP, StreamT
 
+from agents.handler_groups import HandlerGroup
 from agents.stream_reader import Partitions, StreamReader
-from config.queues import QueueDefinition
+from marq.core.definitions import Definitions
 from marq.core.errors import ConfigError, MarqError
+from marq.core.markers import Source
 from marq.flow import Flow, FlowSettings
+from marq.handlers import Handler, HandlerDefinition, check_handler, definitions_of, handlers_in
+from marq.serving import serving
 from marq.settings import ClientSettings
 from marq.topics import Topics
-from marq.workers import STOP_CLIENT_S, Handler, Workers, wind_down
+from marq.workers import STOP_CLIENT_S, Workers, wind_down
 from marq.writer import KafkaMarkerWriter
 
 log = logging.getLogger("marq.handlers")
 
-#: Messages that a worker holds at the most, over all of its queues.
+#: Messages that a process holds at the most, over all of its queues.
 MAX_IN_FLIGHT = 10_000
 #: A handler that hangs loses its message after this.
 MAX_LEASE_MS = 3_600_000
@@ -35,42 +40,65 @@ MAX_LEASE_MS = 3_600_000
 GRACE_SECONDS = 3.0
 
 
+class Leases(Mapping[str, int]):
+    """The leases of a group's queues in ms, as the definitions say now: a change counts at the next ACQUIRE."""
+
+    def __init__(self, group: HandlerGroup, definitions: Definitions) -> None:
+        self._queues = group.queues
+        self._definitions = definitions
+
+    def __getitem__(self, queue: str) -> int:
+        return self._definitions.settings(queue).lease_ms
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._queues)
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+
 @dataclass
 class Handlers:
-    """The queues with handlers of one worker."""
+    """The handlers of one group, while they run."""
 
-    topic: str
-    definitions: Mapping[str, QueueDefinition]
+    group: HandlerGroup
     flow: Flow | None = None
     reader: StreamReader | None = None
     _writers: list[KafkaMarkerWriter] = field(default_factory=list)
     _workers: list[Workers] = field(default_factory=list)
 
-    async def start(self, client: ClientSettings, topics: Topics, partitions: Partitions) -> None:
+    async def start(
+        self, client: ClientSettings, topics: Topics, definitions: Definitions, partitions: Partitions
+    ) -> None:
         """Load the handlers and start their workers; messages come when partitions are assigned.
 
         Raises:
             ConfigError: a handler can't be imported.
             BrokerUnavailable: no broker answered in time.
         """
-        if not self.definitions:
-            return
-        handlers = {queue: load_handler(queue, definition) for queue, definition in self.definitions.items()}
-        self.reader = StreamReader(self.topic, self.definitions, partitions)
+        handlers = {queue: load_handler(queue, each.handler) for queue, each in self.group.queues.items()}
+        served = serving(client.names.messages, self.group.queues, self.group.topics)
+        self.reader = StreamReader(served, partitions)
         for _ in range(2):
             writer = KafkaMarkerWriter(client, topics.markers_limit_bytes)
             self._writers.append(writer)
             await writer.start()
-        self.flow = Flow(list(self.definitions), self.reader, *self._writers, self._settings(topics))
+        self.flow = Flow(served, self.reader, *self._writers, self._settings(topics, definitions, handlers))
         self.flow.start()
         for queue, handler in handlers.items():
-            concurrency = self.definitions[queue].concurrency
+            concurrency = self.group.queues[queue].concurrency
             workers = Workers(self.flow.shelves[queue], self.flow.outbox, handler, concurrency)
             workers.start()
             self._workers.append(workers)
 
-    def _settings(self, topics: Topics) -> FlowSettings:
-        leases = {queue: definition.settings.lease_ms for queue, definition in self.definitions.items()}
+    def _settings(self, topics: Topics, definitions: Definitions, handlers: Mapping[str, Handler]) -> FlowSettings:
+        leases = Leases(self.group, definitions)
+        codecs = {
+            each.queue: each.codec
+            for queue, handler in handlers.items()
+            for each in definitions_of(handler)
+            if each.queue == queue and each.codec is not None
+        }
         return FlowSettings(
             lease_ms=max(leases.values()),
             leases_ms=leases,
@@ -78,6 +106,7 @@ class Handlers:
             max_lease_ms=max(MAX_LEASE_MS, *leases.values()),
             markers_partitions=topics.markers_partitions,
             limit_bytes=topics.markers_limit_bytes,
+            codecs=codecs,
         )
 
     async def done(self) -> None:
@@ -86,10 +115,10 @@ class Handlers:
         if self.flow is not None and self.flow.error is not None:
             raise self.flow.error
 
-    async def assigned(self, partitions: set[TP]) -> None:
+    def assigned(self, partitions: set[TP]) -> None:
         if self.reader is not None and self.flow is not None:
             self.flow.assigned()
-            await self.reader.assigned([tp.partition for tp in partitions if tp.topic == self.topic])
+            self.reader.assigned([Source(*tp) for tp in partitions])
 
     async def revoked(self) -> None:
         if self.reader is not None and self.flow is not None:
@@ -105,48 +134,65 @@ class Handlers:
         await asyncio.gather(*[writer.stop(STOP_CLIENT_S) for writer in self._writers])
 
 
-def load_handler(queue: str, definition: QueueDefinition) -> Handler:
-    """Import the handler of a queue.
+def load_handler(queue: str, name: str) -> Handler:
+    """Import the handler of a queue, ``module:function``.
 
     Raises:
         ConfigError: there is no such module or function.
     """
-    assert definition.handler is not None
-    module, _, name = definition.handler.partition(":")
+    module, _, path = name.partition(":")
     try:
-        handler: Any = getattr(importlib.import_module(module), name)
+        handler: Handler = functools.reduce(getattr, path.split("."), importlib.import_module(module))  # type: ignore[arg-type]
     except Exception as error:  # whatever the module does while it is imported
         raise ConfigError(
-            f"queue {queue!r}: its handler {definition.handler!r} can't be imported ({error!r}); expected "
+            f"queue {queue!r}: its handler {name!r} can't be imported ({error!r}); expected "
             "MODULE:FUNCTION, importable from the directory that the worker is started in"
         ) from error
-    if not callable(handler):
-        raise ConfigError(f"queue {queue!r}: its handler {definition.handler!r} is not a function")
-    checked: Handler = handler
-    return checked
+    try:
+        check_handler(handler)
+    except ConfigError as error:
+        raise ConfigError(f"queue {queue!r}: its handler {name!r} can't be used: {error}") from error
+    return handler
+
+
+def load_modules(modules: tuple[str, ...]) -> list[HandlerDefinition]:
+    """Import modules and return the decorated handlers in them.
+
+    Raises:
+        ConfigError: a module can't be imported, or two functions are for one queue.
+    """
+    return handlers_in(*map(_load_module, modules))
+
+
+def _load_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # whatever the module does while it is imported
+        raise ConfigError(
+            f"MARQ_HANDLERS: module {name!r} can't be imported ({error!r}); expected a module that is importable from "
+            "the directory that the worker is started in"
+        ) from error
 
 
 def attach(
-    app: faust.App, topic: faust.TopicT | None, name: str, definitions: Mapping[str, QueueDefinition]
+    app: faust.App, topic: faust.TopicT, group: HandlerGroup, failed: Callable[[MarqError], Awaitable[None]]
 ) -> Handlers:
-    """Attach the queue consumer to an application; without queues that have handlers there is nothing to read."""
-    handlers = Handlers(name, definitions)
-    if topic is None:
-        return handlers
+    """Attach the queue consumer to an application; ``failed`` is called when nothing more can be received."""
+    handlers = Handlers(group)
 
     @app.agent(topic, name="queue consumer")
     async def consume(messages: StreamT[object]) -> None:
         # Never acknowledged to Faust: the flow commits, after the marker and with the positions of each queue.
         async for event in messages.noack().events():
             if handlers.reader is not None:
-                await handlers.reader.deliver(event.message.partition, event.value)
+                source = Source(event.message.topic, event.message.partition)
+                await handlers.reader.deliver(source, event.value)
 
     @app.task
     async def watch() -> None:
         try:
             await handlers.done()
         except MarqError as error:
-            # The trackers of this worker go on: redelivery must not end with the handlers.
-            log.critical("handlers stopped, and run again only after a restart of the worker: %s", error)
+            await failed(error)
 
     return handlers

@@ -12,34 +12,40 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord
 
 from agents.fetched import Fetched
-from agents.positions import Positions, keys
 from marq.core.markers import Source
+from marq.offsets import Place
+from marq.positions import Positions
 from marq.reader import NotCommitted
+from marq.serving import Serving
 
 log = logging.getLogger("marq.handlers")
 
-#: Records that wait for the flow; past that the partitions are paused, so that trackers go on reading beside them.
+#: Records that wait for the flow; past that the partitions are paused.
 MAX_WAITING = 10_000
-#: How long a fetch waits for a first record.
+#: How long a fetch waits for a first record, and the pause before something that failed is tried again.
 FETCH_WAIT_SECONDS = 0.5
 COMMIT_SECONDS = 10.0
+#: How long finding out where to read on may take; it is tried again.
+PLACE_SECONDS = 10.0
 
 Record = ConsumerRecord[bytes, bytes]
 
 
 @dataclass(frozen=True)
 class Partitions:
-    """What the reader asks of Faust's consumer, for partitions of the messages topic."""
+    """What the reader asks of Faust's consumer."""
 
-    seek: Callable[[int, int], Awaitable[None]]
+    seek: Callable[[Source, int], Awaitable[None]]
     #: Returns when no rebalance is under way.
     settled: Callable[[], Awaitable[None]]
-    pause: Callable[[Iterable[int]], None]
-    resume: Callable[[Iterable[int]], None]
+    pause: Callable[[Iterable[Source]], None]
+    resume: Callable[[Iterable[Source]], None]
     #: {partition: (offset, metadata)}; raises KafkaError when refused or unknown.
-    commit: Callable[[Mapping[int, tuple[int, str]]], Awaitable[None]]
-    #: partition -> (committed offset or None, its metadata, where the log begins).
-    committed: Callable[[int], Awaitable[tuple[int | None, str, int]]]
+    commit: Callable[[Mapping[Source, tuple[int, str]]], Awaitable[None]]
+    #: Where to go on in partitions that were assigned; raises KafkaError.
+    places: Callable[[Serving, Iterable[Source]], Awaitable[Mapping[Source, Place]]]
+    #: Where the log of a partition begins.
+    log_start: Callable[[Source], Awaitable[int]]
 
 
 @dataclass
@@ -52,61 +58,56 @@ class _Lane:
 
 
 class StreamReader:
-    """A :class:`marq.reader.Reader` for the queues of one worker."""
+    """A :class:`marq.reader.Reader` for the queues of one group, which lets an agent's stream do the reading."""
 
     #: Faust's consumer stays in the group by itself.
     keep_alive_s = 3600.0
 
-    def __init__(self, topic: str, queues: Iterable[str], partitions: Partitions) -> None:
-        self._topic = topic
-        self._queues = keys(queues)
+    def __init__(self, serving: Serving, partitions: Partitions) -> None:
+        self._serving = serving
         self._partitions = partitions
-        self._lanes: dict[int, _Lane] = {}
-        self._rewound: dict[int, int] = {}
+        self._lanes: dict[Source, _Lane] = {}
+        #: Assigned partitions of which it is not known yet where to read on.
+        self._unplaced: set[Source] = set()
+        self._rewound: dict[Source, int] = {}
         self._arrived = asyncio.Event()
         self._paused = False
 
-    async def assigned(self, partitions: Iterable[int]) -> None:
-        """Begin to read partitions where the queue that is furthest behind has to go on."""
-        for partition in partitions:
-            offset, metadata, log_start = await self._partitions.committed(partition)
-            positions = Positions.decode(offset, metadata)
-            start = positions.start(self._queues.values(), log_start)
-            if offset is not None and start < offset:
-                log.info("partition %s: reading from %s for queues that have joined since", partition, start)
-            self._lanes[partition] = _Lane(start, positions)
-            self._rewound[partition] = start
+    def assigned(self, sources: Iterable[Source]) -> None:
+        """Begin with new partitions: nothing of them is taken before it is known where to go on."""
+        self._unplaced = set(sources)
         self._paused = False
         self._arrived.set()
 
     def revoked(self) -> None:
         """Forget what was read and not fetched: the next owner reads it from the committed offset."""
         self._lanes.clear()
+        self._unplaced.clear()
         self._rewound.clear()
 
-    async def deliver(self, partition: int, fetched: Fetched) -> None:
+    async def deliver(self, source: Source, fetched: Fetched) -> None:
         """Take a batch from the stream."""
-        lane = self._lanes.get(partition)
-        if lane is None or partition in self._rewound:
+        lane = self._lanes.get(source)
+        if lane is None or source in self._rewound:
             return
         if fetched.start > lane.position:
-            await self._close_gap(partition, lane, fetched.start)
+            await self._close_gap(source, lane, fetched.start)
             return
         lane.records.extend(record for record in fetched.records if record.offset >= lane.position)
         lane.position = max(lane.position, fetched.end)
         self._arrived.set()
         self._hold()
 
-    async def _close_gap(self, partition: int, lane: _Lane, start: int) -> None:
-        _, _, log_start = await self._partitions.committed(partition)
+    async def _close_gap(self, source: Source, lane: _Lane, start: int) -> None:
+        log_start = await self._partitions.log_start(source)
         if log_start > lane.position:
             log.error(
                 "topic %s, partition %s: retention has removed records %s to %s before they were read",
-                self._topic, partition, lane.position, log_start - 1,
+                source.topic, source.partition, lane.position, log_start - 1,
             )  # fmt: skip
             lane.position = log_start
-        log.info("topic %s, partition %s: going back from %s to %s", self._topic, partition, start, lane.position)
-        await self._partitions.seek(partition, lane.position)
+        log.info("topic %s, partition %s: going back from %s to %s", *source, start, lane.position)
+        await self._partitions.seek(source, lane.position)
 
     def _hold(self) -> None:
         waiting = sum(len(lane.records) for lane in self._lanes.values())
@@ -120,6 +121,7 @@ class StreamReader:
     # --- what the flow asks -------------------------------------------------------------------------------------------
 
     async def fetch(self, max_records: int) -> Mapping[Source, Sequence[Record]]:
+        await self._place()
         await self._seek_back()
         if not any(lane.records for lane in self._lanes.values()):
             self._arrived.clear()
@@ -133,21 +135,43 @@ class StreamReader:
         self._hold()
         return taken
 
+    async def _place(self) -> None:
+        wanted = frozenset(self._unplaced)
+        if not wanted:
+            return
+        try:
+            async with asyncio.timeout(PLACE_SECONDS):
+                found = await self._partitions.places(self._serving, wanted)
+                starts = {source: await self._partitions.log_start(source) for source in wanted}
+        except (TimeoutError, KafkaError) as error:
+            log.warning("not known yet where to read on, trying again: %r", error)
+            await asyncio.sleep(FETCH_WAIT_SECONDS)
+            return
+        # A rebalance meanwhile has other partitions, to be looked up anew.
+        if wanted != self._unplaced:
+            return
+        self._unplaced.clear()
+        for source, place in found.items():
+            start = max(place.start, starts[source])
+            self._lanes[source] = _Lane(start, place.positions)
+            self._rewound[source] = start
+
     def _take(self, max_records: int) -> dict[Source, list[Record]]:
         taken: dict[Source, list[Record]] = {}
-        for partition, lane in list(self._lanes.items()):
+        for source, lane in list(self._lanes.items()):
             count = min(len(lane.records), max_records)
             if count:
                 max_records -= count
-                records = [self._masked(lane.records.popleft(), lane) for _ in range(count)]
-                taken[Source(self._topic, partition)] = records
+                taken[source] = [self._unmet(lane.records.popleft(), lane) for _ in range(count)]
                 # To the end, so that the next fetch begins with another partition.
-                self._lanes[partition] = self._lanes.pop(partition)
+                self._lanes[source] = self._lanes.pop(source)
         return taken
 
-    def _masked(self, record: Record, lane: _Lane) -> Record:
-        queue = self._queues.get(record.key)
-        # A record that its queue has had counts as another queue's: it is read past, and nobody gets it.
+    def _unmet(self, record: Record, lane: _Lane) -> Record:
+        """Take the key from a record that its queue has had: it is read past, and nobody gets it."""
+        if record.offset >= lane.positions.furthest:
+            return record
+        queue = self._serving.queue_of(record.topic, record.key)
         return replace(record, key=None) if queue is not None and lane.positions.had(queue, record.offset) else record
 
     async def _seek_back(self) -> None:
@@ -156,42 +180,42 @@ class StreamReader:
             await self._partitions.settled()
             if not self._rewound:
                 return
-            partition, offset = next(iter(self._rewound.items()))
+            source, offset = next(iter(self._rewound.items()))
             try:
-                await self._partitions.seek(partition, offset)
+                await self._partitions.seek(source, offset)
             except KafkaError as error:
-                log.warning("topic %s, partition %s: could not seek to %s: %r", self._topic, partition, offset, error)
+                log.warning("topic %s, partition %s: could not seek to %s: %r", *source, offset, error)
                 await asyncio.sleep(FETCH_WAIT_SECONDS)
                 continue
-            if self._rewound.get(partition) == offset:
-                del self._rewound[partition]
+            if self._rewound.get(source) == offset:
+                del self._rewound[source]
 
     async def commit(self, offsets: Mapping[Source, int]) -> None:
-        commits: dict[int, tuple[int, str]] = {}
+        after: dict[Source, Positions] = {}
         for source, offset in offsets.items():
-            lane = self._lanes.get(source.partition)
+            lane = self._lanes.get(source)
             if lane is None:
-                raise NotCommitted(f"partition {source.partition} is not assigned any more")
-            after = Positions(dict(lane.positions.by_queue))
-            after.advance(self._queues.values(), offset)
-            commits[source.partition] = (offset, after.encode(offset))
+                raise NotCommitted(f"{source.topic}/{source.partition} is not assigned any more")
+            after[source] = lane.positions.after(self._serving.queues_in(source.topic), offset)
         try:
             async with asyncio.timeout(COMMIT_SECONDS):
-                await self._partitions.commit(commits)
+                await self._partitions.commit(
+                    {source: (offset, after[source].encode(offset)) for source, offset in offsets.items()}
+                )
         except (KafkaError, TimeoutError) as error:
             raise NotCommitted(str(error) or type(error).__name__) from error
-        for source, offset in offsets.items():
-            lane = self._lanes.get(source.partition)
+        for source, positions in after.items():
+            lane = self._lanes.get(source)
             if lane is not None:
-                lane.positions.advance(self._queues.values(), offset)
+                lane.positions = positions
 
     def rewind(self, offsets: Mapping[Source, int]) -> None:
         for source, offset in offsets.items():
-            lane = self._lanes.get(source.partition)
+            lane = self._lanes.get(source)
             if lane is not None:
                 lane.records.clear()
                 lane.position = offset
-                self._rewound[source.partition] = offset
+                self._rewound[source] = offset
         # What was dropped may have been why reading pauses.
         self._hold()
         self._arrived.set()

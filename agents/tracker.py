@@ -39,9 +39,8 @@ class TrackerOwners:
         await self.revoked({TP(self.topic, partition) for partition in self.owned})
 
 
-def attach(app: faust.App, topic: faust.TopicT, name: str) -> TrackerOwners:
-    """Attach the tracker to an application; ``name`` is the markers topic's."""
-    owners = TrackerOwners(name)
+def attach(app: faust.App, topic: faust.TopicT, owners: TrackerOwners) -> None:
+    """Attach the tracker to an application."""
 
     @app.agent(topic, name="tracker")
     async def track(markers: StreamT[object]) -> None:
@@ -49,5 +48,3 @@ def attach(app: faust.App, topic: faust.TopicT, name: str) -> TrackerOwners:
             owner = owners.owned.get(event.message.partition)
             if owner is not None:
                 await owner.deliver(event)
-
-    return owners

@@ -3,7 +3,7 @@
 Stock Faust delivers about 12,800 events a second, because each takes several turns of the event loop. Here an event's
 value is a :class:`Fetched`: all records that one fetch brought of one partition. The transport also
 
-* reads ``read_committed``, so that a marker written in an aborted transaction is never seen;
+* reads markers ``read_committed``, so that one written in an aborted transaction is never seen;
 * says where each batch began, so that its reader can tell a gap from the offsets that Kafka's control records take;
 * commits given offsets at once and says whether that worked, for the queue consumer agent's third step.
 
@@ -40,7 +40,7 @@ class BatchThread(driver.AIOKafkaConsumerThread):
 
     def _create_worker_consumer(self, transport: driver.Transport) -> aiokafka.AIOKafkaConsumer:
         consumer = super()._create_worker_consumer(transport)
-        consumer._isolation_level = "read_committed"
+        consumer._isolation_level = self.app.isolation_level
         consumer._fetch_max_wait_ms = 500
         return consumer
 
@@ -91,16 +91,6 @@ class BatchThread(driver.AIOKafkaConsumerThread):
         now = monotonic()
         self.tp_last_committed_at.update(dict.fromkeys(offsets, now))
         await self._ensure_consumer().commit({_aiokafka(tp): OffsetAndMetadata(*each) for tp, each in offsets.items()})
-
-    async def committed(self, tp: TP) -> tuple[int | None, str, int]:
-        """Return the committed offset of a partition (None: none), its metadata, and where the log begins."""
-        return await self.call_thread(self._committed, _aiokafka(tp))
-
-    async def _committed(self, tp: aiokafka.TopicPartition) -> tuple[int | None, str, int]:
-        consumer = self._ensure_consumer()
-        found = await consumer._coordinator.fetch_committed_offsets([tp])
-        log_start = (await consumer.beginning_offsets([tp]))[tp]
-        return (found[tp].offset, found[tp].metadata, log_start) if tp in found else (None, "", log_start)
 
 
 def _aiokafka(tp: TP) -> aiokafka.TopicPartition:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -13,9 +15,12 @@ from faust.web.views import View
 from yarl import URL
 
 from agents.statistics import Statistics, add_up
+from app.members import Group
 
 #: How long another worker may take to answer before its figures are said to be missing.
 PEER_SECONDS = 1.0
+
+_NOTHING: dict[str, Any] = {"queues": {}, "partitions": [], "handlers": []}
 
 
 class MarqWeb(Web):
@@ -25,22 +30,45 @@ class MarqWeb(Web):
     production_blueprints = ()
 
 
-async def figures(app: faust.App, statistics: Statistics) -> dict[str, Any]:
-    """Figures of all workers; ``complete`` says whether each of them answered."""
-    own = URL(app.conf.canonical_url)
-    peers = [url for url in map(URL, app.router.tables_metadata()) if url != own]
-    answers = await asyncio.gather(*(_ask(app, url) for url in peers))
-    workers = [_worker(own, statistics.local()), *map(_worker, peers, answers)]
-    answered = [worker for worker in workers if worker["answered"]]
-    return {
-        "complete": len(answered) == len(workers),
-        "queues": add_up(answered),
-        "workers": [{name: value for name, value in worker.items() if name != "queues"} for worker in workers],
-    }
+@dataclass(frozen=True)
+class Figures:
+    """Where the pages' figures come from: this process, and the trackers that the group has."""
+
+    statistics: Statistics
+    group: Group
+    #: What handlers processes this worker has.
+    handlers: Callable[[], list[dict[str, Any]]]
+
+    def local(self) -> dict[str, Any]:
+        """Figures of this worker alone."""
+        return {**self.statistics.local(), "handlers": self.handlers()}
+
+    async def all(self, app: faust.App) -> dict[str, Any]:
+        """Figures of all trackers, and of this worker; ``complete`` says whether each tracker is known and answered."""
+        own = URL(app.conf.canonical_url)
+        members = await self.group.members()
+        peers = list(members.urls)
+        if own in peers:
+            peers.remove(own)
+        answers = await _ask_each(app, own, peers)
+        workers = [_worker(own, self.local()), *map(_worker, peers, answers)]
+        answered = [worker for worker in workers if worker["answered"]]
+        return {
+            "complete": members.settled and len(answered) == len(workers),
+            "queues": add_up(answered),
+            "workers": [{name: value for name, value in worker.items() if name != "queues"} for worker in workers],
+        }
 
 
 def _worker(url: URL, answer: dict[str, Any] | None) -> dict[str, Any]:
-    return {"url": str(url), "answered": answer is not None, **(answer or {"queues": {}, "partitions": []})}
+    return {"url": str(url), "answered": answer is not None, **(answer or _NOTHING)}
+
+
+async def _ask_each(app: faust.App, own: URL, urls: Sequence[URL]) -> list[dict[str, Any] | None]:
+    """Ask each address once: of several workers that gave the same one (or ours), the others can't be reached."""
+    different = {url: place for place, url in reversed(list(enumerate(urls))) if url != own}
+    answers = dict(zip(different, await asyncio.gather(*(_ask(app, url) for url in different)), strict=True))
+    return [answers[url] if different.get(url) == place else None for place, url in enumerate(urls)]
 
 
 async def _ask(app: faust.App, url: URL) -> dict[str, Any] | None:
@@ -78,7 +106,8 @@ def _page(found: dict[str, Any]) -> str:
         if part["alarm"]
     )
     missing = [escape(worker["url"]) for worker in found["workers"] if not worker["answered"]]
-    partial = f"<p role=alert>Figures are not complete: no answer from {', '.join(missing)}.</p>" if missing else ""
+    why = f"no answer from {', '.join(missing)}" if missing else "it is not known now which workers there are"
+    partial = "" if found["complete"] else f"<p role=alert>Figures are not complete: {why}.</p>"
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><title>Marq</title>"
         "<style>body{font:16px system-ui;margin:2rem}td,th{padding:.2rem .8rem;text-align:right}"
@@ -88,15 +117,14 @@ def _page(found: dict[str, Any]) -> str:
     )
 
 
-def attach(app: faust.App, statistics: Statistics) -> None:
+def attach(app: faust.App, figures: Figures) -> None:
     """Add the pages to an application."""
 
     @app.page("/api/queues", name="queues")
     async def queues(self: View, request: Any) -> Any:
-        if request.query.get("scope") == "worker":
-            return self.json(statistics.local())
-        return self.json(await figures(app, statistics))
+        local = request.query.get("scope") == "worker"
+        return self.json(figures.local() if local else await figures.all(app))
 
     @app.page("/", name="index")
     async def index(self: View, request: Any) -> Any:
-        return self.html(_page(await figures(app, statistics)))
+        return self.html(_page(await figures.all(app)))

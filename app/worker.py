@@ -15,6 +15,7 @@ from typing import IO, Any
 import faust
 from faust.exceptions import AlreadyConfiguredWarning
 
+from config.settings import Role
 from marq.core.errors import ConfigError
 
 log = logging.getLogger("marq.worker")
@@ -28,9 +29,11 @@ class MarqWorker(faust.Worker):
 
     def __init__(self, app: Any, *services: Any, **kwargs: Any) -> None:
         self._stop_timeout = app.settings.stop_timeout
+        app.log_level = kwargs.get("loglevel")
+        if Role.WEB not in app.settings.roles:
+            app.conf.web_enabled = False
         try:
-            self._slot, self._lock = claim_slot(Path(app.settings.data_dir))
-            place_worker(app, self._slot)
+            self._lock = place_worker(app)
         except ConfigError as error:
             sys.exit(f"marq: {error}")
         super().__init__(app, *services, **kwargs)
@@ -80,20 +83,32 @@ def claim_slot(data_dir: Path) -> tuple[int, IO[str]]:
     raise ConfigError(f"MARQ_DATA_DIR {data_dir}: {MAX_WORKERS} workers run there already")
 
 
-def place_worker(app: Any, slot: int) -> None:
-    """Give a worker its folder and a free web port: the one asked for, else the next free one."""
-    conf = app.conf
-    conf.datadir = (Path(app.settings.data_dir) / f"worker-{slot}").resolve()
-    if conf.web_enabled:
-        wanted = int(conf.web_port)
-        port = free_port(str(conf.web_bind), wanted, slot)
-        if port != wanted:
-            log.info("web port %s is taken on this machine; using %s", wanted, port)
-        with warnings.catch_warnings():
-            # The port was read above, which Faust takes for a use; nothing has been bound to it yet.
-            warnings.simplefilter("ignore", AlreadyConfiguredWarning)
-            conf.web_port = port
-    conf.canonical_url = f"http://{conf.web_host}:{conf.web_port}"
+def place_worker(app: Any) -> IO[str] | None:
+    """Give a worker what it needs of the machine: a folder with a lock, and a free web port near the one asked for.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    conf, slot, lock = app.conf, 0, None
+    if app.keeps_tables:
+        slot, lock = claim_slot(Path(app.settings.data_dir))
+        conf.datadir = (Path(app.settings.data_dir) / f"worker-{slot}").resolve()
+    conf.canonical_url = (
+        _web_address(conf, slot) if conf.web_enabled else f"no-web://{socket.gethostname()}:{os.getpid()}"
+    )
+    return lock
+
+
+def _web_address(conf: Any, slot: int) -> str:
+    wanted = int(conf.web_port)
+    port = free_port(str(conf.web_bind), wanted, slot)
+    if port != wanted:
+        log.info("web port %s is taken on this machine; using %s", wanted, port)
+    with warnings.catch_warnings():
+        # The port was read above, which Faust takes for a use; nothing has been bound to it yet.
+        warnings.simplefilter("ignore", AlreadyConfiguredWarning)
+        conf.web_port = port
+    return f"http://{conf.web_host}:{port}"
 
 
 def free_port(bind: str, wanted: int, slot: int) -> int:

@@ -17,7 +17,6 @@ import pytest_asyncio
 import marq
 from agents.handlers import load_handler
 from broker import EmbeddedBroker
-from config.queues import QueueDefinition
 from marq.core.markers import Renew
 from tests.acceptance.receiving import finished
 from tests.worker.harness import ROOT, Installation, Worker, eventually, header
@@ -276,7 +275,6 @@ async def test_a_handler_that_its_module_does_not_have_is_named(
     handlers: Handlers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(handlers.directory))
-    definition = QueueDefinition(handler="handlers_of_the_test:nothing")
 
     with pytest.raises(marq.ConfigError, match=r"'handlers_of_the_test:nothing' can't be imported .* 'nothing'"):
-        load_handler("emails", definition)
+        load_handler("emails", "handlers_of_the_test:nothing")

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from agents.handlers import load_handler
-from config.queues import QueueDefinition
 from marq.core.errors import ConfigError
 
 
@@ -16,7 +15,7 @@ from marq.core.errors import ConfigError
         ("raise ValueError('no settings')\n", "no settings"),
         ("import nowhere_at_all\n", "nowhere_at_all"),
         ("other = 1\n", "handle"),
-        ("handle = 5\n", "is not a function"),
+        ("handle = 5\n", "expected a function"),
     ],
 )
 def test_a_handler_that_can_not_be_had_is_named_with_its_queue(
@@ -27,4 +26,4 @@ def test_a_handler_that_can_not_be_had_is_named_with_its_queue(
     monkeypatch.syspath_prepend(str(tmp_path))
 
     with pytest.raises(ConfigError, match=f"queue 'emails'.*{said}"):
-        load_handler("emails", QueueDefinition(handler=f"{module}:handle"))
+        load_handler("emails", f"{module}:handle")

@@ -1,0 +1,69 @@
+"""What the handlers processes of one worker are to do: decided here, done by app/handlers_processes.py.
+
+Each group of queues with handlers has a process of its own. A worker runs the handler of a queue if queues.toml or a
+change at run time names one, for then every worker can import it, or if a module of its own MARQ_HANDLERS has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from marq.core.definitions import HANDLERS_GROUP, Definitions
+
+#: Layers whose handlers every worker runs; that of the decorator is only for workers that have the module.
+_FOR_ALL = ("file", "change")
+
+
+@dataclass(frozen=True, slots=True)
+class HandledQueue:
+    """``handler`` is ``module:function``; ``topic`` is a topic of the queue's own."""
+
+    handler: str
+    concurrency: int
+    topic: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerGroup:
+    """What one process runs; two that are equal need no other process."""
+
+    name: str
+    queues: Mapping[str, HandledQueue]
+
+    @property
+    def topics(self) -> dict[str, str]:
+        """The topic of each queue that has one of its own."""
+        return {name: queue.topic for name, queue in self.queues.items() if queue.topic is not None}
+
+    def document(self) -> dict[str, Any]:
+        """Return what :meth:`read` makes the same group of."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> HandlerGroup:
+        return cls(document["name"], {name: HandledQueue(**queue) for name, queue in document["queues"].items()})
+
+
+def handler_of(definitions: Definitions, queue: str, own: Mapping[str, str]) -> str | None:
+    """Return the handler that a worker runs for a queue, None: none; ``own`` are those of its MARQ_HANDLERS."""
+    layers = [definitions.layer(name, queue) or {} for name in _FOR_ALL]
+    return definitions.settings(queue).handler if any("handler" in layer for layer in layers) else own.get(queue)
+
+
+def handler_groups(definitions: Definitions, own: Mapping[str, str]) -> dict[str, HandlerGroup]:
+    """Return the groups of which a worker runs handlers, by name."""
+    found: dict[str, dict[str, HandledQueue]] = {}
+    for queue in definitions.names():
+        handler = handler_of(definitions, queue, own)
+        if handler is not None:
+            settings = definitions.settings(queue)
+            group = definitions.group(queue) or HANDLERS_GROUP
+            found.setdefault(group, {})[queue] = HandledQueue(handler, settings.concurrency, settings.topic)
+    return {name: HandlerGroup(name, queues) for name, queues in sorted(found.items())}
+
+
+def without_handler(definitions: Definitions, group: HandlerGroup) -> list[str]:
+    """Return the queues of a group that have no handler here: nobody reads them in the partitions given to us."""
+    return [queue for queue in definitions.queues_of(group.name) if queue not in group.queues]

@@ -1,0 +1,96 @@
+"""What the two Faust applications of marq have in common: the worker's, and that of each of its handlers processes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+import faust
+from faust.auth import SASLCredentials, SSLCredentials
+
+from app.batching import BatchTransport
+from app.worker import MarqWorker
+from config.settings import AppSettings
+from marq.core.errors import MarqError
+from marq.settings import ClientSettings
+
+#: How often to look whether a rebalance is over, for which Faust has no event.
+_POLL_SECONDS = 0.02
+
+Kind = TypeVar("Kind", bound="MarqApp")
+Found = TypeVar("Found")
+
+
+class MarqApp(faust.App):
+    """A Faust app on the batching transport, with our settings."""
+
+    settings: AppSettings
+    client: ClientSettings
+    #: What the worker was started with.
+    log_level: str | int | None = None
+    #: Whether its consumer sees records of transactions that are open or were aborted.
+    isolation_level = "read_committed"
+    #: Whether it needs a folder below the data directory.
+    keeps_tables = False
+
+    def _new_transport(self) -> BatchTransport:
+        return BatchTransport(self.conf.broker_consumer, self, loop=self.loop)
+
+    def _create_directories(self) -> None:
+        if self.keeps_tables:
+            super()._create_directories()
+
+    async def settled(self) -> None:
+        """Return when no rebalance is under way: until then Faust may still seek to the committed offsets."""
+        while self.rebalancing:  # noqa: ASYNC110 (it is set in the consumer's thread, where an Event may not be)
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+async def or_exit(starting: Awaitable[Found]) -> Found:
+    """Wait for a step of the start; what prevents it ends the process with one sentence."""
+    try:
+        return await starting
+    except MarqError as error:
+        # A traceback would only hide it.
+        sys.exit(f"marq: {error}")
+
+
+def new_app(kind: type[Kind], app_id: str, settings: AppSettings, client: ClientSettings, **more: Any) -> Kind:
+    """Make an application of our settings; its id is its consumer group."""
+    app = kind(
+        app_id,
+        broker=[f"kafka://{address}" for address in client.bootstrap_servers.split(",")],
+        broker_client_id=client.client_id,
+        broker_credentials=credentials(client),
+        Worker=MarqWorker,
+        value_serializer="raw",
+        topic_disable_leader=True,
+        consumer_auto_offset_reset="earliest",
+        consumer_max_fetch_size=8 << 20,
+        consumer_group_instance_id=settings.instance_id,
+        broker_session_timeout=settings.session_timeout,
+        broker_heartbeat_interval=settings.session_timeout / 4,
+        broker_max_poll_records=4_000,
+        stream_wait_empty=False,
+        stream_buffer_maxsize=64,
+        stream_recovery_delay=0.0,
+        worker_redirect_stdouts=False,
+        **more,
+    )
+    app.settings, app.client = settings, client
+    return app
+
+
+def credentials(client: ClientSettings) -> SASLCredentials | SSLCredentials | None:
+    """Return how Faust's own clients make themselves known: as all others do."""
+    encrypted = client.security_protocol.endswith("SSL")
+    if client.security_protocol.startswith("SASL"):
+        return SASLCredentials(
+            username=client.sasl_username,
+            password=client.sasl_password,
+            mechanism=client.sasl_mechanism,
+            ssl_context=client.ssl_context if encrypted else None,
+        )
+    return SSLCredentials(client.ssl_context) if encrypted else None

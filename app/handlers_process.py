@@ -1,0 +1,131 @@
+"""A handlers process: the Faust application whose agent consumes the queues of one group and runs their handlers.
+
+A worker starts it (app/handlers_processes.py), so that handlers that block their event loop hold up neither leases nor
+web pages nor the handlers of other groups.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+from collections.abc import Iterable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from faust.app import BootStrategy
+from faust.types import TP
+
+import agents.handlers
+from agents.handler_groups import HandlerGroup
+from agents.stream_reader import Partitions
+from app.batching import BatchSchema
+from app.faust_app import MarqApp, new_app, or_exit
+from app.parent import follow_parent
+from config.settings import AppSettings
+from marq.core.errors import MarqError
+from marq.core.markers import Source
+from marq.offsets import places
+from marq.queues import Queues
+from marq.settings import ClientSettings
+from marq.topics import ensure_topics, own_topics
+
+log = logging.getLogger("marq.handlers")
+
+#: Internal: tells a process which group it is to run, and on which pipe it hears of its parent's end.
+VARIABLE = "MARQ_HANDLERS_PROCESS"
+
+
+@dataclass(frozen=True, slots=True)
+class HandlersProcess:
+    """What a worker tells a process that it starts."""
+
+    group: HandlerGroup
+    pipe: int
+
+    def encode(self) -> str:
+        return json.dumps({"pipe": self.pipe, "group": self.group.document()})
+
+    @classmethod
+    def take(cls, environment: MutableMapping[str, str]) -> HandlersProcess | None:
+        """Read it from the environment and remove it there: what handlers start is no handlers process."""
+        text = environment.pop(VARIABLE, None)
+        if text is None:
+            return None
+        document = json.loads(text)
+        return cls(HandlerGroup.read(document["group"]), document["pipe"])
+
+
+class HandlersApp(MarqApp):
+    """The Faust application of one group; its id is the group's consumer group."""
+
+    group: HandlerGroup
+    queues: Queues
+    handlers: agents.handlers.Handlers
+    #: As all consumers of messages: the open transaction of a dead tracker must not hold them up.
+    isolation_level = "read_uncommitted"
+
+    async def on_first_start(self) -> None:
+        await super().on_first_start()
+        await or_exit(self._begin())
+
+    async def _begin(self) -> None:
+        topics = await ensure_topics(self.client)
+        await own_topics(self.client, self.group.topics.values(), topics)
+        await self.queues.start()
+        await self.handlers.start(self.client, topics, self.queues.definitions, self._partitions())
+
+    async def on_stop(self) -> None:
+        # First, while the connection to the broker is still there.
+        await self.handlers.stop()
+        await self.queues.stop()
+        await super().on_stop()
+
+    async def failed(self, error: MarqError) -> None:
+        """End: the worker starts the process again."""
+        log.critical("group %s: its handlers can't go on: %s", self.group.name, error)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _partitions(self) -> Partitions:
+        consumer = self.consumer
+
+        def partitions(sources: Iterable[Source]) -> set[TP]:
+            return {TP(*source) for source in sources}
+
+        async def log_start(source: Source) -> int:
+            return int((await consumer.earliest_offsets(TP(*source)))[TP(*source)])
+
+        return Partitions(
+            seek=lambda source, offset: consumer.seek_wait({TP(*source): offset}),
+            settled=self.settled,
+            pause=lambda sources: consumer.pause_partitions(partitions(sources)),
+            resume=lambda sources: consumer.resume_partitions(partitions(sources)),
+            commit=lambda offsets: consumer.thread.commit_exactly({TP(*s): each for s, each in offsets.items()}),
+            places=lambda serving, sources: places(self.client, self.conf.id, serving, sources),
+            log_start=log_start,
+        )
+
+
+def create_handlers_app(settings: AppSettings, client: ClientSettings, process: HandlersProcess) -> HandlersApp:
+    """Return the application of a handlers process, which ends when its parent does."""
+    follow_parent(process.pipe, settings.stop_timeout)
+    group, names = process.group, client.names
+    app = new_app(HandlersApp, names.named_group(group.name), settings, client)
+    # It sends nothing through Faust.
+    app.boot_strategy = BootStrategy(app, enable_kafka_producer=False)
+    app.group = group
+    app.queues = Queues.of(client)
+    topic = app.topic(names.messages, *group.topics.values(), schema=BatchSchema())
+    app.handlers = agents.handlers.attach(app, topic, group, app.failed)
+    app.on_partitions_assigned.connect(_on_assigned)
+    app.on_partitions_revoked.connect(_on_revoked)
+    return app
+
+
+async def _on_assigned(app: HandlersApp, assigned: set[TP], **_: Any) -> None:
+    app.handlers.assigned(assigned)
+
+
+async def _on_revoked(app: HandlersApp, revoked: set[TP], **_: Any) -> None:
+    await app.handlers.revoked()

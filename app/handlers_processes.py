@@ -1,0 +1,190 @@
+"""The handlers processes of a worker: one for each group that it runs handlers of, started, watched and stopped.
+
+A process that ends by itself is started again, after a pause that grows while it does not live long. A group whose
+queues, topics, handlers or concurrency change gets another process, after its former one has given back what it held.
+All former ones end before any new one begins: a queue that goes from one group to another is read on from where the
+first one has got.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import time
+from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agents.handler_groups import HandlerGroup
+from app.handlers_process import VARIABLE, HandlersProcess
+
+log = logging.getLogger("marq.handlers")
+
+#: Before a process that has ended is started again; doubled each time, until one has lived for long enough.
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
+LONG_LIFE_S = 60.0
+#: After a change of definitions: several changes made together restart a process once.
+SETTLE_S = 0.2
+#: Of the time that a stop may take, what the worker keeps for its own part.
+OWN_STOP_S = 3.0
+
+
+class Pauses:
+    """How long to wait before the next start."""
+
+    def __init__(self) -> None:
+        self._next_s = FIRST_PAUSE_S
+
+    def after(self, lived_s: float) -> float:
+        """Return the pause after a life of so long."""
+        pause_s = FIRST_PAUSE_S if lived_s >= LONG_LIFE_S else self._next_s
+        self._next_s = min(pause_s * 2, MAX_PAUSE_S)
+        return pause_s
+
+
+def changes(running: Mapping[str, HandlerGroup], wanted: Mapping[str, HandlerGroup]) -> tuple[list[str], list[str]]:
+    """Return the groups whose processes are to be stopped, and those for which then one is to be started."""
+    stop = [name for name, group in running.items() if wanted.get(name) != group]
+    start = [name for name, group in wanted.items() if running.get(name) != group]
+    return stop, start
+
+
+def stop_limit_s(timeout_s: float) -> float:
+    """Return what handlers processes may take of the time for a stop: at least a half of it."""
+    return max(timeout_s - OWN_STOP_S, timeout_s / 2)
+
+
+def command(log_level: str | int | None) -> list[str]:
+    """Return what starts a handlers process; it has no web server, and no banner of its own."""
+    level = [] if log_level is None else ["-l", str(log_level)]
+    return [sys.executable, "-m", "faust", "--quiet", "-A", "app", "worker", "--without-web", *level]
+
+
+class HandlersProcesses:
+    """Keeps one process running for each group that is wanted."""
+
+    def __init__(self, stop_limit_s: float, log_level: str | int | None) -> None:
+        self._stop_limit_s = stop_limit_s
+        self._command = command(log_level)
+        # The processes read from it. Only we can write to it, for files are not inherited unless that is asked for:
+        # when we die, however that happens, they read its end.
+        self._pipe: tuple[int, ...] = os.pipe()
+        self._wanted: Mapping[str, HandlerGroup] = {}
+        self._running: dict[str, _GroupProcess] = {}
+        self._changed = asyncio.Event()
+        self._following: asyncio.Task[None] | None = None
+
+    def want(self, groups: Mapping[str, HandlerGroup]) -> None:
+        """Run these groups from now on, and no others."""
+        self._wanted = groups
+        self._changed.set()
+        if self._following is None:
+            self._following = asyncio.create_task(self._follow(), name="handlers processes")
+
+    async def stop(self) -> None:
+        """End all processes: gracefully, and after the limit by force."""
+        following, self._following = self._following, None
+        if following is not None:
+            following.cancel()
+            await asyncio.wait([following])
+        await self._stop(list(self._running))
+        pipe, self._pipe = self._pipe, ()
+        for end in pipe:
+            os.close(end)
+
+    def figures(self) -> list[dict[str, Any]]:
+        """What each process is, for people."""
+        return [self._running[name].figures() for name in sorted(self._running)]
+
+    async def _follow(self) -> None:
+        while True:
+            await self._changed.wait()
+            await asyncio.sleep(SETTLE_S)
+            self._changed.clear()
+            stop, start = changes({name: each.group for name, each in self._running.items()}, self._wanted)
+            await self._stop(stop)
+            # That took its time: what is wanted now may have other processes to be stopped first.
+            if not self._changed.is_set():
+                for name in start:
+                    self._running[name] = _GroupProcess(self._wanted[name], self._command, self._pipe[0])
+                    self._running[name].start()
+
+    async def _stop(self, names: list[str]) -> None:
+        await asyncio.gather(*[self._running[name].stop(self._stop_limit_s) for name in names])
+        for name in names:
+            del self._running[name]
+
+
+class _GroupProcess:
+    """One group: its process, and those that follow when it ends by itself."""
+
+    def __init__(self, group: HandlerGroup, command: Sequence[str], pipe: int) -> None:
+        self.group = group
+        self._command = command
+        self._pipe = pipe
+        self._process: Process | None = None
+        self._living: asyncio.Task[None] | None = None
+        self._starts = 0
+        self._stopping = False
+
+    def start(self) -> None:
+        self._living = asyncio.create_task(self._live(), name=f"handlers of group {self.group.name}")
+
+    def figures(self) -> dict[str, Any]:
+        running = self._process is not None and self._process.returncode is None
+        pid = self._process.pid if self._process is not None and running else None
+        return {"group": self.group.name, "queues": sorted(self.group.queues), "pid": pid, "starts": self._starts}
+
+    async def stop(self, limit_s: float) -> None:
+        """SIGTERM, and kill -9 after the limit."""
+        self._stopping = True
+        living, process = self._living, self._process
+        if living is None:
+            return
+        if process is None or process.returncode is not None:
+            # It is between two lives.
+            living.cancel()
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        _, late = await asyncio.wait([living], timeout=limit_s)
+        if late and process is not None:
+            log.error(
+                "group %s: its handlers process %d has not stopped within %g s: ending it. Nothing is lost: what it "
+                "held comes back when the leases end",
+                self.group.name, process.pid, limit_s,
+            )  # fmt: skip
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        await asyncio.wait([living])
+
+    async def _live(self) -> None:
+        pauses = Pauses()
+        while not self._stopping:
+            began_s = time.monotonic()
+            how = await self._run()
+            if self._stopping:
+                return
+            pause_s = pauses.after(time.monotonic() - began_s)
+            log.error("group %s: its handlers process %s; the next one starts in %g s", self.group.name, how, pause_s)
+            await asyncio.sleep(pause_s)
+
+    async def _run(self) -> str:
+        """Start a process and wait for its end; return how that was."""
+        told = HandlersProcess(self.group, self._pipe)
+        try:
+            self._process = process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=DEVNULL,
+                env={**os.environ, VARIABLE: told.encode()},
+                pass_fds=(self._pipe,),
+            )
+        except OSError as error:
+            return f"could not be started ({error})"
+        self._starts += 1
+        queues = ", ".join(self.group.queues)
+        log.info("group %s: handlers process %d, queues %s", self.group.name, process.pid, queues)
+        return f"{process.pid} has ended with exit code {await process.wait()}"
