@@ -75,3 +75,20 @@ def test_too_many_queues_for_the_metadata_are_refused_with_a_way_out() -> None:
 
     with pytest.raises(ConfigError, match="more groups"):
         positions.encode(5)
+
+
+def test_a_queues_own_group_whose_offset_somebody_else_has_set_goes_on_there() -> None:
+    assert Positions.decode(50, "", "emails").by_queue == {"emails": 50}
+    assert Positions.decode(None, "", "emails").by_queue == {}
+
+
+def test_a_member_that_does_not_know_a_queue_commits_nothing_for_it() -> None:
+    both = Positions({"emails": 100, "reports": 100})
+
+    after = both.after(["emails"], 200)
+    read_back = Positions.decode(200, after.encode(200))
+
+    assert read_back.by_queue == {"emails": 200, "reports": 100}
+    assert read_back.newcomers(["emails", "reports"], 200) == ["reports"]
+    assert read_back.start(["emails", "reports"], log_start=0) == 100
+    assert both.by_queue == {"emails": 100, "reports": 100}
