@@ -16,6 +16,7 @@ from marq.outcomes import Reject, Retry, Undecodable
 from marq.producer import Producer, SendManyFailed
 from marq.queues import Queues
 from marq.receipt import Receipt
+from marq.sync import SyncProducer
 
 __all__ = [
     "BYTES",
@@ -36,6 +37,7 @@ __all__ = [
     "Reject",
     "Retry",
     "SendManyFailed",
+    "SyncProducer",
     "Undecodable",
     "handler",
 ]

@@ -215,7 +215,7 @@ class Producer:
         tasks: list[asyncio.Task[int]] = []
         parcels: list[tuple[int, int]] = []
         start = 0
-        while start < len(items):
+        while start < len(items) and self._kafka is not None:
             partition = lane.take()
             parcel = _Parcel(self._kafka, lane.topic, partition)
             stop = parcel.fill(route.key, items, start, min(start + share, len(items)), pairs)
@@ -236,6 +236,9 @@ class Producer:
             else:
                 topic = lane.topic
                 receipts += [Receipt(queue, topic, partition, offset) for offset in range(outcome, outcome + count)]
+        if start < len(items) and failure is None:
+            failure, first_failed = MarqError("the producer was stopped"), start
+        receipts += [None] * (len(items) - start)
         if failure is not None:
             raise SendManyFailed(queue, first_failed, receipts, failure) from failure
         return receipts  # type: ignore[return-value]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -16,6 +17,15 @@ async def until(condition: Callable[[], object], limit_s: float = LIMIT_S) -> No
     async with asyncio.timeout(limit_s):
         while not condition():  # noqa: ASYNC110 - the conditions are in other processes and objects
             await asyncio.sleep(0.01)
+
+
+def wait_until(condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
+    """The same for threads."""
+    end_s = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > end_s:
+            raise TimeoutError
+        time.sleep(0.01)
 
 
 async def read_all(servers: str, topic: str) -> list[object]:
