@@ -1,19 +1,27 @@
-"""Settings of the Faust application: constructor arguments, else ``MARQ_…`` in the environment, else ``.env``.
+"""Settings of the Faust application: ``MARQ_…`` in the environment, else in ``.env``.
 
+The settings of clients (:mod:`marq.settings`) are read from the same place by a worker and by the commands; a service
+that only imports marq never reads a file.
 Durations are seconds, as everywhere in the public interface.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from dotenv import dotenv_values
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from marq.core.errors import ConfigError
 from marq.core.names import Names
+from marq.settings import ClientSettings
+
+#: Read from the directory that the worker or the command is started in.
+ENV_FILE = Path(".env")
 
 
 class Role(StrEnum):
@@ -24,10 +32,10 @@ class Role(StrEnum):
     WEB = "web"
 
 
-class AppSettings(BaseSettings):
+class AppSettings(BaseModel):
     """What a worker needs to know; see docs/operations.md for each setting's effect."""
 
-    model_config = SettingsConfigDict(env_prefix="MARQ_", env_file=".env", extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     bootstrap_servers: str = "127.0.0.1:9092"
     prefix: str = "marq"
@@ -46,9 +54,9 @@ class AppSettings(BaseSettings):
     #: Static membership: restarts of this worker cause no rebalance.
     instance_id: str | None = None
     #: Separated by commas in the environment.
-    roles: Annotated[frozenset[Role], NoDecode] = frozenset(Role)
+    roles: frozenset[Role] = frozenset(Role)
     #: Modules with functions that are decorated with ``marq.handler``, separated by commas in the environment.
-    handlers: Annotated[tuple[str, ...], NoDecode] = ()
+    handlers: tuple[str, ...] = ()
 
     @field_validator("prefix")
     @classmethod
@@ -88,26 +96,47 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def load_settings() -> AppSettings:
-    """Read the environment and ``.env``.
+def read_environment() -> dict[str, str]:
+    """Return the variables of ``.env``, if there is one, and over them those of the environment.
+
+    Raises:
+        ConfigError: the file can't be read.
+    """
+    try:
+        written = dotenv_values(ENV_FILE) if ENV_FILE.is_file() else {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{ENV_FILE.absolute()} can't be read: {error}") from error
+    return {**{name: value for name, value in written.items() if value is not None}, **os.environ}
+
+
+def load_settings(environment: Mapping[str, str] | None = None) -> AppSettings:
+    """Read the settings of a worker; a variable that is empty counts as one that is not there.
 
     Raises:
         ConfigError: a value has the wrong type or is out of range; the message names the setting.
     """
+    variables = read_environment() if environment is None else environment
+    found = {name: variables.get(f"MARQ_{name.upper()}", "").strip() for name in AppSettings.model_fields}
     try:
-        return AppSettings()
+        return AppSettings.model_validate({name: value for name, value in found.items() if value})
     except ValidationError as error:
-        raise ConfigError(explain(error, lambda place: f"MARQ_{place.upper()}")) from error
+        raise ConfigError(_explain(error)) from error
 
 
-def explain(error: ValidationError, name: object) -> str:
-    """Say in one line per mistake which setting is wrong, what was found, and what was expected."""
-    lines = []
-    for mistake in error.errors():
-        place = ".".join(str(part) for part in mistake["loc"])
-        label = name(place) if callable(name) else f"{name}: {place}"
-        if mistake["type"] == "extra_forbidden":
-            lines.append(f"{label}: unknown key; see docs/operations.md for the known ones")
-        else:
-            lines.append(f"{label}: {mistake['msg'].removeprefix('Value error, ')} (found {mistake['input']!r})")
-    return "; ".join(lines)
+def load_client_settings(settings: AppSettings, environment: Mapping[str, str] | None = None) -> ClientSettings:
+    """Read the settings of a worker's clients; its address and prefix are those of the worker.
+
+    Raises:
+        ConfigError: a value has the wrong type or is out of range; the message names the setting.
+    """
+    variables = read_environment() if environment is None else environment
+    return ClientSettings.read(settings.bootstrap_servers, {"prefix": settings.prefix}, environment=variables)
+
+
+def _explain(error: ValidationError) -> str:
+    """Say of each mistake which variable is wrong, what was expected, and what was found."""
+    return "; ".join(
+        f"MARQ_{str(mistake['loc'][0]).upper()}: {mistake['msg'].removeprefix('Value error, ')}"
+        f" (found {mistake['input']!r})"
+        for mistake in error.errors()
+    )

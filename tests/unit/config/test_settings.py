@@ -1,8 +1,10 @@
-"""Settings of the worker that come as lists."""
+"""Settings of the worker and of its clients, from the environment and from .env."""
+
+from pathlib import Path
 
 import pytest
 
-from config.settings import Role, load_settings
+from config.settings import Role, load_client_settings, load_settings, read_environment
 from marq.core.errors import ConfigError
 
 
@@ -16,7 +18,7 @@ def test_roles_are_separated_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_settings().roles == {Role.WEB, Role.TRACKER}
 
 
-@pytest.mark.parametrize("roles", ["", " , ", "trackr", "web,trackr"])
+@pytest.mark.parametrize("roles", [" , ", "trackr", "web,trackr"])
 def test_an_unknown_role_or_none_at_all_is_refused_with_the_known_ones(
     monkeypatch: pytest.MonkeyPatch, roles: str
 ) -> None:
@@ -35,5 +37,59 @@ def test_modules_of_handlers_are_separated_by_commas(monkeypatch: pytest.MonkeyP
 def test_what_can_not_be_a_module_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MARQ_HANDLERS", "services.emails:send")
 
-    with pytest.raises(ConfigError, match="MARQ_HANDLERS: expected names of modules.*'services.emails:send' is none"):
+    with pytest.raises(ConfigError, match=r"MARQ_HANDLERS: expected names of modules.*'services.emails:send' is none"):
         load_settings()
+
+
+@pytest.fixture
+def env_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / ".env"
+
+
+def test_the_file_counts_for_the_worker_and_for_its_clients(env_file: Path) -> None:
+    env_file.write_text(
+        "# a comment\nexport MARQ_BOOTSTRAP_SERVERS=kafka:9092\nMARQ_PREFIX='shop'\nMARQ_WEB_PORT=7000\n"
+        'MARQ_PARTITIONS=12\nMARQ_SECURITY_PROTOCOL=SASL_PLAINTEXT\nMARQ_SASL_PASSWORD="a b#c"\nMARQ_NOTHING\n'
+    )
+
+    settings = load_settings()
+    client = load_client_settings(settings)
+
+    assert (settings.bootstrap_servers, settings.prefix, settings.web_port) == ("kafka:9092", "shop", 7_000)
+    assert (client.bootstrap_servers, client.names.prefix, client.partitions) == ("kafka:9092", "shop", 12)
+    assert (client.security_protocol, client.sasl_password) == ("SASL_PLAINTEXT", "a b#c")
+
+
+def test_the_environment_goes_over_the_file(env_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env_file.write_text("MARQ_WEB_PORT=7000\nMARQ_PARTITIONS=12\n")
+    monkeypatch.setenv("MARQ_PARTITIONS", "3")
+    monkeypatch.setenv("MARQ_WEB_PORT", "")
+
+    assert load_client_settings(load_settings()).partitions == 3
+    assert load_settings().web_port == 6066
+
+
+def test_without_a_file_there_is_the_environment(env_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MARQ_PREFIX", "shop")
+
+    assert read_environment()["MARQ_PREFIX"] == "shop"
+    assert load_settings().prefix == "shop"
+
+
+def test_a_file_that_cant_be_read_is_named(env_file: Path) -> None:
+    env_file.write_bytes(b"MARQ_PREFIX=\xff\n")
+
+    with pytest.raises(ConfigError, match=f"{env_file} can't be read"):
+        load_settings()
+
+
+def test_a_wrong_value_in_the_file_is_named(env_file: Path) -> None:
+    env_file.write_text("MARQ_WEB_PORT=abc\n")
+
+    with pytest.raises(ConfigError, match=r"MARQ_WEB_PORT: .*integer.*found 'abc'"):
+        load_settings()
+
+    env_file.write_text("MARQ_PARTITIONS=abc\n")
+    with pytest.raises(ConfigError, match="MARQ_PARTITIONS='abc': expected a number"):
+        load_client_settings(load_settings())
