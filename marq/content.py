@@ -84,7 +84,9 @@ class Content:
         self.limit_bytes = limit_bytes - HEADER_ROOM_BYTES
         self._envelope_bytes = limit_bytes + ENVELOPE_ROOM_BYTES - _ENVELOPE_USED_BYTES
 
-    def check(self, queue: str, key: bytes, value: object, headers: Sequence[Header], item: int | None = None) -> None:
+    def check(
+        self, queue: str, key: bytes | None, value: object, headers: Sequence[Header], item: int | None = None
+    ) -> None:
         """Check one message; ``item`` is its place among several.
 
         Raises:
@@ -96,7 +98,7 @@ class Content:
                 f"queue {queue!r}{_item(item)}: a value must be bytes, not {type(value).__name__}:"
                 " send json.dumps(value).encode(), for example, or give the client a codec, such as codec=marq.JSON"
             )
-        size = len(key) + len(value)
+        size = len(key or b"") + len(value)
         if headers:
             size += sum(len(name.encode()) + len(each or b"") + _HEADER_FRAME_BYTES for name, each in headers)
             if payload_bytes(Payload(0, 1, key, headers, value)) > self._envelope_bytes:
@@ -107,7 +109,7 @@ class Content:
                 f" {self.limit_bytes} are allowed (max.message.bytes of the messages topic less {HEADER_ROOM_BYTES})"
             )
 
-    def check_many(self, queue: str, key: bytes, values: Sequence[object], headers: Sequence[Header]) -> None:
+    def check_many(self, queue: str, key: bytes | None, values: Sequence[object], headers: Sequence[Header]) -> None:
         """Check messages with equal headers; what is raised names the item."""
         if not values:
             return
