@@ -28,7 +28,7 @@ from app.publication import differences, publish
 from app.web import Figures, MarqWeb
 from app.web import attach as attach_web
 from config.queues import QueuesFile, load_queues
-from config.settings import AppSettings, Role, load_settings
+from config.settings import AppSettings, Role, load_client_settings, load_settings
 from marq.connection import client_options
 from marq.queues import Queues
 from marq.settings import ClientSettings
@@ -126,7 +126,7 @@ def create_app(settings: AppSettings | None = None) -> MarqApp:
         marq.ConfigError: a setting is wrong.
     """
     settings = settings or load_settings()
-    client = ClientSettings.read(settings.bootstrap_servers, {"prefix": settings.prefix})
+    client = load_client_settings(settings)
     process = HandlersProcess.take(os.environ)
     return create_worker_app(settings, client) if process is None else create_handlers_app(settings, client, process)
 
