@@ -9,13 +9,17 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from marq import token
+from marq.batches import DEFAULT_CONCURRENCY as DEFAULT_BATCH_CONCURRENCY
+from marq.batches import DEFAULT_MAX_MESSAGES, BatchHandler, BatchWorkers
 from marq.cluster import Writer, cluster_of
 from marq.codecs import Codec, check_codec
 from marq.core.definitions import Definitions
 from marq.core.errors import BrokerUnavailable, ConfigError, LeaseLost, MarqError
 from marq.core.queue import QueueSettings
+from marq.crew import Crew
 from marq.durations import Duration, duration_ms
 from marq.flow import Flow, FlowSettings
+from marq.handlers import DEFAULT_CONCURRENCY, Handler, check_handler, definitions_for, definitions_of
 from marq.membership import Membership
 from marq.message import Message
 from marq.reader import GroupMember
@@ -25,7 +29,7 @@ from marq.shelf import Shelf
 from marq.topics import Topics
 from marq.watch import watch_for_tracker
 from marq.words import missing
-from marq.workers import STOP_CLIENT_S, Handler, Workers, check_handler, wind_down
+from marq.workers import STOP_CLIENT_S, Workers, wind_down
 
 log = logging.getLogger("marq")
 
@@ -176,33 +180,67 @@ class Consumer:
             raise running.flow.error
         return messages
 
-    async def run(self, handler: Handler, concurrency: int = 64) -> None:
+    async def run(self, handler: Handler, concurrency: int | None = None) -> None:
         """Call a handler for each message until the consumer is stopped; so many at a time.
 
         A coroutine function runs in this event loop, a plain function in a pool of ``concurrency`` threads. When it
         returns, the message is acked. ``raise Retry(delay=…)`` releases it, ``raise Reject("why")`` makes it a dead
-        letter, any other exception releases it with the queue's backoff. When this call is cancelled, handlers that
-        run are cancelled and their messages released without counting the attempt.
+        letter, any other exception releases it with the queue's backoff.
+
+        A coroutine function is cancelled when the lease of its message is over, because somebody else may have the
+        message then; a thread goes on. When this call is cancelled, handlers that run are cancelled, too, and their
+        messages released without counting the attempt.
+
+        Args:
+            handler: may be decorated with :func:`marq.handler`, whose concurrency and codec then hold.
+            concurrency: calls at a time; 64 unless this or the decorator says otherwise.
 
         Raises:
+            ConfigError: the handler can't be called with a message, or is decorated for another queue.
             MarqError: receiving has stopped for good, for the reason that it says.
         """
         check_handler(handler)
+        running = self._started()
+        said = definitions_for(handler, running.queues)
+        if concurrency is None:
+            given = [each.concurrency for each in said.values() if each.concurrency is not None]
+            concurrency = max(given, default=DEFAULT_CONCURRENCY)
+        count = whole_number("concurrency", concurrency, most=MAX_CONCURRENCY)
+        codecs = {queue: each.codec for queue, each in said.items() if each.codec is not None}
+        await running.work(Workers(running.shelf, running.flow.outbox, handler, count, codecs))
+
+    async def run_batch(
+        self,
+        handler: BatchHandler,
+        max_messages: int = DEFAULT_MAX_MESSAGES,
+        concurrency: int = DEFAULT_BATCH_CONCURRENCY,
+    ) -> None:
+        """Call a handler with lists of messages until the consumer is stopped.
+
+        A list has from 1 to ``max_messages`` messages (and no more than the consumer's ``max_in_flight``): what is
+        there, without waiting for more. When the handler returns, all messages of the list that have no outcome of
+        their own are acked. What it raises holds for all of these: ``Retry``, ``Reject``, or with any other exception
+        the queue's backoff. A message that ends differently is told so: ``await message.reject("why", wait=False)``.
+
+        A coroutine function is cancelled when the lease of a message of its list is over; what it still holds of the
+        list is released with the queue's backoff. All else is as with :meth:`run`.
+
+        Args:
+            handler: a coroutine function, or a plain function, which runs in a thread; not decorated.
+            max_messages: the longest list.
+            concurrency: lists at a time.
+
+        Raises:
+            ConfigError: the handler can't be called with a list of messages.
+            MarqError: receiving has stopped for good, for the reason that it says.
+        """
+        check_handler(handler, "a list of messages")
+        if definitions_of(handler):
+            raise ConfigError(f"run_batch({handler!r}): a decorated handler takes one message; use run(handler)")
+        size = whole_number("max_messages", max_messages, most=MAX_MAX_IN_FLIGHT)
         count = whole_number("concurrency", concurrency, most=MAX_CONCURRENCY)
         running = self._started()
-        workers = Workers(running.shelf, running.flow.outbox, handler, count)
-        workers.start()
-        running.workers.append(workers)
-        running.flow.demand()
-        try:
-            await workers.done()
-        finally:
-            # Cancelled, or a worker failed, or receiving did: no handler runs on after this call.
-            await workers.stop(0)
-            if workers in running.workers:
-                running.workers.remove(workers)
-        if running.flow.error is not None:
-            raise running.flow.error
+        await running.work(BatchWorkers(running.shelf, running.flow.outbox, handler, count, size, self._max_in_flight))
 
     async def ack(self, messages: Message | str | Iterable[Message | str]) -> None:
         """Finish a message, several of them, or one named by its token; durable on return.
@@ -257,7 +295,7 @@ class _Running:
 
     def __init__(self, membership: Membership, settings: ClientSettings) -> None:
         self.cluster = cluster_of(settings)
-        self.workers: list[Workers] = []
+        self.crews: list[Crew[Any]] = []
         self.shelf = Shelf(membership.name)
         self.flow: Flow
         self._membership = membership
@@ -338,8 +376,32 @@ class _Running:
                 f" {f'Consumer(group={group!r})' if group else 'the consumer'} instead"
             )
 
+    @property
+    def queues(self) -> list[str]:
+        """The queues that are served now."""
+        return self._membership.queues(self._queues.definitions)
+
+    async def work(self, crew: Crew[Any]) -> None:
+        """Let workers work until the end.
+
+        Raises:
+            MarqError: receiving has stopped for good.
+        """
+        crew.start()
+        self.crews.append(crew)
+        self.flow.demand()
+        try:
+            await crew.done()
+        finally:
+            # Cancelled, or a worker failed, or receiving did: no handler runs on after this call.
+            await crew.stop(0)
+            if crew in self.crews:
+                self.crews.remove(crew)
+        if self.flow.error is not None:
+            raise self.flow.error
+
     async def stop(self, grace_s: float, release: bool) -> None:
-        await wind_down(self.flow, self.workers, grace_s, release=release)
+        await wind_down(self.flow, self.crews, grace_s, release=release)
         await self._close()
 
     async def _close(self) -> None:

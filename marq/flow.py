@@ -107,7 +107,7 @@ class Flow:
             failed=self.fail,
             clock=clock,
         )
-        self.renewal = Renewal(settler, settings, self._finished, clock, sleep, self._give_back_unwanted)
+        self.renewal = Renewal(settler, settings, self._finished, clock, sleep, self._give_back_unwanted, self._lost)
         self._reader = reader
         self._acquirer = acquirer
         self._settings = settings
@@ -385,6 +385,9 @@ class Flow:
             self.shelves[each.queue].put([Message(record, lease) for record in each.messages], now_s)
 
     # --- accounts -----------------------------------------------------------------------------------------------------
+
+    def _lost(self, lease: Lease, offsets: Sequence[int]) -> None:
+        self.shelves[lease.queue].lose(lease, offsets)
 
     def _finished(self, queue: str, count: int) -> None:
         shelf = self.shelves[queue]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, TypeVar
@@ -134,6 +134,22 @@ def handlers_in(*modules: ModuleType) -> list[HandlerDefinition]:
                     f" instance to call it on: write, for example, handle = {_class_of(definition.name)}().handle"
                 )
     return list(found.values())
+
+
+def definitions_for(function: object, queues: Collection[str]) -> dict[str, HandlerDefinition]:
+    """Return what decorators say of a function for each of these queues; nothing, if it is not decorated.
+
+    Raises:
+        ConfigError: it is decorated, and for other queues.
+    """
+    said = {each.queue: each for each in definitions_of(function)}
+    others = [queue for queue in queues if queue not in said]
+    if said and others:
+        raise ConfigError(
+            f"{_name(function)} is the handler of queue {', '.join(map(repr, sorted(said)))}, and would be called with"
+            f" messages of queue {', '.join(map(repr, others))}: decorate it for that one, too"
+        )
+    return {queue: said[queue] for queue in queues} if said else {}
 
 
 def check_handler(function: object, takes: str = "a message") -> None:

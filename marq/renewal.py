@@ -1,15 +1,16 @@
 """Keeps what is held: every third of the lease, one RENEW for each queue, source partition and holder.
 
 A message is renewed until ``max_lease`` after it was acquired: a handler that hangs must lose its messages some day.
-Whether a lease is over is judged by the client's own clock, counted from before the marker was sent.
+Whether a lease is over is judged by the client's own clock, counted from before the marker was sent. It is noticed soon
+after it happened, also while a renewal waits for a broker that does not answer: a handler then works for nobody.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from math import floor
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from math import floor, inf
 from typing import TYPE_CHECKING
 
 from marq.core.errors import BrokerUnavailable
@@ -27,10 +28,16 @@ log = logging.getLogger("marq")
 _OFFSET_BYTES = 4
 #: A lease is renewed when less than this part of it is left.
 _RENEW_BELOW = 0.75
+#: How long after the end of a lease to look, at least: clocks have steps.
+_LATE_S = 0.001
 
 
 class Renewal:
-    """All leases that have messages left; ``before`` is called before each renewal, to give back what nobody wants."""
+    """All leases that have messages left.
+
+    ``before`` is called before each renewal, to give back what nobody wants; ``lost`` with a lease and the offsets for
+    which it is over.
+    """
 
     def __init__(
         self,
@@ -40,8 +47,10 @@ class Renewal:
         clock: Callable[[], float],
         sleep: Callable[[float], Awaitable[None]],
         before: Callable[[float], None],
+        lost: Callable[[Lease, Sequence[int]], None],
     ) -> None:
         self._before = before
+        self._lost = lost
         self._writer = writer
         self._settings = settings
         self._finished = finished
@@ -50,20 +59,28 @@ class Renewal:
         self._leases: list[Lease] = []
         self._grown_to = 0
         self._task: asyncio.Task[None] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._watched_s = inf
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="marq-renewal")
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [task for task in (self._task, self._watch) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def add(self, lease: Lease) -> None:
         """Keep a lease until its messages have ended."""
         self._leases.append(lease)
         if len(self._leases) > 2 * self._grown_to + 256:
             self._drop_ended()
+        if lease.expires_s < self._watched_s:
+            if self._watch is not None:
+                self._watch.cancel()
+            self._watched_s = lease.expires_s
+            self._watch = asyncio.create_task(self._wait_for_expiry(), name="marq-expiry")
 
     def find(self, holder: int, source: Source, offset: int) -> Lease | None:
         """Return the lease of a message that is held here."""
@@ -83,6 +100,14 @@ class Renewal:
             renewed = await self.renew()
             # After a failure much sooner: there is time for some attempts before the leases are over.
             pause_s = interval_s if renewed else interval_s / 4
+
+    async def _wait_for_expiry(self) -> None:
+        """Lose what is over as soon as it is; leases that were renewed meanwhile are waited for again."""
+        while self._watched_s < inf:
+            await self._sleep(max(self._watched_s - self._clock(), 0) + _LATE_S)
+            now_s = self._clock()
+            self._lose_expired(now_s)
+            self._watched_s = min([_next_expiry_s(lease, now_s) for lease in self._leases if lease.open], default=inf)
 
     async def renew(self) -> bool:
         """Renew all that is held and forget what is lost; return whether the markers are durable."""
@@ -123,7 +148,7 @@ class Renewal:
 
     def _lose_expired(self, now_s: float) -> None:
         for lease in self._leases:
-            if not lease.open or now_s < lease.expires_s:
+            if not lease.open or (now_s < lease.expires_s and not lease.own_expiry_s):
                 continue
             lost = [offset for offset in lease.open if now_s >= lease.expiry_s(offset)]
             if not lost:
@@ -134,6 +159,7 @@ class Renewal:
                 "leases lost, the messages will be redelivered: queue=%s partition=%d messages=%d first_offset=%d",
                 lease.queue, lease.source.partition, len(lost), min(lost),
             )  # fmt: skip
+            self._lost(lease, lost)
 
     def _records(self, shares: list[tuple[Lease, int, list[int]]]) -> Iterator[MarkerRecord]:
         lanes: dict[tuple[str, int, Source, int], list[int]] = {}
@@ -146,6 +172,10 @@ class Renewal:
             for start in range(0, len(ordered), size):
                 batch = Renew(queue, holder, source, ordered[start : start + size], lease_ms)
                 yield MarkerRecord(partition, encode(batch))
+
+
+def _next_expiry_s(lease: Lease, now_s: float) -> float:
+    return min([each for each in (lease.expires_s, *lease.own_expiry_s.values()) if each > now_s], default=inf)
 
 
 def _to_renew(lease: Lease, until_s: float) -> list[int]:

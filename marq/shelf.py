@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from marq.lease import Lease
 from marq.message import Message
 from marq.pace import Pace
 
@@ -17,7 +18,7 @@ class Shelf:
     are waiting right now.
     """
 
-    __slots__ = ("_takers", "asked", "closed", "held", "pace", "queue", "ready", "standing", "wanted_s")
+    __slots__ = ("_takers", "asked", "closed", "held", "on_lost", "pace", "queue", "ready", "standing", "wanted_s")
 
     def __init__(self, queue: str) -> None:
         self.queue = queue
@@ -26,6 +27,8 @@ class Shelf:
         self.standing = 0
         self.asked = 0
         self.pace = Pace()
+        #: Called with a lease and those of its offsets for which it is over.
+        self.on_lost: list[Callable[[Lease, Sequence[int]], None]] = []
         #: When somebody last took a message or waited for one.
         self.wanted_s = 0.0
         self.closed = False
@@ -47,6 +50,11 @@ class Shelf:
             if message._lease.expires_s > now_s:
                 return message
         return None
+
+    def lose(self, lease: Lease, offsets: Sequence[int]) -> None:
+        """Tell whoever works on messages that the lease is over for them."""
+        for listener in tuple(self.on_lost):
+            listener(lease, offsets)
 
     async def wait(self) -> None:
         """Return when something may have come, or the shelf was closed."""

@@ -29,11 +29,31 @@ class FakeRecord:
 
 
 class Clock:
+    """Time that the test sets; who sleeps by it wakes by :meth:`advance` only."""
+
     def __init__(self) -> None:
         self.now_s = 100.0
+        self._sleeping: list[tuple[float, asyncio.Future[None]]] = []
 
     def __call__(self) -> float:
         return self.now_s
+
+    async def sleep(self, seconds: float) -> None:
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sleeping.append((self.now_s + seconds, woken))
+        await woken
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass: each sleeper wakes at its own moment."""
+        end_s = self.now_s + seconds
+        while due := [each for each in self._sleeping if each[0] <= end_s]:
+            first = min(due, key=lambda each: each[0])
+            self._sleeping.remove(first)
+            self.now_s = max(self.now_s, first[0])
+            if not first[1].done():
+                first[1].set_result(None)
+                await spin()
+        self.now_s = end_s
 
 
 @dataclass
@@ -168,6 +188,7 @@ def rig(queues: Sequence[str] = ("q",), **changes: Any) -> Rig:
         settler,
         FlowSettings(**settings),
         clock=clock,
+        sleep=clock.sleep,
         new_holder=lambda: next(holders),
     )
     return Rig(flow, reader, acquirer, settler, clock)

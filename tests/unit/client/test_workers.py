@@ -3,13 +3,10 @@ from __future__ import annotations
 import asyncio
 import threading
 
-import pytest
-
 from marq import Reject, Retry
-from marq.core.errors import ConfigError
 from marq.core.markers import BACKOFF, Ack, Release, Source
 from marq.core.markers import Reject as RejectBatch
-from marq.workers import Workers, check_handler
+from marq.workers import Workers
 from tests.unit.client.fakes import FakeRecord, Rig, spin
 
 P0 = Source("t", 0)
@@ -196,8 +193,3 @@ async def test_workers_step_aside_for_others(make_rig) -> None:
     task.cancel()
 
     assert turns > 50
-
-
-def test_a_handler_must_be_callable() -> None:
-    with pytest.raises(ConfigError, match="expected a function"):
-        check_handler("send_email")

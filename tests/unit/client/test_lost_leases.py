@@ -1,0 +1,426 @@
+"""Handlers whose message's lease is over while they run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+
+import pytest
+
+from marq.core.markers import Ack, Release, Source
+from marq.workers import Workers
+from tests.unit.client.fakes import FakeRecord, Rig, spin
+
+P0, P1 = Source("t", 0), Source("t", 1)
+LIMIT_S = 5.0
+
+
+class Handler:
+    """Waits with the first message until the test says otherwise; notes what came."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.cancelled: list[int] = []
+        self.ended: list[int] = []
+
+    async def __call__(self, message) -> None:
+        try:
+            if message.offset == 0:
+                self.begun.set()
+                await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.cancelled.append(message.offset)
+            await self.interrupted()
+        self.ended.append(message.offset)
+
+    async def interrupted(self) -> None:
+        raise
+
+
+def acked(rig: Rig) -> list[int]:
+    return sorted(offset for each in rig.settler.of(Ack) for offset in each.offsets)
+
+
+async def working(make_rig, handler, *, messages: int = 2, concurrency: int = 1, **changes) -> tuple[Rig, Workers]:
+    rig = make_rig(**changes)
+    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(messages)])
+    crew = Workers(rig.shelf, rig.flow.outbox, handler, concurrency)
+    crew.start()
+    rig.flow.demand()
+    if isinstance(handler, Handler):
+        await asyncio.wait_for(handler.begun.wait(), LIMIT_S)
+    return rig, crew
+
+
+async def lose(rig: Rig, after_s: float = 30) -> None:
+    """Let the leases run out."""
+    rig.clock.now_s += after_s
+    await rig.flow.renewal.renew()
+
+
+async def add(rig: Rig, offset: int) -> None:
+    rig.reader.add(P0, FakeRecord(offset))
+    await rig.settler.until(lambda: offset in acked(rig))
+
+
+async def test_the_handler_is_cancelled_and_its_worker_goes_on(make_rig, caplog: pytest.LogCaptureFixture) -> None:
+    handler = Handler()
+    rig, crew = await working(make_rig, handler, messages=1)
+
+    await lose(rig)
+    await add(rig, 1)
+    await crew.stop(1)
+
+    assert (handler.cancelled, handler.ended) == ([0], [1])
+    assert acked(rig) == [1]
+    assert rig.settler.of(Release) == []
+    warnings = [each.getMessage() for each in caplog.records if "handler" in each.getMessage()]
+    assert warnings == ["lease lost, its handler is cancelled: queue=q partition=0 offset=0 attempt=1"]
+
+
+async def test_a_handler_that_is_cancelled_sees_why(make_rig) -> None:
+    seen: list[str] = []
+
+    class Noting(Handler):
+        async def __call__(self, message) -> None:
+            self.begun.set()
+            try:
+                await self.go_on.wait()
+            except asyncio.CancelledError as error:
+                seen.append(str(error))
+                raise
+
+    rig, crew = await working(make_rig, Noting(), messages=1)
+    await lose(rig)
+    await spin()
+    await crew.stop(1)
+
+    assert seen == ["the lease ran out: queue=q partition=0 offset=0 attempt=1"]
+
+
+async def test_a_handler_that_swallows_the_cancellation_harms_no_other_message(make_rig) -> None:
+    counts: list[int] = []
+
+    class Swallowing(Handler):
+        async def interrupted(self) -> None:
+            pass
+
+        async def __call__(self, message) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            counts.append(task.cancelling())
+            await super().__call__(message)
+
+    handler = Swallowing()
+    rig, crew = await working(make_rig, handler, messages=1)
+
+    await lose(rig)
+    await add(rig, 1)
+    await crew.stop(1)
+
+    # It did its work in the end: the ack is written, too late or not.
+    assert acked(rig) == [0, 1]
+    assert counts == [0, 0]
+    assert crew._interrupted == set()
+
+
+async def test_what_a_handler_raises_after_its_lease_is_over_releases_nothing(make_rig) -> None:
+    class Failing(Handler):
+        async def interrupted(self) -> None:
+            raise RuntimeError("while it cleaned up")
+
+    rig, crew = await working(make_rig, Failing(), messages=1)
+
+    await lose(rig)
+    await add(rig, 1)
+    await crew.stop(1)
+
+    assert rig.settler.of(Release) == []
+
+
+async def test_a_stop_at_the_same_moment_wins_and_releases_uncounted(make_rig) -> None:
+    handler = Handler()
+    rig, crew = await working(make_rig, handler, messages=1)
+
+    rig.clock.now_s += 30
+    rig.flow.renewal._lose_expired(rig.clock())
+    await crew.stop(0)
+
+    await rig.settler.until(lambda: bool(rig.settler.of(Release)))
+    (batch,) = rig.settler.of(Release)
+    assert (list(batch.offsets), batch.counted) == ([0], False)
+    assert all(task.cancelled() for task in crew._tasks)
+
+
+async def test_a_stop_while_a_cancelled_handler_cleans_up_wins(make_rig) -> None:
+    cleaning = asyncio.Event()
+
+    class Cleaning(Handler):
+        async def interrupted(self) -> None:
+            cleaning.set()
+            await asyncio.Event().wait()
+
+    rig, crew = await working(make_rig, Cleaning(), messages=1)
+    await lose(rig)
+    await asyncio.wait_for(cleaning.wait(), LIMIT_S)
+
+    await crew.stop(0)
+
+    assert all(task.cancelled() for task in crew._tasks)
+
+
+async def test_a_lease_that_is_lost_after_the_stop_began_ends_the_handler_within_the_grace(make_rig) -> None:
+    handler = Handler()
+    rig, crew = await working(make_rig, handler, messages=1)
+
+    stopping = asyncio.create_task(crew.stop(60))
+    await spin()
+    await lose(rig)
+    await asyncio.wait_for(stopping, LIMIT_S)
+
+    assert handler.cancelled == [0]
+    assert rig.settler.of(Release) == []
+
+
+async def test_a_lease_that_is_lost_while_a_stop_cancels_does_not_cancel_twice(make_rig) -> None:
+    counts: list[int] = []
+
+    class Cleaning(Handler):
+        async def interrupted(self) -> None:
+            await spin()
+            task = asyncio.current_task()
+            assert task is not None
+            counts.append(task.cancelling())
+            raise asyncio.CancelledError
+
+    rig, crew = await working(make_rig, Cleaning(), messages=1)
+    stopping = asyncio.create_task(crew.stop(0))
+    await spin(5)
+    await lose(rig)
+    await stopping
+
+    assert counts == [1]
+
+
+async def test_timeouts_and_task_groups_of_handlers_go_on_working(make_rig) -> None:
+    ends: list[str] = []
+    begun = asyncio.Event()
+
+    async def handler(message) -> None:
+        if message.offset == 0:
+            try:
+                async with asyncio.timeout(3600), asyncio.TaskGroup() as group:
+                    group.create_task(asyncio.Event().wait())
+                    begun.set()
+            except TimeoutError:
+                ends.append("timeout")
+            except asyncio.CancelledError:
+                ends.append("cancelled")
+                raise
+        else:
+            try:
+                async with asyncio.timeout(0):
+                    await asyncio.Event().wait()
+            except TimeoutError:
+                ends.append("timeout of its own")
+
+    rig, crew = await working(make_rig, handler, messages=1)
+    await asyncio.wait_for(begun.wait(), LIMIT_S)
+    await lose(rig)
+    await add(rig, 1)
+    await crew.stop(1)
+
+    assert ends == ["cancelled", "timeout of its own"]
+
+
+async def test_only_handlers_of_messages_that_are_lost_are_cancelled(make_rig) -> None:
+    handler = Handler()
+    rig = make_rig()
+    rig.reader.add(P0, FakeRecord(0))
+    crew = Workers(rig.shelf, rig.flow.outbox, handler, 2)
+    crew.start()
+    rig.flow.demand()
+    await asyncio.wait_for(handler.begun.wait(), LIMIT_S)
+    handler.begun.clear()
+    rig.clock.now_s += 20
+    rig.reader.add(P1, FakeRecord(0))
+    await asyncio.wait_for(handler.begun.wait(), LIMIT_S)
+
+    rig.settler.refuse = 1
+    await lose(rig, 10)
+    await spin()
+
+    assert handler.cancelled == [0]
+    handler.go_on.set()
+    await rig.settler.until(lambda: len(rig.settler.of(Ack)) == 1)
+    assert rig.settler.of(Ack)[0].source == P1
+    await crew.stop(1)
+
+
+async def test_a_message_that_renewed_itself_counts_by_its_own_lease(make_rig) -> None:
+    class Renewing(Handler):
+        async def __call__(self, message) -> None:
+            await message.renew(300)
+            await super().__call__(message)
+
+    handler = Renewing()
+    rig, crew = await working(make_rig, handler, messages=1, max_lease_ms=30_000)
+
+    await lose(rig, 299)
+    await spin()
+    assert handler.cancelled == []
+
+    await lose(rig, 2)
+    await spin()
+    assert handler.cancelled == [0]
+    await crew.stop(1)
+
+
+async def test_a_handler_that_hangs_is_cancelled_after_max_lease(make_rig) -> None:
+    handler = Handler()
+    rig, crew = await working(make_rig, handler, messages=1, max_lease_ms=60_000)
+
+    for _ in range(5):
+        await lose(rig, 10)
+    await spin()
+    assert handler.cancelled == []
+
+    await lose(rig, 10)
+    await spin()
+    assert handler.cancelled == [0]
+    await crew.stop(1)
+
+
+async def test_a_handler_that_has_decided_itself_is_not_cancelled(make_rig) -> None:
+    class Deciding(Handler):
+        async def __call__(self, message) -> None:
+            await message.ack(wait=False)
+            await super().__call__(message)
+
+    handler = Deciding()
+    rig = make_rig()
+    rig.settler.gate.clear()
+    rig.reader.add(P0, FakeRecord(0))
+    crew = Workers(rig.shelf, rig.flow.outbox, handler, 1)
+    crew.start()
+    rig.flow.demand()
+    await asyncio.wait_for(handler.begun.wait(), LIMIT_S)
+
+    rig.clock.now_s += 30
+    rig.flow.renewal._lose_expired(rig.clock())
+    await spin()
+
+    assert handler.cancelled == []
+    handler.go_on.set()
+    rig.settler.gate.set()
+    await rig.settler.until(lambda: acked(rig) == [0])
+    await crew.stop(1)
+
+
+async def test_a_handler_in_a_thread_goes_on_and_that_is_said(make_rig, caplog: pytest.LogCaptureFixture) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def handler(message) -> None:
+        begun.set()
+        go_on.wait(LIMIT_S)
+
+    rig, crew = await working(make_rig, handler, messages=1)
+    await asyncio.to_thread(begun.wait, LIMIT_S)
+    await lose(rig)
+    go_on.set()
+    await rig.settler.until(lambda: acked(rig) == [0])
+    await crew.stop(1)
+
+    assert "lease lost; its handler runs in a thread and can't be cancelled: queue=q" in caplog.text
+
+
+async def test_a_lost_lease_is_noticed_while_a_renewal_waits_for_the_broker(make_rig) -> None:
+    handler = Handler()
+    rig, crew = await working(make_rig, handler, messages=1)
+    rig.settler.gate.clear()
+
+    await rig.clock.advance(29.9)
+    assert handler.cancelled == []
+
+    await rig.clock.advance(0.2)
+    assert handler.cancelled == [0]
+    rig.settler.gate.set()
+    await crew.stop(0)
+
+
+async def test_a_lease_that_was_renewed_is_watched_on(make_rig) -> None:
+    handler = Handler()
+    rig, crew = await working(make_rig, handler, messages=1)
+    await rig.clock.advance(85)
+    rig.settler.gate.clear()
+    assert handler.cancelled == []
+
+    # The last renewal was at 80 s.
+    await rig.clock.advance(24.9)
+    assert handler.cancelled == []
+
+    await rig.clock.advance(0.2)
+    assert handler.cancelled == [0]
+    rig.settler.gate.set()
+    await crew.stop(0)
+
+
+async def test_a_shorter_lease_that_comes_later_is_watched_first(make_rig) -> None:
+    handler = Handler()
+    rig, crew = await working(make_rig, handler, messages=1, queues=("q", "r"), leases_ms={"q": 300_000, "r": 3_000})
+    short = Handler()
+    other = Workers(rig.flow.shelves["r"], rig.flow.outbox, short, 1)
+    other.start()
+    rig.settler.gate.clear()
+    rig.reader.add(P1, FakeRecord(0, key=b"r"))
+    rig.flow.demand()
+    await asyncio.wait_for(short.begun.wait(), LIMIT_S)
+
+    await rig.clock.advance(3.1)
+
+    assert (handler.cancelled, short.cancelled) == ([], [0])
+    rig.settler.gate.set()
+    await asyncio.gather(crew.stop(0), other.stop(0))
+
+
+async def test_a_message_whose_own_lease_is_the_shorter_one_is_lost_with_that(make_rig) -> None:
+    handler = Handler()
+    rig, crew = await working(make_rig, handler, messages=1)
+    (message,) = [each for each in crew._current if each is not None]
+    # Its own RENEW came after the shared one.
+    message._lease.own_expiry_s[0] = rig.clock() + 5
+
+    rig.flow.renewal._lose_expired(rig.clock() + 5)
+    await spin()
+
+    assert handler.cancelled == [0]
+    await crew.stop(1)
+
+
+async def test_a_handler_that_ignores_a_stop_is_left_and_its_message_released(
+    make_rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("marq.crew.CLEAN_UP_S", 0.01)
+
+    class Stubborn(Handler):
+        async def interrupted(self) -> None:
+            await self.go_on.wait()
+
+    handler = Stubborn()
+    rig, crew = await working(make_rig, handler, messages=1)
+
+    await asyncio.wait_for(crew.stop(0), LIMIT_S)
+
+    await rig.settler.until(lambda: bool(rig.settler.of(Release)))
+    assert not rig.settler.of(Release)[0].counted
+    assert "handler goes on although it was cancelled: queue=q partition=0 offset=0" in caplog.text
+    handler.go_on.set()
+    await asyncio.wait(crew._tasks, timeout=LIMIT_S)
+    assert acked(rig) == []
+
+
+@pytest.fixture(autouse=True)
+def _logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "marq")
