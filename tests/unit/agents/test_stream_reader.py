@@ -1,5 +1,6 @@
 """The reader that turns a Faust stream into what the five steps ask of their source."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import pytest
@@ -8,19 +9,20 @@ from aiokafka.structs import ConsumerRecord
 
 from agents import stream_reader
 from agents.fetched import Fetched
-from agents.positions import Positions
 from agents.stream_reader import Partitions, StreamReader
 from marq.core.markers import Source
+from marq.offsets import Place
+from marq.positions import Positions
 from marq.reader import NotCommitted
+from marq.serving import Serving, serving
 
 P0 = Source("messages", 0)
+ORDERS = Source("orders", 0)
 
 
-def records(start: int, end: int, queue: str = "emails") -> list[ConsumerRecord]:
-    return [
-        ConsumerRecord("messages", 0, offset, 0, 0, queue.encode(), b"v", None, 0, 0, ())
-        for offset in range(start, end)
-    ]
+def records(start: int, end: int, queue: str | None = "emails", topic: str = "messages") -> list[ConsumerRecord]:
+    key = None if queue is None else queue.encode()
+    return [ConsumerRecord(topic, 0, offset, 0, 0, key, b"v", None, 0, 0, ()) for offset in range(start, end)]
 
 
 def fetched(start: int, end: int, queue: str = "emails") -> Fetched:
@@ -29,19 +31,20 @@ def fetched(start: int, end: int, queue: str = "emails") -> Fetched:
 
 @dataclass
 class Kafka:
-    """Stands in for Faust's consumer."""
+    """Stands in for Faust's consumer; one partition of each topic."""
 
     offset: int | None = None
     metadata: str = ""
     log_start: int = 0
-    sought: list[tuple[int, int]] = field(default_factory=list)
+    sought: list[tuple[Source, int]] = field(default_factory=list)
     paused: bool = False
     refuses: bool = False
+    silent: bool = False
 
     @property
     def partitions(self) -> Partitions:
-        async def seek(partition: int, offset: int) -> None:
-            self.sought.append((partition, offset))
+        async def seek(source: Source, offset: int) -> None:
+            self.sought.append((source, offset))
 
         async def settled() -> None:
             return
@@ -51,8 +54,15 @@ class Kafka:
                 raise KafkaConnectionError("gone")
             ((self.offset, self.metadata),) = offsets.values()  # type: ignore[attr-defined]
 
-        async def committed(partition: int) -> tuple[int | None, str, int]:
-            return self.offset, self.metadata, self.log_start
+        async def places(served: Serving, sources: Iterable[Source]) -> Mapping[Source, Place]:
+            if self.silent:
+                self.silent = False
+                raise KafkaConnectionError("gone")
+            positions = Positions.decode(self.offset, self.metadata)
+            return {each: Place(positions.start(served.queues_in(each.topic), 0), positions) for each in sources}
+
+        async def log_start(source: Source) -> int:
+            return self.log_start
 
         return Partitions(
             seek,
@@ -60,20 +70,22 @@ class Kafka:
             lambda _: setattr(self, "paused", True),
             lambda _: setattr(self, "paused", False),
             commit,
-            committed,
+            places,
+            log_start,
         )
 
 
-async def reading(kafka: Kafka, *queues: str) -> StreamReader:
-    reader = StreamReader("messages", queues or ("emails",), kafka.partitions)
-    await reader.assigned([0])
+async def reading(kafka: Kafka, *queues: str, own_topics: Mapping[str, str] | None = None) -> StreamReader:
+    reader = StreamReader(serving("messages", queues or ("emails",), own_topics or {}), kafka.partitions)
+    reader.assigned([P0] if own_topics is None else [P0, ORDERS])
+    await reader._place()
     await reader._seek_back()
     return reader
 
 
 async def test_records_come_in_order_and_no_more_than_asked_for() -> None:
     reader = await reading(Kafka())
-    await reader.deliver(0, fetched(0, 5))
+    await reader.deliver(P0, fetched(0, 5))
 
     first, second = await reader.fetch(3), await reader.fetch(10)
 
@@ -90,20 +102,20 @@ async def test_a_fetch_without_records_ends_after_a_while() -> None:
 async def test_a_gap_is_read_again_instead_of_passed_over() -> None:
     kafka = Kafka()
     reader = await reading(kafka)
-    await reader.deliver(0, fetched(0, 5))
+    await reader.deliver(P0, fetched(0, 5))
 
-    await reader.deliver(0, fetched(8, 10))
-    await reader.deliver(0, fetched(5, 10))
+    await reader.deliver(P0, fetched(8, 10))
+    await reader.deliver(P0, fetched(5, 10))
 
-    assert kafka.sought[-1] == (0, 5)
+    assert kafka.sought[-1] == (P0, 5)
     assert [record.offset for record in (await reader.fetch(100))[P0]] == list(range(10))
 
 
 async def test_records_that_come_twice_are_taken_once() -> None:
     reader = await reading(Kafka())
-    await reader.deliver(0, fetched(0, 5))
+    await reader.deliver(P0, fetched(0, 5))
 
-    await reader.deliver(0, fetched(3, 8))
+    await reader.deliver(P0, fetched(3, 8))
 
     assert [record.offset for record in (await reader.fetch(100))[P0]] == list(range(8))
 
@@ -113,10 +125,10 @@ async def test_records_that_retention_removed_are_passed_with_an_error(caplog: p
     reader = await reading(kafka)
     kafka.log_start = 50
 
-    await reader.deliver(0, fetched(60, 70))
-    await reader.deliver(0, fetched(50, 70))
+    await reader.deliver(P0, fetched(60, 70))
+    await reader.deliver(P0, fetched(50, 70))
 
-    assert kafka.sought[-1] == (0, 50)
+    assert kafka.sought[-1] == (P0, 50)
     assert "retention has removed records 0 to 49" in caplog.text
     assert (await reader.fetch(100))[P0][0].offset == 50
 
@@ -124,15 +136,15 @@ async def test_records_that_retention_removed_are_passed_with_an_error(caplog: p
 async def test_a_rewind_drops_what_was_read_until_the_consumer_has_gone_back() -> None:
     kafka = Kafka()
     reader = await reading(kafka)
-    await reader.deliver(0, fetched(0, 10))
+    await reader.deliver(P0, fetched(0, 10))
     await reader.fetch(5)
 
     reader.rewind({P0: 0})
-    await reader.deliver(0, fetched(10, 20))
+    await reader.deliver(P0, fetched(10, 20))
     await reader._seek_back()
-    await reader.deliver(0, fetched(0, 10))
+    await reader.deliver(P0, fetched(0, 10))
 
-    assert kafka.sought[-1] == (0, 0)
+    assert kafka.sought[-1] == (P0, 0)
     assert [record.offset for record in (await reader.fetch(100))[P0]] == list(range(10))
 
 
@@ -159,9 +171,9 @@ async def test_a_queue_that_joins_gets_its_old_records_and_the_others_do_not() -
     reader = await reading(kafka, "emails", "reports")
     mixed = [*records(0, 3, "emails"), *records(3, 5, "reports"), *records(5, 7, "emails")]
 
-    await reader.deliver(0, Fetched(0, 7, mixed))
+    await reader.deliver(P0, Fetched(0, 7, mixed))
 
-    assert kafka.sought[-1] == (0, 0)
+    assert kafka.sought[-1] == (P0, 0)
     found = (await reader.fetch(100))[P0]
     assert [record.key for record in found] == [None, None, None, b"reports", b"reports", b"emails", b"emails"]
 
@@ -172,9 +184,9 @@ async def test_what_was_committed_while_catching_up_survives_a_restart() -> None
     await reader.commit({P0: 2})
 
     again = await reading(kafka, "emails", "reports")
-    await again.deliver(0, fetched(2, 6, "emails"))
+    await again.deliver(P0, fetched(2, 6, "emails"))
 
-    assert kafka.sought[-1] == (0, 2)
+    assert kafka.sought[-1] == (P0, 2)
     assert [record.key for record in (await again.fetch(100))[P0]] == [None, None, None, b"emails"]
 
 
@@ -183,7 +195,7 @@ async def test_reading_pauses_while_much_waits_and_goes_on_afterwards(monkeypatc
     kafka = Kafka()
     reader = await reading(kafka)
 
-    await reader.deliver(0, fetched(0, 12))
+    await reader.deliver(P0, fetched(0, 12))
     paused = kafka.paused
     await reader.fetch(10)
 
@@ -195,10 +207,50 @@ async def test_reading_goes_on_after_a_rewind_while_it_was_paused(monkeypatch: p
     monkeypatch.setattr(stream_reader, "MAX_WAITING", 10)
     kafka = Kafka()
     reader = await reading(kafka)
-    await reader.deliver(0, fetched(0, 20))
+    await reader.deliver(P0, fetched(0, 20))
     await reader.fetch(5)
     assert kafka.paused
 
     reader.rewind({P0: 0})
 
     assert not kafka.paused
+
+
+async def test_nothing_is_taken_before_it_is_known_where_to_read_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_reader, "FETCH_WAIT_SECONDS", 0.01)
+    kafka = Kafka(offset=5, metadata=Positions({"emails": 5}).encode(5), silent=True)
+    reader = StreamReader(serving("messages", ["emails"], {}), kafka.partitions)
+    reader.assigned([P0])
+    # Faust begins at what the group has committed, whatever that is for our queues.
+    await reader.deliver(P0, fetched(5, 8))
+
+    nothing = await reader.fetch(100)
+    sought_before = list(kafka.sought)
+    await reader.fetch(100)
+    await reader.deliver(P0, fetched(5, 8))
+
+    assert nothing == {}
+    assert sought_before == []
+    assert kafka.sought == [(P0, 5)]
+    assert [record.offset for record in (await reader.fetch(100))[P0]] == [5, 6, 7]
+
+
+async def test_all_records_of_a_queues_own_topic_are_its_own_whatever_their_keys() -> None:
+    kafka = Kafka()
+    reader = await reading(kafka, "emails", "orders", own_topics={"orders": "orders"})
+
+    await reader.deliver(P0, Fetched(0, 2, [*records(0, 1, "emails"), *records(1, 2, "orders")]))
+    await reader.deliver(ORDERS, Fetched(0, 2, [*records(0, 1, None, "orders"), *records(1, 2, "emails", "orders")]))
+
+    found = await reader.fetch(100)
+    assert {source: len(read) for source, read in found.items()} == {P0: 2, ORDERS: 2}
+    assert [record.key for record in found[ORDERS]] == [None, b"emails"]
+
+
+async def test_a_commit_of_a_queues_own_topic_tells_of_that_queue_only() -> None:
+    kafka = Kafka()
+    reader = await reading(kafka, "emails", "orders", own_topics={"orders": "orders"})
+
+    await reader.commit({ORDERS: 5})
+
+    assert Positions.decode(kafka.offset, kafka.metadata).by_queue == {"orders": 5}
