@@ -101,13 +101,6 @@ RELIANCES = (
     Reliance(_KAFKA, "_isolation_level", "instance attribute", "read before start()"),
     Reliance(_KAFKA, "_fetch_max_wait_ms", "instance attribute", "read before start(); Faust fixes it at 1500"),
     Reliance(_KAFKA, "_subscription", "instance attribute", "the way to positions"),
-    Reliance(_KAFKA, "_coordinator", "instance attribute", "the way to committed metadata"),
-    Reliance(
-        "aiokafka.consumer.group_coordinator:GroupCoordinator",
-        "fetch_committed_offsets",
-        "async (self, partitions)",
-        "offset and metadata, which the public committed() leaves out",
-    ),
     Reliance(f"{_STATE}:SubscriptionState", "subscription", "property", "None before the first assignment"),
     Reliance(f"{_STATE}:Subscription", "assignment", "property", "None during a rebalance"),
     Reliance(f"{_STATE}:Assignment", "state_value", "(self, tp)", "None for partitions that are not assigned"),
@@ -116,12 +109,20 @@ RELIANCES = (
     Reliance("aiokafka:AIOKafkaProducer", "_txn_manager", "instance attribute", "the way to the producer's epoch"),
     Reliance(_TRANSACTIONS, "producer_id", "property", "the same for each producer of a transactional id"),
     Reliance(_TRANSACTIONS, "producer_epoch", "property", "rises by one for each: nobody else was there meanwhile"),
-    # app/application.py
+    # app/faust_app.py, app/application.py, app/handlers_process.py
     Reliance(_APP, "_new_transport", "(self)", "makes our transport"),
     Reliance(_APP, "_new_web", "(self)", "makes our web server"),
+    Reliance(_APP, "_create_directories", "(self)", "does nothing without tables"),
     Reliance(_APP, "on_first_start", "async (self)", "topics are looked at before the consumer starts"),
     Reliance(_APP, "on_stop", "async (self)", "owners write before connections close"),
     Reliance(_APP, "rebalancing", "class attribute", "True until Faust has sought to the committed offsets"),
+    Reliance(
+        "faust.app:BootStrategy",
+        "__init__",
+        "(self, app, *, enable_web=None, enable_kafka=None, enable_kafka_producer=None, ...)",
+        "a worker that is no tracker has no consumer, a handlers process no producer",
+    ),
+    Reliance(_APP, "BootStrategy", "class attribute", "what App.boot_strategy is made of"),
     Reliance(_APP, "consumer_generation_id", "class attribute", "tells a batch of before a rebalance"),
     # app/worker.py
     Reliance(_WORKER, "__init__", "(self, app, *services, ...)", "called with the app first"),
@@ -130,7 +131,23 @@ RELIANCES = (
     # app/web.py
     Reliance(_WEB, "default_blueprints", "class attribute", "emptied: /table and /router are open to anybody"),
     Reliance(_WEB, "production_blueprints", "class attribute", "emptied: our own page is at /"),
-    Reliance("faust.app.router:Router", "tables_metadata", "(self)", "the addresses of all workers"),
+    # app/members.py
+    Reliance(
+        "faust.assignor.partition_assignor:PartitionAssignor",
+        "metadata",
+        "(self, topics)",
+        "what a member tells its group: user_data has the JSON of ClientMetadata",
+    ),
+    Reliance("faust.assignor.client_assignment:ClientMetadata", "url", "class attribute", "the worker's address"),
+    Reliance(
+        "aiokafka.admin:AIOKafkaAdminClient",
+        "describe_consumer_groups",
+        "async (self, group_ids, ...)",
+        "answers with raw structures",
+    ),
+    Reliance(
+        "aiokafka.coordinator.protocol:ConsumerProtocolMemberMetadata", "SCHEMA", "class attribute", "has user_data"
+    ),
     # tables/leases.py
     Reliance(_STORE, "_db_for_partition", "(self, partition)", "opens or returns a partition's database"),
     Reliance(_STORE, "_dbs", "instance attribute", "open databases by partition"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import pkgutil
 import re
 import tomllib
 from importlib.metadata import version
@@ -12,18 +13,21 @@ from typing import Any
 
 import pytest
 
+import app
 import tables.leases
-from app import application, batching, web, worker
 from app.faust_api import RELIANCES, VERSIONS, Reliance
 from tests.worker.harness import ROOT
 
 FOREIGN = ("faust", "mode", "aiokafka")
 SOURCES = [
-    *(ROOT / "app" / f"{name}.py" for name in ("application", "batching", "web", "worker")),
+    *sorted((ROOT / "app").rglob("*.py")),
     ROOT / "tables" / "leases.py",
     *sorted((ROOT / "agents").glob("*.py")),
 ]
-MODULES = (application, batching, web, worker, tables.leases)
+MODULES = (
+    *(importlib.import_module(f"app.{each.name}") for each in pkgutil.iter_modules(app.__path__)),
+    tables.leases,
+)
 
 
 def is_foreign(base: type) -> bool:

@@ -1,0 +1,88 @@
+"""Which groups' handlers a worker runs, by what is defined."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from agents.handler_groups import HandledQueue, HandlerGroup, handler_groups, without_handler
+from marq.core.definitions import Definitions
+
+SEND = {"handler": "mail:send"}
+
+
+def defined(**layers: dict[str, Any]) -> Definitions:
+    """Definitions with these layers; a name like ``file__emails`` stands for the key ``file:emails``."""
+    definitions = Definitions()
+    for name, document in layers.items():
+        definitions.fold(name.replace("__", ":").encode(), document)
+    return definitions
+
+
+def test_queues_without_handlers_make_no_group() -> None:
+    assert handler_groups(defined(file__emails={"lease": 5}, file__reports={"group": "background"}), {}) == {}
+
+
+def test_queues_with_handlers_and_no_group_are_together() -> None:
+    definitions = defined(file__emails=SEND, file__reports={"handler": "reports:make", "concurrency": 2, "topic": "r"})
+
+    groups = handler_groups(definitions, {})
+
+    assert groups == {
+        "handlers": HandlerGroup(
+            "handlers",
+            {"emails": HandledQueue("mail:send", 64), "reports": HandledQueue("reports:make", 2, "r")},
+        )
+    }
+    assert groups["handlers"].topics == {"reports": "r"}
+
+
+def test_each_group_has_a_process_of_its_own() -> None:
+    definitions = defined(file__emails=SEND, file__reports={**SEND, "group": "slow"})
+
+    assert {name: list(group.queues) for name, group in handler_groups(definitions, {}).items()} == {
+        "handlers": ["emails"],
+        "slow": ["reports"],
+    }
+
+
+def test_a_decorated_handler_is_run_by_workers_that_have_its_module_only() -> None:
+    definitions = defined(handler__emails={"handler": "mail:send", "concurrency": 3})
+
+    assert handler_groups(definitions, {}) == {}
+    groups = handler_groups(definitions, {"emails": "mail:send"})
+    assert groups["handlers"].queues == {"emails": HandledQueue("mail:send", 3)}
+
+
+def test_a_handler_that_was_changed_at_run_time_is_run_by_every_worker() -> None:
+    definitions = defined(handler__emails=SEND, change__emails={"handler": "mail:send_twice"})
+
+    for own in ({}, {"emails": "mail:send"}):
+        assert handler_groups(definitions, own)["handlers"].queues["emails"].handler == "mail:send_twice"
+
+
+def test_a_change_of_another_setting_leaves_the_decorated_handler() -> None:
+    definitions = defined(handler__emails=SEND, change__emails={"concurrency": 5})
+
+    assert handler_groups(definitions, {"emails": "mail:send"})["handlers"].queues == {
+        "emails": HandledQueue("mail:send", 5)
+    }
+
+
+def test_queues_of_the_group_that_have_no_handler_here_are_told() -> None:
+    definitions = defined(
+        file__emails={**SEND, "group": "background"},
+        file__reports={"group": "background"},
+        handler__orders={"handler": "orders:handle", "group": "background"},
+    )
+
+    [group] = handler_groups(definitions, {}).values()
+
+    assert list(group.queues) == ["emails"]
+    assert without_handler(definitions, group) == ["orders", "reports"]
+
+
+def test_a_group_can_be_told_to_its_process() -> None:
+    group = HandlerGroup("slow", {"emails": HandledQueue("mail:send", 3), "orders": HandledQueue("m:o", 1, "topic")})
+
+    assert HandlerGroup.read(json.loads(json.dumps(group.document()))) == group

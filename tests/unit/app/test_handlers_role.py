@@ -1,0 +1,107 @@
+"""What a worker checks and says of its handlers before it runs any."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from agents.handler_groups import handler_groups
+from agents.handlers import load_modules
+from app.handlers_role import check, publication
+from marq.core.definitions import Definitions
+from marq.core.errors import ConfigError
+
+MAIL = """
+    import marq
+
+    @marq.handler("emails", concurrency=3)
+    def send(message): ...
+"""
+
+
+@pytest.fixture
+def make_module(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
+    def make(source: str = MAIL, name: str = "mail_of_the_test") -> ModuleType:
+        module = ModuleType(name)
+        monkeypatch.setitem(sys.modules, name, module)
+        exec(compile(textwrap.dedent(source), name, "exec"), module.__dict__)
+        return module
+
+    return make
+
+
+def defined(**layers: dict[str, Any]) -> Definitions:
+    definitions = Definitions()
+    for name, document in layers.items():
+        definitions.fold(name.replace("__", ":").encode(), document)
+    return definitions
+
+
+def checked(definitions: Definitions, own: dict[str, str] | None = None) -> None:
+    check(definitions, handler_groups(definitions, own or {}), own or {})
+
+
+def test_a_module_that_can_not_be_imported_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"MARQ_HANDLERS: module 'nowhere_at_all' can't be imported .*nowhere_at_all"):
+        load_modules(("nowhere_at_all",))
+
+
+def test_what_is_said_of_decorated_handlers_is_said_once(make_module: Callable[..., ModuleType]) -> None:
+    make_module()
+    said = {each.queue: each.document for each in load_modules(("mail_of_the_test",))}
+    document = {"handler": "mail_of_the_test:send", "concurrency": 3}
+
+    assert publication(Definitions(), said, ["mail_of_the_test"]) == {b"handler:emails": document}
+    assert publication(defined(handler__emails=document), said, ["mail_of_the_test"]) == {}
+
+
+def test_what_our_modules_say_no_more_is_removed_and_what_others_say_stays() -> None:
+    definitions = defined(
+        handler__emails={"handler": "services.mail:send"},
+        handler__letters={"handler": "services.post.letters:send"},
+        handler__orders={"handler": "services_of_others:handle"},
+        file__reports={"handler": "services.mail:report"},
+    )
+
+    assert publication(definitions, {}, ["services.mail", "services.post"]) == {
+        b"handler:emails": None,
+        b"handler:letters": None,
+    }
+
+
+def test_a_queue_with_a_handler_in_the_file_and_another_in_code_has_two(make_module: Callable[..., ModuleType]) -> None:
+    make_module()
+    own = {"emails": "mail_of_the_test:send"}
+
+    with pytest.raises(ConfigError, match=r"queue 'emails' has two handlers: mail:post .* and mail_of_the_test:send"):
+        checked(defined(file__emails={"handler": "mail:post"}), own)
+    checked(defined(file__emails={"handler": "mail_of_the_test:send"}), own)
+
+
+def test_a_group_of_which_only_a_part_has_handlers_here_is_refused_with_what_to_do(
+    make_module: Callable[..., ModuleType],
+) -> None:
+    make_module()
+    send = {"handler": "mail_of_the_test:send", "group": "background"}
+    definitions = defined(
+        file__emails=send,
+        file__reports={"group": "background"},
+        handler__orders={"handler": "other:handle", "group": "background"},
+    )
+
+    with pytest.raises(
+        ConfigError,
+        match=r"group 'background': .*handlers for 'emails', and none for 'orders', 'reports', .*"
+        r"Of 'orders' \(other:handle\) the module is not in MARQ_HANDLERS",
+    ):
+        checked(definitions)
+
+
+def test_a_handler_that_can_not_be_imported_is_refused_at_the_start() -> None:
+    with pytest.raises(ConfigError, match="queue 'emails': its handler 'nowhere_at_all:send' can't be imported"):
+        checked(defined(file__emails={"handler": "nowhere_at_all:send"}))
