@@ -140,7 +140,7 @@ class KafkaCluster:
                 max_request_size=topics.messages_limit_bytes,
             )
 
-        sender: Sender = await started(make, self._settings, abandon_producer)
+        sender: Sender = await started(make, self._settings, abandon_producer, writes=self._settings.names.messages)
         return sender
 
     async def close(self, sender: Sender, limit_s: float) -> None:

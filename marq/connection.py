@@ -52,15 +52,21 @@ def client_options(settings: ClientSettings) -> dict[str, Any]:
 
 
 async def started(
-    make: Callable[[], C], settings: ClientSettings, close: Callable[[C], Any], *, impatient: bool = False
+    make: Callable[[], C],
+    settings: ClientSettings,
+    close: Callable[[C], Any],
+    *,
+    impatient: bool = False,
+    writes: str | None = None,
 ) -> C:
     """Make a client and start it, again and again until it works or the connect timeout is over.
 
-    ``impatient``: an obstacle that waiting can't remove, such as a wrong password, ends it at once.
+    ``impatient``: an obstacle that waiting can't remove, such as a wrong password, ends it at once. ``writes``: the
+    topic that the client is for; a broker does not even let somebody begin who may write to none.
 
     Raises:
         BrokerUnavailable: no broker could be used in time.
-        ConfigError: the broker refused for want of a right.
+        Forbidden: the broker refused for want of a right.
     """
     until = time.monotonic() + settings.connect_timeout_ms / 1000
     pause, cause = _FIRST_PAUSE_S, "no answer"
@@ -76,7 +82,7 @@ async def started(
             await close(client)
             cause = str(error) or type(error).__name__
             if not error.retriable:
-                raise refused(settings, error) or unavailable(settings, cause) from error
+                raise refused(settings, error, "Write", writes) or unavailable(settings, cause) from error
         except BaseException:
             await close(client)
             raise

@@ -16,6 +16,7 @@ from marq.codecs import Codec, check_codec
 from marq.content import Content, Header, check_headers, check_queues, encode
 from marq.core.errors import BrokerUnavailable, ConfigError, MarqError
 from marq.receipt import Receipt
+from marq.rights import refused
 from marq.routes import Route, Routes
 from marq.settings import ClientOptions, ClientSettings
 from marq.topics import Topics
@@ -27,6 +28,8 @@ Headers = Mapping[str, bytes | None] | Iterable[Header]
 
 #: How long a stop waits for what is on its way.
 STOP_LIMIT_S = 5.0
+#: Between two attempts to get another producer, when the broker refuses at once.
+RETRY_S = 1.0
 
 
 class SendManyFailed(BrokerUnavailable):
@@ -313,7 +316,8 @@ class Producer:
         except (TimeoutError, KafkaError, AssertionError) as error:
             # aiokafka asserts that the partition exists: it does not, where the topic was made anew with fewer.
             self._replace(kafka)
-            raise self._unknown(parcel, str(error) or type(error).__name__) from error
+            forbidden = refused(self._settings, error, "Write", parcel.topic)
+            raise forbidden or self._unknown(parcel, str(error) or type(error).__name__) from error
 
     def _replace(self, kafka: Any) -> None:
         """Give up a producer that failed: it would go on trying what the caller believes to have failed."""
@@ -330,6 +334,7 @@ class Producer:
                     return
                 except BrokerUnavailable as error:
                     log.warning("no producer, trying again: %s", error)
+                    await self._cluster.sleep(RETRY_S)
         finally:
             self._replacing = None
 

@@ -19,6 +19,7 @@ from marq.core.markers import Source
 from marq.message import Record
 from marq.offsets import Place, places
 from marq.positions import Positions
+from marq.rights import refused
 from marq.serving import Serving
 from marq.settings import ClientSettings
 
@@ -240,7 +241,7 @@ class GroupReader:
             records: Any = await self._consumer.getmany(*partitions, **options)
         except KafkaError as error:
             if not error.retriable:
-                raise BrokerUnavailable(
+                raise refused(self._settings, error, "Read") or BrokerUnavailable(
                     f"group {self._group}: the broker refuses to let {', '.join(self._serving.topics)} be read:"
                     f" {error or type(error).__name__}"
                 ) from error

@@ -11,7 +11,7 @@ from aiokafka.errors import (
     TransactionalIdAuthorizationFailed,
 )
 
-from marq.core.errors import ConfigError
+from marq.core.errors import Forbidden
 from marq.core.kafka_tools import Tools
 from marq.core.names import Names
 from marq.core.rights import Kind, Right, grants
@@ -28,38 +28,40 @@ def tools(settings: ClientSettings) -> Tools:
     return Tools(settings.bootstrap_servers, settings.security_protocol != "PLAINTEXT")
 
 
-def missing_right(settings: ClientSettings, operation: str, topic: str) -> ConfigError:
+def missing_right(settings: ClientSettings, operation: str, topic: str) -> Forbidden:
     """Return the error for a right on a topic that this client's principal does not have."""
     return missing_rights(settings, [Right(Kind.TOPIC, topic, operation)])
 
 
-def missing_rights(settings: ClientSettings, rights: Iterable[Right]) -> ConfigError:
+def missing_rights(settings: ClientSettings, rights: Iterable[Right]) -> Forbidden:
     """Return the error for rights that this client's principal does not have."""
-    wanted = list(rights)
+    wanted = sorted(rights)
     lines = grants(wanted, principal(settings), tools(settings))
-    return ConfigError(
-        f"{principal(settings)} lacks the right to {', '.join(map(str, wanted))} at {settings.bootstrap_servers}. An"
-        f" administrator grants it with: {_commands(lines)}\n(`faust -A app check` finds all that is missing)"
+    return Forbidden(
+        f"{principal(settings)} has no right to {', '.join(map(str, wanted))} at {settings.bootstrap_servers}. An"
+        f" administrator grants it with:{_commands(lines)}\n(`faust -A app check` finds all that is missing)"
     )
 
 
-def refused(settings: ClientSettings, error: BaseException, operation: str = "Describe") -> ConfigError | None:
-    """Return what a broker's refusal means, None for any other error; ``operation``: what was tried with a topic."""
-    right = _right(settings.names, error, operation)
+def refused(
+    settings: ClientSettings, error: BaseException, operation: str = "Describe", topic: str | None = None
+) -> Forbidden | None:
+    """Return what a broker's refusal means, None for any other error; ``operation`` on ``topic`` was tried."""
+    right = _right(settings.names, error, operation, topic)
     return None if right is None else missing_rights(settings, [right])
 
 
-def _right(names: Names, error: BaseException, operation: str) -> Right | None:
+def _right(names: Names, error: BaseException, operation: str, topic: str | None) -> Right | None:
     found = _named(error)
     if isinstance(error, GroupAuthorizationFailedError):
         return Right(Kind.GROUP, found or names.named_group(""), "Read", prefixed=not found)
     if isinstance(error, TransactionalIdAuthorizationFailed):
         return Right(Kind.TRANSACTIONAL_ID, names.transactional_ids, "Write", prefixed=True)
     if isinstance(error, TopicAuthorizationFailedError):
-        return Right(Kind.TOPIC, found or names.messages, operation)
+        return Right(Kind.TOPIC, topic or found or names.messages, operation)
     if isinstance(error, ClusterAuthorizationFailedError):
-        # Of all that we ask for, only an idempotent producer's id needs one on the cluster, at brokers before 3.0.
-        return Right(Kind.CLUSTER, "kafka-cluster", "IdempotentWrite")
+        # An idempotent producer may begin if it may write to any topic; brokers before 2.8 always want this one.
+        return Right(Kind.TOPIC, topic, "Write") if topic else Right(Kind.CLUSTER, "kafka-cluster", "IdempotentWrite")
     return None
 
 
@@ -72,4 +74,4 @@ def _named(error: BaseException) -> str:
 
 
 def _commands(lines: list[str]) -> str:
-    return lines[0] if len(lines) == 1 else "".join(f"\n    {line}" for line in lines)
+    return "".join(f"\n    {line}" for line in lines)

@@ -30,7 +30,7 @@ from aiokafka.errors import (
 from aiokafka.protocol.metadata import MetadataRequest
 
 from marq.connection import client_options, close_admin, started, unavailable
-from marq.core.errors import ConfigError
+from marq.core.errors import ConfigError, Forbidden
 from marq.core.rights import Kind, Right
 from marq.core.topic_rules import (
     DEFAULT_LIMIT_BYTES,
@@ -208,10 +208,10 @@ def planned(settings: ClientSettings, found: Mapping[str, TopicFacts]) -> dict[s
     )
 
 
-def cannot_make(settings: ClientSettings, missing: Iterable[TopicPlan], said: str) -> ConfigError:
+def cannot_make(settings: ClientSettings, missing: Iterable[TopicPlan], said: str) -> Forbidden:
     """Return the error for topics that are missing and that this client's principal may not make."""
     wanted = list(missing)
-    return ConfigError(
+    return Forbidden(
         f"topics are missing at {settings.bootstrap_servers}, and {principal(settings)} may not make them ({said})."
         " An administrator makes them with:" + "".join(f"\n    {line}" for line in commands_to_make(settings, wanted))
     )
@@ -243,7 +243,8 @@ async def look_up(admin: AIOKafkaAdminClient, names: Iterable[str]) -> Look:
     for name, topic in described.items():
         error = for_code(topic["error_code"])
         if error is TopicAuthorizationFailedError:
-            look.forbidden.append(Right(Kind.TOPIC, name, "Describe"))
+            # Whether the second is missing, too, can't be seen without the first.
+            look.forbidden.extend(Right(Kind.TOPIC, name, operation) for operation in ("Describe", "DescribeConfigs"))
         elif topic["error_code"] and error not in _UNKNOWN:
             raise error(f"topic {name}")
         elif topic["partitions"]:

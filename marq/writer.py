@@ -12,6 +12,7 @@ from aiokafka.errors import KafkaError
 
 from marq.connection import abandon_producer, client_options, started, stop_producer
 from marq.core.errors import BrokerUnavailable
+from marq.rights import refused
 from marq.settings import ClientSettings
 
 log = logging.getLogger("marq")
@@ -70,7 +71,7 @@ class KafkaMarkerWriter:
         except (TimeoutError, KafkaError, AssertionError) as error:
             if producer is not None:
                 await self._give_up(producer)
-            cause = str(error) or type(error).__name__
+            cause = refused(self._settings, error, "Write", self._topic) or str(error) or type(error).__name__
             raise BrokerUnavailable(
                 f"{len(records)} marker batches for {self._topic} are not known to be written at"
                 f" {self._settings.bootstrap_servers} after {limit_s:g} s at most: {cause}"
@@ -81,7 +82,9 @@ class KafkaMarkerWriter:
             return self._producer
         async with self._lock:
             if self._producer is None:
-                self._producer = await started(self._make, self._settings, abandon_producer)
+                self._producer = await started(
+                    self._make, self._settings, abandon_producer, writes=self._settings.names.markers
+                )
             return self._producer
 
     def _make(self) -> AIOKafkaProducer:

@@ -23,6 +23,10 @@ class BrokerUnavailable(MarqError):
     """The broker did not answer in time, or refused; whether the call took effect is unknown."""
 
 
+class Forbidden(ConfigError, BrokerUnavailable):
+    """The broker refused for want of a right; the message says which, and with which command it is granted."""
+
+
 class CorruptMarker(MarqError):
     """Bytes in the markers topic that are no marker batch."""
 

@@ -34,6 +34,7 @@ async def run(command: str, servers: str) -> None:
 def _parser(*flags: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--bootstrap-server", required=True)
+    parser.add_argument("--command-config", choices=["admin.properties"])
     for flag in flags:
         parser.add_argument(flag, action="store_true", required=True)
     return parser
