@@ -2,6 +2,9 @@
 
 import faust
 
+from app.commands import queue
+
 
 def attach(app: faust.App) -> None:
     """Add the commands to an application."""
+    queue.attach(app)

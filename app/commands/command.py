@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, ClassVar, NoReturn
 
+import click
 import faust
 from faust.cli import AppCommand
 
@@ -33,3 +34,17 @@ def command(app: faust.App, *options: Callable[..., Any]) -> Callable[[Callable[
     """Make a coroutine function ``run(self, …)`` the command of its name; ``options`` are click's decorators."""
     found: Callable[[Callable[..., Any]], type[AppCommand]] = app.command(*options, base=MarqCommand)
     return found
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before something is done that can't be taken back; ``yes`` is the answer that was given with --yes.
+
+    Raises:
+        MarqError: the answer is no, or there is nobody to ask.
+    """
+    try:
+        answer = yes or click.confirm(question)
+    except click.Abort:
+        answer = False
+    if not answer:
+        raise MarqError("nothing was changed; --yes answers the question where nobody can be asked")

@@ -109,6 +109,12 @@ class Definitions:
         """Return one layer of a queue as it was written; ``name`` is "handler", "file" or "change"."""
         return self._layers.get(queue, {}).get(name)
 
+    def origin(self, queue: str, key: str) -> str:
+        """Return which layer says a key of a queue: "change", "file", "handler" or "defaults"; "" when none does."""
+        layers = self._layers.get(queue, {})
+        said = [name for name in LAYERS if key in layers.get(name, {})]
+        return said[-1] if said else "defaults" if key in self._defaults else ""
+
     def _drop(self, layer: str, queue: str) -> None:
         layers = self._layers.get(queue, {})
         layers.pop(layer, None)

@@ -17,6 +17,8 @@ from marq.core.errors import ConfigError
 from marq.core.names import check_group_name, check_topic_name
 
 MAX_SECONDS = 365 * 24 * 3600
+#: A marker holds a lease as milliseconds in 32 bits: 49 days.
+MAX_LEASE_SECONDS = (2**32 - 1) // 1000
 MAX_ATTEMPTS = 1_000_000
 MAX_FACTOR = 1_000
 MAX_CONCURRENCY = 10_000
@@ -79,6 +81,26 @@ def queue_settings(*documents: Mapping[str, Any]) -> QueueSettings:
     return QueueSettings(**values)
 
 
+def settings_document(settings: QueueSettings) -> dict[str, Any]:
+    """Return all that holds, with the keys and in the units of a document."""
+    backoff = settings.backoff
+    return {
+        "lease": _seconds(settings.lease_ms),
+        "max_attempts": settings.max_attempts,
+        "backoff": {
+            "base": _seconds(backoff.base_ms),
+            "factor": backoff.factor,
+            "max": _seconds(backoff.max_ms),
+            "jitter": backoff.jitter,
+        },
+        "dead_letter": settings.dead_letter,
+        "group": settings.group,
+        "topic": settings.topic,
+        "handler": settings.handler,
+        "concurrency": settings.concurrency,
+    }
+
+
 def _backoff(table: Mapping[str, Any]) -> Backoff:
     values = dict(table)
     for key in ("base", "max"):
@@ -89,6 +111,10 @@ def _backoff(table: Mapping[str, Any]) -> Backoff:
 
 def _ms(seconds: float) -> int:
     return round(seconds * 1000)
+
+
+def _seconds(ms: int) -> float:
+    return ms // 1000 if ms % 1000 == 0 else ms / 1000
 
 
 def _number(least: float, most: float, *, unit: str = "", above: bool = False) -> Check:
@@ -157,7 +183,7 @@ _BACKOFF: Mapping[str, Check] = {
 }
 #: Every key of a document, with what its value must be.
 CHECKS: Mapping[str, Check] = {
-    "lease": _number(0, MAX_SECONDS, unit=" of seconds", above=True),
+    "lease": _number(0, MAX_LEASE_SECONDS, unit=" of seconds", above=True),
     "max_attempts": _count(MAX_ATTEMPTS),
     "backoff": _table(_BACKOFF),
     "dead_letter": _switch,

@@ -8,13 +8,16 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from config.queues import BackoffDefinition, QueueDefinition, load_queues
+from config.queues import load_queues
 from config.settings import AppSettings
+from marq.core.backoff import Backoff
 from marq.core.names import Names
+from marq.core.queue import CHECKS
 from marq.settings import ClientOptions
 from tests.docs.pages import PAGES, ROOT, Block, blocks
 from tests.simulation.mutants import MUTANTS
@@ -65,7 +68,7 @@ def test_a_block_of_toml_defines_queues(block: Block, tmp_path: Path) -> None:
     path.write_text(block.code, encoding="utf-8")
 
     assert tomllib.loads(block.code)
-    assert load_queues(path).with_handlers
+    assert load_queues(path).queues
 
 
 @pytest.mark.parametrize("block", [*blocks("sh"), *blocks("json")], ids=name_of)
@@ -181,7 +184,8 @@ def test_a_default_of_the_worker_is_the_one_described(name: str) -> None:
 
 
 def test_every_key_of_a_queue_is_described() -> None:
-    keys = {name for name in QueueDefinition.model_fields if name != "backoff"}
-    keys |= {f"backoff.{name}" for name in BackoffDefinition.model_fields}
+    keys = {name for name in CHECKS if name != "backoff"} | {f"backoff.{each.name}" for each in fields(Backoff)}
+    keys = {name.removesuffix("_ms") for name in keys}
 
-    assert set(re.findall(r"^\| `([a-z_.]+)` \| .* \| (?:handlers|tracker) \|$", OPERATIONS, re.MULTILINE)) == keys
+    said = set(re.findall(r"^\| `([a-z_.]+)` \| .* \| (?:handlers|tracker|all) \|$", OPERATIONS, re.MULTILINE))
+    assert said == keys

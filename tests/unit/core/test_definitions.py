@@ -31,6 +31,9 @@ def test_the_layers_count_in_their_order_whichever_came_first() -> None:
     assert definitions("emails") == QueueSettings(4_000, 3, concurrency=2, dead_letter=False)
     assert definitions.layer("file", "emails") == {"lease": 3, "max_attempts": 3}
     assert definitions.layer("file", "other") is None
+    keys = ("lease", "max_attempts", "concurrency", "dead_letter", "group")
+    assert [definitions.origin("emails", key) for key in keys] == ["change", "file", "handler", "defaults", ""]
+    assert definitions.origin("other", "lease") == "defaults"
 
 
 def test_a_record_without_a_value_takes_its_layer_away() -> None:

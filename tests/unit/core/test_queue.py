@@ -6,7 +6,14 @@ import pytest
 
 from marq.core.backoff import Backoff
 from marq.core.errors import ConfigError
-from marq.core.queue import QueueSettings, check_defaults, check_document, queue_settings
+from marq.core.queue import (
+    CHECKS,
+    QueueSettings,
+    check_defaults,
+    check_document,
+    queue_settings,
+    settings_document,
+)
 
 
 def test_a_queue_without_documents_has_our_defaults() -> None:
@@ -41,6 +48,22 @@ def test_of_each_key_the_last_document_counts_and_backoff_is_replaced_as_a_whole
     assert settings == QueueSettings(lease_ms=20_000, backoff=Backoff(base_ms=6_000))
 
 
+def test_settings_can_be_said_as_a_document_again() -> None:
+    said = {
+        "lease": 0.5,
+        "max_attempts": 2,
+        "backoff": {"base": 1, "factor": 3, "max": 10.25, "jitter": False},
+        "dead_letter": False,
+        "group": "background",
+        "topic": "orders",
+        "handler": "shop.orders:handle",
+        "concurrency": 7,
+    }
+
+    assert settings_document(queue_settings(said)) == said
+    assert settings_document(QueueSettings()).keys() == CHECKS.keys()
+
+
 def test_a_lease_is_never_0_ms() -> None:
     assert queue_settings({"lease": 0.0001}).lease_ms == 1
 
@@ -49,8 +72,9 @@ def test_a_lease_is_never_0_ms() -> None:
     ("document", "said"),
     [
         ({"lese": 3}, r"^here: lese: unknown key; expected one of lease, max_attempts, backoff, dead_letter, group, "),
-        ({"lease": "3"}, r"^here: lease: expected a number of seconds above 0, to 31536000, not '3'$"),
+        ({"lease": "3"}, r"^here: lease: expected a number of seconds above 0, to 4294967, not '3'$"),
         ({"lease": 0}, r"lease: .* above 0"),
+        ({"lease": 4_294_968}, r"lease: .* to 4294967"),
         ({"lease": True}, r"lease: "),
         ({"lease": float("nan")}, r"lease: .*not nan"),
         ({"lease": float("inf")}, r"lease: .*not inf"),
