@@ -9,7 +9,7 @@ import pytest
 import marq
 from marq.core.names import HEADER_ROOM_BYTES
 from marq.producer import SendManyFailed
-from tests.client.waiting import read_all
+from tests.client.waiting import read_all, until
 
 
 @pytest.fixture
@@ -125,6 +125,86 @@ async def test_many_that_fail_say_which_were_sent(servers, prefix, monkeypatch) 
     failed = [index for index, receipt in enumerate(caught.value.receipts) if receipt is None]
     assert failed == [4, 5]
     assert caught.value.index == 4
+
+
+async def test_one_message_for_several_queues_is_one_record_for_each(producer, servers, names) -> None:
+    receipts = await producer.send(["emails", "audit", "search"], b"hello", headers={"tenant": b"acme"})
+
+    stored = {(record.partition, record.offset): record for record in await read_all(servers, names.messages)}
+    assert [receipt.queue for receipt in receipts] == ["emails", "audit", "search"]
+    for receipt in receipts:
+        record = stored.pop((receipt.partition, receipt.offset))
+        assert (record.key, record.value) == (receipt.queue.encode(), b"hello")
+        assert record.headers == (("tenant", b"acme"),)
+    assert stored == {}
+
+
+async def test_of_several_queues_all_are_checked_before_the_first_is_sent(producer, servers, names) -> None:
+    long = "q" * 200
+    limit = 1_048_588 - HEADER_ROOM_BYTES - len(long)
+
+    for queues in ([], ["a", "a"], ["a", ""], {"a"}, b"a", 5):
+        with pytest.raises(marq.ConfigError):
+            await producer.send(queues, b"x")
+    with pytest.raises(marq.MessageTooLarge, match="qqq"):
+        await producer.send(["a", long], b"x" * (limit + 1))
+    with pytest.raises(TypeError, match="must be bytes"):
+        await producer.send(["a", "b"], "x")
+    with pytest.raises(marq.ConfigError, match=r"call it for each of them, or send\(queues, value\)"):
+        await producer.send_many(["a", "b"], [b"x"])
+
+    assert await read_all(servers, names.messages) == []
+
+
+async def test_of_several_queues_a_failure_says_which_were_sent(servers, prefix, names, monkeypatch) -> None:
+    async with marq.Producer(servers, prefix=prefix, request_timeout=1) as producer:
+        send = producer._send
+
+        async def fail_third(parcel):
+            if parcel.partition == 2:
+                raise marq.BrokerUnavailable("by the test")
+            return await send(parcel)
+
+        monkeypatch.setattr(producer, "_send", fail_third)
+        with pytest.raises(SendManyFailed, match="queue 'c': item 2 of 4 is not known to be sent") as caught:
+            await producer.send(["a", "b", "c", "d"], b"x")
+
+    sent = [receipt for receipt in caught.value.receipts if receipt is not None]
+    assert caught.value.index == 2
+    assert [receipt.queue for receipt in sent] == ["a", "b", "d"]
+    stored = {(record.partition, record.offset) for record in await read_all(servers, names.messages)}
+    assert stored == {(receipt.partition, receipt.offset) for receipt in sent}
+
+
+async def test_a_stop_in_the_middle_of_many_says_which_were_sent(servers, prefix, names) -> None:
+    producer = marq.Producer(servers, prefix=prefix)
+    await producer.start()
+    sending = asyncio.create_task(producer.send_many("q", [b"x" * 50_000] * 1_000))
+    await until(lambda: producer._sending)
+
+    await producer.stop()
+
+    with pytest.raises(SendManyFailed) as caught:
+        await sending
+    assert len(caught.value.receipts) == 1_000
+    assert caught.value.receipts[caught.value.index] is None
+    stored = {(record.partition, record.offset) for record in await read_all(servers, names.messages)}
+    assert {(each.partition, each.offset) for each in caught.value.receipts if each} <= stored
+
+
+async def test_values_are_encoded_and_an_item_that_can_not_be_is_named(servers, prefix, names) -> None:
+    async with marq.Producer(servers, prefix=prefix, codec=marq.JSON) as producer:
+        with pytest.raises(TypeError, match=r"queue 'q', item 1: marq\.JSON can't encode the value"):
+            await producer.send_many("q", [1, {2}, 3])
+        with pytest.raises(ValueError, match=r"queue \['a', 'b'\]: marq\.JSON can't encode the value"):
+            await producer.send(["a", "b"], float("nan"))
+        with pytest.raises(marq.MessageTooLarge, match="item 1"):
+            await producer.send_many("q", ["a", "x" * 1_100_000])
+        await producer.send_many("q", [{"a": 1}, None])
+        await producer.send("q", "ä")
+
+    stored = sorted(record.value for record in await read_all(servers, names.messages))
+    assert stored == sorted([b'{"a":1}', b"null", '"ä"'.encode()])
 
 
 async def test_many_callers_at_once_are_all_served(producer) -> None:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from marq.content import Content, check_headers
+from marq.content import Content, check_headers, check_queues, encode
 from marq.core.errors import ConfigError, MessageTooLarge
 from marq.core.names import HEADER_ROOM_BYTES
 
@@ -11,7 +13,7 @@ LIMIT = 10_000
 
 @pytest.mark.parametrize("value", ["text", 5, None, {"a": 1}, bytearray(b"x")])
 def test_a_value_that_is_not_bytes_shows_how_to_make_them(value) -> None:
-    with pytest.raises(TypeError, match=r"json.dumps\(value\).encode\(\)"):
+    with pytest.raises(TypeError, match=r"json.dumps\(value\).encode\(\), for example, or .* codec=marq\.JSON"):
         Content(LIMIT).check("q", b"q", value, [])
 
 
@@ -36,6 +38,68 @@ def test_among_many_the_item_is_named() -> None:
     with pytest.raises(TypeError, match="item 2"):
         content.check_many("q", b"q", [b"", b"", "x"], [])
     content.check_many("q", b"q", [], [])
+
+
+class Broken:
+    def __init__(self, outcome: object) -> None:
+        self.outcome = outcome
+
+    def encode(self, value: object) -> Any:
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+    def decode(self, data: bytes) -> object:
+        return data
+
+    def __repr__(self) -> str:
+        return "Broken"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "kind", "expected"),
+    [
+        (TypeError("of no use"), TypeError, "queue 'q', item 3: Broken can't encode the value: of no use"),
+        (ValueError("too odd"), ValueError, "queue 'q', item 3: Broken can't encode the value: too odd"),
+        (KeyError("k"), ValueError, "queue 'q', item 3: Broken can't encode the value: 'k'"),
+        ("text", TypeError, "queue 'q', item 3: Broken encoded to str, expected bytes"),
+    ],
+)
+def test_what_can_not_be_encoded_is_named_with_queue_and_item(outcome, kind, expected) -> None:
+    with pytest.raises(kind) as caught:
+        encode(Broken(outcome), "q", object(), 3)
+
+    assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize("error", [ConfigError("no schema"), ConnectionError("registry is away")])
+def test_errors_of_a_codec_that_do_not_speak_of_the_value_stay_as_they_are(error) -> None:
+    with pytest.raises(type(error)) as caught:
+        encode(Broken(error), "q", object())
+
+    assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    ("queues", "expected"),
+    [
+        ([], "is empty"),
+        (["a", "b", "a"], "queue 'a' is twice"),
+        (["a", ""], "must not be empty"),
+        (["a", 5], "is text"),
+        ({"a", "b"}, "a list of names"),
+        (b"ab", "a list of names"),
+        (None, "a list of names"),
+        (iter(["a"]), "a list of names"),
+    ],
+)
+def test_a_list_of_queues_names_each_once(queues, expected) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        check_queues(queues)
+
+
+def test_queues_keep_their_order() -> None:
+    assert check_queues(("b", "a")) == ["b", "a"]
 
 
 def test_headers_are_a_dict_or_pairs() -> None:

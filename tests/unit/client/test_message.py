@@ -5,10 +5,12 @@ from datetime import UTC, datetime
 
 import pytest
 
+import marq
 from marq import Reject, Retry
 from marq.core.errors import ConfigError, LeaseLost
 from marq.core.markers import BACKOFF, Ack, Release, Renew, Source
 from marq.core.markers import Reject as RejectBatch
+from marq.lease import Lease
 from tests.unit.client.fakes import FakeRecord, spin
 
 P0 = Source("t", 0)
@@ -199,6 +201,80 @@ async def test_a_message_shows_what_its_sender_sent(held) -> None:
     assert message.sent_at == datetime.fromtimestamp(1_700_000_000, UTC)
     left_s = (message.lease_expires_at - datetime.now(UTC)).total_seconds()
     assert 29 < left_s <= 30
+
+
+async def test_without_a_codec_the_value_is_the_body(make_rig) -> None:
+    rig = make_rig()
+    rig.reader.add(P0, FakeRecord(0, value=b"\xff"), FakeRecord(1, value=None))
+
+    (first, second) = await rig.take(2)
+
+    assert (first.value, first.body, second.value, second.body) == (b"\xff", b"\xff", b"", b"")
+
+
+async def test_a_codec_decodes_at_first_use_and_once(make_rig) -> None:
+    class Counting:
+        def encode(self, value: object) -> bytes:
+            raise NotImplementedError
+
+        def decode(self, data: bytes) -> object:
+            decoded.append(data)
+            return [data]
+
+    decoded: list[bytes] = []
+    rig = make_rig(codec=Counting())
+    rig.reader.add(P0, FakeRecord(0))
+
+    (message,) = await rig.take(1)
+
+    assert decoded == []
+    assert message.value == [b"v"]
+    assert message.value is message.value
+    assert (decoded, message.body) == ([b"v"], b"v")
+
+
+async def test_a_value_that_can_not_be_decoded_ends_the_message_as_a_dead_letter(make_rig) -> None:
+    rig = make_rig(codec=marq.JSON)
+    rig.reader.add(P0, FakeRecord(0, value=b"{secret"))
+    (message,) = await rig.take(1)
+
+    async with message:
+        _ = message.value
+    await rig.flow.outbox.settled(wait=True)
+
+    (reason,) = rig.settler.of(RejectBatch)[0].reasons
+    assert reason.startswith("the value (7 bytes) is not JSON: ")
+    assert "secret" not in reason
+
+
+async def test_an_undecodable_value_that_nobody_handles_names_its_message(make_rig) -> None:
+    rig = make_rig(codec=marq.JSON)
+    rig.reader.add(P0, FakeRecord(0, value=b"{"))
+    (message,) = await rig.take(1)
+
+    for _ in range(2):
+        with pytest.raises(marq.Undecodable) as caught:
+            _ = message.value
+        assert caught.value.__notes__ == ["queue 'q', message t/0/0, attempt 1"]
+
+
+@pytest.mark.parametrize(
+    ("key", "headers", "expected"),
+    [
+        (b"q", [], None),
+        (None, [], None),
+        (b"customer 5", [], b"customer 5"),
+        (b"q", [("marq-key", b"customer 5")], b"customer 5"),
+        (b"q", [("marq-key", None)], None),
+        (b"q", [("marq-id", b"x"), ("key", b"y")], None),
+    ],
+)
+async def test_the_key_is_the_senders_also_where_the_queue_took_its_place(make_rig, key, headers, expected) -> None:
+    lease = Lease(make_rig(started=False).flow.outbox, "q", P0, 1, [0], 0.0, 30.0)
+
+    message = marq.Message(FakeRecord(0, key=key, headers=headers), lease)
+
+    assert message.key == expected
 
 
 async def test_a_negative_delay_is_refused_with_what_was_expected(held) -> None:
