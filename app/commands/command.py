@@ -43,8 +43,10 @@ def confirm(question: str, *, yes: bool) -> None:
         MarqError: the answer is no, or there is nobody to ask.
     """
     try:
-        answer = yes or click.confirm(question)
+        # Not among the answer, which may be JSON.
+        answer = yes or click.confirm(question, err=True)
     except click.Abort:
+        click.echo(err=True)
         answer = False
     if not answer:
         raise MarqError("nothing was changed; --yes answers the question where nobody can be asked")
