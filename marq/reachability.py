@@ -22,6 +22,7 @@ from aiokafka.errors import (
     SaslAuthenticationFailed,
     UnsupportedSaslMechanismError,
 )
+from aiokafka.protocol.admin import SaslHandShakeRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
 from marq.settings import ClientSettings
@@ -194,20 +195,11 @@ class _Path:
 
     async def _use(self) -> None:
         """Log in as aiokafka does, and ask for something that only a user may have."""
-        settings = self._settings
         try:
-            connection = await create_conn(
-                self._host,
-                self._port,
-                client_id=settings.client_id,
-                request_timeout_ms=int(self._limit_s * 1000),
-                ssl_context=settings.ssl_context,
-                security_protocol=settings.security_protocol,
-                sasl_mechanism=settings.sasl_mechanism,
-                sasl_plain_username=settings.sasl_username,
-                sasl_plain_password=settings.sasl_password,
-            )
-        except (IllegalSaslStateError, UnsupportedSaslMechanismError, SaslAuthenticationFailed) as error:
+            connection = await self._open(self._settings.security_protocol)
+        except UnsupportedSaslMechanismError:
+            raise _Blocked(self._login_not_offered(await self._offered())) from None
+        except (IllegalSaslStateError, SaslAuthenticationFailed) as error:
             raise _Blocked(self._login_refused(error)) from None
         except (KafkaError, OSError) as error:
             raise _Blocked(self._cut_off(error)) from None
@@ -216,9 +208,30 @@ class _Path:
         except (KafkaError, OSError) as error:
             raise _Blocked(self._cut_off(error)) from None
         finally:
-            closing = connection.close()
-            if closing is not None:
-                await closing
+            await _close(connection)
+
+    async def _offered(self) -> list[str]:
+        """Return the logins that the broker offers, which it says to everybody."""
+        connection = await self._open("SSL" if self._tls else "PLAINTEXT")
+        try:
+            answer = await connection.send(SaslHandShakeRequest(self._settings.sasl_mechanism))
+        finally:
+            await _close(connection)
+        return sorted(answer.enabled_mechanisms)
+
+    async def _open(self, protocol: str) -> Any:
+        settings = self._settings
+        return await create_conn(
+            self._host,
+            self._port,
+            client_id=settings.client_id,
+            request_timeout_ms=int(self._limit_s * 1000),
+            ssl_context=settings.ssl_context,
+            security_protocol=protocol,
+            sasl_mechanism=settings.sasl_mechanism,
+            sasl_plain_username=settings.sasl_username,
+            sasl_plain_password=settings.sasl_password,
+        )
 
     # --- words --------------------------------------------------------------------------------------------------------
 
@@ -279,15 +292,20 @@ class _Path:
             steps=3,
         )
 
+    def _login_not_offered(self, offered: list[str]) -> Obstacle:
+        return Obstacle(
+            f"{self._address} does not offer the login {self._settings.sasl_mechanism}, but {', '.join(offered)}",
+            "set MARQ_SASL_MECHANISM to one of these",
+            lasting=True,
+            steps=5,
+        )
+
     def _login_refused(self, error: KafkaError) -> Obstacle:
         settings = self._settings
         if isinstance(error, IllegalSaslStateError):
             what = f"{self._address} takes no login (SASL), and MARQ_SECURITY_PROTOCOL is {settings.security_protocol}"
             without = "SSL" if self._tls else "PLAINTEXT"
             advice = f"set MARQ_SECURITY_PROTOCOL={without}, or take the address of a listener with SASL"
-        elif isinstance(error, UnsupportedSaslMechanismError):
-            what = f"{self._address} does not offer the login {settings.sasl_mechanism} ({_text(error)})"
-            advice = "set MARQ_SASL_MECHANISM to one that it offers"
         else:
             what = (
                 f"authentication failed: {self._address} refuses the login of {settings.sasl_username!r} by"
@@ -324,5 +342,11 @@ def _split(server: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _text(error: BaseException) -> Any:
+async def _close(connection: Any) -> None:
+    closing = connection.close()
+    if closing is not None:
+        await closing
+
+
+def _text(error: BaseException) -> str:
     return str(error) or type(error).__name__

@@ -1,0 +1,311 @@
+"""What a client's start says when the cluster can't be used: the cause in our words, and what to do."""
+
+from __future__ import annotations
+
+import http.server
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+
+import marq
+from broker import Certificates, EmbeddedBroker
+from marq.core.kafka_tools import Tools
+from marq.core.names import Names
+from marq.core.rights import ROLES, grants
+from marq.settings import ClientSettings
+from marq.topics import commands_to_make, ensure_topics, look_up, planned
+from tests.check.conftest import PASSWORD
+from tests.embedded import kafka_tools
+
+# aiokafka 0.14 lets go of a refused connection before its transport is closed.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+LIMIT_S = 1.5
+
+
+@pytest.fixture
+def http_server() -> Iterator[str]:
+    class Quiet(http.server.BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Nobody reads it."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+async def said(address: str, **options: object) -> str:
+    """What a start says that can't succeed."""
+    with pytest.raises(marq.BrokerUnavailable) as caught:
+        await ensure_topics(ClientSettings.read(address, {"connect_timeout": LIMIT_S, **options}, environment={}))
+    return str(caught.value)
+
+
+async def test_nothing_listens() -> None:
+    text = await said("127.0.0.1:1")
+
+    assert "nothing listens at 127.0.0.1:1 (Connection refused): start the broker there" in text
+    assert "MARQ_BOOTSTRAP_SERVERS" in text
+
+
+async def test_a_name_that_nobody_knows() -> None:
+    assert "the name 'no-such-host.invalid' is not known" in await said("no-such-host.invalid:9092")
+
+
+async def test_something_else_listens(http_server: str, certificates: Certificates) -> None:
+    assert f"what listens at {http_server} is an HTTP server: correct the address" in await said(http_server)
+
+    with_tls = await said(http_server, security_protocol="SSL", ssl_cafile=str(certificates.authority))
+
+    assert f"what listens at {http_server} is an HTTP server" in with_tls
+
+
+async def test_something_listens_and_never_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert "takes connections and does not answer" in await said(f"127.0.0.1:{server.getsockname()[1]}")
+
+
+async def test_of_several_addresses_the_one_that_came_furthest_is_named(secured: EmbeddedBroker) -> None:
+    login = {"security_protocol": "SASL_PLAINTEXT", "sasl_username": "nobody", "sasl_password": "wrong"}
+
+    text = await said(f"127.0.0.1:1,{secured.listener('SASL_PLAINTEXT')}", **login)
+
+    assert f"{secured.listener('SASL_PLAINTEXT')} refuses the login" in text
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-512"])
+async def test_a_wrong_password_ends_the_start_at_once(secured: EmbeddedBroker, user: str, mechanism: str) -> None:
+    address = secured.listener("SASL_PLAINTEXT")
+    began = time.monotonic()
+
+    text = await said(
+        address,
+        security_protocol="SASL_PLAINTEXT",
+        sasl_mechanism=mechanism,
+        sasl_username=user,
+        sasl_password="wrong",
+        connect_timeout=3600,
+    )
+
+    assert f"authentication failed: {address} refuses the login of '{user}' by {mechanism}: check" in text
+    assert "MARQ_SASL_PASSWORD" in text
+    assert time.monotonic() - began < 600, "it waited for what waiting can't mend"
+
+
+@pytest.mark.parametrize(
+    ("listener", "protocol", "found", "advised"),
+    [
+        ("SSL", "PLAINTEXT", "wants TLS", "set MARQ_SECURITY_PROTOCOL=SSL"),
+        ("SASL_SSL", "SASL_PLAINTEXT", "wants TLS", "set MARQ_SECURITY_PROTOCOL=SASL_SSL"),
+        ("PLAINTEXT", "SSL", "speaks no TLS", "set MARQ_SECURITY_PROTOCOL=PLAINTEXT"),
+        ("SASL_PLAINTEXT", "SASL_SSL", "speaks no TLS", "set MARQ_SECURITY_PROTOCOL=SASL_PLAINTEXT"),
+        ("SASL_PLAINTEXT", "PLAINTEXT", "clients without a login", "set MARQ_SECURITY_PROTOCOL=SASL_PLAINTEXT"),
+        ("SASL_SSL", "SSL", "clients without a login", "set MARQ_SECURITY_PROTOCOL=SASL_SSL"),
+        ("PLAINTEXT", "SASL_PLAINTEXT", "takes no login", "set MARQ_SECURITY_PROTOCOL=PLAINTEXT"),
+        ("SSL", "SASL_SSL", "takes no login", "set MARQ_SECURITY_PROTOCOL=SSL"),
+    ],
+)
+async def test_the_wrong_protocol_for_a_listener(
+    secured: EmbeddedBroker,
+    certificates: Certificates,
+    user: str,
+    listener: str,
+    protocol: str,
+    found: str,
+    advised: str,
+) -> None:
+    address = secured.bootstrap_servers if listener == "PLAINTEXT" else secured.listener(listener)
+    authority = {"ssl_cafile": str(certificates.authority)} if "SSL" in protocol else {}
+    login = {"sasl_username": user, "sasl_password": PASSWORD}
+
+    text = await said(address, security_protocol=protocol, **authority, **login)
+
+    assert address in text
+    assert found in text
+    assert advised in text
+
+
+async def test_a_certificate_that_is_not_trusted(secured: EmbeddedBroker) -> None:
+    text = await said(secured.listener("SSL"), security_protocol="SSL")
+
+    assert f"the certificate of {secured.listener('SSL')} is not trusted" in text
+    assert "set MARQ_SSL_CAFILE" in text
+
+
+async def test_a_certificate_for_another_name(certificates: Certificates) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.server)
+
+    def serve(server: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+                context.wrap_socket(connection, server_side=True).close()
+            except ssl.SSLError:
+                continue
+            except OSError:
+                return
+
+    # The certificate is for localhost and 127.0.0.1.
+    server = socket.create_server(("127.0.0.2", 0))
+    threading.Thread(target=serve, args=[server], daemon=True).start()
+
+    text = await said(
+        f"127.0.0.2:{server.getsockname()[1]}", security_protocol="SSL", ssl_cafile=str(certificates.authority)
+    )
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+
+    assert "mismatch" in text
+    assert "use a name that the certificate has" in text
+
+
+async def test_a_login_that_is_not_offered(secured: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("marq.settings.SASL_MECHANISMS", ("GSSAPI",))
+    monkeypatch.setattr("aiokafka.conn.gssapi", object())
+
+    text = await said(secured.listener("SASL_PLAINTEXT"), security_protocol="SASL_PLAINTEXT", sasl_mechanism="GSSAPI")
+
+    assert "does not offer the login GSSAPI, but PLAIN, SCRAM-SHA-256, SCRAM-SHA-512" in text
+
+
+# --- rights -----------------------------------------------------------------------------------------------------------
+
+
+class Access:
+    """One user of the broker with ACLs."""
+
+    def __init__(self, broker: EmbeddedBroker, user: str, prefix: str) -> None:
+        self._administrator = broker.bootstrap_servers
+        self._address = broker.listener("SASL_PLAINTEXT")
+        self.user = f"User:{user}"
+        self.names = Names(prefix)
+        self.options = {
+            "prefix": prefix,
+            "security_protocol": "SASL_PLAINTEXT",
+            "sasl_username": user,
+            "sasl_password": PASSWORD,
+            "request_timeout": 5,
+        }
+        self.settings = ClientSettings.read(self._address, self.options, environment={})
+
+    def producer(self) -> marq.Producer:
+        return marq.Producer(self._address, **self.options)  # type: ignore[arg-type]
+
+    def consumer(self, queue: str) -> marq.Consumer:
+        return marq.Consumer(queue, self._address, **self.options)  # type: ignore[arg-type]
+
+    async def make_topics(self) -> None:
+        await self.run(commands_to_make(self.settings, planned(self.settings, {}).values()))
+
+    async def allow(self, role: str, *, but: tuple[str, str] = ("", "")) -> None:
+        """Grant what a role needs, without one (name, operation)."""
+        rights = [right for right in ROLES[role](self.names, ()) if (right.name, right.operation) != but]
+        await self.run(grants(rights, self.user, Tools(self._address)))
+
+    async def run(self, commands: list[str]) -> None:
+        for command in commands:
+            await kafka_tools.run(command, self._administrator)
+
+    async def run_advice(self, error: BaseException) -> None:
+        """Run the commands that an error names."""
+        lines = [line.strip() for line in str(error).splitlines() if line.startswith("    kafka-")]
+        assert lines, f"no command in: {error}"
+        await self.run(lines)
+
+
+@pytest.fixture
+def access(secured: EmbeddedBroker, user: str, prefix: str) -> Access:
+    return Access(secured, user, prefix)
+
+
+async def test_topics_that_may_not_be_made_come_with_the_commands_that_make_them(access: Access) -> None:
+    await access.run([Tools("x").allow(access.user, ["Describe"], ["--topic", access.names.prefix], prefixed=True)])
+
+    with pytest.raises(marq.ConfigError, match=r"topics are missing .* may not make them") as caught:
+        await access.producer().start()
+
+    await access.run_advice(caught.value)
+    await access.allow("sender")
+    async with access.producer() as producer:
+        await producer.send("emails", b"value")
+
+
+async def send(access: Access) -> None:
+    async with access.producer() as producer:
+        await producer.send("emails", b"value")
+
+
+async def receive(access: Access) -> None:
+    async with access.consumer("emails") as consumer:
+        assert await consumer.receive(wait=20)
+
+
+@pytest.mark.parametrize(
+    ("role", "use", "operation", "kind", "name"),
+    [
+        ("sender", send, "DescribeConfigs", "topic", "dead_letters"),
+        ("sender", send, "Write", "topic", "messages"),
+        ("consumer", receive, "Read", "topic", "messages"),
+        ("consumer", receive, "Write", "topic", "markers"),
+        ("consumer", receive, "Read", "group", "group"),
+    ],
+)
+async def test_a_right_that_is_missing_comes_with_the_command_that_grants_it(
+    secured: EmbeddedBroker,
+    access: Access,
+    role: str,
+    use: Callable[[Access], Awaitable[None]],
+    operation: str,
+    kind: str,
+    name: str,
+) -> None:
+    resource = access.names.group("emails") if kind == "group" else getattr(access.names, name)
+    async with marq.Producer(secured.bootstrap_servers, prefix=access.names.prefix) as administrator:
+        await administrator.send("emails", b"value")
+    await access.allow(role, but=(access.names.group("") if kind == "group" else resource, operation))
+
+    with pytest.raises(marq.ConfigError) as caught:
+        await use(access)
+
+    assert f"{access.user} has no right to {operation} on {kind} {resource}" in str(caught.value)
+    await access.run_advice(caught.value)
+    await use(access)
+
+
+async def test_a_right_that_is_missing_when_a_message_is_sent_is_named_there(
+    secured: EmbeddedBroker, access: Access
+) -> None:
+    async with marq.Producer(secured.bootstrap_servers, prefix=access.names.prefix):
+        await access.allow("sender", but=(access.names.messages, "Write"))
+    # Whoever may write to any topic gets a producer.
+    await access.run([Tools("x").allow(access.user, ["Write"], ["--topic", access.names.markers], prefixed=False)])
+
+    with pytest.raises(marq.ConfigError, match=f"no right to Write on topic {access.names.messages}") as caught:
+        await send(access)
+
+    await access.run_advice(caught.value)
+    await send(access)
+
+
+async def test_looking_for_topics_does_not_make_them() -> None:
+    # Kafka's default: a topic that somebody asks for is made, with the broker's settings instead of ours.
+    with EmbeddedBroker(properties={"auto.create.topics.enable": "true"}) as broker:
+        settings = ClientSettings.read(broker.bootstrap_servers, environment={})
+
+        await ensure_topics(settings, changelog=True)
+
+        admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
+        await admin.start()
+        try:
+            found = (await look_up(admin, [settings.names.markers, "absent"])).found
+            assert "absent" not in await admin.list_topics()
+        finally:
+            await admin.close()
+        assert found[settings.names.markers].config["message.timestamp.type"] == "LogAppendTime"
