@@ -8,12 +8,12 @@ groups is where the queue goes on. Nothing is missed, and nothing is delivered t
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.structs import OffsetAndMetadata
 
 from marq.connection import client_options, close_admin
 from marq.core.markers import Source
@@ -24,7 +24,15 @@ from marq.settings import ClientSettings
 
 log = logging.getLogger("marq")
 
-_Committed = Mapping[TopicPartition, OffsetAndMetadata]
+
+class Committed(NamedTuple):
+    """What a group has committed for a partition."""
+
+    offset: int
+    metadata: str
+
+
+Offsets = Mapping[Source, Committed]
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,44 @@ class Place:
     positions: Positions
 
 
+class Search:
+    """The search for the places of partitions that a group's member was assigned.
+
+    ``committed`` is what the group itself has; what others have counts only while :attr:`needs_others`.
+    """
+
+    def __init__(
+        self, names: Names, group: str, serving: Serving, sources: Iterable[Source], committed: Offsets
+    ) -> None:
+        self._names = names
+        self._serving = serving
+        self._committed = committed
+        self._found = {source: _positions(names, group, committed.get(source)) for source in sources}
+        self._newcomers = {
+            source: positions.newcomers(serving.queues_in(source.topic), _offset(committed.get(source)))
+            for source, positions in self._found.items()
+        }
+
+    @property
+    def needs_others(self) -> bool:
+        """Whether some queue may have been further with another group before."""
+        return any(self._newcomers.values())
+
+    def consider(self, group: str, committed: Offsets) -> None:
+        """Take into account what another group of the installation has committed."""
+        for source, positions in self._found.items():
+            theirs = _positions(self._names, group, committed.get(source))
+            for queue in self._newcomers[source]:
+                positions.advance([queue], theirs.by_queue.get(queue, 0))
+
+    def places(self) -> dict[Source, Place]:
+        """Return what was found."""
+        return {
+            source: _place(source, positions, self._serving, _offset(self._committed.get(source)))
+            for source, positions in self._found.items()
+        }
+
+
 async def places(
     settings: ClientSettings, group: str, serving: Serving, sources: Iterable[Source]
 ) -> dict[Source, Place]:
@@ -43,25 +89,25 @@ async def places(
     Raises:
         KafkaError: the broker did not answer, or refused.
     """
-    wanted = [TopicPartition(*source) for source in sources]
+    wanted = list(sources)
     if not wanted:
         return {}
     admin = AIOKafkaAdminClient(**client_options(settings))
     try:
         await admin.start()
-        committed = await admin.list_consumer_group_offsets(group, partitions=wanted)
-        found = {tp: _positions(settings.names, group, committed, tp) for tp in wanted}
-        newcomers = {
-            tp: positions.newcomers(serving.queues_in(tp.topic), _offset(committed, tp))
-            for tp, positions in found.items()
-        }
-        if any(newcomers.values()):
+        search = Search(settings.names, group, serving, wanted, await _committed(admin, group, wanted))
+        if search.needs_others:
             for other in await _other_groups(admin, settings.names, group):
-                offsets = await admin.list_consumer_group_offsets(other, partitions=wanted)
-                _go_further(found, newcomers, settings.names, other, offsets)
+                search.consider(other, await _committed(admin, other, wanted))
     finally:
         await close_admin(admin)
-    return {Source(*tp): _place(tp, positions, serving, _offset(committed, tp)) for tp, positions in found.items()}
+    return search.places()
+
+
+async def _committed(admin: AIOKafkaAdminClient, group: str, sources: Iterable[Source]) -> Offsets:
+    partitions = [TopicPartition(*source) for source in sources]
+    found = await admin.list_consumer_group_offsets(group, partitions=partitions)
+    return {Source(*tp): Committed(each.offset, each.metadata) for tp, each in found.items() if each.offset >= 0}
 
 
 async def _other_groups(admin: AIOKafkaAdminClient, names: Names, group: str) -> list[str]:
@@ -70,33 +116,18 @@ async def _other_groups(admin: AIOKafkaAdminClient, names: Names, group: str) ->
     )
 
 
-def _go_further(
-    found: Mapping[TopicPartition, Positions],
-    newcomers: Mapping[TopicPartition, Sequence[str]],
-    names: Names,
-    other: str,
-    offsets: _Committed,
-) -> None:
-    for tp, positions in found.items():
-        theirs = _positions(names, other, offsets, tp)
-        for queue in newcomers[tp]:
-            positions.advance([queue], theirs.by_queue.get(queue, 0))
-
-
-def _place(tp: TopicPartition, positions: Positions, serving: Serving, committed: int | None) -> Place:
-    queues = serving.queues_in(tp.topic)
+def _place(source: Source, positions: Positions, serving: Serving, committed: int | None) -> Place:
+    queues = serving.queues_in(source.topic)
     start = positions.start(queues, 0) if queues else committed or 0
     if committed is not None and start != committed:
-        log.info("topic %s, partition %s: reading from %s instead of %s", tp.topic, tp.partition, start, committed)
+        log.info("topic %s, partition %s: reading from %s instead of %s", *source, start, committed)
     return Place(start, positions)
 
 
-def _positions(names: Names, group: str, offsets: _Committed, tp: TopicPartition) -> Positions:
-    offset = _offset(offsets, tp)
-    metadata = offsets[tp].metadata if offset is not None else ""
-    return Positions.decode(offset, metadata, names.owner_of_group(group))
+def _positions(names: Names, group: str, committed: Committed | None) -> Positions:
+    metadata = "" if committed is None else committed.metadata
+    return Positions.decode(_offset(committed), metadata, names.owner_of_group(group))
 
 
-def _offset(offsets: _Committed, tp: TopicPartition) -> int | None:
-    found = offsets.get(tp)
-    return None if found is None or found.offset < 0 else found.offset
+def _offset(committed: Committed | None) -> int | None:
+    return None if committed is None else committed.offset

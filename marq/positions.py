@@ -9,10 +9,13 @@ records that a queue has had are passed over for it. A member that has not heard
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from marq.core.errors import ConfigError
+from marq.core.markers import Source
+from marq.serving import Serving
 
 #: What brokers accept as metadata of an offset (``offset.metadata.max.bytes``).
 MAX_METADATA_BYTES = 4_096
@@ -88,6 +91,53 @@ class Positions:
         """Note that these queues have had all records before an offset."""
         for queue in queues:
             self.by_queue[queue] = max(self.by_queue.get(queue, 0), offset)
+
+
+class Progress:
+    """The positions in all partitions that a member of a group reads."""
+
+    def __init__(self) -> None:
+        self._positions: dict[Source, Positions] = {}
+
+    def begin(self, source: Source, positions: Positions) -> None:
+        """Read a partition from now on."""
+        self._positions[source] = positions
+
+    def clear(self) -> None:
+        """Read none any more."""
+        self._positions.clear()
+
+    def unmet(self, serving: Serving, fetched: Mapping[Any, Sequence[Any]]) -> dict[Source, Sequence[Any]]:
+        """Take the keys from records that their queues have had: only where queues are at different positions."""
+        return {
+            source: [
+                replace(record, key=None)
+                if (queue := serving.queue_of(source.topic, record.key)) is not None
+                and positions.had(queue, record.offset)
+                else record
+                for record in read
+            ]
+            if (positions := self._positions.get(Source(*source))) is not None and read[0].offset < positions.furthest
+            else read
+            for source, read in fetched.items()
+        }
+
+    def after(self, serving: Serving, offsets: Mapping[Source, int]) -> dict[Source, Positions]:
+        """Return the positions when all before these offsets has been read; a partition that is not read is left out.
+
+        :meth:`take` them when they are committed.
+        """
+        return {
+            source: positions.after(serving.queues_in(source.topic), offset)
+            for source, offset in offsets.items()
+            if (positions := self._positions.get(Source(*source))) is not None
+        }
+
+    def take(self, after: Mapping[Source, Positions]) -> None:
+        """Go on from positions that were committed, where the partition is still read."""
+        for source, positions in after.items():
+            if source in self._positions:
+                self._positions[source] = positions
 
 
 def _metadata(here: list[str], past: dict[str, int]) -> str:

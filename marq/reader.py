@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
@@ -18,7 +17,7 @@ from marq.core.errors import BrokerUnavailable
 from marq.core.markers import Source
 from marq.message import Record
 from marq.offsets import Place, places
-from marq.positions import Positions
+from marq.positions import Progress
 from marq.rights import refused
 from marq.serving import Serving
 from marq.settings import ClientSettings
@@ -125,7 +124,7 @@ class GroupReader:
         self._listener: _Listener
         #: Assigned partitions of which it is not known yet where to read on; they are paused.
         self._unplaced: set[Source] = set()
-        self._positions: dict[Source, Positions] = {}
+        self._progress = Progress()
 
     async def start(self, assignee: Assignee) -> None:
         self._listener = _Listener(self, assignee)
@@ -174,12 +173,12 @@ class GroupReader:
     def assigned(self, sources: Sequence[Source]) -> None:
         """Begin with new partitions: none of them is read before its place is known."""
         assert self._consumer is not None
-        self._positions.clear()
+        self._progress.clear()
         self._unplaced = set(sources)
         self._consumer.pause(*[TopicPartition(*source) for source in sources])
 
     def revoked(self) -> None:
-        self._positions.clear()
+        self._progress.clear()
         self._unplaced.clear()
 
     async def _place(self) -> None:
@@ -204,7 +203,7 @@ class GroupReader:
                 self._consumer.resume(partition)
             except IllegalStateError:
                 continue
-            self._positions[source] = place.positions
+            self._progress.begin(source, place.positions)
         self._unplaced.clear()
 
     # --- what the flow asks -------------------------------------------------------------------------------------------
@@ -214,23 +213,7 @@ class GroupReader:
             await self._place()
         fetched = await self._poll(timeout_ms=int(FETCH_WAIT_S * 1000), max_records=max_records)
         # Assigned anew meanwhile: whatever it is, it is read again from its place.
-        return {} if self._unplaced else self._unmet(fetched)
-
-    def _unmet(self, fetched: Mapping[Any, Sequence[Any]]) -> Mapping[Source, Sequence[Record]]:
-        """Take the keys from records that their queues have had: only where queues are at different positions."""
-        serving = self._serving
-        return {
-            source: [
-                replace(record, key=None)
-                if (queue := serving.queue_of(source.topic, record.key)) is not None
-                and positions.had(queue, record.offset)
-                else record
-                for record in read
-            ]
-            if (positions := self._positions.get(Source(*source))) is not None and read[0].offset < positions.furthest
-            else read
-            for source, read in fetched.items()
-        }
+        return {} if self._unplaced else self._progress.unmet(self._serving, fetched)
 
     async def keep_alive(self) -> None:
         await self._poll(_NOTHING, timeout_ms=0)
@@ -252,23 +235,19 @@ class GroupReader:
 
     async def commit(self, offsets: Offsets) -> None:
         assert self._consumer is not None
-        commits: dict[TopicPartition, OffsetAndMetadata] = {}
-        after: dict[Source, Positions] = {}
-        for each, offset in offsets.items():
-            source = Source(*each)
-            positions = self._positions.get(source)
-            if positions is None:
-                raise NotCommitted(f"{source.topic}/{source.partition} is not assigned any more")
-            after[source] = positions.after(self._serving.queues_in(source.topic), offset)
-            commits[TopicPartition(*source)] = OffsetAndMetadata(offset, after[source].encode(offset))
+        after = self._progress.after(self._serving, offsets)
+        for topic, partition in offsets.keys() - after.keys():
+            raise NotCommitted(f"{topic}/{partition} is not assigned any more")
+        commits = {
+            TopicPartition(*source): OffsetAndMetadata(offset, after[source].encode(offset))
+            for source, offset in offsets.items()
+        }
         try:
             async with asyncio.timeout(COMMIT_LIMIT_S):
                 await self._consumer.commit(commits)
         except (TimeoutError, KafkaError) as error:
             raise NotCommitted(str(error) or type(error).__name__) from error
-        for source, positions in after.items():
-            if source in self._positions:
-                self._positions[source] = positions
+        self._progress.take(after)
 
     def rewind(self, offsets: Offsets) -> None:
         assert self._consumer is not None
