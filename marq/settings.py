@@ -122,9 +122,16 @@ def _read(values: _Values) -> ClientSettings:
         security_protocol=protocol,
         ssl_context=_ssl_context(values, protocol),
         sasl_mechanism=values.choice("sasl_mechanism", SASL_MECHANISMS),
-        sasl_username=values.text("sasl_username", None),
-        sasl_password=values.text("sasl_password", None),
+        sasl_username=_login(values, protocol, "sasl_username"),
+        sasl_password=_login(values, protocol, "sasl_password"),
     )
+
+
+def _login(values: _Values, protocol: str, name: str) -> str | None:
+    text: str | None = values.text(name, None)
+    if text is None and "SASL" in protocol.split("_"):
+        raise ConfigError(f"{name} is missing (MARQ_{name.upper()}): security_protocol={protocol} logs in with it")
+    return text
 
 
 def _ssl_context(values: _Values, protocol: str) -> ssl.SSLContext | None:
