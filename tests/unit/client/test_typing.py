@@ -1,0 +1,138 @@
+"""What a type checker sees of the public calls."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.docs.pages import ROOT
+
+LIMIT_SECONDS = 110
+#: ``# R: type`` is the type that a line reveals, ``# E: code`` the error that it is.
+_EXPECTED = re.compile(r"  # (?P<kind>[RE]): (?P<text>.+)$")
+_FOUND = re.compile(
+    r"^[^:]+:(?P<line>\d+): (?:note: Revealed type is \"(?P<type>.+)\"|error: .*\[(?P<code>[a-z-]+)\])$"
+)
+
+#: How mypy writes a NamedTuple.
+_NAMED_TUPLE = re.compile(r"tuple\[[^\[\]]*, fallback=([\w.]+)\]")
+
+SAMPLE = """
+from datetime import timedelta
+
+from pydantic import BaseModel
+
+import marq
+
+
+class Email(BaseModel):
+    to: str
+
+
+class Upper:
+    def encode(self, value: str) -> bytes:
+        return value.upper().encode()
+
+    def decode(self, data: bytes) -> str:
+        return data.decode()
+
+
+async def produce(name: str, names: list[str], some: tuple[str, ...]) -> None:
+    async with marq.Producer(codec=marq.JSON, request_timeout=timedelta(seconds=5)) as producer:
+        reveal_type(await producer.send("a", {"a": 1}))  # R: marq.receipt.Receipt
+        reveal_type(await producer.send(name, b"x", headers={"a": b"1"}))  # R: marq.receipt.Receipt
+        reveal_type(await producer.send(names, b"x"))  # R: list[marq.receipt.Receipt]
+        reveal_type(await producer.send(some, b"x"))  # R: list[marq.receipt.Receipt]
+        reveal_type(await producer.send(["a", "b"], b"x"))  # R: list[marq.receipt.Receipt]
+        reveal_type(await producer.send_many("a", [1, 2]))  # R: list[marq.receipt.Receipt]
+        await producer.send("a", b"x", headers={"a": "text"})  # E: arg-type
+        await producer.send(5, b"x")  # E: call-overload
+        await producer.send("a", b"x", countdown=5)  # E: call-overload
+        await producer.send_many(["a", "b"], [b"x"])  # E: arg-type
+        await producer.send_many("a", [b"x"], countdown=5)  # E: arg-type
+
+
+def produce_synchronously(names: list[str]) -> None:
+    with marq.SyncProducer("127.0.0.1:9092", prefix="x", codec=marq.Model(Email)) as producer:
+        reveal_type(producer.send("a", Email(to="x")))  # R: marq.receipt.Receipt
+        reveal_type(producer.send(names, Email(to="x")))  # R: list[marq.receipt.Receipt]
+        reveal_type(producer.send_many("a", []))  # R: list[marq.receipt.Receipt]
+        producer.send("a", b"x", countdown=5)  # E: call-overload
+
+
+def code() -> None:
+    reveal_type(marq.BYTES.decode(b""))  # R: bytes
+    reveal_type(marq.JSON.decode(b""))  # R: Any
+    reveal_type(marq.Model(Email).decode(b""))  # R: sample.Email
+    marq.Model(Email).encode(5)  # E: arg-type
+    marq.Model(dict)  # E: type-var
+    codec: marq.Codec
+    for codec in (marq.BYTES, marq.JSON, marq.Model(Email), Upper()):
+        marq.Producer(codec=codec)
+    marq.Producer(codec=5)  # E: arg-type
+    marq.Producer(no_such_option=5)  # E: call-arg
+
+
+async def consume() -> None:
+    async with marq.Consumer("a", codec=marq.JSON) as consumer:
+        async for message in consumer:
+            reveal_type(message)  # R: marq.message.Message
+            reveal_type(message.value)  # R: Any
+            reveal_type(message.body)  # R: bytes
+            reveal_type(message.key)  # R: bytes | None
+            reveal_type(message.headers)  # R: dict[str, bytes | None]
+            await message.release(countdown=5)  # E: arg-type
+        reveal_type(await consumer.receive())  # R: list[marq.message.Message]
+        await consumer.run(handle)
+        await consumer.run(handle_both)
+        await consumer.run(handle_in_a_thread)
+
+
+async def handle(message: marq.Message) -> None:
+    raise marq.Retry(delay=5)
+
+
+@marq.handler("a", concurrency=4)
+@marq.handler("b", codec=marq.JSON)
+async def handle_both(message: marq.Message) -> int:
+    return 5
+
+
+reveal_type(handle_both)  # R: def (message: marq.message.Message) -> Coroutine[Any, Any, int]
+
+
+def handle_in_a_thread(message: marq.Message) -> None:
+    raise marq.Reject("why")
+
+
+def undecodable(error: marq.Undecodable) -> None:
+    reveal_type(error.reason)  # R: str
+"""
+
+
+def shown(text: str) -> str:
+    return _NAMED_TUPLE.sub(r"\1", text).replace("builtins.", "").replace("typing.", "")
+
+
+def test_public_calls_have_the_types_that_they_say(tmp_path: Path) -> None:
+    (tmp_path / "sample.py").write_text(SAMPLE, encoding="utf-8")
+    # As an installed package is seen: by what its signatures say, without the errors in it.
+    (tmp_path / "mypy.ini").write_text(f"[mypy]\nstrict = true\nfollow_imports = silent\nmypy_path = {ROOT}\n")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "sample.py"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False,
+    )  # fmt: skip
+
+    expected = {
+        number: found["text"] for number, line in enumerate(SAMPLE.splitlines(), 1) if (found := _EXPECTED.search(line))
+    }
+    seen = {
+        int(found["line"]): shown(found["type"] or found["code"])
+        for line in done.stdout.splitlines()
+        if (found := _FOUND.match(line))
+    }
+    assert seen == expected, done.stdout + done.stderr
+    assert len(expected) > 25
