@@ -1,4 +1,7 @@
-"""Handlers that the worker runs, as examples/queues.toml says."""
+"""Handlers that a worker runs, with the settings of examples/queues.toml.
+
+``MARQ_HANDLERS=examples.handlers MARQ_QUEUES_FILE=examples/queues.toml faust -A app worker -l info``
+"""
 
 import asyncio
 import logging
@@ -8,17 +11,19 @@ import marq
 log = logging.getLogger("examples")
 
 
+@marq.handler("emails", codec=marq.JSON)
 async def send_email(message: marq.Message) -> None:
-    """A coroutine function runs in the worker's event loop: it waits, and never blocks."""
-    address = message.headers.get("to")
-    if address is None:
-        raise marq.Reject("no address")
-    await asyncio.sleep(0.01)  # stands for a call to a mail server
-    log.info("sent %d bytes to %s, attempt %d", len(message.value), address.decode(), message.attempt)
+    """A coroutine function waits and never blocks; many of them share one thread."""
+    email = message.value  # as examples/fastapi_service.py sent it; what is no JSON becomes a dead letter here
+    if not email.get("to"):
+        raise marq.Reject("no address")  # another attempt would not help: to the dead letters
+    await asyncio.sleep(0.01)  # stands for a call to a mail server; an exception of it brings the message back
+    log.info("sent %r to %s, attempt %d", email["subject"], email["to"], message.attempt)
 
 
+@marq.handler("thumbnails", concurrency=4)
 def make_thumbnail(message: marq.Message) -> None:
     """A plain function runs in a thread, so it may block or compute."""
     if message.attempt == 1:
-        raise marq.Retry(delay=0.1)
+        raise marq.Retry(delay=0.1)  # not yet: again in 0.1 s instead of after the queue's backoff
     log.info("thumbnail of %d bytes, attempt %d", len(message.value), message.attempt)

@@ -1,0 +1,1 @@
+"""Sender, processor and tracker as separate processes; the processor loses messages on purpose."""

@@ -1,0 +1,30 @@
+"""Processes the numbers and drops some, until none has come for 20 s: ``python -m examples.standalone.processor``.
+
+Kill it (``kill -9``) and start it again: what it held comes back, too.
+"""
+# ruff: noqa: T201 - printing is what an example is for
+
+import asyncio
+import random
+
+import marq
+
+
+async def main() -> None:
+    # Held messages are renewed until max_lease: a dropped one is lost to us after 5 s, and comes back.
+    async with marq.Consumer("standalone", lease=5, max_lease=5) as consumer:
+        while messages := await consumer.receive(max_messages=10, wait=20):
+            for message in messages:
+                number = message.value.decode()
+                if message.attempt < 3 and random.random() < 0.3:
+                    # Neither acked nor given back: as if this process had died with it.
+                    print("dropped", number, flush=True)
+                    continue
+                await asyncio.sleep(0.02)  # the work
+                await message.ack(wait=False)
+                again = f"redelivered, attempt {message.attempt}" if message.attempt > 1 else ""
+                print("processed", number, again, flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
