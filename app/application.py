@@ -17,7 +17,7 @@ import agents.statistics
 import agents.tracker
 import tables.leases
 from agents.ownership import Surroundings
-from app import commands
+from app import commands, identity
 from app.batching import BatchSchema
 from app.faust_app import MarqApp, new_app, or_exit
 from app.handlers_process import HandlersProcess, create_handlers_app
@@ -59,6 +59,7 @@ class WorkerApp(MarqApp):
         if Role.HANDLERS in roles:
             self.handlers = HandlersRole(settings.handlers, self._new_processes)
         file = load_queues(settings.queues_file, None if self.handlers is None else self.handlers.documents)
+        identity.show(self, self.client.client_id, file)
         topics = await ensure_topics(self.client, changelog=Role.TRACKER in roles)
         if roles != {Role.WEB}:
             await self._define(file, topics)

@@ -5,11 +5,13 @@ A worker does not use the file itself: what holds is in the queues topic (:mod:`
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from marq.core.definitions import DEFAULTS_KEY, Definitions, layer_key
 from marq.core.errors import ConfigError
@@ -24,6 +26,12 @@ class QueuesFile:
     path: Path
     defaults: Mapping[str, Any]
     queues: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for files that define the same, wherever they are and however they are laid out."""
+        said = json.dumps([self.defaults, self.queues], sort_keys=True, default=dict)
+        return f"{crc32(said.encode()):08x}"
 
     @property
     def definitions(self) -> Definitions:
