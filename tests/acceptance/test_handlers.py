@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from itertools import pairwise
@@ -19,7 +16,8 @@ from agents.handlers import load_handler
 from broker import EmbeddedBroker
 from marq.core.markers import Renew
 from tests.acceptance.receiving import finished
-from tests.worker.harness import ROOT, Installation, Worker, eventually, header
+from tests.worker.handling import Handlers
+from tests.worker.harness import Installation, Worker, eventually, header
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -39,34 +37,6 @@ patient = {{ handler = "handlers_of_the_test:patient" }}
 plain-patient = {{ handler = "handlers_of_the_test:plain_patient", concurrency = 4 }}
 shared = {{ handler = "handlers_of_the_test:coroutine" }}
 """
-
-
-class Handlers:
-    """The module that workers import, and what its handlers noted."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        directory.mkdir(exist_ok=True)
-        shutil.copy(Path(__file__).with_name("handler_module.py"), directory / "handlers_of_the_test.py")
-
-    @property
-    def environment(self) -> dict[str, str]:
-        return {"PYTHONPATH": os.pathsep.join([str(ROOT), str(self.directory)])}
-
-    def let_go(self, name: str) -> None:
-        """Let the handlers end that work on messages of this value."""
-        (self.directory / name).touch()
-
-    async def noted(self, queue: str) -> list[dict[str, Any]]:
-        """The starts of a queue's handler so far, in order."""
-        journal = self.directory / "journal"
-        text = journal.read_text() if journal.exists() else ""
-        lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-        return [line for line in lines if line["queue"] == queue]
-
-    async def has_noted(self, queue: str, count: int) -> list[dict[str, Any]]:
-        """Wait for so many starts."""
-        return await eventually(lambda: self.noted(queue), lambda found: len(found) >= count)
 
 
 @pytest.fixture(scope="module")

@@ -164,6 +164,11 @@ class Worker:
         return self._process.poll()
 
     @property
+    def pid(self) -> int:
+        assert self._process is not None, "the worker was not started"
+        return self._process.pid
+
+    @property
     def canonical_url(self) -> str:
         return f"http://127.0.0.1:{self.web_port}"
 
@@ -193,6 +198,12 @@ class Worker:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+
+    def kill_alone(self) -> None:
+        """kill -9 of the process that was started, not of those that it has started."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
 
     def pause(self) -> None:
         self._signal(signal.SIGSTOP)
@@ -255,6 +266,11 @@ class Worker:
         figures = await self.figures()
         found: dict[str, Any] = figures.get("queues", {}).get(name, {})
         return found
+
+    async def handlers(self) -> dict[str, dict[str, Any]]:
+        """What handlers processes this worker has, by group."""
+        figures = await self.figures(scope="worker")
+        return {each["group"]: each for each in figures.get("handlers", [])}
 
     async def partitions(self) -> dict[int, dict[str, Any]]:
         """Figures of this worker's markers partitions."""

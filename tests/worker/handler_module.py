@@ -1,4 +1,4 @@
-"""The handlers of test_handlers: a worker imports a copy of this file, from a directory of the test's own.
+"""Handlers for tests: a worker imports a copy of this file, from a directory of the test's own.
 
 Each start of a handler is a line of the journal, a JSON object. A handler that is to work long works until a file with
 its message's name is there.
@@ -23,9 +23,10 @@ def note(message: marq.Message) -> None:
     line = {
         "queue": message.queue,
         "id": message.id,
-        "value": message.value.decode(),
+        "value": message.body.decode(),
         "attempt": message.attempt,
         "worker": os.getpid(),
+        "parent": os.getppid(),
         "thread": threading.current_thread().name,
         "at": time.monotonic(),
     }
@@ -64,3 +65,15 @@ def plain_patient(message: marq.Message) -> None:
     note(message)
     while not (HERE / message.value.decode()).exists():
         time.sleep(POLL_SECONDS)
+
+
+async def blocking(message: marq.Message) -> None:
+    """Block the event loop for as many seconds as the message says."""
+    note(message)
+    time.sleep(float(message.value))  # noqa: ASYNC251 - that is what it is for
+
+
+@marq.handler("decorated", concurrency=2, group="decorated handlers", codec=marq.JSON)
+async def decorated(message: marq.Message) -> None:
+    assert message.value == {"decoded": True}
+    note(message)
