@@ -40,7 +40,7 @@ def figures_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     async def figures_of(trackers: Trackers) -> dict[str, Any]:
         monkeypatch.setattr(web, "_ask", trackers.ask)
         group: Any = trackers
-        return await Figures(Statistics(TrackerOwners("markers")), group, lambda: []).all(APP)
+        return await Figures(Statistics(TrackerOwners("markers")), group, list).all(APP)
 
     return figures_of
 
