@@ -42,11 +42,12 @@ def confirm(question: str, *, yes: bool) -> None:
     Raises:
         MarqError: the answer is no, or there is nobody to ask.
     """
-    try:
-        # Not among the answer, which may be JSON.
-        answer = yes or click.confirm(question, err=True)
-    except click.Abort:
-        click.echo(err=True)
-        answer = False
+    if yes:
+        return
+    # Not among the answer, which may be JSON.
+    click.echo(f"{question} [y/N] ", nl=False, err=True)
+    answer = sys.stdin.readline()
     if not answer:
+        click.echo(err=True)
+    if answer.strip().lower() not in {"y", "yes"}:
         raise MarqError("nothing was changed; --yes answers the question where nobody can be asked")
