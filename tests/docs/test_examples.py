@@ -122,6 +122,16 @@ async def test_send_and_consume(machine: Machine) -> None:
     assert all(f"b'message {number}'" in consumed for number in range(1, 5))
 
 
+async def test_synchronous(machine: Machine) -> None:
+    sent = await machine.run("synchronous", "jobs", "20")
+    consumed = await machine.run("consume", "jobs", "21")
+
+    assert sent.splitlines()[0] == "sent 20 from threads"
+    assert [line.split()[1] for line in sent.splitlines()[1:]] == ["jobs", "jobs-audit"]
+    assert all(f'{{"number":{number},"square":{number**2}}}' in consumed for number in range(20))
+    assert '{"done":20}' in consumed
+
+
 async def test_receive(machine: Machine, servers: str, names: Names) -> None:
     await send(servers, names, "jobs", *[b"x"] * 250)
 

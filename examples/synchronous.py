@@ -1,0 +1,26 @@
+"""Sends from several threads, without an event loop: ``python -m examples.synchronous QUEUE COUNT``."""
+# ruff: noqa: T201 - printing is what an example is for
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import marq
+
+
+def main(queue: str, count: int) -> None:
+    # One for the whole process: what its threads send at the same time goes out together.
+    with marq.SyncProducer(codec=marq.JSON) as producer:
+
+        def send(number: int) -> str:
+            return producer.send(queue, {"number": number, "square": number**2}).id
+
+        with ThreadPoolExecutor(8) as threads:
+            ids = set(threads.map(send, range(count)))
+        print("sent", len(ids), "from threads")
+        # Each of these queues gets the message; one receipt for each.
+        for receipt in producer.send([queue, f"{queue}-audit"], {"done": count}):
+            print("sent", receipt.queue, receipt.id)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
