@@ -39,8 +39,8 @@ from marq.connection import stop_producer
 from marq.core import copies, rows
 from marq.core.errors import UnknownVersion
 from marq.core.leases import Destination, Fire
-from marq.core.markers import Cause, Payload, Tick, encode
-from marq.core.names import HEADER_ROOM_BYTES, Names
+from marq.core.markers import Payload, Tick, encode
+from marq.core.names import Names
 from marq.core.queue import QueueSettings
 from marq.core.tracker import Tracker
 from tables.leases import LeaseTable
@@ -388,7 +388,8 @@ class Ownership:
 
     async def _fire(self, fires: list[Fire]) -> None:
         self._note_lateness(fires)
-        fires = self._sendable(fires)
+        limit = self.around.max_message_bytes
+        fires = [copies.fitting(fire, self._payload(fire), limit) for fire in fires]
         try:
             await self._write(fires=fires)
         except (MessageSizeTooLargeError, RecordListTooLargeError):
@@ -409,14 +410,7 @@ class Ownership:
                     fire.lease.queue,
                     copies.record_id(fire.source, fire.offset),
                 )
-                await self._write(fires=[_too_large(fire)])
-
-    def _sendable(self, fires: list[Fire]) -> list[Fire]:
-        limit = self.around.max_message_bytes - HEADER_ROOM_BYTES // 2
-        return [
-            _too_large(fire) if fire.destination is Destination.QUEUE and _size(self._payload(fire)) > limit else fire
-            for fire in fires
-        ]
+                await self._write(fires=[copies.too_large(fire)])
 
     def _note_lateness(self, fires: list[Fire]) -> None:
         now_ms = self.tracker.estimate_ms(_monotonic_ms())
@@ -534,15 +528,6 @@ class Ownership:
 
 def _epoch(producer: AIOKafkaProducer) -> tuple[int, int]:
     return producer._txn_manager.producer_id, producer._txn_manager.producer_epoch
-
-
-def _too_large(fire: Fire) -> Fire:
-    return Fire(fire.source, fire.offset, fire.lease, Destination.DEAD_LETTERS, fire.lease.attempt, Cause.TOO_LARGE)
-
-
-def _size(payload: Payload) -> int:
-    headers = sum(len(name) + len(value or b"") + 8 for name, value in payload.headers)
-    return len(payload.key or b"") + len(payload.value or b"") + headers
 
 
 def _monotonic_ms() -> int:

@@ -16,6 +16,7 @@ from marq.core.names import (
     DIED_AT_HEADER,
     ERROR_HEADER,
     FIRST_SENT_HEADER,
+    HEADER_ROOM_BYTES,
     ID_HEADER,
     KEY_HEADER,
     ORIGIN_HEADER,
@@ -94,6 +95,23 @@ def copy(fire: Fire, payload: Payload, now_ms: int, own_topic: str | None) -> Co
     # Kafka's clients refuse a record that has neither key nor value.
     value = b"" if key is None and payload.value is None else payload.value
     return Copy(fire.destination, back, key, value, [*kept, *own])  # type: ignore[list-item]
+
+
+def fitting(fire: Fire, payload: Payload, limit_bytes: int) -> Fire:
+    """Return the fire, as that of a dead letter if the messages topic, with this limit, would not accept its copy."""
+    if fire.destination is not Destination.QUEUE or _size(payload) <= limit_bytes - HEADER_ROOM_BYTES // 2:
+        return fire
+    return too_large(fire)
+
+
+def too_large(fire: Fire) -> Fire:
+    """Return the fire of a message whose copy is refused for its size."""
+    return Fire(fire.source, fire.offset, fire.lease, Destination.DEAD_LETTERS, fire.lease.attempt, Cause.TOO_LARGE)
+
+
+def _size(payload: Payload) -> int:
+    headers = sum(len(name) + len(value or b"") + 8 for name, value in payload.headers)
+    return len(payload.key or b"") + len(payload.value or b"") + headers
 
 
 def reason(fire: Fire) -> str:

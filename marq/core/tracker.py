@@ -32,6 +32,7 @@ class Tracker:
 
     settings: Callable[[str], QueueSettings]
     holder: int
+    tick_interval_ms: int = TICK_INTERVAL_MS
     book: LeaseBook = field(init=False)
     #: Records that could not be decoded since the shell last looked: (offset, value, why).
     unreadable: list[tuple[int, bytes | None, str]] = field(default_factory=list)
@@ -92,7 +93,7 @@ class Tracker:
         due_ms = self.book.next_due_ms
         if due_ms is None:
             return None
-        pause_ms = self._tick_sent_at_ms + TICK_INTERVAL_MS - monotonic_ms
+        pause_ms = self._tick_sent_at_ms + self.tick_interval_ms - monotonic_ms
         return max(0, due_ms - self.estimate_ms(monotonic_ms), pause_ms)
 
     def awaited_ms(self, monotonic_ms: int) -> int:
