@@ -142,7 +142,6 @@ def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerAp
         store="rocksdb://",
         TableManager=tables.leases.Tables,
         datadir=str(settings.data_dir),
-        table_standby_replicas=0,
         web_bind=settings.web_bind,
         web_port=settings.web_port,
         web_host=settings.web_bind,

@@ -73,6 +73,8 @@ def new_app(kind: type[Kind], app_id: str, settings: AppSettings, client: Client
         broker_session_timeout=settings.session_timeout,
         broker_heartbeat_interval=settings.session_timeout / 4,
         broker_max_poll_records=4_000,
+        # With standbys Faust would assign partitions itself, also where there are no tables.
+        table_standby_replicas=0,
         stream_wait_empty=False,
         stream_buffer_maxsize=64,
         stream_recovery_delay=0.0,
