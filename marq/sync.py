@@ -177,11 +177,10 @@ class _Call(Generic[T]):
         self.task: asyncio.Task[T] | None = None
 
     def answer(self, task: asyncio.Task[T]) -> None:
+        error = _stopped() if task.cancelled() else task.exception()
         if self.future.done():
             return
-        if task.cancelled():
-            self.future.set_exception(_stopped())
-        elif (error := task.exception()) is not None:
+        if error is not None:
             self.future.set_exception(error)
         else:
             self.future.set_result(task.result())
@@ -291,8 +290,7 @@ class _ProducerThread(threading.Thread):
     def _begin(self) -> None:
         """Take up the calls that wait. All that came meanwhile begin in the same turn, so they share batches."""
         loop = asyncio.get_running_loop()
-        while self._waiting:
-            call = self._waiting.popleft()
+        while (call := self._take()) is not None:
             self._open.add(call)
             call.task = task = loop.create_task(call.send(self._producer))
             task.add_done_callback(partial(self._answer, call))
@@ -315,12 +313,15 @@ class _ProducerThread(threading.Thread):
             call.refuse(_stopped())
         self._refuse_waiting()
 
+    def _take(self) -> _Call[Any] | None:
+        """Return the next call that waits. At the end several threads take them, so it may be gone any time."""
+        try:
+            return self._waiting.popleft()
+        except IndexError:
+            return None
+
     def _refuse_waiting(self) -> None:
-        while self._waiting:
-            try:
-                call = self._waiting.popleft()
-            except IndexError:
-                return  # another thread was faster
+        while (call := self._take()) is not None:
             call.refuse(MarqError("the producer is stopped: nothing was sent"))
 
 
