@@ -276,7 +276,8 @@ async def test_the_command_says_in_one_sentence_what_is_wrong(new_worker: Make, 
 async def test_a_worker_and_the_commands_read_the_file_env_for_all_settings(
     new_worker: Make, broker: EmbeddedBroker
 ) -> None:
-    worker = new_worker(environment={"MARQ_WEB_PORT": ""})
+    worker = new_worker()
+    del worker._environment["MARQ_WEB_PORT"]
     (worker.directory / ".env").write_text(
         f"MARQ_WEB_PORT={worker.web_port}\nMARQ_MARKERS_PARTITIONS=3\nMARQ_PARTITIONS=7\n"
     )
@@ -297,7 +298,9 @@ async def test_a_worker_and_the_commands_read_the_file_env_for_all_settings(
 
 async def test_installations_on_one_cluster_do_not_see_each_other(new_worker: Make, broker: EmbeddedBroker) -> None:
     one = new_worker(queues="[queues.q]\nmax_attempts = 1").start()
-    other = new_worker(queues="[queues.q]\nmax_attempts = 3", data_directory=one.directory / "other").start()
+    file = one.directory / "other.toml"
+    file.write_text("[queues.q]\nmax_attempts = 3")
+    other = new_worker(data_directory=one.directory / "other", environment={"MARQ_QUEUES_FILE": str(file)}).start()
     await one.ready()
     await other.ready()
     servers = broker.bootstrap_servers
