@@ -1,0 +1,89 @@
+"""What the options of the command ``queue`` say, and how it shows settings."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.commands.queue import described, lines, read_changes
+from marq.core.definitions import Definitions
+from marq.core.errors import ConfigError
+from marq.core.names import Names
+
+
+def test_values_are_written_as_in_queues_toml() -> None:
+    changes = read_changes(
+        [
+            "lease=60",
+            " max_attempts = 3 ",
+            "backoff={base=1,factor=2,max=10,jitter=true}",
+            "dead_letter=false",
+            "group=background",
+            'topic="shop.orders"',
+            "handler=shop.orders:handle",
+        ],
+        ["concurrency"],
+    )
+
+    assert changes == {
+        "lease": 60,
+        "max_attempts": 3,
+        "backoff": {"base": 1, "factor": 2, "max": 10, "jitter": True},
+        "dead_letter": False,
+        "group": "background",
+        "topic": "shop.orders",
+        "handler": "shop.orders:handle",
+        "concurrency": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("assignments", "unset", "said"),
+    [
+        (["lease"], [], "--set lease: expected KEY=VALUE"),
+        (["lease=soon"], [], "--set lease=soon: the value can't be read as in queues.toml"),
+        (["lease=1\nmax_attempts=2"], [], "expected one value"),
+        (["lease=1", "lease=2"], [], "--set lease: the key is named twice"),
+        (["lease=1"], ["lease"], "--unset lease: the key is named twice"),
+        ([], ["lease", "lease"], "--unset lease: the key is named twice"),
+        (["lese=1"], [], "--set: lese: unknown key"),
+        (["dead_letter=0"], [], "--set: dead_letter: expected true or false"),
+        (["group='"], [], "--set group='"),
+        ([], ["lese"], "--unset lese: unknown key; expected one of lease,"),
+    ],
+)
+def test_a_mistake_is_named(assignments: list[str], unset: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_changes(assignments, unset)
+
+    assert said in str(caught.value)
+
+
+def test_settings_are_shown_with_where_they_come_from() -> None:
+    definitions = Definitions()
+    definitions.fold(b"defaults", {"lease": 20})
+    definitions.fold(b"handler:emails", {"handler": "shop:send"})
+    definitions.fold(b"file:emails", {"group": "background"})
+    definitions.fold(b"change:emails", {"backoff": {"jitter": False}})
+
+    shown = described("emails", definitions, Names())
+
+    assert (shown["defined"], shown["group"], shown["consumer_group"]) == (True, "background", "marq.group.background")
+    assert {key: each["from"] for key, each in shown["settings"].items()} == {
+        "lease": "defaults",
+        "max_attempts": "default",
+        "backoff": "change",
+        "dead_letter": "default",
+        "group": "file",
+        "topic": "default",
+        "handler": "handler",
+        "concurrency": "default",
+    }
+    assert lines(shown)[0] == "queue emails: group background (marq.group.background)"
+    assert lines(shown)[1].split() == ["lease", "20", "[defaults]", "of", "queues.toml"]
+
+
+def test_a_queue_that_nobody_defined_is_shown_as_such() -> None:
+    shown = described("emails", Definitions(), Names())
+
+    assert shown["defined"] is False
+    assert lines(shown)[0] == "queue emails: a group of its own (marq.queue.emails); nobody has defined it"
