@@ -26,6 +26,7 @@ from aiokafka.protocol.admin import SaslHandShakeRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
 from marq.settings import ClientSettings
+from marq.threads import in_thread
 
 #: ApiVersions, version 0, which every broker answers, whoever asks: size, key, version, correlation id, no client id.
 _ASK_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 1, -1)
@@ -103,7 +104,7 @@ class _Path:
 
     async def _look_up(self) -> None:
         try:
-            await asyncio.get_running_loop().getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+            await in_thread(lambda: socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM))
         except (socket.gaierror, UnicodeError):
             raise _Blocked(
                 Obstacle(
@@ -128,7 +129,7 @@ class _Path:
         except OSError as error:
             raise _Blocked(
                 Obstacle(
-                    f"nothing listens at {self._address} ({os.strerror(error.errno) if error.errno else error})",
+                    f"nothing listens at {self._address} ({_reason(error)})",
                     "start the broker there (`make broker` starts one for development), or correct the address"
                     " (MARQ_BOOTSTRAP_SERVERS or bootstrap_servers)",
                     steps=1,
@@ -204,11 +205,29 @@ class _Path:
         except (KafkaError, OSError) as error:
             raise _Blocked(self._cut_off(error)) from None
         try:
-            await connection.send(MetadataRequest([]))
+            metadata = await connection.send(MetadataRequest([]))
         except (KafkaError, OSError) as error:
             raise _Blocked(self._cut_off(error)) from None
         finally:
             await _close(connection)
+        await self._go_on([(host, port) for _, host, port, *_ in metadata.brokers])
+
+    async def _go_on(self, advertised: list[tuple[str, int]]) -> None:
+        """Try the addresses that the cluster gives to its clients, which use no other ones from then on."""
+        others = [address for address in advertised if address != (self._host, self._port)]
+        if len(others) < len(advertised) or not others:
+            return
+        errors = await asyncio.gather(*(_try(*address, self._limit_s / 2) for address in others))
+        if all(errors):
+            raise _Blocked(
+                Obstacle(
+                    f"{self._address} answers, and sends its clients on to"
+                    f" {', '.join(f'{host}:{port}' for host, port in others)}, where nothing can be reached from here"
+                    f" ({errors[0]})",
+                    "set advertised.listeners of the broker to an address that its clients can reach",
+                    steps=6,
+                )
+            )
 
     async def _offered(self) -> list[str]:
         """Return the logins that the broker offers, which it says to everybody."""
@@ -340,6 +359,23 @@ def _is_answer(head: bytes) -> bool:
 def _split(server: str) -> tuple[str, int]:
     host, _, port = server.strip().rpartition(":")
     return host.strip("[]"), int(port)
+
+
+async def _try(host: str, port: int, limit_s: float) -> str:
+    """Return why an address can't be reached, "" if it can."""
+    try:
+        async with asyncio.timeout(limit_s):
+            _, writer = await asyncio.open_connection(host, port)
+    except TimeoutError:
+        return "no answer"
+    except OSError as error:
+        return _reason(error)
+    writer.close()
+    return ""
+
+
+def _reason(error: OSError) -> str:
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
 
 
 async def _close(connection: Any) -> None:
