@@ -96,10 +96,10 @@ class Group:
         if members and state != "Stable":
             return None
         # (member id, client id, host, metadata, assignment)
-        return [_url(metadata) for _, _, _, metadata, *_ in members]
+        return [told_url(metadata) for _, _, _, metadata, *_ in members]
 
 
-def _url(metadata: bytes) -> URL:
+def told_url(metadata: bytes) -> URL:
     """Return the address in what Faust's assignor tells of a member."""
     told = ConsumerProtocolMemberMetadata.decode(metadata).user_data
     return URL(json.loads(told)["url"])

@@ -5,7 +5,8 @@ The topic is compacted; each of its records is one layer of one queue, or the de
 * ``defaults``: the [defaults] of queues.toml;
 * ``handler:NAME``: what the decorator of a handler says, from the workers that have its code;
 * ``file:NAME``: a table of queues.toml;
-* ``change:NAME``: what was changed at run time.
+* ``change:NAME``: what was changed at run time;
+* ``check``: nothing, never with a value.
 
 A record without a value takes its layer away. The settings of a queue are our own defaults, then these layers in this
 order, of each key the last one that is said: who is nearer to the running system has the last word.
@@ -29,6 +30,8 @@ HANDLERS_GROUP = "handlers"
 #: Layers of one queue, weakest first.
 LAYERS = ("handler", "file", "change")
 DEFAULTS_KEY = b"defaults"
+#: A record without a value by which `faust -A app check` learns what time it is for the broker.
+CHECK_KEY = b"check"
 
 
 def layer_key(layer: str, queue: str) -> bytes:
@@ -52,6 +55,8 @@ class Definitions:
         Raises:
             ConfigError: the key or the document can't be understood; everything stays as it was.
         """
+        if key == CHECK_KEY and document is None:
+            return None
         if key == DEFAULTS_KEY:
             self._defaults = check_defaults(_known(document), "the record 'defaults'")
             self._default_settings = queue_settings(self._defaults)
