@@ -28,8 +28,6 @@ log = logging.getLogger("marq")
 _OFFSET_BYTES = 4
 #: A lease is renewed when less than this part of it is left.
 _RENEW_BELOW = 0.75
-#: How long after the end of a lease to look, at least: clocks have steps.
-_LATE_S = 0.001
 
 
 class Renewal:
@@ -104,7 +102,7 @@ class Renewal:
     async def _wait_for_expiry(self) -> None:
         """Lose what is over as soon as it is; leases that were renewed meanwhile are waited for again."""
         while self._watched_s < inf:
-            await self._sleep(max(self._watched_s - self._clock(), 0) + _LATE_S)
+            await self._sleep(max(self._watched_s - self._clock(), 0))
             now_s = self._clock()
             self._lose_expired(now_s)
             self._watched_s = min([_next_expiry_s(lease, now_s) for lease in self._leases if lease.open], default=inf)
