@@ -243,6 +243,21 @@ async def test_when_a_worker_is_killed_its_handlers_process_gives_everything_bac
     assert "the worker that started this process is gone" in worker.log()
 
 
+async def test_when_a_worker_is_killed_a_handlers_process_that_is_blocked_ends_at_the_limit_of_a_stop(
+    make: Make, handlers: Handlers, producer_of: Any
+) -> None:
+    queues = '[queues.blocking]\nhandler = "handlers_of_the_test:blocking"\n'
+    worker = await make(queues=queues, environment={"MARQ_STOP_TIMEOUT": "2"}).start().ready()
+    pids = await running(worker, "handlers")
+    producer = await producer_of(worker)
+    await producer.send("blocking", b"600")
+    await handlers.has_noted("blocking", 1)
+
+    worker.kill_alone()
+
+    await gone(*pids.values())
+
+
 async def test_a_stop_ends_within_its_limit_although_a_handler_blocks_its_process(
     make: Make, handlers: Handlers, producer_of: Any
 ) -> None:

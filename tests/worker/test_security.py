@@ -1,0 +1,110 @@
+"""Workers with handlers on listeners that demand TLS, a client's certificate, or a user with a password."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+import marq
+from broker import Certificates, EmbeddedBroker, Security
+from tests.worker.conftest import workers
+from tests.worker.handling import Handlers
+from tests.worker.harness import Installation, Worker, eventually
+
+NAME, PASSWORD = "worker", "secret"
+QUEUES = '[queues.coroutine]\nhandler = "handlers_of_the_test:coroutine"\n'
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates.make(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def broker(certificates: Certificates) -> Iterator[EmbeddedBroker]:
+    """Nobody but the worker may do anything on its listeners: each of its clients has to say who it is."""
+    protocols = ["SASL_PLAINTEXT", "SSL", "SASL_SSL"]
+    security = Security(protocols, {NAME: PASSWORD}, certificates, acls=True, super_users=[NAME])
+    with EmbeddedBroker(security=security) as broker:
+        yield broker
+
+
+@pytest.fixture
+def new_worker(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Callable[..., Worker]]:
+    yield from workers(broker, tmp_path)
+
+
+def settings(protocol: str, mechanism: str, certificates: Certificates) -> dict[str, str]:
+    """What a client needs, as variables."""
+    found = {"MARQ_SECURITY_PROTOCOL": protocol}
+    if "SSL" in protocol:
+        found["MARQ_SSL_CAFILE"] = str(certificates.authority)
+    if protocol == "SSL":
+        found["MARQ_SSL_CERTFILE"] = str(certificates.client(NAME))
+    if "SASL" in protocol:
+        found |= {"MARQ_SASL_MECHANISM": mechanism, "MARQ_SASL_USERNAME": NAME, "MARQ_SASL_PASSWORD": PASSWORD}
+    return found
+
+
+def options(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name.removeprefix("MARQ_").lower(): value for name, value in variables.items()}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "mechanism"),
+    [
+        ("SASL_PLAINTEXT", "PLAIN"),
+        ("SASL_PLAINTEXT", "SCRAM-SHA-256"),
+        ("SASL_SSL", "SCRAM-SHA-512"),
+        ("SSL", ""),
+    ],
+)
+async def test_a_worker_tracks_and_runs_handlers_over_a_secured_listener(
+    new_worker: Callable[..., Worker],
+    broker: EmbeddedBroker,
+    certificates: Certificates,
+    tmp_path: Path,
+    protocol: str,
+    mechanism: str,
+) -> None:
+    handlers = Handlers(tmp_path / "handlers")
+    security = settings(protocol, mechanism, certificates)
+    servers = broker.listener(protocol)
+    worker = new_worker(
+        queues=QUEUES, environment={**handlers.environment, **security, "MARQ_BOOTSTRAP_SERVERS": servers}
+    )
+    await worker.start().ready()
+
+    async with (
+        marq.Producer(servers, prefix=worker.names.prefix, **options(security)) as producer,
+        # The administrator's door, for what a consumer that died has left behind.
+        Installation(broker.bootstrap_servers, worker.names) as installation,
+    ):
+        await producer.send("coroutine", b"over a secured connection")
+        orphan = await installation.send("emails")
+        await installation.acquire(orphan, lease=0.5)
+        await eventually(lambda: worker.queue("coroutine"), lambda found: found.get("acked") == 1)
+        await eventually(lambda: installation.copies_of(orphan))
+        figures = await eventually(worker.figures, lambda found: found["complete"])
+
+    assert [line["value"] for line in await handlers.noted("coroutine")] == ["over a secured connection"]
+    assert figures["queues"]["emails"]["redelivered"] == 1
+
+
+async def test_a_worker_with_a_wrong_password_ends_with_a_sentence(
+    new_worker: Callable[..., Worker], broker: EmbeddedBroker, certificates: Certificates
+) -> None:
+    wrong = {
+        **settings("SASL_PLAINTEXT", "PLAIN", certificates),
+        "MARQ_SASL_PASSWORD": "wrong",
+        "MARQ_BOOTSTRAP_SERVERS": broker.listener("SASL_PLAINTEXT"),
+        "MARQ_CONNECT_TIMEOUT": "2",
+    }
+    worker = new_worker(environment=wrong).start()
+
+    assert await worker.ended() != 0
+    [sentence] = [line for line in worker.log().splitlines() if line.startswith("marq: ")]
+    assert broker.listener("SASL_PLAINTEXT") in sentence
+    assert "Traceback" not in worker.log()
