@@ -1,0 +1,415 @@
+"""A client that is made from docs/protocol.md: sizes, types, flags, codes and names are those of its tables.
+
+Nothing of Marq is imported here. What the page says in sentences (which value a length has, what a flag's default
+means, the order of the steps) is written as code; what it says in tables is read from them. What talks to a broker is
+in protocol_receiver.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from zlib import crc32
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
+
+Row = dict[str, str]
+Values = dict[str, Any]
+
+
+# --- the page's tables ------------------------------------------------------------------------------------------------
+
+
+class Page:
+    """Sections of the page by the anchor of their heading, and the tables in them."""
+
+    def __init__(self, text: str) -> None:
+        self._sections: dict[str, str] = {}
+        for title, body in re.findall(r"^#+ (.+)\n((?:(?!#+ ).*\n?)*)", text, re.MULTILINE):
+            self._sections[re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")] = body
+
+    def tables(self, anchor: str) -> list[list[Row]]:
+        """Return the tables of a section: rows by the names of their columns."""
+        found = re.findall(r"(?:^\|.*\|\n)+", self._sections[anchor] + "\n", re.MULTILINE)
+        return [self._table([_cells(line) for line in table.splitlines()]) for table in found]
+
+    def _table(self, lines: list[list[str]]) -> list[Row]:
+        names, _, *rows = lines
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def _number(text: str) -> int:
+    return int(text.replace(",", ""))
+
+
+# --- marker batches ---------------------------------------------------------------------------------------------------
+
+
+class Field(NamedTuple):
+    """One row of a layout. ``letter`` names what the row says a length is of: q, t or n."""
+
+    name: str
+    type: str
+    size: str
+    letter: str
+    constant: bytes | None
+    flag: str
+    absent_with_flag: bool
+
+
+def _field(row: Row) -> Field:
+    name, value = row["field"], row.get("value", "")
+    letter = re.search(r"\*(\w)\*", name)
+    condition = re.search(r"(only|absent) with flag (\w+)", value)
+    constant = re.match(r"`([0-9a-f ]+)`|(\d+)$", value)
+    return Field(
+        name=re.sub(r" \*\w\*", "", name),
+        type=row["type"],
+        size=row["size"],
+        letter=letter[1] if letter else "",
+        constant=bytes.fromhex(constant[1] or f"{int(constant[2]):02x}") if constant else None,
+        flag=condition[2] if condition else "",
+        absent_with_flag=bool(condition) and condition[1] == "absent",
+    )
+
+
+class Flag(NamedTuple):
+    """``column`` is the one that is there when the flag is set; ``default`` is what the column's entries are else."""
+
+    value: int
+    kinds: str
+    column: str
+    default: str
+
+
+class Reader:
+    """A position in bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.position = 0
+
+    def take(self, size: int) -> bytes:
+        self.position += size
+        if size < 0 or self.position > len(self.data):
+            raise ValueError("unreadable: a field passes the end")
+        return self.data[self.position - size : self.position]
+
+    def end(self) -> None:
+        if self.position != len(self.data):
+            raise ValueError("unreadable: bytes are left over")
+
+
+class Protocol:
+    """Encoder and decoder of marker batches, and the names and rules besides."""
+
+    def __init__(self, page: Page) -> None:
+        self._head = [_field(row) for row in page.tables("head")[0]]
+        self._frame = [_field(row) for row in page.tables("frame")[0]]
+        self.flags = {
+            row["name"]: Flag(int(row["value"]), row["in"], row["column"], row["when not set"])
+            for row in page.tables("flags")[0]
+            if row["name"].isupper()
+        }
+        kinds = page.tables("kinds")[0]
+        self.kinds = {row["kind"]: int(row["code"]) for row in kinds if row["body"] != "reserved"}
+        self._bodies = {row["kind"]: self._body(page, row["body"]) for row in kinds if row["body"] != "reserved"}
+        self._lengths = {row["type"]: row["lengths"].removesuffix(" each") for row in page.tables("columns")[0]}
+        header_rows = page.tables("acquire-1")[1]
+        self._header_types = [row["type"] for row in header_rows if row["type"] not in ("text", "bytes")]
+        self.names = Names(page)
+        self.queue_definitions = Definitions(page)
+
+    def _body(self, page: Page, text: str) -> list[Field]:
+        link = re.search(r"\(#(.+)\)", text)
+        return [_field(row) for row in page.tables(link[1])[0]] if link else []
+
+    def _layout(self, kind: str) -> list[Field]:
+        # "In every kind but TICK the frame follows the head."
+        return [*self._head, *([] if kind == "TICK" else self._frame), *self._bodies[kind]]
+
+    def encode(self, kind: str, values: Values, *, written: Sequence[str] = ()) -> bytes:
+        """Return a batch; ``values`` by the names of fields, and ``offsets``; ``written``: flags set without need."""
+        offsets = values.get("offsets", ())
+        flags = {name for name, flag in self.flags.items() if self._is_needed(kind, flag, name, values)} | {*written}
+        filled = {
+            **values,
+            "kind": self.kinds[kind],
+            "flags": sum(self.flags[name].value for name in flags),
+            "count": len(offsets),
+            "base": offsets[0] if offsets else 0,
+            "deltas": [offset - offsets[0] for offset in offsets],
+            # "Queue length … 0 in a TICK."
+            "queue length": len(values.get("queue", "").encode()),
+            "topic length": len(values.get("topic", "").encode()),
+        }
+        return b"".join(
+            self._encode(field, filled.get(field.name))
+            for field in self._layout(kind)
+            if _is_there(field, flags)
+        )  # fmt: skip
+
+    def _is_needed(self, kind: str, flag: Flag, name: str, values: Values) -> bool:
+        if name == "CONTIGUOUS":
+            offsets = values.get("offsets", ())
+            return bool(offsets) and list(offsets) == list(range(offsets[0], offsets[0] + len(offsets)))
+        if kind not in flag.kinds:
+            return False
+        if name == "UNCOUNTED":
+            return not values.get("counted", True)
+        default = self._default(flag, values["queue"])
+        return any(entry != default for entry in values.get(flag.column, ()))
+
+    def _default(self, flag: Flag, queue: str) -> Any:
+        meanings: dict[str, Any] = {
+            "each is 1": 1,
+            "each is the queue's name": queue.encode(),
+            "each is empty: no headers": [],
+            "each is empty: no error": "",
+        }
+        return meanings[flag.default]
+
+    def _encode(self, field: Field, value: Any) -> bytes:
+        if field.constant is not None:
+            return field.constant
+        if field.name == "headers":
+            value = [self._encode_headers(each) for each in value]
+        if field.type == "text":
+            return str(value).encode()
+        if field.type.endswith(" each"):
+            return b"".join(_pack(field.type.removesuffix(" each"), entry) for entry in value)
+        if field.type in self._lengths:
+            length = self._lengths[field.type]
+            entries = [entry.encode() if isinstance(entry, str) else entry for entry in value]
+            lengths = b"".join(_pack(length, -1 if entry is None else len(entry)) for entry in entries)
+            return lengths + b"".join(entry or b"" for entry in entries)
+        return _pack(field.type, value)
+
+    def _encode_headers(self, headers: Sequence[tuple[str, bytes | None]]) -> bytes:
+        count, name_length, value_length = self._header_types
+        data = _pack(count, len(headers))
+        for name, value in headers:
+            data += _pack(name_length, len(name.encode())) + name.encode()
+            data += _pack(value_length, -1 if value is None else len(value)) + (value or b"")
+        return data
+
+    def decode(self, data: bytes) -> tuple[str, Values]:
+        """Return kind and values of a batch, columns that are not there filled with what they stand for."""
+        reader = Reader(data)
+        values: Values = {}
+        sizes: dict[str, int] = {}
+        self._decode_fields(reader, self._head, values, sizes, set())
+        kind = next(name for name, code in self.kinds.items() if code == values["kind"])
+        flags = {name for name, flag in self.flags.items() if values["flags"] & flag.value}
+        self._decode_fields(reader, self._layout(kind)[len(self._head) :], values, sizes, flags)
+        reader.end()
+        if kind != "TICK":
+            deltas = values.get("deltas", range(values["count"]))
+            values["offsets"] = [values["base"] + delta for delta in deltas]
+            for name, flag in self.flags.items():
+                if kind in flag.kinds and flag.column in (field.name for field in self._bodies[kind]):
+                    values.setdefault(flag.column, [self._default(flag, values["queue"])] * values["count"])
+                if kind in flag.kinds and name == "UNCOUNTED":
+                    values["counted"] = name not in flags
+        return kind, values
+
+    def _decode_fields(
+        self, reader: Reader, fields: Sequence[Field], values: Values, sizes: dict[str, int], flags: set[str]
+    ) -> None:
+        for field in fields:
+            if not _is_there(field, flags):
+                continue
+            values[field.name] = self._decode(reader, field, sizes)
+            if field.letter:
+                sizes[field.letter] = values[field.name]
+
+    def _decode(self, reader: Reader, field: Field, sizes: Mapping[str, int]) -> Any:
+        if field.type == "text":
+            return reader.take(sizes[field.size.strip("*")]).decode()
+        if field.type == "bytes":
+            return reader.take(int(field.size))
+        if field.type.endswith(" each"):
+            return [_unpack(field.type.removesuffix(" each"), reader) for _ in range(sizes["n"])]
+        if field.type in self._lengths:
+            lengths = [_unpack(self._lengths[field.type], reader) for _ in range(sizes["n"])]
+            entries = [None if length == -1 else reader.take(length) for length in lengths]
+            if field.name == "headers":
+                return [self._decode_headers(entry) for entry in entries]
+            return [(entry or b"").decode() for entry in entries] if field.type == "texts" else entries
+        return _unpack(field.type, reader)
+
+    def _decode_headers(self, data: bytes | None) -> list[tuple[str, bytes | None]]:
+        if not data:
+            return []
+        reader = Reader(data)
+        count, name_length, value_length = self._header_types
+        headers: list[tuple[str, bytes | None]] = []
+        for _ in range(_unpack(count, reader)):
+            name = reader.take(_unpack(name_length, reader)).decode()
+            length = _unpack(value_length, reader)
+            headers.append((name, None if length == -1 else reader.take(length)))
+        reader.end()
+        return headers
+
+
+def _is_there(field: Field, flags: set[str]) -> bool:
+    return not field.flag or (field.flag in flags) != field.absent_with_flag
+
+
+def _pack(kind: str, value: int) -> bytes:
+    return value.to_bytes(int(kind[1:]) // 8, "big", signed=kind[0] == "i")
+
+
+def _unpack(kind: str, reader: Reader) -> int:
+    return int.from_bytes(reader.take(int(kind[1:]) // 8), "big", signed=kind[0] == "i")
+
+
+# --- names and definitions of queues ----------------------------------------------------------------------------------
+
+
+class Names:
+    """Topics and groups, by what the tables say they are."""
+
+    def __init__(self, page: Page) -> None:
+        topics, others = page.tables("topics-groups-and-names")
+        self._topics = {_plain(row["what"]): row["name"].strip("`") for row in topics}
+        groups = [row["name"].removeprefix("group ").strip("`") for row in others if row["name"].startswith("group")]
+        self._queue_group, self._named_group = groups[:2]
+
+    def topic(self, what: str, prefix: str) -> str:
+        return self._topics[what].replace("PREFIX", prefix)
+
+    def group(self, prefix: str, queue: str, named: str | None) -> str:
+        if named is not None:
+            return self._named_group.replace("PREFIX", prefix).replace("GROUP", named)
+        return self._queue_group.replace("PREFIX", prefix).replace("NAME", queue)
+
+    def owner(self, prefix: str, group: str) -> str | None:
+        """Return the queue whose own a group is."""
+        head = self.group(prefix, "", None)
+        return group.removeprefix(head) if group.startswith(head) else None
+
+    def is_group(self, prefix: str, group: str) -> bool:
+        return group.startswith((self.group(prefix, "", None), self.group(prefix, "", "")))
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\[(.+)\]\(.+\)", r"\1", text)
+
+
+class Definitions:
+    """The fold over the queues topic."""
+
+    def __init__(self, page: Page) -> None:
+        layers, keys = page.tables("definitions-of-queues")
+        #: Weakest first: "the last layer of the table above that has it counts".
+        self._layers = [row["key"].strip("`").removesuffix(":NAME") for row in layers]
+        self._keys = {row["key"].strip("`"): row for row in keys}
+        self._documents: dict[str, Values] = {}
+
+    def fold(self, key: bytes | None, value: bytes | None) -> None:
+        """Take one record; one that does not fit the tables counts as if it were not there."""
+        try:
+            name = (key or b"").decode()
+            layer, colon, queue = name.partition(":")
+            document = {} if value is None else json.loads(value)
+        except ValueError:
+            return
+        fits = layer in self._layers and (layer == "defaults") == (not colon) and isinstance(document, dict)
+        if not fits or (colon and not 0 < len(queue.encode()) <= 200):
+            return
+        known = {key: document[key] for key in document if key in self._keys and "." not in key}
+        if all(self._is_fine(key, each, layer) for key, each in known.items()):
+            self._documents.pop(name, None)
+            if value is not None:
+                self._documents[name] = known
+
+    def settings(self, queue: str) -> Values:
+        """Return what holds for a queue, key by key."""
+        found = {key: _default(row) for key, row in self._keys.items() if "." not in key}
+        for layer in self._layers:
+            found |= self._documents.get(layer if layer == "defaults" else f"{layer}:{queue}", {})
+        given = found["backoff"] or {}
+        inner = {key.partition(".")[2]: _default(row) for key, row in self._keys.items() if "." in key}
+        return {**found, "backoff": {**inner, **given}}
+
+    def group(self, queue: str) -> str | None:
+        """Return the named group of a queue."""
+        settings = self.settings(queue)
+        return settings["group"] or ("handlers" if settings["handler"] else None)
+
+    def _is_fine(self, key: str, value: object, layer: str) -> bool:
+        row = self._keys[key]
+        if layer == "defaults" and "not in `defaults`" in row["what"]:
+            return False
+        if row["type"] == "object":
+            return isinstance(value, dict) and all(
+                f"{key}.{name}" in self._keys and self._is_fine(f"{key}.{name}", each, layer)
+                for name, each in value.items()
+            )
+        return _has_type(row["type"], value) and _is_in_range(row["range"], value)
+
+
+def _default(row: Row) -> Any:
+    return None if row["default"] in ("none", "") else json.loads(row["default"])
+
+
+def _has_type(name: str, value: object) -> bool:
+    types: dict[str, tuple[type, ...]] = {
+        "number": (int, float), "whole number": (int,), "boolean": (bool,), "text": (str,)
+    }  # fmt: skip
+    return isinstance(value, types[name]) and (name == "boolean" or not isinstance(value, bool))
+
+
+def _is_in_range(text: str, value: Any) -> bool:
+    numbers = re.match(r"(above )?([\d,]+?),? to ([\d,]+)$", text)
+    if numbers:
+        least, most = _number(numbers[2]), _number(numbers[3])
+        return bool(least <= value <= most and not (numbers[1] and value == least))
+    if text.startswith("1 to 249 of"):
+        return re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", value) is not None
+    if text == "the name of a group":
+        return 0 < len(value.encode()) <= 200 and value.isprintable()
+    return re.fullmatch(r"[^:]+:[^:]+", value) is not None if text == "`module:function`" else True
+
+
+# --- positions --------------------------------------------------------------------------------------------------------
+
+
+def write_metadata(positions: Mapping[str, int], offset: int) -> str:
+    """Return what to commit with an offset."""
+    past = {queue: position for queue, position in sorted(positions.items()) if position != offset}
+    document = {"at": sorted(queue for queue, position in positions.items() if position == offset), "past": past}
+    text = json.dumps(document, separators=(",", ":"), ensure_ascii=False)
+    if past and len(text.encode()) > 4_096:
+        lowest = min(past, key=lambda queue: past[queue])
+        return write_metadata({queue: at for queue, at in positions.items() if queue != lowest}, offset)
+    return text
+
+
+def read_metadata(offset: int, metadata: str, owner: str | None) -> dict[str, int]:
+    """Return the positions that a commit speaks of."""
+    if owner is not None and not metadata:
+        return {owner: offset}
+    try:
+        document = json.loads(metadata)
+        return {**dict.fromkeys(document["at"], offset), **document["past"]}
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def markers_partition(topic: str, partition: int, count: int) -> int:
+    """The partition rule."""
+    return (crc32(topic.encode()) + partition) % count
+
+
+def read() -> Protocol:
+    """Return the protocol as the page has it now."""
+    return Protocol(Page(PAGE.read_text(encoding="utf-8")))

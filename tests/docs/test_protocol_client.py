@@ -1,0 +1,259 @@
+"""docs/protocol.md: a client made from its tables writes what Marq writes, and consumes beside a real worker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from hypothesis import given
+from hypothesis import strategies as st
+
+import marq
+from marq.core import markers
+from marq.core.definitions import Definitions
+from marq.core.errors import ConfigError
+from marq.core.names import Names
+from marq.positions import Positions
+from tests.docs import protocol_client
+from tests.docs.protocol_client import Values
+from tests.docs.protocol_receiver import Message, Receiver, send
+from tests.unit.core.batches import batches
+from tests.worker.harness import Worker, eventually
+
+PROTOCOL = protocol_client.read()
+
+
+# --- markers ----------------------------------------------------------------------------------------------------------
+
+
+def kind_of(batch: markers.Batch) -> str:
+    return batch.kind.name if isinstance(batch, markers.Fact) else type(batch).__name__.upper()
+
+
+def values_of(batch: markers.Batch) -> Values:
+    """What Marq's batch says, by the names that the page has for it."""
+    if isinstance(batch, markers.Tick):
+        return {"holder": batch.holder, "monotonic": batch.monotonic_ms}
+    topic, partition = batch.source
+    about = {
+        "queue": batch.queue, "holder": batch.holder, "topic": topic, "partition": partition,
+        "offsets": list(batch.offsets),
+    }  # fmt: skip
+    match batch:
+        case markers.Acquire():
+            timestamps, attempts, keys, headers, values = map(list, zip(*batch.payloads, strict=True))
+            columns = {
+                "timestamps": timestamps, "attempts": attempts, "keys": keys, "values": values,
+                "headers": list(map(list, headers)),
+            }  # fmt: skip
+            return {**about, "lease": batch.lease_ms, "from_offset": batch.from_offset, **columns}
+        case markers.Renew():
+            return {**about, "lease": batch.lease_ms}
+        case markers.Release():
+            delays, errors = list(batch.delays_ms), list(batch.errors)
+            return {**about, "delays": delays, "errors": errors, "counted": batch.counted}
+        case markers.Reject():
+            return {**about, "reasons": list(batch.reasons)}
+        case markers.Fact():
+            return {**about, "attempts": list(batch.attempts), "causes": list(batch.causes)}
+    return about
+
+
+@given(batches)
+def test_it_writes_the_bytes_that_marq_writes(batch: markers.Batch) -> None:
+    assert PROTOCOL.encode(kind_of(batch), values_of(batch)) == markers.encode(batch)
+
+
+@given(batches)
+def test_it_reads_what_marq_has_written(batch: markers.Batch) -> None:
+    kind, values = PROTOCOL.decode(markers.encode(batch))
+
+    assert kind == kind_of(batch)
+    assert {name: values[name] for name in values_of(batch)} == values_of(batch)
+
+
+@given(batches)
+def test_marq_reads_columns_that_a_writer_need_not_have_written(batch: markers.Batch) -> None:
+    written = {"ACQUIRE": ("ATTEMPTS", "KEYS", "HEADERS"), "RELEASE": ("TEXTS",)}.get(kind_of(batch), ())
+
+    read = markers.decode(PROTOCOL.encode(kind_of(batch), values_of(batch), written=written))
+
+    assert values_of(read) == values_of(batch)
+
+
+def test_there_are_no_other_kinds() -> None:
+    assert PROTOCOL.kinds == {kind.name: kind.value for kind in markers.Kind if kind not in markers.RESERVED}
+
+
+# --- positions --------------------------------------------------------------------------------------------------------
+
+names = st.text(min_size=1, max_size=200)
+offsets = st.integers(0, 5)
+
+
+@given(st.dictionaries(names, offsets, max_size=30), offsets)
+def test_it_commits_what_marq_commits(positions: dict[str, int], offset: int) -> None:
+    try:
+        metadata = Positions(dict(positions)).encode(offset)
+    except ConfigError:
+        return
+
+    assert protocol_client.write_metadata(positions, offset) == metadata
+
+
+@given(st.one_of(st.text(max_size=20), st.dictionaries(names, offsets, max_size=3)), offsets, st.none() | names)
+def test_it_reads_commits_as_marq_does(said: str | dict[str, int], offset: int, owner: str | None) -> None:
+    metadata = said if isinstance(said, str) else Positions(said).encode(offset)
+
+    found = protocol_client.read_metadata(offset, metadata, owner)
+
+    assert found == Positions.decode(offset, metadata, owner).by_queue
+
+
+def test_the_metadata_of_the_page_are_what_it_says() -> None:
+    examples = [line for line in protocol_client.PAGE.read_text(encoding="utf-8").splitlines() if line[:5] == '{"at"']
+
+    assert [Positions.decode(40, text).by_queue for text in examples] == [
+        {"emails": 40},
+        {"emails": 40, "sms": 40, "reports": 17},
+    ]
+    assert examples == [Positions.decode(40, text).encode(40) for text in examples]
+
+
+# --- definitions ------------------------------------------------------------------------------------------------------
+
+numbers = st.one_of(st.integers(-1, 40_000_000), st.floats(-1, 40_000_000), st.booleans())
+values = st.fixed_dictionaries(
+    {},
+    optional={
+        "lease": numbers,
+        "max_attempts": numbers,
+        "backoff": st.one_of(
+            st.none(),
+            st.fixed_dictionaries(
+                {},
+                optional={"base": numbers, "factor": st.integers(0, 1001), "max": numbers, "jitter": st.booleans()},
+            ),
+            st.just({"other": 1}),
+        ),
+        "dead_letter": st.booleans() | st.integers(0, 1),
+        "group": st.sampled_from(["g", "", "a\nb", "x" * 201]),
+        "topic": st.sampled_from(["orders", "no blanks", ""]),
+        "handler": st.sampled_from(["module:function", "module"]),
+        "concurrency": st.integers(0, 10_001),
+        "a key of a later version": st.just(1),
+    },
+)
+records = st.tuples(
+    st.sampled_from([b"defaults", b"handler:q", b"file:q", b"change:q", b"other:q", b"q", b"file:", b"\xff", None]),
+    st.one_of(st.none(), values, st.just([])),
+)
+
+
+@given(st.lists(records, max_size=6))
+def test_it_finds_the_settings_that_marq_finds(log: list[tuple[bytes | None, Any]]) -> None:
+    theirs, ours = protocol_client.read().queue_definitions, Definitions()
+    for key, document in log:
+        theirs.fold(key, None if document is None else json.dumps(document).encode())
+        try:
+            ours.fold(key, document)
+        except ConfigError:
+            continue
+
+    for queue in ("q", "another"):
+        assert in_our_words(theirs.settings(queue)) == asdict(ours.settings(queue))
+        assert theirs.group(queue) == ours.group(queue)
+
+
+def in_our_words(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Seconds as Marq keeps them, in whole milliseconds."""
+    backoff = {**settings["backoff"]}
+    for name in ("base", "max"):
+        backoff[f"{name}_ms"] = round(backoff.pop(name) * 1000)
+    rest = {key: value for key, value in settings.items() if key != "lease"}
+    return {**rest, "lease_ms": max(round(settings["lease"] * 1000), 1), "backoff": backoff}
+
+
+# --- a queue on a real broker -----------------------------------------------------------------------------------------
+
+LEASE_MS = 2_000
+
+
+async def until(receiver: Receiver, count: int) -> list[Message]:
+    """Receive until there are so many messages."""
+    received: list[Message] = []
+
+    async def look() -> int:
+        received.extend(await receiver.receive())
+        return len(received)
+
+    await eventually(look, lambda found: found >= count)
+    return received
+
+
+@pytest.mark.parametrize("own_topic", [False, True], ids=["messages topic", "own topic"])
+async def test_it_consumes_a_queue_beside_a_real_worker(
+    servers: str, names: Names, tmp_path: Path, own_topic: bool
+) -> None:
+    topic = f"{names.prefix}-jobs"
+    queues = "[queues.jobs]\nmax_attempts = 2\n" + (f'topic = "{topic}"\n' if own_topic else "")
+    worker = Worker(servers, tmp_path, prefix=names.prefix, queues=queues)
+    try:
+        if own_topic:
+            await make_topic(servers, topic)
+        await worker.start().ready(1)
+        await send(PROTOCOL, servers, names.prefix, "jobs", [b"%d" % number for number in range(20)])
+        async with marq.Producer(servers, prefix=names.prefix) as producer:
+            # To the topic that is the queue's own, if it has one.
+            await producer.send_many("jobs", [b"bad", b"dropped", b"later"], headers={"tenant": b"acme"})
+
+        async with Receiver(protocol_client.read(), servers, names.prefix, "jobs", lease_ms=LEASE_MS) as receiver:
+            received = {message.value: message for message in await until(receiver, 23)}
+            for value, message in received.items():
+                if value == b"later":
+                    await receiver.release(message, 100, "boom")
+                elif value == b"bad":
+                    await receiver.reject(message, "no good")
+                elif value != b"dropped":
+                    await receiver.ack(message)
+            again = {message.value: message for message in await until(receiver, 2)}
+            for message in again.values():
+                await receiver.ack(message)
+
+        assert len(received) == 23
+        assert {value: (message.attempt, message.id) for value, message in again.items()} == {
+            value: (2, received[value].id) for value in (b"dropped", b"later")
+        }
+        assert again[b"later"].headers["marq-error"] == b"boom"
+        assert {message.headers["tenant"] for message in again.values()} == {b"acme"}
+        assert {message.source.topic for message in again.values()} == {topic if own_topic else names.messages}
+
+        async def figures() -> tuple[float, ...]:
+            found = await worker.queue("jobs")
+            return tuple(found[name] for name in ("acked", "dead", "redelivered", "in_flight", "late"))
+
+        await eventually(figures, lambda found: found == (22, 1, 2, 0, 0))
+
+        # Marq's consumer goes on where this one has ended: its commits say the same.
+        async with (
+            marq.Producer(servers, prefix=names.prefix) as producer,
+            marq.Consumer("jobs", servers, prefix=names.prefix) as consumer,
+        ):
+            await producer.send("jobs", b"after")
+            assert [message.value for message in await consumer.receive()] == [b"after"]
+    finally:
+        worker.close()
+
+
+async def make_topic(servers: str, topic: str) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
+    await admin.start()
+    try:
+        await admin.create_topics([NewTopic(topic, 2, 1)])
+    finally:
+        await admin.close()
