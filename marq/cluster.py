@@ -68,8 +68,8 @@ class Cluster(Protocol):
 
     async def sleep(self, seconds: float) -> None: ...
 
-    async def within(self, seconds: float, waiting: Awaitable[T]) -> T:
-        """Wait for something, but not for longer.
+    async def within(self, seconds: float | None, waiting: Awaitable[T]) -> T:
+        """Wait for something, but not for longer; None: however long it takes.
 
         Raises:
             TimeoutError: the time is over.
@@ -111,7 +111,7 @@ class KafkaCluster:
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    async def within(self, seconds: float, waiting: Awaitable[T]) -> T:
+    async def within(self, seconds: float | None, waiting: Awaitable[T]) -> T:
         async with asyncio.timeout(seconds):
             return await waiting
 

@@ -154,7 +154,7 @@ class Consumer:
             if message is not None:
                 return message
             flow.outbox.flush_soon()
-            await _wait(running, 1)
+            await running.cluster.within(None, _wait(running, 1))
             self._yielded_s = now_s = running.cluster.now_s()
         if flow.error is not None:
             raise flow.error

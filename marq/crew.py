@@ -82,7 +82,18 @@ class Crew(ABC, Generic[Work]):
     def start(self) -> None:
         self._shelf.standing += self._demand
         self._shelf.on_lost.append(self._lose)
+        self._shelf.crews.append(self)
         self._tasks = [asyncio.create_task(self._work(index)) for index in range(self._concurrency)]
+
+    @property
+    def tasks(self) -> Sequence[asyncio.Task[None]]:
+        return self._tasks
+
+    @property
+    def at_work(self) -> Sequence[asyncio.Task[None]]:
+        """The tasks that are in a handler now."""
+        pairs = zip(self._tasks, self._current, strict=True)
+        return [task for task, work in pairs if work is not None and not task.done()]
 
     async def done(self) -> None:
         """Return when all workers have ended: by stop(), or because the shelf was closed."""
@@ -110,6 +121,7 @@ class Crew(ABC, Generic[Work]):
             # A thread can't be cancelled: its message was released, and its work is not waited for.
             self._pool.shutdown(wait=False, cancel_futures=True)
         self._shelf.on_lost.remove(self._lose)
+        self._shelf.crews.remove(self)
 
     def _leave(self, tasks: Collection[asyncio.Task[None]]) -> None:
         """Release what handlers have that take no notice of being cancelled; they are not waited for."""

@@ -22,6 +22,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from marq.acquisition import Acquisition, acquisitions
 from marq.backlog import Backlog
@@ -137,6 +138,30 @@ class Flow:
     def held(self) -> int:
         """How many messages are leased and not finished."""
         return self._held
+
+    @property
+    def workers(self) -> list[asyncio.Task[Any]]:
+        """Tasks that run handlers."""
+        return [task for shelf in self.distinct_shelves for crew in shelf.crews for task in crew.tasks]
+
+    @property
+    def at_work(self) -> list[asyncio.Task[Any]]:
+        """Those of them that are in a handler now."""
+        return [task for shelf in self.distinct_shelves for crew in shelf.crews for task in crew.at_work]
+
+    @property
+    def taken(self) -> int:
+        """How many messages somebody has taken and not finished."""
+        return self._held - sum([len(shelf.ready) for shelf in self.distinct_shelves])
+
+    @property
+    def unwritten(self) -> bool:
+        """Whether something was decided that is not written yet."""
+        return self.outbox.unwritten
+
+    def write(self) -> None:
+        """Write at once what was decided: nobody decides more in the next moment."""
+        self.outbox.flush_soon()
 
     def start(self) -> None:
         self.outbox.start()

@@ -79,6 +79,12 @@ class Outbox:
         self._fail_waiters()
         return bool(done)
 
+    @property
+    def unwritten(self) -> bool:
+        """Whether something was decided that is not durable yet, and will be."""
+        writes = self._task is not None and not self._task.done()
+        return writes and bool(self._dirty or self._foreign or self._writing)
+
     def touch(self, lease: Lease) -> None:
         """Note that a lease has something to write."""
         if lease.dirty:

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol
 
 from marq.lease import Lease
 from marq.message import Message
 from marq.pace import Pace
+
+
+class Crew(Protocol):
+    """Tasks that take messages from a shelf."""
+
+    @property
+    def tasks(self) -> Collection[asyncio.Task[Any]]: ...
+
+    @property
+    def at_work(self) -> Collection[asyncio.Task[Any]]:
+        """Those of them that are in a handler now."""
 
 
 class Shelf:
@@ -18,7 +30,19 @@ class Shelf:
     are waiting right now.
     """
 
-    __slots__ = ("_takers", "asked", "closed", "held", "on_lost", "pace", "queue", "ready", "standing", "wanted_s")
+    __slots__ = (
+        "_takers",
+        "asked",
+        "closed",
+        "crews",
+        "held",
+        "on_lost",
+        "pace",
+        "queue",
+        "ready",
+        "standing",
+        "wanted_s",
+    )
 
     def __init__(self, queue: str) -> None:
         self.queue = queue
@@ -27,6 +51,8 @@ class Shelf:
         self.standing = 0
         self.asked = 0
         self.pace = Pace()
+        #: Whose handlers take messages from here.
+        self.crews: list[Crew] = []
         #: Called with a lease and those of its offsets for which it is over.
         self.on_lost: list[Callable[[Lease, Sequence[int]], None]] = []
         #: When somebody last took a message or waited for one.

@@ -398,7 +398,7 @@ class LeaseBook:
 
     def fresh_payload(self, source: Source, offset: int) -> Payload | None:
         """Return the payload of an open message whose row is not in the table yet, else None."""
-        batch = self._sources[source].fresh.get(offset)
+        batch = self._sources.get(source, _NONE).fresh.get(offset)
         return None if batch is None else _payload(batch, offset)
 
     # --- rows ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,117 @@
+"""Virtual time: it stands still until somebody moves it, in whole milliseconds.
+
+Whole ones, because the log's clock has no others. A client that counted fractions could believe in a lease for a part
+of a millisecond in which the tracker already sends the message to somebody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections.abc import Callable
+from math import ceil
+
+#: By how much the clients' clock runs fast. A sum of floats may come out a hair too large, and a lease would not be
+#: over for its holder in the millisecond in which it is over for the tracker; so clients are early by more than that.
+_FAST = 1e-8
+#: Clients that have just begun must not take 0, which stands for "never" in places, for a moment of theirs.
+_BEGIN_MS = 1_000_000
+
+
+class Timer:
+    """A call that is to come; after :meth:`cancel` it does not."""
+
+    __slots__ = ("_call", "_order", "last", "when_ms")
+
+    def __init__(self, when_ms: int, order: int, call: Callable[[], None], last: bool) -> None:
+        self.when_ms = when_ms
+        self.last = last
+        self._order = order
+        self._call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        self._call = None
+
+    @property
+    def cancelled(self) -> bool:
+        return self._call is None
+
+    def run(self) -> None:
+        call, self._call = self._call, None
+        if call is not None:
+            call()
+
+    def __lt__(self, other: Timer) -> bool:
+        return (self.when_ms, self.last, self._order) < (other.when_ms, other.last, other._order)
+
+
+class Clock:
+    """The time, and what is to happen when."""
+
+    def __init__(self) -> None:
+        self.now_ms = _BEGIN_MS
+        #: The wall clock begins with the machine's, so that times of messages look like times of today.
+        self._epoch_ms = int(time.time() * 1000) - _BEGIN_MS
+        self._timers: list[Timer] = []
+        self._order = 0
+
+    @property
+    def wall_ms(self) -> int:
+        """The time as ms since 1970."""
+        return self._epoch_ms + self.now_ms
+
+    def now_s(self) -> float:
+        """Return the seconds of the clients' monotonic clock."""
+        return self.now_ms * (1 + _FAST) / 1000
+
+    def after(self, seconds: float, call: Callable[[], None], *, last: bool = False) -> Timer:
+        """Call back after so long; ``last``: after everything else that happens in that moment."""
+        return self.at(self.now_ms + ceil(seconds * 1000 * (1 - _FAST)), call, last=last)
+
+    def at(self, when_ms: int, call: Callable[[], None], *, last: bool = False) -> Timer:
+        """Call back at a moment; at once, when time is moved, if that is past."""
+        self._order += 1
+        timer = Timer(max(when_ms, self.now_ms), self._order, call, last)
+        heapq.heappush(self._timers, timer)
+        return timer
+
+    async def sleep(self, seconds: float) -> None:
+        """Return when so much virtual time has passed."""
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def wake() -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        timer = self.after(seconds, wake)
+        try:
+            await woken
+        finally:
+            timer.cancel()
+
+    @property
+    def next_ms(self) -> int | None:
+        """When something happens next, None: never."""
+        timers = self._timers
+        while timers and timers[0].cancelled:
+            heapq.heappop(timers)
+        return timers[0].when_ms if timers else None
+
+    def move(self, to_ms: int) -> None:
+        """Let time pass until a moment that is not after :attr:`next_ms`, and do what is first due then.
+
+        What comes last in that moment is left: it is next, at the same time, once all else has happened.
+        """
+        self.now_ms = max(self.now_ms, to_ms)
+        last = None
+        while (next_ms := self.next_ms) is not None and next_ms <= self.now_ms:
+            if last is not None and self._timers[0].last != last:
+                return
+            timer = heapq.heappop(self._timers)
+            last = timer.last
+            timer.run()
+
+    def forget(self) -> None:
+        """Call nobody back any more."""
+        self._timers.clear()

@@ -1,0 +1,200 @@
+"""The seam between the clients and a broker in memory: what :class:`marq.cluster.KafkaCluster` is for Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from marq.core.errors import ConfigError
+from marq.definition_log import Entry
+from marq.flow import Flow
+from marq.queues import Queues
+from marq.reader import Assignee
+from marq.serving import Serving
+from marq.settings import ClientSettings
+from marq.testing.group import Member
+from marq.testing.installation import Installation
+from marq.testing.memory import Memory, memory_at
+from marq.testing.topics import Headers, Topic
+from marq.topics import Topics
+from marq.writer import MarkerRecord
+
+T = TypeVar("T")
+
+
+class Appended(NamedTuple):
+    """Where the first record of a batch stands."""
+
+    offset: int
+
+
+class Batch:
+    """Records for one partition; there is always room for one more."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[bytes | None, bytes | None, Headers]] = []
+
+    def append(self, *, timestamp: int | None, key: bytes | None, value: bytes | None, headers: Headers) -> int:
+        """Add a record; ``timestamp`` is passed over, since virtual time counts here."""
+        self.records.append((key, value, list(headers)))
+        return len(self.records)
+
+
+class MemorySender:
+    """What the producer uses of AIOKafkaProducer."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    def create_batch(self) -> Batch:
+        return Batch()
+
+    async def send_batch(self, batch: Batch, topic: str, *, partition: int) -> asyncio.Future[Appended]:
+        found = self._memory.topics[topic]
+        first = len(found.logs[partition])
+        for key, value, headers in batch.records:
+            found.append(partition, self._memory.clock.wall_ms, key, value, headers)
+        sent: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        sent.set_result(Appended(first))
+        return sent
+
+
+class MemoryWriter:
+    """Writes markers, which are folded at once."""
+
+    def __init__(self, installation: Installation) -> None:
+        self._installation = installation
+
+    async def start(self) -> None:
+        return
+
+    async def stop(self, limit_s: float) -> None:
+        return
+
+    async def write(self, records: Sequence[MarkerRecord], limit_s: float) -> None:
+        for partition, value in records:
+            self._installation.owners[partition].append(value)
+
+
+class MemoryMember(Member):
+    """A member whose consumer the broker knows."""
+
+    def __init__(self, memory: Memory, group: str, settings: ClientSettings, serving: Serving) -> None:
+        super().__init__(memory.groups, memory.group(group), settings.names, memory.topics, serving)
+        self._memory = memory
+        self._description = f"a Consumer (Kafka group {group})"
+
+    async def start(self, assignee: Assignee) -> None:
+        await super().start(assignee)
+        self._memory.clients[self] = self._description
+        if isinstance(assignee, Flow):
+            self._memory.passage.add(self, assignee)
+
+    async def stop(self, limit_s: float) -> None:
+        self._memory.clients.pop(self, None)
+        self._memory.passage.remove(self)
+        await super().stop(limit_s)
+
+
+class MemoryDefinitionLog:
+    """The queues topic of an installation in memory."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._settings = settings
+        self._topic: Topic
+        self._installation: Installation
+        self._position = 0
+        self._more = asyncio.Event()
+
+    async def make(self) -> None:
+        return
+
+    async def start(self) -> int:
+        memory = memory_at(self._settings.bootstrap_servers)
+        memory.enter()
+        self._installation = memory.installation(self._settings)
+        self._topic = self._installation.queues
+        self._topic.on_append.add(self._more.set)
+        return len(self._topic.logs[0])
+
+    async def stop(self) -> None:
+        self._topic.on_append.discard(self._more.set)
+
+    async def read(self) -> tuple[Sequence[Entry], int]:
+        log = self._topic.logs[0]
+        while self._position >= len(log):
+            self._more.clear()
+            await self._more.wait()
+        entries = [Entry(record.offset, record.key, record.value) for record in log[self._position :]]
+        self._position = len(log)
+        return entries, self._position
+
+    async def write(self, records: Mapping[bytes, bytes | None]) -> int:
+        return max([self._installation.define(key, value) for key, value in records.items()])
+
+
+class MemoryCluster:
+    """A broker in the memory of this process."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._settings = settings
+        self._memory = memory_at(settings.bootstrap_servers)
+
+    def now_s(self) -> float:
+        return self._memory.clock.now_s()
+
+    async def sleep(self, seconds: float) -> None:
+        await self._memory.clock.sleep(seconds)
+
+    async def within(self, seconds: float | None, waiting: Awaitable[T]) -> T:
+        return await self._memory.passage.within(seconds, waiting)
+
+    async def topics(self) -> Topics:
+        self._memory.enter()
+        return self._installation.facts
+
+    async def own_topics(self, names: Iterable[str], topics: Topics) -> dict[str, int]:
+        found = {}
+        for name in sorted(names):
+            if name not in self._memory.topics:
+                raise ConfigError(
+                    f"topic {name} does not exist, but a queue's settings name it as the queue's own: create it"
+                    f" (Broker.create_topic({name!r})), or take `topic` out of the settings of that queue"
+                )
+            found[name] = self._memory.topics[name].partitions
+        return found
+
+    def queues(self) -> Queues:
+        return Queues.of(self._settings)
+
+    def writer(self, topics: Topics) -> MemoryWriter:
+        return MemoryWriter(self._installation)
+
+    def member(self, group: str, serving: Serving, instance_id: str | None) -> MemoryMember:
+        return MemoryMember(self._memory, group, self._settings, serving)
+
+    async def sender(self, topics: Topics) -> MemorySender:
+        sender = MemorySender(self._memory)
+        self._memory.clients[sender] = "a Producer"
+        return sender
+
+    async def close(self, sender: object, limit_s: float) -> None:
+        self._memory.clients.pop(sender, None)
+
+    async def tracker_runs(self) -> bool | None:
+        return True
+
+    @property
+    def _installation(self) -> Installation:
+        return self._memory.installation(self._settings)
+
+
+def memory_cluster(settings: ClientSettings) -> MemoryCluster:
+    """Return the broker in memory at the settings' address."""
+    return MemoryCluster(settings)
+
+
+def memory_definition_log(settings: ClientSettings) -> MemoryDefinitionLog:
+    """Return the queues topic at the settings' address."""
+    return MemoryDefinitionLog(settings)

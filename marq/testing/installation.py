@@ -1,0 +1,92 @@
+"""One installation in memory: its topics, its trackers, and the definitions of its queues."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from marq.core import copies
+from marq.core.definitions import Definitions
+from marq.core.errors import ConfigError
+from marq.core.leases import Destination
+from marq.core.markers import Payload, Source
+from marq.core.names import ORIGIN_HEADER, REASON_HEADER, Names
+from marq.core.rows import Lease
+from marq.core.topic_rules import room_for_markers
+from marq.settings import ClientSettings
+from marq.testing.clock import Clock
+from marq.testing.owner import Acked, Owner
+from marq.testing.topics import Topic
+from marq.topics import Topics
+
+
+class Installation:
+    """What one prefix has on a broker in memory; ``topics`` are the broker's, by name."""
+
+    def __init__(self, settings: ClientSettings, clock: Clock, topics: dict[str, Topic]) -> None:
+        names = settings.names
+        self.names: Names = names
+        self.clock = clock
+        self.topics = topics
+        #: What is known of queues by now: a document that can't be read is passed over.
+        self.definitions = Definitions()
+        self.acked: list[Acked] = []
+        self.messages = self._make(names.messages, settings.partitions)
+        self.limit_bytes = self.messages.limit_bytes
+        room = room_for_markers(self.limit_bytes)
+        self.markers = self._make(names.markers, settings.markers_partitions, room)
+        self.dead_letters = self._make(names.dead_letters, settings.partitions, room)
+        self.unreadable = self._make(names.quarantine, 1, room)
+        self.queues = self._make(names.queues, 1)
+        self.owners = [
+            Owner(self.markers, partition, clock, self.definitions, self, self.acked.append)
+            for partition in range(settings.markers_partitions)
+        ]
+        for owner in self.owners:
+            owner.work()
+
+    def _make(self, name: str, partitions: int, limit_bytes: int | None = None) -> Topic:
+        topic = Topic(name, partitions) if limit_bytes is None else Topic(name, partitions, limit_bytes)
+        return self.topics.setdefault(name, topic)
+
+    @property
+    def facts(self) -> Topics:
+        """What clients must know of the topics."""
+        return Topics(self.messages.partitions, self.markers.partitions, self.limit_bytes, self.markers.limit_bytes)
+
+    def define(self, key: bytes, value: bytes | None) -> int:
+        """Append a definition and return its offset."""
+        offset = self.queues.append(0, self.clock.wall_ms, key, value)
+        # What can't be read the clients log; the former one stays.
+        with suppress(ConfigError, ValueError):
+            self.definitions.fold(key, None if value is None else json.loads(value))
+        return offset
+
+    def open_messages(self, queue: str) -> Iterator[tuple[Source, int, Lease, Payload]]:
+        """Each message of a queue that was received and has not ended."""
+        for owner in self.owners:
+            for source, offset, lease, payload in owner.open_messages():
+                if lease.queue == queue:
+                    yield source, offset, lease, payload
+
+    # --- what owners send ---------------------------------------------------------------------------------------------
+
+    def send(self, copy: copies.Copy, source: Source) -> None:
+        if copy.destination is Destination.DEAD_LETTERS:
+            topic, partition = self.dead_letters, self.dead_letters.next_partition(copy.key)
+        elif copy.own_topic:
+            topic, partition = self.topics[source.topic], source.partition
+        else:
+            topic, partition = self.messages, self.messages.next_partition()
+        topic.append(partition, self.clock.wall_ms, copy.key, copy.value, copy.headers)
+
+    def quarantine(self, value: bytes | None, origin: str, why: str) -> None:
+        headers = [(ORIGIN_HEADER, origin.encode()), (REASON_HEADER, why.encode())]
+        self.unreadable.append(0, self.clock.wall_ms, None, value, headers)
+
+
+def encoded(document: Mapping[str, Any] | None) -> bytes | None:
+    """Return a definition as it stands in its topic."""
+    return None if document is None else json.dumps(document).encode()
