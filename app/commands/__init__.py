@@ -2,9 +2,10 @@
 
 import faust
 
-from app.commands import queue
+from app.commands import check, queue
 
 
 def attach(app: faust.App) -> None:
     """Add the commands to an application."""
+    check.attach(app)
     queue.attach(app)

@@ -55,22 +55,33 @@ def consumer(names: Names, own_topics: Iterable[str] = ()) -> list[Right]:
     ]
 
 
-def worker(names: Names, own_topics: Iterable[str] = ()) -> list[Right]:
-    """Return what a worker needs, with trackers and handlers."""
+def worker(
+    names: Names, own_topics: Iterable[str] = (), *, handlers: bool = True, handled_topics: Iterable[str] = ()
+) -> list[Right]:
+    """Return what a worker needs; ``handlers``: if it has some, for queues of which some own ``handled_topics``."""
     copies = [names.messages, names.dead_letters, names.quarantine, *own_topics]
     return [
-        *_everybody(names, own_topics),
-        *_topics("Read", [names.messages, *own_topics, names.markers, names.changelog]),
+        *_everybody(names, handled_topics),
+        *_topics("Read", [names.markers, names.changelog]),
         *_topics("Write", [*copies, names.markers, names.changelog, names.queues]),
         # Faust asks for the changelog's creation at every start, although it is there.
         *(Right(Kind.TOPIC, names.changelog, operation) for operation in ("Create", "DescribeConfigs")),
         Right(Kind.GROUP, names.app_id, "Read"),
-        Right(Kind.GROUP, names.group(""), "Describe", prefixed=True),
-        Right(Kind.GROUP, names.named_group(""), "Read", prefixed=True),
         Right(Kind.TRANSACTIONAL_ID, names.transactional_ids, "Write", prefixed=True),
+        *(_handlers(names, handled_topics) if handlers else ()),
     ]
 
 
+def _handlers(names: Names, topics: Iterable[str]) -> list[Right]:
+    return [
+        *_topics("Read", [names.messages, *topics]),
+        Right(Kind.GROUP, names.named_group(""), "Read", prefixed=True),
+        # How far consumers were, when a queue of theirs gets a handler.
+        Right(Kind.GROUP, names.group(""), "Describe", prefixed=True),
+    ]
+
+
+#: By name; each takes the installation's names and the topics that queues have of their own.
 ROLES: Mapping[str, Callable[[Names, Iterable[str]], list[Right]]] = {
     "worker": worker,
     "consumer": consumer,

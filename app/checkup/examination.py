@@ -1,0 +1,303 @@
+"""Examines an installation: collects facts from this machine and from the cluster, and has them judged.
+
+It joins no group, makes no topic and uses no transactional id. The one thing that it writes is a record without a value
+in the queues topic, which stands for nothing and which compaction takes away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import TypeVar
+
+from aiohttp import ClientError, ClientSession, ClientTimeout
+from aiokafka.admin import AIOKafkaAdminClient
+
+from app.checkup.brokers import judge_apis
+from app.checkup.clock import judge_clock
+from app.checkup.cluster import ClusterView, GroupFacts, Published
+from app.checkup.findings import Finding, fine, problem, warning
+from app.checkup.handlers import judge_handlers
+from app.checkup.machine import judge_data_directory, judge_packages, judge_port, look_at_port
+from app.checkup.members import Member, Page, judge_members, judge_pages
+from app.checkup.queues import judge_defined, judge_file, judge_own_topics, judge_unreadable, own_topics
+from app.checkup.rights import Allowed, Use, judge_rights
+from app.checkup.topics import judge_missing, judge_topics, topics_of
+from app.faust_api import VERSIONS
+from app.publication import differences
+from config.queues import QueuesFile, load_queues
+from config.settings import AppSettings, Role
+from marq.connection import client_options, close_admin
+from marq.core.definitions import Definitions
+from marq.core.errors import MarqError
+from marq.reachability import find_obstacle
+from marq.settings import MEMORY_SCHEME, ClientSettings
+from marq.threads import in_thread
+from marq.topics import Look, planned
+
+#: For all together; what is under way then is named.
+LIMIT_S = 13.0
+#: For finding out whether there is a broker, for each question to it, for a worker's page, and for imports.
+REACH_LIMIT_S = 4.0
+QUESTION_LIMIT_S = 5.0
+PAGE_LIMIT_S = 1.5
+IMPORT_LIMIT_S = 5.0
+#: Groups whose rights are asked for.
+MAX_GROUPS = 50
+
+WORKER = "worker"
+
+T = TypeVar("T")
+
+
+class Examination:
+    """One look at everything that settings lead to; ``roles`` are those whose rights are needed."""
+
+    def __init__(self, settings: AppSettings, client: ClientSettings, roles: Collection[str]) -> None:
+        limit_ms = int(QUESTION_LIMIT_S * 1000)
+        self._settings = settings
+        self._client = replace(
+            client,
+            connect_timeout_ms=min(client.connect_timeout_ms, limit_ms),
+            request_timeout_ms=min(client.request_timeout_ms, limit_ms),
+        )
+        self._roles = list(roles)
+        self._worker = WORKER in roles
+        self._findings: list[Finding] = []
+        self._step = ""
+
+    async def run(self) -> list[Finding]:
+        """Return all that was found, within :data:`LIMIT_S`."""
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                await self._examine()
+        except TimeoutError:
+            self._add(
+                problem(
+                    "check",
+                    f"not finished within {LIMIT_S:g} s: {self._step} was under way",
+                    advice="the broker is slow or went away meanwhile: run it again",
+                )
+            )
+        return self._findings
+
+    async def _examine(self) -> None:
+        file = self._file()
+        if self._worker:
+            self._add(judge_data_directory(self._settings.data_dir))
+            self._add(*judge_packages({name: _installed(name) for name in VERSIONS}, VERSIONS))
+        if not await self._reached():
+            # What can be said without a broker.
+            await self._handlers(Definitions(), file)
+            await self._port(None)
+            return
+        async with self._view() as view:
+            if view is not None:
+                await self._cluster(view, file)
+
+    def _file(self) -> QueuesFile | None:
+        try:
+            # Whether a group is served as a whole is seen when the handlers in code are known, too.
+            return load_queues(self._settings.queues_file, None)
+        except (MarqError, OSError) as error:
+            self._add(problem("queues", str(error), advice="correct the file"))
+            return None
+
+    async def _reached(self) -> bool:
+        servers = self._client.bootstrap_servers
+        if servers.startswith(MEMORY_SCHEME):
+            self._add(problem("broker", f"{servers} is the memory of one process", advice="set MARQ_BOOTSTRAP_SERVERS"))
+            return False
+        obstacle = await find_obstacle(self._client, REACH_LIMIT_S)
+        if obstacle is not None:
+            self._add(problem("broker", obstacle.what, advice=obstacle.advice))
+            return False
+        self._add(fine("broker", f"{servers} can be used by {self._client.security_protocol}"))
+        return True
+
+    @asynccontextmanager
+    async def _view(self) -> AsyncIterator[ClusterView | None]:
+        admin = AIOKafkaAdminClient(**client_options(self._client))
+
+        async def connect() -> ClusterView:
+            await admin.start()
+            return ClusterView(admin, self._client)
+
+        try:
+            yield await self._ask("the connection to the brokers", connect, failed=None)
+        finally:
+            await close_admin(admin)
+
+    async def _cluster(self, view: ClusterView, file: QueuesFile | None) -> None:
+        apis = await self._ask("the broker's version", view.apis, failed=None)
+        if apis is not None:
+            self._add(*judge_apis(apis, static_member=self._settings.instance_id is not None))
+        brokers = await self._ask("the brokers", view.brokers, failed=1)
+        names = topics_of(self._client.names, changelog=self._worker)
+        look = await self._ask("the topics", lambda: view.look_up(names), failed=Look())
+        await self._topics(view, look, names, brokers)
+        allowed = await self._ask("the rights on topics", lambda: view.allowed_on_topics(names), failed={})
+        published = await self._published(view, look, allowed)
+        definitions = published.definitions
+        owners = own_topics(definitions)
+        own = await self._ask("the queues' own topics", lambda: view.look_up(owners), failed=Look())
+        unseen = {right.name for right in own.forbidden}
+        self._add(*judge_own_topics(self._client, definitions, {**look.found, **own.found}, unseen))
+        trackers = await self._group(view, self._client.names.app_id)
+        await self._trackers(trackers, begun=bool(look.found))
+        if file is not None:
+            self._add(*judge_file(definitions, file, published_by=len(trackers.members)))
+        await self._handlers(definitions, file)
+        allowed |= await self._ask("the rights on own topics", lambda: view.allowed_on_topics(list(owners)), failed={})
+        after = definitions if file is None else definitions.after(differences(definitions, file))
+        await self._rights(view, after, allowed, trackers)
+        await self._clock(view, look, allowed)
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    async def _topics(self, view: ClusterView, look: Look, names: list[str], brokers: int) -> None:
+        forbidden = {right.name for right in look.forbidden}
+        missing = [name for name in names if name not in look.found and name not in forbidden]
+        if missing:
+            plans = planned(self._client, look.found)
+            refusals = await self._ask(
+                "whether topics could be made", lambda: view.refusals(plans[name] for name in missing), failed=None
+            )
+            if refusals is not None:
+                reasons, copies = refusals.reasons, refusals.copies
+                self._add(*judge_missing(self._client, look.found, reasons, brokers, too_many_copies=copies))
+        if look.found:
+            self._add(*judge_topics(self._client, look.found, brokers, changelog=self._worker))
+
+    async def _published(self, view: ClusterView, look: Look, allowed: dict[str, frozenset[str] | None]) -> Published:
+        topic = self._client.names.queues
+        may = allowed.get(topic)
+        nothing = Published(Definitions())
+        if topic not in look.found or (may is not None and "Read" not in may):
+            return nothing
+        found = await self._ask("the definitions of queues", view.published, failed=nothing)
+        if found is not nothing:
+            self._add(judge_defined(found.definitions), *judge_unreadable(topic, found.unreadable))
+        return found
+
+    async def _group(self, view: ClusterView, name: str) -> GroupFacts:
+        return await self._ask(f"the group {name}", lambda: view.group(name), failed=GroupFacts())
+
+    async def _trackers(self, facts: GroupFacts, *, begun: bool) -> None:
+        if facts.allowed is not None and "Describe" not in facts.allowed:
+            await self._port(None)
+            return
+        self._add(*judge_members(self._client.names, facts.members, begun=begun))
+        pages = await asyncio.gather(*(_page(url) for url in _urls(facts.members)))
+        self._add(*judge_pages(pages))
+        await self._port([page.url for page in pages])
+
+    async def _port(self, urls: list[str] | None) -> None:
+        if self._worker and Role.WEB in self._settings.roles:
+            self._add(judge_port(look_at_port(self._settings.web_bind, self._settings.web_port), urls))
+
+    async def _handlers(self, definitions: Definitions, file: QueuesFile | None) -> None:
+        if not self._worker or Role.HANDLERS not in self._settings.roles or file is None:
+            return
+        modules = self._settings.handlers
+        self._step = "the import of handlers"
+        try:
+            async with asyncio.timeout(IMPORT_LIMIT_S):
+                self._add(*await in_thread(lambda: judge_handlers(definitions, file, modules)))
+        except TimeoutError:
+            self._add(
+                warning(
+                    "handlers",
+                    f"their modules were not imported within {IMPORT_LIMIT_S:g} s",
+                    advice="a module must not wait for anything while it is imported",
+                )
+            )
+        except Exception as error:
+            self._add(problem("handlers", f"their modules can't be imported: {error}"))
+
+    async def _rights(
+        self,
+        view: ClusterView,
+        definitions: Definitions,
+        topics: dict[str, frozenset[str] | None],
+        trackers: GroupFacts,
+    ) -> None:
+        names, use = self._client.names, self._use(definitions)
+        seen = await self._ask("the groups", view.group_names, failed=[])
+        defined = [
+            names.group(queue) if (group := definitions.group(queue)) is None else names.named_group(group)
+            for queue in definitions.names()
+        ]
+        # One that nobody uses stands for those to come.
+        wanted = sorted({*seen, *defined, names.group("check"), names.named_group("check")})[:MAX_GROUPS]
+        groups = dict(zip(wanted, await asyncio.gather(*(self._group(view, name) for name in wanted)), strict=True))
+        groups[names.app_id] = trackers
+        transact = await self._ask(
+            "the transactional ids", lambda: view.may_transact(names.transactional_id(0)), failed=None
+        )
+        allowed = Allowed(topics, {name: facts.allowed for name, facts in groups.items()}, transact)
+        self._add(*judge_rights(self._client, self._roles, use, allowed))
+
+    def _use(self, definitions: Definitions) -> Use:
+        all_topics = list(own_topics(definitions))
+        if Role.HANDLERS not in self._settings.roles:
+            return Use(all_topics)
+        handled = [queue for queue in definitions.names() if definitions.settings(queue).handler is not None]
+        return Use(
+            own_topics=all_topics,
+            handlers=bool(handled or self._settings.handlers),
+            handled_topics=[topic for queue in handled if (topic := definitions.settings(queue).topic) is not None],
+            handled_groups=[self._client.names.named_group(definitions.group(queue) or "") for queue in handled],
+        )
+
+    async def _clock(self, view: ClusterView, look: Look, allowed: dict[str, frozenset[str] | None]) -> None:
+        topic = self._client.names.queues
+        facts, may = look.found.get(topic), allowed.get(topic)
+        if facts is None or (may is not None and "Write" not in may):
+            return
+        appended = await self._ask("the clock", view.append, failed=None)
+        if appended is not None:
+            self._add(judge_clock(appended))
+
+    # --- words --------------------------------------------------------------------------------------------------------
+
+    async def _ask(self, step: str, question: Callable[[], Awaitable[T]], *, failed: T) -> T:
+        """Ask, and say what went wrong if there is no answer."""
+        self._step = step
+        try:
+            async with asyncio.timeout(QUESTION_LIMIT_S):
+                return await question()
+        except TimeoutError:
+            self._add(problem(step, f"no answer within {QUESTION_LIMIT_S:g} s", advice="look at the broker's log"))
+        except Exception as error:
+            self._add(problem(step, f"could not be found out: {str(error) or type(error).__name__}"))
+        return failed
+
+    def _add(self, *findings: Finding) -> None:
+        self._findings += findings
+
+
+def _urls(members: Iterable[Member]) -> list[str]:
+    """Return the addresses of pages; a worker without the role web has none."""
+    return sorted({member.url for member in members if member.url.startswith("http")})
+
+
+async def _page(url: str) -> Page:
+    try:
+        async with (
+            ClientSession(timeout=ClientTimeout(total=PAGE_LIMIT_S)) as session,
+            session.get(f"{url.rstrip('/')}/api/queues?scope=worker") as response,
+        ):
+            return Page(url, (await response.json())["partitions"])
+    except (ClientError, TimeoutError, ValueError, KeyError, TypeError):
+        return Page(url)
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

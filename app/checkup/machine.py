@@ -1,0 +1,89 @@
+"""This machine: the data directory, the web port, and the versions of what is installed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.checkup.findings import Finding, fine, problem, warning
+
+
+def judge_data_directory(path: Path) -> Finding:
+    """Judge whether a worker can write its tables below a directory, which need not be there yet."""
+    subject = f"data directory {path}"
+    there = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
+    if not there.is_dir():
+        return problem(subject, f"{there} is no directory", advice="set MARQ_DATA_DIR to another one")
+    if not os.access(there, os.W_OK | os.X_OK):
+        return problem(
+            subject, f"user {os.getuid()} can't write to {there}", advice="give that right, or set MARQ_DATA_DIR"
+        )
+    return fine(subject, "can be written")
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """``error``: why nobody can listen there, 0 when somebody could."""
+
+    bind: str
+    number: int
+    error: int = 0
+
+
+def look_at_port(bind: str, number: int) -> Port:
+    """Find out whether a server could listen on a port now."""
+    with socket.socket(socket.AF_INET6 if ":" in bind else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((bind, number))
+        except socket.gaierror:
+            return Port(bind, number, errno.EADDRNOTAVAIL)
+        except OSError as error:
+            return Port(bind, number, error.errno or errno.EINVAL)
+    return Port(bind, number)
+
+
+def judge_port(port: Port, workers: Iterable[str] | None) -> Finding:
+    """Judge the worker's web port; ``workers``: addresses of the pages of those that run, None when unknown."""
+    subject = f"web port {port.bind}:{port.number}"
+    if not port.error:
+        return fine(subject, "is free")
+    if port.error == errno.EADDRINUSE:
+        if workers is None:
+            return fine(subject, "is taken, perhaps by a worker")
+        if f"http://{port.bind}:{port.number}" in {address.rstrip("/") for address in workers}:
+            return fine(subject, "is that of a running worker")
+        return warning(
+            subject,
+            "is taken by another program",
+            advice="a worker takes the next free port; set MARQ_WEB_PORT to choose, or MARQ_ROLES without web",
+        )
+    if port.error == errno.EACCES:
+        return problem(subject, f"user {os.getuid()} may not listen there", advice="set MARQ_WEB_PORT above 1023")
+    return problem(
+        subject,
+        f"can't be listened on ({os.strerror(port.error)})",
+        expected="an address of this machine",
+        advice="set MARQ_WEB_BIND",
+    )
+
+
+def judge_packages(installed: Mapping[str, str | None], pinned: Mapping[str, str]) -> list[Finding]:
+    """Judge the versions of packages whose private interfaces a worker uses."""
+    different = [name for name, version in pinned.items() if installed.get(name) != version]
+    if not different:
+        return [fine("packages", ", ".join(f"{name} {version}" for name, version in pinned.items()))]
+    return [
+        warning(
+            f"package {name}",
+            f"version {installed.get(name) or 'none'}",
+            expected=f"{pinned[name]}, with which marq was tested",
+            advice="install the locked packages",
+            commands=["pip install -r requirements.lock"],
+        )
+        for name in different
+    ]

@@ -1,0 +1,120 @@
+"""The trackers that run, as the members of their group tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.checkup.findings import Finding, fine, problem, warning
+from app.identity import Identity
+from marq.core.names import Names
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member of the trackers' group; ``url`` is where its pages are, as it says, "" when it does not."""
+
+    client_id: str
+    host: str
+    url: str = ""
+
+    @property
+    def identity(self) -> Identity | None:
+        return Identity.read(self.client_id)
+
+    def __str__(self) -> str:
+        return f"{self.client_id} on {self.host.lstrip('/')}" + (f" ({self.url})" if self.url else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a worker's page says of its markers partitions; None when it did not answer."""
+
+    url: str
+    partitions: Sequence[Mapping[str, Any]] | None = field(default=None)
+
+
+def judge_members(names: Names, members: Sequence[Member], *, begun: bool) -> list[Finding]:
+    """Judge who keeps the leases; ``begun``: the topics are there, so somebody has started."""
+    subject = "trackers"
+    if not members:
+        found = f"none runs: group {names.app_id} has no members"
+        start = ["faust -A app worker"]
+        if not begun:
+            return [warning(subject, found, advice="start one", commands=start)]
+        return [
+            problem(
+                subject,
+                found,
+                advice="until one does, no lease ends, and nothing that was released or rejected moves. Start one",
+                commands=start,
+            )
+        ]
+    listed = "; ".join(map(str, members))
+    return [fine(subject, f"{len(members)} in group {names.app_id}: {listed}"), *_judge_identities(names, members)]
+
+
+def _judge_identities(names: Names, members: Sequence[Member]) -> list[Finding]:
+    identities = {identity for member in members if (identity := member.identity) is not None}
+    different = [
+        what
+        for what, values in (
+            ("versions", {identity.version for identity in identities}),
+            ("definitions of queues", {identity.fingerprint for identity in identities}),
+        )
+        if len(values) > 1
+    ]
+    if not different:
+        return []
+    return [
+        warning(
+            "trackers",
+            f"they have different {' and '.join(different)}",
+            expected="the same for all, with the same MARQ_QUEUES_FILE",
+            advice=(
+                f"two installations share MARQ_PREFIX={names.prefix}, or a rolling deploy is under way. Give each"
+                " installation a prefix of its own; else restart the workers that are not up to date"
+            ),
+        )
+    ]
+
+
+def judge_pages(pages: Sequence[Page]) -> list[Finding]:
+    """Judge what the workers' pages say."""
+    findings = [_judge_page(page) for page in pages]
+    return [finding for each in findings for finding in each]
+
+
+def _judge_page(page: Page) -> list[Finding]:
+    if page.partitions is None:
+        return [
+            warning(
+                f"worker {page.url}",
+                "its page does not answer, so that alarms of its partitions are not seen here",
+                advice="set MARQ_WEB_BIND of each worker to an address that the others can reach, or run this there",
+            )
+        ]
+    return [finding for part in page.partitions for finding in _judge_partition(page.url, part)]
+
+
+def _judge_partition(url: str, partition: Mapping[str, Any]) -> list[Finding]:
+    subject = f"markers partition {partition['partition']}"
+    findings = []
+    if partition["alarm"]:
+        findings.append(problem(subject, f"stands still: {partition['alarm']}", advice=_mend(str(partition["alarm"]))))
+    if partition["clock_jump_ms"]:
+        findings.append(
+            warning(
+                subject,
+                f"the broker's clock jumped by {partition['clock_jump_ms'] / 1000:g} s, says {url}",
+                advice="set the brokers' clocks by NTP. Leases go on by the tracker's own clock",
+            )
+        )
+    return findings
+
+
+def _mend(alarm: str) -> str:
+    if "marker version" in alarm or "marker kind" in alarm:
+        return "a client is newer than the workers. Nothing is lost: upgrade the workers, and the partition goes on"
+    return "see docs/operations.md, 'Alarms, errors and what to do'"

@@ -1,0 +1,94 @@
+"""The rights of the principal in use, by role."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from app.checkup.findings import Finding, fine, problem
+from marq.core.rights import ROLES, Kind, Right, grants, worker
+from marq.rights import principal, tools
+from marq.settings import ClientSettings
+
+#: Bits of the operations that a broker says are allowed, by their numbers in Kafka's protocol.
+_OPERATIONS = {3: "Read", 4: "Write", 5: "Create", 8: "Describe", 10: "DescribeConfigs"}
+#: What a broker says that does not tell.
+UNKNOWN = -(2**31)
+
+
+def operations(bits: int) -> frozenset[str] | None:
+    """Return the operations that a broker's answer stands for, None when it does not tell."""
+    if bits == UNKNOWN:
+        return None
+    return frozenset(name for bit, name in _OPERATIONS.items() if bits >> bit & 1)
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What is allowed on each topic and group, as far as it is known, and on transactional ids."""
+
+    topics: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
+    groups: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
+    transactional_ids: bool | None = None
+
+    def lacks(self, right: Right, every: Collection[str]) -> bool:
+        """Whether a right is known to be missing; ``every``: groups that all need the one that goes by prefix.
+
+        Of other groups one with the right is enough: services may have theirs one by one.
+        """
+        if right.kind is Kind.TRANSACTIONAL_ID:
+            return self.transactional_ids is False
+        if right.kind is Kind.TOPIC:
+            allowed = self.topics.get(right.name)
+            return allowed is not None and right.operation not in allowed
+        known = {
+            name: right.operation in allowed
+            for name, allowed in self.groups.items()
+            if allowed is not None and (name.startswith(right.name) if right.prefixed else name == right.name)
+        }
+        if known.keys() & every:
+            return not all(known[name] for name in known.keys() & every)
+        return bool(known) and not any(known.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What there is of the installation beside its own topics: queues' own ones, and what workers handle of all."""
+
+    own_topics: Collection[str] = ()
+    handlers: bool = False
+    handled_topics: Collection[str] = ()
+    #: Groups whose queues have handlers, by their Kafka names.
+    handled_groups: Collection[str] = ()
+
+
+def missing(client: ClientSettings, role: str, use: Use, allowed: Allowed) -> list[Right]:
+    """Return the rights that a role needs and the principal lacks."""
+    if role == "worker":
+        needed = worker(client.names, use.own_topics, handlers=use.handlers, handled_topics=use.handled_topics)
+        return [right for right in needed if allowed.lacks(right, use.handled_groups)]
+    # A service need not have all queues: their own topics count if anything is allowed there.
+    topics = [topic for topic in use.own_topics if allowed.topics.get(topic) != frozenset()]
+    return [right for right in ROLES[role](client.names, topics) if allowed.lacks(right, ())]
+
+
+def judge_rights(client: ClientSettings, roles: Iterable[str], use: Use, allowed: Allowed) -> list[Finding]:
+    """Judge whether the principal may do what these roles need; of the others it is only said."""
+    asked, who = list(roles), principal(client)
+    lacking = {role: missing(client, role, use, allowed) for role in ROLES}
+    findings = [
+        problem(
+            f"rights as {role}",
+            f"{who} lacks {', '.join(map(str, sorted(lacking[role])))}",
+            advice="an administrator grants exactly these with",
+            commands=grants(lacking[role], who, tools(client)),
+        )
+        for role in asked
+        if lacking[role]
+    ]
+    enough = [role for role, rights in lacking.items() if not rights]
+    if enough:
+        unseen = [topic for topic, operations in allowed.topics.items() if operations is None]
+        limits = f", as far as can be seen without {', '.join(unseen)}" if unseen else ""
+        findings.append(fine("rights", f"{who} may do all that a {' or a '.join(enough)} needs{limits}"))
+    return findings
