@@ -37,8 +37,8 @@ class Message:
     """A leased message. It ends by :meth:`ack`, :meth:`release` or :meth:`reject`; the first of them counts.
 
     ``async with message:`` acks at a clean exit and releases with the queue's backoff when an exception leaves the
-    block, which goes on its way; ``Retry`` and ``Reject`` end there. A block goes on when the lease ends within it; only
-    handlers that :meth:`Consumer.run` or a worker calls are cancelled.
+    block, which goes on its way; ``Retry`` and ``Reject`` end there. A block goes on when its lease ends;
+    what is cancelled then are handlers that :meth:`Consumer.run` or a worker calls.
     """
 
     __slots__ = ("_lease", "_record", "_value")
