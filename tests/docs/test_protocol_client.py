@@ -127,7 +127,9 @@ def test_the_metadata_of_the_page_are_what_it_says() -> None:
 
 # --- definitions ------------------------------------------------------------------------------------------------------
 
-numbers = st.one_of(st.integers(-1, 40_000_000), st.floats(-1, 40_000_000), st.booleans())
+#: The limits of the page's ranges, and what is just past them.
+limits = [0, 1, 1_000, 10_000, 4_294_967, 1_000_000, 31_536_000]
+numbers = st.sampled_from([*limits, *[limit + 1 for limit in limits], -1, 0.5, 10_000.5, 1.0, True])
 values = st.fixed_dictionaries(
     {},
     optional={
@@ -137,7 +139,7 @@ values = st.fixed_dictionaries(
             st.none(),
             st.fixed_dictionaries(
                 {},
-                optional={"base": numbers, "factor": st.integers(0, 1001), "max": numbers, "jitter": st.booleans()},
+                optional={"base": numbers, "factor": numbers, "max": numbers, "jitter": st.booleans()},
             ),
             st.just({"other": 1}),
         ),
@@ -145,12 +147,12 @@ values = st.fixed_dictionaries(
         "group": st.sampled_from(["g", "", "a\nb", "x" * 201]),
         "topic": st.sampled_from(["orders", "no blanks", ""]),
         "handler": st.sampled_from(["module:function", "module"]),
-        "concurrency": st.integers(0, 10_001),
+        "concurrency": numbers,
         "a key of a later version": st.just(1),
     },
 )
 records = st.tuples(
-    st.sampled_from([b"defaults", b"handler:q", b"file:q", b"change:q", b"other:q", b"q", b"file:", b"\xff", None]),
+    st.sampled_from([b"defaults", b"handler:q", b"file:q", b"change:q", b"other:q", b"check", b"file:", b"\xff", None]),
     st.one_of(st.none(), values, st.just([])),
 )
 
