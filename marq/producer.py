@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -105,19 +106,27 @@ class Producer:
         async with self._lock():
             if self._topics is None:
                 return
-            for place in list(self._open):
-                self._submit(place)
-            if self._sending:
-                await asyncio.wait(self._sending, timeout=STOP_LIMIT_S)
-            for task in list(self._sending):
-                task.cancel()
-            await asyncio.gather(*self._sending, return_exceptions=True)
+            # From here on nothing is accepted.
             self._topics = None
-            kafka, self._kafka = self._kafka, None
-            self._routes.close()
-            await self._queues.stop()
-            if kafka is not None:
-                await self._cluster.close(kafka, 1.0)
+            self._submit_all()
+            try:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(STOP_LIMIT_S):
+                        # Not once: a call of send_many that is under way goes on until its last item.
+                        while self._sending:
+                            await asyncio.wait(self._sending)
+            finally:
+                await self._close()
+
+    async def _close(self) -> None:
+        for task in list(self._sending):
+            task.cancel()
+        await asyncio.gather(*self._sending, return_exceptions=True)
+        kafka, self._kafka = self._kafka, None
+        self._routes.close()
+        await self._queues.stop()
+        if kafka is not None:
+            await self._cluster.close(kafka, 1.0)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -271,6 +280,8 @@ class Producer:
         return future
 
     def _open_parcel(self, place: tuple[str, int]) -> _Parcel:
+        if self._kafka is None:
+            raise MarqError("the producer was stopped meanwhile: the message was not sent")
         if not self._open:
             asyncio.get_running_loop().call_soon(self._submit_all)
         parcel = self._open[place] = _Parcel(self._kafka, *place)

@@ -17,7 +17,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
@@ -38,6 +38,8 @@ _running: set[_ProducerThread] = set()
 
 #: How long a stop waits for the thread; the producer in it ends by itself before that.
 STOP_THREAD_S = 10.0
+#: How long the thread waits for tasks that it has cancelled.
+CANCEL_S = 1.0
 
 T = TypeVar("T")
 
@@ -263,8 +265,10 @@ class _ProducerThread(threading.Thread):
     # --- in the thread ------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
+        # Not asyncio.run(): it starts a thread at its end, which fails when that is the end of the program.
+        loop = asyncio.new_event_loop()
         try:
-            asyncio.run(self._serve())
+            loop.run_until_complete(self._serve(loop))
         except asyncio.CancelledError:
             pass  # by end()
         except BaseException as error:
@@ -274,18 +278,20 @@ class _ProducerThread(threading.Thread):
                 self._connected.set_exception(error)
         finally:
             self._refuse()
+            loop.close()
 
-    async def _serve(self) -> None:
-        self._serving = asyncio.current_task()
-        self._loop = asyncio.get_running_loop()
+    async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._serving = serving = asyncio.current_task()
+        self._loop = loop
         try:
             # Else end() came before there was a loop.
             if not self._ending:
                 async with self._producer:
                     self._connected.set_result(None)
-                    await self._loop.create_future()
+                    await loop.create_future()
         finally:
             self._refuse()
+            await _cancel(asyncio.all_tasks() - {serving})
 
     def _begin(self) -> None:
         """Take up the calls that wait. All that came meanwhile begin in the same turn, so they share batches."""
@@ -323,6 +329,13 @@ class _ProducerThread(threading.Thread):
     def _refuse_waiting(self) -> None:
         while (call := self._take()) is not None:
             call.refuse(MarqError("the producer is stopped: nothing was sent"))
+
+
+async def _cancel(tasks: Collection[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=CANCEL_S)
 
 
 def _stopped() -> BrokerUnavailable:

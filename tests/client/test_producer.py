@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 import marq
+from broker.embedded import EmbeddedBroker
 from marq.core.names import HEADER_ROOM_BYTES
 from marq.producer import SendManyFailed
 from tests.client.waiting import read_all, until
@@ -16,6 +17,13 @@ from tests.client.waiting import read_all, until
 async def producer(servers, prefix):
     async with marq.Producer(servers, prefix=prefix) as producer:
         yield producer
+
+
+@pytest.fixture
+def own_broker():
+    """A broker that the test may pause."""
+    with EmbeddedBroker() as embedded:
+        yield embedded
 
 
 async def test_a_receipt_says_where_the_message_stands(producer, servers, names) -> None:
@@ -176,7 +184,23 @@ async def test_of_several_queues_a_failure_says_which_were_sent(servers, prefix,
     assert stored == {(receipt.partition, receipt.offset) for receipt in sent}
 
 
-async def test_a_stop_in_the_middle_of_many_says_which_were_sent(servers, prefix, names) -> None:
+async def test_a_stop_lets_many_that_are_under_way_end_and_accepts_no_more(servers, prefix) -> None:
+    producer = marq.Producer(servers, prefix=prefix)
+    await producer.start()
+    sending = asyncio.create_task(producer.send_many("q", [b"x" * 10_000] * 2_000))
+    await until(lambda: producer._sending)
+
+    stopping = asyncio.create_task(producer.stop())
+    await asyncio.sleep(0)
+    with pytest.raises(marq.MarqError, match="not started"):
+        await producer.send("q", b"x")
+    await stopping
+
+    assert len(await sending) == 2_000
+
+
+async def test_many_that_a_stop_can_not_wait_for_say_which_were_sent(servers, prefix, names, monkeypatch) -> None:
+    monkeypatch.setattr("marq.producer.STOP_LIMIT_S", 0)
     producer = marq.Producer(servers, prefix=prefix)
     await producer.start()
     sending = asyncio.create_task(producer.send_many("q", [b"x" * 50_000] * 1_000))
@@ -190,6 +214,23 @@ async def test_a_stop_in_the_middle_of_many_says_which_were_sent(servers, prefix
     assert caught.value.receipts[caught.value.index] is None
     stored = {(record.partition, record.offset) for record in await read_all(servers, names.messages)}
     assert {(each.partition, each.offset) for each in caught.value.receipts if each} <= stored
+
+
+async def test_a_stop_that_is_cancelled_closes_all_the_same(own_broker, prefix) -> None:
+    producer = marq.Producer(own_broker.bootstrap_servers, prefix=prefix)
+    await producer.start()
+    await asyncio.to_thread(own_broker.pause)
+    sending = asyncio.create_task(producer.send("q", b"x"))
+    await until(lambda: producer._sending)
+
+    stopping = asyncio.create_task(producer.stop())
+    await asyncio.sleep(0)
+    stopping.cancel()
+    outcomes = await asyncio.gather(stopping, sending, return_exceptions=True)
+    await asyncio.to_thread(own_broker.resume)
+
+    assert [type(outcome) for outcome in outcomes] == [asyncio.CancelledError, marq.BrokerUnavailable]
+    assert producer._kafka is None
 
 
 async def test_values_are_encoded_and_an_item_that_can_not_be_is_named(servers, prefix, names) -> None:
