@@ -28,6 +28,8 @@ log = logging.getLogger("marq")
 _OFFSET_BYTES = 4
 #: A lease is renewed when less than this part of it is left.
 _RENEW_BELOW = 0.75
+#: Leases have no smaller parts.
+_LEAST_S = 0.001
 
 
 class Renewal:
@@ -57,6 +59,8 @@ class Renewal:
         self._leases: list[Lease] = []
         self._grown_to = 0
         self._task: asyncio.Task[None] | None = None
+        self._pause_s = inf
+        self._pausing: asyncio.Future[None] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._watched_s = inf
 
@@ -72,6 +76,9 @@ class Renewal:
     def add(self, lease: Lease) -> None:
         """Keep a lease until its messages have ended."""
         self._leases.append(lease)
+        if lease.lease_s < 3 * self._pause_s - _LEAST_S and self._pausing is not None:
+            # The settings of its queue were changed: it would be over before the pause under way is.
+            self._pausing.cancel()
         if len(self._leases) > 2 * self._grown_to + 256:
             self._drop_ended()
         if lease.expires_s < self._watched_s:
@@ -92,12 +99,17 @@ class Renewal:
         self._grown_to = len(self._leases)
 
     async def _run(self) -> None:
-        pause_s = interval_s = self._settings.shortest_lease_ms / 3000
+        renewed = True
         while True:
-            await self._sleep(pause_s)
-            renewed = await self.renew()
+            interval_s = self._settings.shortest_lease_ms / 3000
             # After a failure much sooner: there is time for some attempts before the leases are over.
-            pause_s = interval_s if renewed else interval_s / 4
+            self._pause_s = interval_s if renewed else interval_s / 4
+            self._pausing = asyncio.ensure_future(self._sleep(self._pause_s))
+            try:
+                await asyncio.wait([self._pausing])
+            finally:
+                self._pausing.cancel()
+            renewed = await self.renew()
 
     async def _wait_for_expiry(self) -> None:
         """Lose what is over as soon as it is; leases that were renewed meanwhile are waited for again."""

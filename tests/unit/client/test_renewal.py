@@ -4,7 +4,7 @@ import pytest
 
 from marq.core.errors import LeaseLost
 from marq.core.markers import Ack, Renew, Source
-from tests.unit.client.fakes import FakeRecord
+from tests.unit.client.fakes import FakeRecord, spin
 
 P0, P1 = Source("t", 0), Source("t", 1)
 
@@ -98,3 +98,31 @@ async def test_expired_messages_in_the_prefetch_are_not_handed_out(make_rig) -> 
     rig.clock.now_s += 30
 
     assert rig.shelf.take(rig.clock()) is None
+
+
+async def test_a_lease_that_was_made_much_shorter_is_renewed_in_time_all_the_same(make_rig) -> None:
+    leases = {"q": 600_000}
+    rig = make_rig(leases_ms=leases)
+    rig.reader.add(P0, FakeRecord(0))
+    await rig.take(1)
+
+    # While the pause until the next renewal is 200 s.
+    leases["q"] = 3_000
+    rig.reader.add(P0, FakeRecord(1))
+    await rig.take(1)
+    await spin()
+    for _ in range(10):
+        await rig.clock.advance(1)
+
+    renewed = [each for each in rig.settler.of(Renew) if 1 in each.offsets]
+    assert {each.lease_ms for each in renewed} == {3_000}
+    assert len(renewed) >= 9
+
+
+async def test_leases_that_stay_as_they_are_are_renewed_every_third_of_them(make_rig) -> None:
+    rig, _ = await holding(make_rig, lease_ms=7)
+
+    assert rig.settler.of(Renew) == []
+
+    await rig.clock.advance(0.003)
+    assert len(rig.settler.of(Renew)) == 2
