@@ -147,7 +147,7 @@ class Queues:
         self._started()
         check_queue_name(queue)
         refuse("change", {name: value for name, value in settings.items() if name not in QueueOptions.__annotations__})
-        return await self._merge(queue, {name: _plain(value) for name, value in settings.items()}, keep=True)
+        return await self._merge(queue, {name: plain(value) for name, value in settings.items()}, keep=True)
 
     async def reset(self, queue: str) -> QueueSettings:
         """Take back all that was changed at run time, and return what holds for the queue now.
@@ -198,9 +198,9 @@ class Queues:
         while True:
             try:
                 entries, position = await source.read()
-            except MarqError as error:
+            except Exception as error:  # a reader that ended would leave us with old settings, and nobody would know
                 if not failing:
-                    log.warning("definitions of queues can't be read, trying again: %s", error)
+                    log.warning("definitions of queues can't be read, trying again: %r", error)
                 failing = True
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -338,9 +338,10 @@ def _encoded(document: Mapping[str, Any] | None) -> bytes | None:
     return None if document is None else json.dumps(document, ensure_ascii=False).encode()
 
 
-def _plain(value: object) -> Any:
+def plain(value: object) -> Any:
+    """Return a setting as it stands in a document: durations in seconds."""
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     return value

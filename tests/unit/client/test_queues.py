@@ -1,0 +1,151 @@
+"""Queues over a log in a list, whose faults and other writers the test decides."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+
+import pytest
+
+import marq.queues
+from marq.core.errors import BrokerUnavailable, MarqError
+from marq.core.queue import QueueSettings
+from marq.definition_log import Entry
+from marq.queues import MAX_TRIES, Queues
+
+
+class ListLog:
+    """A log whose reader sees what was written when it is let."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.before_write: Callable[[], None] = lambda: None
+        self.errors: list[Exception] = []
+        self.appended = asyncio.Event()
+        self.writes = 0
+        self._read = 0
+
+    def append(self, key: bytes, document: object) -> int:
+        value = None if document is None else document if isinstance(document, bytes) else json.dumps(document).encode()
+        self.entries.append(Entry(len(self.entries), key, value))
+        self.appended.set()
+        return len(self.entries) - 1
+
+    async def make(self) -> None:
+        pass
+
+    async def start(self) -> int:
+        return len(self.entries)
+
+    async def stop(self) -> None:
+        pass
+
+    async def read(self) -> tuple[list[Entry], int]:
+        if self.errors:
+            raise self.errors.pop()
+        if self._read == len(self.entries):
+            self.appended.clear()
+            await self.appended.wait()
+            if self.errors:
+                raise self.errors.pop()
+        found, self._read = self.entries[self._read :], len(self.entries)
+        return found, self._read
+
+    async def write(self, records: Mapping[bytes, bytes | None]) -> int:
+        self.writes += 1
+        self.before_write()
+        return [self.append(key, value) for key, value in records.items()][-1]
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> ListLog:
+    made = ListLog()
+    monkeypatch.setattr(marq.queues, "definition_log", lambda _: made)
+    monkeypatch.setattr(marq.queues, "RETRY_S", 0)
+    return made
+
+
+@pytest.fixture
+async def queues(log: ListLog) -> AsyncIterator[Queues]:
+    async with Queues("none:1", request_timeout=1) as started:
+        yield started
+
+
+async def test_what_another_said_in_between_is_taken_up(queues: Queues, log: ListLog) -> None:
+    await queues.change("emails", lease=5)
+
+    def once() -> None:
+        log.before_write = lambda: None
+        log.append(b"change:emails", {"lease": 5, "concurrency": 9})
+        log.append(b"change:other", {"lease": 7})
+
+    log.before_write = once
+    found = await queues.change("emails", max_attempts=2)
+
+    assert found == QueueSettings(lease_ms=5_000, max_attempts=2, concurrency=9)
+    assert json.loads(log.entries[-1].value or b"") == {"lease": 5, "concurrency": 9, "max_attempts": 2}
+    assert log.writes == 3
+
+
+async def test_what_another_took_back_in_between_is_not_brought_back(queues: Queues, log: ListLog) -> None:
+    await queues.change("emails", lease=5)
+
+    def once() -> None:
+        log.before_write = lambda: None
+        log.append(b"change:emails", None)
+
+    log.before_write = once
+
+    assert await queues.change("emails", max_attempts=2) == QueueSettings(max_attempts=2)
+
+
+async def test_garbage_in_between_is_no_reason_to_write_again(queues: Queues, log: ListLog) -> None:
+    log.before_write = lambda: log.append(b"change:emails", b"garbage") and None
+
+    assert await queues.change("emails", max_attempts=2) == QueueSettings(max_attempts=2)
+    assert log.writes == 1
+
+
+async def test_a_reset_wins_against_a_change_that_came_before_it(queues: Queues, log: ListLog) -> None:
+    await queues.change("emails", lease=5)
+    log.before_write = lambda: log.append(b"change:emails", {"lease": 6}) and None
+
+    assert await queues.reset("emails") == QueueSettings()
+    assert log.writes == 2
+
+
+async def test_somebody_who_never_stops_is_no_reason_to_go_on_for_ever(queues: Queues, log: ListLog) -> None:
+    log.before_write = lambda: log.append(b"change:emails", {"lease": log.writes}) and None
+
+    with pytest.raises(MarqError, match=f"queue 'emails': somebody else changed its settings each time of {MAX_TRIES}"):
+        await queues.change("emails", max_attempts=2)
+
+
+async def test_no_error_ends_the_reading(queues: Queues, log: ListLog, caplog: pytest.LogCaptureFixture) -> None:
+    for error in (BrokerUnavailable("away"), AssertionError("a bug of somebody's")):
+        log.errors = [error, error]
+        log.append(b"change:emails", {"lease": 1})
+
+        # Only what is read later is read at all.
+        assert (await queues.change("emails", lease=2)).lease_ms == 2_000
+        await queues.reset("emails")
+
+    assert caplog.text.count("definitions of queues can't be read, trying again") == 2
+    assert "a bug of somebody's" in caplog.text
+
+
+async def test_a_change_that_is_never_read_back_is_not_known_to_be_seen(queues: Queues, log: ListLog) -> None:
+    async def nothing() -> tuple[list[Entry], int]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    read = asyncio.Event()
+    queues.listen(read.set)
+    log.read = nothing  # type: ignore[method-assign]
+    # Ends the read that is under way, so that the next one is the one above.
+    log.append(b"change:other", {"lease": 1})
+    await asyncio.wait_for(read.wait(), 5)
+
+    with pytest.raises(BrokerUnavailable, match="was not read back within 1 s"):
+        await queues.change("emails", lease=2)
