@@ -63,7 +63,8 @@ class MemorySender:
 class MemoryWriter:
     """Writes markers, which are folded at once."""
 
-    def __init__(self, installation: Installation) -> None:
+    def __init__(self, memory: Memory, installation: Installation) -> None:
+        self._memory = memory
         self._installation = installation
 
     async def start(self) -> None:
@@ -75,6 +76,7 @@ class MemoryWriter:
     async def write(self, records: Sequence[MarkerRecord], limit_s: float) -> None:
         for partition, value in records:
             self._installation.owners[partition].append(value)
+        self._memory.passage.stir()
 
 
 class MemoryMember(Member):
@@ -86,6 +88,7 @@ class MemoryMember(Member):
         self._description = f"a Consumer (Kafka group {group})"
 
     async def start(self, assignee: Assignee) -> None:
+        self._memory.enter()
         await super().start(assignee)
         self._memory.clients[self] = self._description
         if isinstance(assignee, Flow):
@@ -112,14 +115,13 @@ class MemoryDefinitionLog:
 
     async def start(self) -> int:
         memory = memory_at(self._settings.bootstrap_servers)
-        memory.enter()
         self._installation = memory.installation(self._settings)
         self._topic = self._installation.queues
-        self._topic.on_append.add(self._more.set)
+        self._topic.listen(self._more.set)
         return len(self._topic.logs[0])
 
     async def stop(self) -> None:
-        self._topic.on_append.discard(self._more.set)
+        self._topic.ignore(self._more.set)
 
     async def read(self) -> tuple[Sequence[Entry], int]:
         log = self._topic.logs[0]
@@ -151,7 +153,6 @@ class MemoryCluster:
         return await self._memory.passage.within(seconds, waiting)
 
     async def topics(self) -> Topics:
-        self._memory.enter()
         return self._installation.facts
 
     async def own_topics(self, names: Iterable[str], topics: Topics) -> dict[str, int]:
@@ -169,7 +170,7 @@ class MemoryCluster:
         return Queues.of(self._settings)
 
     def writer(self, topics: Topics) -> MemoryWriter:
-        return MemoryWriter(self._installation)
+        return MemoryWriter(self._memory, self._installation)
 
     def member(self, group: str, serving: Serving, instance_id: str | None) -> MemoryMember:
         return MemoryMember(self._memory, group, self._settings, serving)

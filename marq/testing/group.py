@@ -114,7 +114,7 @@ class Member:
     async def stop(self, limit_s: float) -> None:
         self._forget()
         for name in self._heard:
-            self._topics[name].on_append.discard(self._more.set)
+            self._topics[name].ignore(self._more.set)
         self._heard.clear()
         await self._group.leave(self)
 
@@ -126,7 +126,7 @@ class Member:
 
     def _listen(self) -> None:
         for name in self.topics:
-            self._topics[name].on_append.add(self._more.set)
+            self._topics[name].listen(self._more.set)
             self._heard.add(name)
 
     # --- assignment ---------------------------------------------------------------------------------------------------

@@ -17,7 +17,11 @@ from marq.testing.topics import Topic
 
 
 class Memory:
-    """One broker in memory; belongs to the first event loop that uses it, and to the next one when that is closed."""
+    """One broker in memory.
+
+    Its consumers and its time belong to the first event loop that uses them, and to the next one when that is closed.
+    Producers may send from anywhere.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -47,9 +51,9 @@ class Memory:
             return
         if self._loop is not None and not self._loop.is_closed():
             raise ConfigError(
-                f"{self.address} is used in an event loop of thread {self._thread!r}, and now in another one of thread"
-                f" {threading.current_thread().name!r}: a broker in memory belongs to one event loop. Use it in that"
-                " one only, or give each loop a name of its own, memory://NAME"
+                f"{self.address} is used in an event loop of thread {self._thread!r}, and now in another one, of thread"
+                f" {threading.current_thread().name!r}: all consumers of a broker in memory, and the calls that let its"
+                " time pass, belong in one event loop. Give each loop a name of its own, memory://NAME"
             )
         self._loop, self._thread = loop, threading.current_thread().name
         self._forget_clients()
@@ -65,9 +69,6 @@ class Memory:
         self.passage = Passage(self.clock, self._awaits)
         for group in self.groups.values():
             group.forget_members()
-        for topic in self.topics.values():
-            topic.on_append.clear()
-            topic.on_append.add(self.passage.stir)
         for installation in self._installations.values():
             for owner in installation.owners:
                 owner.work()
@@ -78,8 +79,6 @@ class Memory:
         found = self._installations.get(prefix)
         if found is None:
             found = self._installations[prefix] = Installation(settings, self.clock, self.topics)
-            for topic in self.topics.values():
-                topic.on_append.add(self.passage.stir)
         return found
 
     def make_topic(self, name: str, partitions: int) -> Topic:
@@ -87,7 +86,6 @@ class Memory:
         if name in self.topics:
             raise ConfigError(f"topic {name} is there already at {self.address}")
         topic = self.topics[name] = Topic(name, partitions)
-        topic.on_append.add(self.passage.stir)
         return topic
 
     def group(self, name: str) -> Group:

@@ -89,7 +89,7 @@ class Passage:
         self._engines.pop(key, None)
 
     def stir(self) -> None:
-        """Note that something has happened, by which others may go on."""
+        """Note that a marker was written, by which some message may come back some time."""
         self._stirred.set()
 
     def own(self) -> None:

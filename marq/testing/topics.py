@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from zlib import crc32
 
 from marq.core.topic_rules import DEFAULT_LIMIT_BYTES
@@ -22,19 +24,17 @@ class LogRecord:
     headers: Headers = ()
 
 
-@dataclass
 class Topic:
-    """``on_append`` is called after each append."""
+    """Partitions of records. Any thread may append: that is how a SyncProducer sends."""
 
-    name: str
-    partitions: int
-    limit_bytes: int = DEFAULT_LIMIT_BYTES
-    logs: list[list[LogRecord]] = field(init=False)
-    on_append: set[Callable[[], None]] = field(default_factory=set)
-    _turn: int = -1
-
-    def __post_init__(self) -> None:
-        self.logs = [[] for _ in range(self.partitions)]
+    def __init__(self, name: str, partitions: int, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
+        self.name = name
+        self.partitions = partitions
+        self.limit_bytes = limit_bytes
+        self.logs: list[list[LogRecord]] = [[] for _ in range(partitions)]
+        self._listeners: dict[Callable[[], None], asyncio.AbstractEventLoop] = {}
+        self._appending = threading.Lock()
+        self._turn = -1
 
     def append(
         self,
@@ -46,10 +46,11 @@ class Topic:
     ) -> int:
         """Append a record and return its offset."""
         log = self.logs[partition]
-        log.append(LogRecord(len(log), timestamp, key, value, tuple(headers)))
-        for call in list(self.on_append):
-            call()
-        return len(log) - 1
+        with self._appending:
+            offset = len(log)
+            log.append(LogRecord(offset, timestamp, key, value, tuple(headers)))
+        self._tell()
+        return offset
 
     def next_partition(self, key: bytes | None = None) -> int:
         """Return the partition for a record: always the same for a key, else one after the other."""
@@ -57,3 +58,21 @@ class Topic:
             return crc32(key) % self.partitions
         self._turn = (self._turn + 1) % self.partitions
         return self._turn
+
+    def listen(self, call: Callable[[], None]) -> None:
+        """Call back, in the running event loop, after each append."""
+        self._listeners[call] = asyncio.get_running_loop()
+
+    def ignore(self, call: Callable[[], None]) -> None:
+        """Call back no more."""
+        self._listeners.pop(call, None)
+
+    def _tell(self) -> None:
+        here = asyncio._get_running_loop()
+        for call, loop in list(self._listeners.items()):
+            if loop is here:
+                call()
+            elif loop.is_closed():
+                self.ignore(call)
+            else:
+                loop.call_soon_threadsafe(call)

@@ -1,0 +1,283 @@
+"""The broker in memory as a test uses it."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from marq.codecs import Codec, check_codec
+from marq.consumer import Consumer
+from marq.content import Header
+from marq.core.copies import record_id
+from marq.core.definitions import DEFAULTS_KEY, layer_key
+from marq.core.errors import ConfigError
+from marq.core.markers import Payload, Source
+from marq.core.names import ID_HEADER, check_queue_name, check_topic_name
+from marq.core.queue import check_defaults, check_document
+from marq.core.rows import State
+from marq.durations import Duration, duration_ms
+from marq.producer import Producer
+from marq.queues import QueueOptions, Queues, plain
+from marq.settings import ClientSettings
+from marq.testing.installation import Installation, encoded
+from marq.testing.memory import Memory, forget_memory, memory_at
+from marq.testing.topics import LogRecord
+from marq.testing.views import DeadLetter, SeenMessage, dead_letter, seen, wall
+
+#: How long calls wait, in real seconds, for handlers that work.
+DEFAULT_LIMIT_S = 10.0
+#: The longest time to pass in one call.
+_MAX_ADVANCE_MS = 10 * 365 * 24 * 3600 * 1000
+
+_numbers = itertools.count(1)
+
+
+class ClientLeftRunning(UserWarning):
+    """A test ended, and a client that it started had not been stopped."""
+
+
+class Broker:
+    """Topics, trackers and time in memory; clients reach it at its :attr:`address`.
+
+    Time stands still except where this class, or somebody who waits for messages with a limit, lets it pass. All
+    limits are real seconds: how long handlers may work that are waited for.
+
+    Args:
+        name: the address is ``memory://NAME``; a new one without it.
+        prefix: as MARQ_PREFIX.
+        queues: settings of queues by name, as the tables of queues.toml.
+        defaults: settings of all queues, as [defaults] of queues.toml.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        prefix: str | None = None,
+        queues: Mapping[str, Mapping[str, Any]] | None = None,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._memory: Memory = memory_at(f"memory://{name or f'broker-{next(_numbers)}'}")
+        self._prefix = {} if prefix is None else {"prefix": prefix}
+        #: The settings of queues, to be read and changed; started within ``async with``.
+        self.queues = Queues(self.address, **self._prefix)  # type: ignore[arg-type]
+        if defaults is not None:
+            self._installation.define(DEFAULTS_KEY, encoded(check_defaults(defaults, "[defaults]")))
+        for queue, settings in (queues or {}).items():
+            self._define(queue, settings)
+
+    @property
+    def address(self) -> str:
+        """What to give to clients as ``bootstrap_servers``, or as MARQ_BOOTSTRAP_SERVERS."""
+        return self._memory.address
+
+    @property
+    def now(self) -> datetime:
+        """The virtual time (UTC)."""
+        return wall(self._memory.clock.wall_ms)
+
+    async def __aenter__(self) -> Self:
+        self._memory.enter()
+        await self.queues.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.queues.stop()
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the address; a warning names clients that were left running."""
+        forget_memory(self._memory)
+        left = sorted(self._memory.clients.values())
+        if left:
+            warnings.warn(
+                f"{self.address}: left running at the end: {', '.join(left)}. Use `async with`, or stop() in the end,"
+                " so that what was prefetched is given back and what was decided is written",
+                ClientLeftRunning,
+                stacklevel=3,
+            )
+
+    # --- clients and settings -----------------------------------------------------------------------------------------
+
+    def producer(self, **options: Any) -> Producer:
+        """Return a producer, not started; the arguments are those of :class:`marq.Producer`."""
+        return Producer(self.address, **{**self._prefix, **options})
+
+    def consumer(self, queue: str | None = None, **options: Any) -> Consumer:
+        """Return a consumer, not started; the arguments are those of :class:`marq.Consumer`."""
+        return Consumer(queue, self.address, **{**self._prefix, **options})
+
+    def define(self, queue: str, **settings: Unpack[QueueOptions]) -> None:
+        """Set a queue's settings, as its table in queues.toml does: all of them, and without an event loop.
+
+        Raises:
+            ConfigError: a name or a value is wrong.
+        """
+        self._define(queue, settings)
+
+    def _define(self, queue: str, settings: Mapping[str, Any]) -> None:
+        check_queue_name(queue)
+        document = check_document({name: plain(value) for name, value in settings.items()}, f"queue {queue!r}")
+        self._installation.define(layer_key("file", queue), encoded(document))
+
+    def create_topic(self, name: str, partitions: int = 1) -> None:
+        """Make a topic that a queue is to have for itself, or that another program reads.
+
+        Raises:
+            ConfigError: it is there already, or the name is not allowed.
+        """
+        self._memory.make_topic(check_topic_name(name), partitions)
+
+    def produce(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Iterable[Header] = (),
+        partition: int | None = None,
+    ) -> str:
+        """Append a record as any program may that writes to Kafka; return its id."""
+        found = self._memory.topics.get(topic)
+        if found is None:
+            raise ConfigError(f"topic {topic!r} does not exist: there are {', '.join(sorted(self._memory.topics))}")
+        where = found.next_partition(key) if partition is None else partition
+        offset = found.append(where, self._memory.clock.wall_ms, key, value, headers)
+        return record_id(Source(topic, where), offset)
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    async def settle(self, *, limit: float = DEFAULT_LIMIT_S) -> None:
+        """Return when everything that can happen now has happened: handlers are done, what was decided is written.
+
+        Raises:
+            Unfinished: a handler still works.
+        """
+        self._memory.enter()
+        await self._memory.passage.settle(limit)
+
+    async def advance(self, time: Duration, *, settle: bool = True, limit: float = DEFAULT_LIMIT_S) -> None:
+        """Let virtual time (seconds or timedelta) pass, step by step, and do what happens in it.
+
+        Handlers that work are waited for at each step; not so with ``settle=False``, by which a test can show what
+        happens while a handler hangs.
+
+        Raises:
+            Unfinished: a handler still works.
+        """
+        by_ms = duration_ms("time", time, most_ms=_MAX_ADVANCE_MS)
+        self._memory.enter()
+        await self._memory.passage.advance(by_ms, limit, settle=settle)
+
+    async def drain(self, *queues: str, later: bool = False, limit: float = DEFAULT_LIMIT_S) -> None:
+        """Return when these queues, or all, have nothing left that is waiting or in flight.
+
+        What is due later is left, or with ``later`` time passes until that has come and gone, too.
+
+        Raises:
+            Unfinished: something is left, for example because nobody consumes it; the text says what.
+        """
+        names = [check_queue_name(queue) for queue in queues]
+        self._memory.enter()
+        await self._memory.passage.until(lambda: self._left(names or self._queues(), later), limit, later=later)
+
+    def _left(self, queues: Iterable[str], later: bool) -> str:
+        texts = []
+        for queue in queues:
+            counts = {
+                "waiting": sum(1 for _ in self._waiting(queue)),
+                "in flight": len(self.in_flight(queue)),
+                "delayed": len(self.delayed(queue)) if later else 0,
+            }
+            found = [f"{count} {name}" for name, count in counts.items() if count]
+            if found:
+                texts.append(f"queue {queue!r}: {', '.join(found)}")
+        return "; ".join(texts)
+
+    # --- what is there ------------------------------------------------------------------------------------------------
+
+    def sent(self, queue: str, *, codec: Codec | None = None) -> list[SeenMessage]:
+        """Return all messages that were ever sent to a queue, in the order of each partition."""
+        return [
+            seen(queue, source, record, check_codec(codec))
+            for source in self._sources(queue)
+            for record in self._log(queue, source)
+            if all(name != ID_HEADER for name, _ in record.headers)
+        ]
+
+    def messages(self, queue: str, *, codec: Codec | None = None) -> list[SeenMessage]:
+        """Return the messages that wait for a consumer."""
+        check = check_codec(codec)
+        return [seen(queue, source, record, check) for source, record in self._waiting(queue)]
+
+    def in_flight(self, queue: str, *, codec: Codec | None = None) -> list[SeenMessage]:
+        """Return the messages that a consumer has received and not finished."""
+        return self._open(queue, lambda state: state is State.LEASED, codec)
+
+    def delayed(self, queue: str, *, codec: Codec | None = None) -> list[SeenMessage]:
+        """Return the messages that will be delivered later."""
+        return self._open(queue, lambda state: state is not State.LEASED, codec)
+
+    def acked(self, queue: str, *, codec: Codec | None = None) -> list[SeenMessage]:
+        """Return the messages that were finished, in this order."""
+        return [
+            seen(queue, each.source, _record(each.offset, each.payload), check_codec(codec), each.payload.attempt)
+            for each in self._installation.acked
+            if each.queue == queue
+        ]
+
+    def dead_letters(self, queue: str | None = None, *, codec: Codec | None = None) -> list[DeadLetter]:
+        """Return the dead letters of a queue, or of all, oldest first."""
+        topic = self._installation.dead_letters
+        found = [
+            dead_letter(Source(topic.name, partition), record, check_codec(codec))
+            for partition, log in enumerate(topic.logs)
+            for record in log
+            if queue is None or record.key == queue.encode()
+        ]
+        return sorted(found, key=lambda letter: letter.died_at)
+
+    @property
+    def _installation(self) -> Installation:
+        return self._memory.installation(ClientSettings.read(self.address, self._prefix))
+
+    def _open(self, queue: str, fits: Callable[[State], bool], codec: Codec | None) -> list[SeenMessage]:
+        return [
+            seen(queue, source, _record(offset, payload), check_codec(codec), lease.attempt)
+            for source, offset, lease, payload in self._installation.open_messages(queue)
+            if fits(lease.state)
+        ]
+
+    def _waiting(self, queue: str) -> Iterator[tuple[Source, LogRecord]]:
+        names = self._installation.names
+        for source in self._sources(queue):
+            start = self._memory.acquired(names, queue, source)
+            yield from ((source, record) for record in self._log(queue, source, start))
+
+    def _sources(self, queue: str) -> list[Source]:
+        own = self._installation.definitions(queue).topic
+        names = [self._installation.names.messages, *([own] if own in self._memory.topics else [])]
+        return [Source(name, each) for name in names if name for each in range(self._memory.topics[name].partitions)]
+
+    def _log(self, queue: str, source: Source, start: int = 0) -> Iterator[LogRecord]:
+        shared = source.topic == self._installation.names.messages
+        for record in self._memory.topics[source.topic].logs[source.partition][start:]:
+            if not shared or record.key == queue.encode():
+                yield record
+
+    def _queues(self) -> list[str]:
+        installation = self._installation
+        keys = {record.key for log in installation.messages.logs for record in log if record.key}
+        sent = {key.decode("utf-8", "replace") for key in keys}
+        opened = {lease.queue for owner in installation.owners for _, _, lease, _ in owner.open_messages()}
+        return sorted(sent | opened | set(installation.definitions.names()))
+
+
+def _record(offset: int, payload: Payload) -> LogRecord:
+    return LogRecord(offset, payload.timestamp_ms, payload.key, payload.value, payload.headers)
