@@ -78,7 +78,6 @@ def new_app(kind: type[Kind], app_id: str, settings: AppSettings, client: Client
         stream_wait_empty=False,
         stream_buffer_maxsize=64,
         stream_recovery_delay=0.0,
-        worker_redirect_stdouts=False,
         **more,
     )
     app.settings, app.client = settings, client

@@ -36,7 +36,8 @@ class MarqWorker(faust.Worker):
             self._lock = place_worker(app)
         except ConfigError as error:
             sys.exit(f"marq: {error}")
-        super().__init__(app, *services, **kwargs)
+        # `faust worker` asks for it whatever the setting says; what a handler prints would come out as warnings.
+        super().__init__(app, *services, **{**kwargs, "redirect_stdouts": False})
 
     def _on_sigint(self) -> None:
         self._limit_stop()
