@@ -73,11 +73,11 @@ class Handlers:
         """Load the handlers and start their workers; messages come when partitions are assigned.
 
         Raises:
-            ConfigError: a handler can't be imported.
+            ConfigError: no handler can be imported.
             BrokerUnavailable: no broker answered in time.
         """
-        handlers = {queue: load_handler(queue, each.handler) for queue, each in self.group.queues.items()}
-        served = serving(client.names.messages, self.group.queues, self.group.topics)
+        handlers = load_handlers(self.group)
+        served = serving(client.names.messages, handlers, self.group.topics)
         self.reader = StreamReader(served, partitions)
         for _ in range(2):
             writer = KafkaMarkerWriter(client, topics.markers_limit_bytes)
@@ -132,6 +132,26 @@ class Handlers:
             return
         await wind_down(flow, self._workers, GRACE_SECONDS, release=True)
         await asyncio.gather(*[writer.stop(STOP_CLIENT_S) for writer in self._writers])
+
+
+def load_handlers(group: HandlerGroup) -> dict[str, Handler]:
+    """Import the handlers of a group; a queue whose handler can't be had is left out, so that the others go on.
+
+    Raises:
+        ConfigError: that is so for all of them.
+    """
+    handlers: dict[str, Handler] = {}
+    errors: list[ConfigError] = []
+    for queue, each in group.queues.items():
+        try:
+            handlers[queue] = load_handler(queue, each.handler)
+        except ConfigError as error:
+            errors.append(error)
+    if errors and not handlers:
+        raise errors[0]
+    for error in errors:
+        log.critical("messages wait until that is mended: %s", error)
+    return handlers
 
 
 def load_handler(queue: str, name: str) -> Handler:

@@ -73,7 +73,7 @@ class Names:
 
     @property
     def app_id(self) -> str:
-        """The Faust application's id: the consumer group of trackers and of the queues with handlers."""
+        """The id of the worker's Faust application: the consumer group of trackers."""
         return f"{self.prefix}-app"
 
     @property

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from agents.handlers import load_handler
+from agents.handler_groups import HandledQueue, HandlerGroup
+from agents.handlers import load_handler, load_handlers
 from marq.core.errors import ConfigError
 
 
@@ -27,3 +28,18 @@ def test_a_handler_that_can_not_be_had_is_named_with_its_queue(
 
     with pytest.raises(ConfigError, match=f"queue 'emails'.*{said}"):
         load_handler("emails", f"{module}:handle")
+
+
+def test_a_queue_whose_handler_can_not_be_had_is_left_out_with_a_line_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "handlers_that_are_there.py").write_text("def handle(message): ...\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    there, nowhere = HandledQueue("handlers_that_are_there:handle", 1), HandledQueue("nowhere_at_all:handle", 1)
+
+    found = load_handlers(HandlerGroup("handlers", {"broken": nowhere, "emails": there}))
+
+    assert list(found) == ["emails"]
+    assert "queue 'broken': its handler 'nowhere_at_all:handle' can't be imported" in caplog.text
+    with pytest.raises(ConfigError, match="queue 'broken'"):
+        load_handlers(HandlerGroup("handlers", {"broken": nowhere}))
