@@ -27,6 +27,7 @@ from marq.testing.installation import Installation, encoded
 from marq.testing.memory import Memory, forget_memory, memory_at
 from marq.testing.topics import LogRecord
 from marq.testing.views import DeadLetter, SeenMessage, dead_letter, seen, wall
+from marq.testing.worker import Handled, Worker
 
 #: How long calls wait, in real seconds, for handlers that work.
 DEFAULT_LIMIT_S = 10.0
@@ -187,6 +188,30 @@ class Broker:
         self._memory.enter()
         await self._memory.passage.until(lambda: self._left(names or self._queues(), later), limit, later=later)
 
+    # --- handlers -----------------------------------------------------------------------------------------------------
+
+    def worker(self, *handlers: Handled) -> Worker:
+        """Return what runs handlers as a worker does, within ``async with``.
+
+        Args:
+            handlers: functions with ``@marq.handler``, or modules that have some; without any, those that the settings
+                of queues name.
+        """
+        return Worker(self._settings, self._installation, handlers)
+
+    async def run(self, *handlers: Handled, raise_errors: bool = False, limit: float = DEFAULT_LIMIT_S) -> None:
+        """Run handlers until their queues have nothing left, letting time pass: retries, backoff, dead letters.
+
+        With ``raise_errors`` the first exception that a handler did not mean as an outcome is raised in the end.
+
+        Raises:
+            Unfinished: a handler still works, or something is left.
+        """
+        async with self.worker(*handlers) as worker:
+            await self.drain(*worker.queues, later=True, limit=limit)
+        if raise_errors and worker.errors:
+            raise worker.errors[0]
+
     def _left(self, queues: Iterable[str], later: bool) -> str:
         texts = []
         for queue in queues:
@@ -244,8 +269,12 @@ class Broker:
         return sorted(found, key=lambda letter: letter.died_at)
 
     @property
+    def _settings(self) -> ClientSettings:
+        return ClientSettings.read(self.address, self._prefix)
+
+    @property
     def _installation(self) -> Installation:
-        return self._memory.installation(ClientSettings.read(self.address, self._prefix))
+        return self._memory.installation(self._settings)
 
     def _open(self, queue: str, fits: Callable[[State], bool], codec: Codec | None) -> list[SeenMessage]:
         return [
