@@ -10,8 +10,10 @@ import asyncio
 import functools
 import importlib
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 
 import faust
@@ -162,7 +164,7 @@ def load_handler(queue: str, name: str) -> Handler:
     """
     module, _, path = name.partition(":")
     try:
-        handler: Handler = functools.reduce(getattr, path.split("."), importlib.import_module(module))  # type: ignore[arg-type]
+        handler: Handler = functools.reduce(getattr, path.split("."), _import(module))  # type: ignore[arg-type]
     except Exception as error:  # whatever the module does while it is imported
         raise ConfigError(
             f"queue {queue!r}: its handler {name!r} can't be imported ({error!r}); expected "
@@ -186,12 +188,20 @@ def load_modules(modules: tuple[str, ...]) -> list[HandlerDefinition]:
 
 def _load_module(name: str) -> ModuleType:
     try:
-        return importlib.import_module(name)
+        return _import(name)
     except Exception as error:  # whatever the module does while it is imported
         raise ConfigError(
             f"MARQ_HANDLERS: module {name!r} can't be imported ({error!r}); expected a module that is importable from "
             "the directory that the worker is started in"
         ) from error
+
+
+def _import(name: str) -> ModuleType:
+    # The script `faust` has its own directory in the path instead, and Faust adds ours only while it looks for the app.
+    directory = str(Path.cwd())
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
+    return importlib.import_module(name)
 
 
 def attach(
