@@ -1,22 +1,27 @@
 """Marq: message-queue semantics on Apache Kafka."""
 
-from marq.codecs import BYTES, JSON, Codec, Model
-from marq.consumer import Consumer
-from marq.core.errors import (
-    BrokerUnavailable,
-    ConfigError,
-    CorruptMarker,
-    LeaseLost,
-    MarqError,
-    MessageTooLarge,
-)
-from marq.handlers import handler
-from marq.message import Message
-from marq.outcomes import Reject, Retry, Undecodable
-from marq.producer import Producer, SendManyFailed
-from marq.queues import Queues
-from marq.receipt import Receipt
-from marq.sync import SyncProducer
+from typing import TYPE_CHECKING
+
+from marq.exports import loader
+
+if TYPE_CHECKING:
+    from marq.codecs import BYTES, JSON, Codec, Model
+    from marq.consumer import Consumer
+    from marq.core.errors import (
+        BrokerUnavailable,
+        ConfigError,
+        CorruptMarker,
+        LeaseLost,
+        MarqError,
+        MessageTooLarge,
+    )
+    from marq.handlers import handler
+    from marq.message import Message
+    from marq.outcomes import Reject, Retry, Undecodable
+    from marq.producer import Producer, SendManyFailed
+    from marq.queues import Queues
+    from marq.receipt import Receipt
+    from marq.sync import SyncProducer
 
 __all__ = [
     "BYTES",
@@ -41,3 +46,34 @@ __all__ = [
     "Undecodable",
     "handler",
 ]
+
+_HOMES = {
+    "BYTES": "marq.codecs",
+    "BrokerUnavailable": "marq.core.errors",
+    "Codec": "marq.codecs",
+    "ConfigError": "marq.core.errors",
+    "Consumer": "marq.consumer",
+    "CorruptMarker": "marq.core.errors",
+    "JSON": "marq.codecs",
+    "LeaseLost": "marq.core.errors",
+    "MarqError": "marq.core.errors",
+    "Message": "marq.message",
+    "MessageTooLarge": "marq.core.errors",
+    "Model": "marq.codecs",
+    "Producer": "marq.producer",
+    "Queues": "marq.queues",
+    "Receipt": "marq.receipt",
+    "Reject": "marq.outcomes",
+    "Retry": "marq.outcomes",
+    "SendManyFailed": "marq.producer",
+    "SyncProducer": "marq.sync",
+    "Undecodable": "marq.outcomes",
+    "handler": "marq.handlers",
+}
+
+if not TYPE_CHECKING:
+    __getattr__ = loader(__name__, _HOMES)
+
+
+def __dir__() -> list[str]:
+    return __all__
