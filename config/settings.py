@@ -8,13 +8,13 @@ Durations are seconds, as everywhere in the public interface.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 from dotenv import dotenv_values
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from marq.core.errors import ConfigError
 from marq.core.names import Names
@@ -32,10 +32,12 @@ class Role(StrEnum):
     WEB = "web"
 
 
-class AppSettings(BaseModel):
+class AppSettings(BaseSettings):
     """What a worker needs to know; see docs/operations.md for each setting's effect."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="MARQ_", env_file=ENV_FILE, env_ignore_empty=True, extra="ignore", frozen=True
+    )
 
     bootstrap_servers: str = "127.0.0.1:9092"
     prefix: str = "marq"
@@ -54,9 +56,9 @@ class AppSettings(BaseModel):
     #: Static membership: restarts of this worker cause no rebalance.
     instance_id: str | None = None
     #: Separated by commas in the environment.
-    roles: frozenset[Role] = frozenset(Role)
+    roles: Annotated[frozenset[Role], NoDecode] = frozenset(Role)
     #: Modules with functions that are decorated with ``marq.handler``, separated by commas in the environment.
-    handlers: tuple[str, ...] = ()
+    handlers: Annotated[tuple[str, ...], NoDecode] = ()
 
     @field_validator("prefix")
     @classmethod
@@ -97,7 +99,7 @@ def _words(text: str) -> list[str]:
 
 
 def read_environment() -> dict[str, str]:
-    """Return the variables of ``.env``, if there is one, and over them those of the environment.
+    """Return the variables of ``.env``, if there is one, and over them those of the environment that are not empty.
 
     Raises:
         ConfigError: the file can't be read.
@@ -105,32 +107,36 @@ def read_environment() -> dict[str, str]:
     try:
         written = dotenv_values(ENV_FILE) if ENV_FILE.is_file() else {}
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{ENV_FILE.absolute()} can't be read: {error}") from error
-    return {**{name: value for name, value in written.items() if value is not None}, **os.environ}
+        raise _unreadable(error) from error
+    given = {name: value for name, value in os.environ.items() if value.strip()}
+    return {**{name: value for name, value in written.items() if value is not None}, **given}
 
 
-def load_settings(environment: Mapping[str, str] | None = None) -> AppSettings:
+def load_settings() -> AppSettings:
     """Read the settings of a worker; a variable that is empty counts as one that is not there.
 
     Raises:
         ConfigError: a value has the wrong type or is out of range; the message names the setting.
     """
-    variables = read_environment() if environment is None else environment
-    found = {name: variables.get(f"MARQ_{name.upper()}", "").strip() for name in AppSettings.model_fields}
     try:
-        return AppSettings.model_validate({name: value for name, value in found.items() if value})
+        return AppSettings()
     except ValidationError as error:
         raise ConfigError(_explain(error)) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(error) from error
 
 
-def load_client_settings(settings: AppSettings, environment: Mapping[str, str] | None = None) -> ClientSettings:
+def load_client_settings(settings: AppSettings) -> ClientSettings:
     """Read the settings of a worker's clients; its address and prefix are those of the worker.
 
     Raises:
         ConfigError: a value has the wrong type or is out of range; the message names the setting.
     """
-    variables = read_environment() if environment is None else environment
-    return ClientSettings.read(settings.bootstrap_servers, {"prefix": settings.prefix}, environment=variables)
+    return ClientSettings.read(settings.bootstrap_servers, {"prefix": settings.prefix}, environment=read_environment())
+
+
+def _unreadable(error: Exception) -> ConfigError:
+    return ConfigError(f"{ENV_FILE.absolute()} can't be read: {error}")
 
 
 def _explain(error: ValidationError) -> str:

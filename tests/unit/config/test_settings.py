@@ -68,7 +68,8 @@ def test_the_environment_goes_over_the_file(env_file: Path, monkeypatch: pytest.
     monkeypatch.setenv("MARQ_WEB_PORT", "")
 
     assert load_client_settings(load_settings()).partitions == 3
-    assert load_settings().web_port == 6066
+    # One that is empty says nothing.
+    assert load_settings().web_port == 7000
 
 
 def test_without_a_file_there_is_the_environment(env_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
