@@ -291,7 +291,7 @@ class _ProducerThread(threading.Thread):
                     await loop.create_future()
         finally:
             self._refuse()
-            await _cancel(asyncio.all_tasks() - {serving})
+            await _wind_up(asyncio.all_tasks() - {serving})
 
     def _begin(self) -> None:
         """Take up the calls that wait. All that came meanwhile begin in the same turn, so they share batches."""
@@ -331,11 +331,13 @@ class _ProducerThread(threading.Thread):
             call.refuse(MarqError("the producer is stopped: nothing was sent"))
 
 
-async def _cancel(tasks: Collection[asyncio.Task[Any]]) -> None:
+async def _wind_up(tasks: Collection[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     if tasks:
         await asyncio.wait(tasks, timeout=CANCEL_S)
+    # A connection that was closed is gone in the loop's next turn.
+    await asyncio.sleep(0)
 
 
 def _stopped() -> BrokerUnavailable:
