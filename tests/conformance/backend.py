@@ -1,0 +1,232 @@
+"""What the suite runs on: a broker in memory, or a real Kafka with a real worker. One set of tests for both.
+
+Where the two can't be equal:
+
+* Waiting costs real time on Kafka and none in memory, so lengths of time are compared with :meth:`Backend.now_s`, and
+  only as "not before": a loaded machine may always be later.
+* A consumer in memory is never thrown out of its group and its broker never fails, so nothing here is about that.
+* What the clients' clock and the log's clock make of one moment is exact in memory and differs by the network on Kafka:
+  a test never acts in the very moment in which a lease ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import tomllib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from aiokafka.admin import NewTopic
+
+import marq
+from marq.core.errors import CorruptMarker
+from marq.core.markers import Batch, Source, decode
+from marq.core.names import Names
+from marq.testing import Broker, DeadLetter
+from marq.testing.memory import memory_at
+from marq.testing.views import dead_letter
+from tests.worker.harness import Installation, Worker, admin, eventually
+
+QUEUES = Path(__file__).with_name("queues.toml")
+#: How long anything may take that is not what a test is about: virtual seconds in memory.
+LIMIT_S = 30.0
+
+
+class Stored(NamedTuple):
+    """A record of a topic."""
+
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+class Backend(ABC):
+    """A broker with trackers; ``producer`` and ``queues`` are started and shared by the tests."""
+
+    def __init__(self, address: str, names: Names) -> None:
+        self.address = address
+        self.names = names
+        self.producer: marq.Producer
+        self.queues: marq.Queues
+
+    @property
+    def client(self) -> dict[str, Any]:
+        """Arguments of every client."""
+        return {"bootstrap_servers": self.address, "prefix": self.names.prefix}
+
+    def new_name(self, stem: str = "queue") -> str:
+        return f"{stem}-{uuid4().hex[:8]}"
+
+    def new_producer(self, **options: Any) -> marq.Producer:
+        return marq.Producer(**{**self.client, **options})
+
+    def consumer(self, queue: str | None = None, **options: Any) -> marq.Consumer:
+        return marq.Consumer(queue, **{**self.client, **options})
+
+    @abstractmethod
+    def now_s(self) -> float:
+        """Seconds of the clock by which waiting is measured."""
+
+    @abstractmethod
+    async def advance(self, seconds: float) -> None:
+        """Let so much time pass."""
+
+    @abstractmethod
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Return when something has come about that consumers running in the background do."""
+
+    @abstractmethod
+    async def figures(self, queue: str, **expected: int) -> None:
+        """Return when the trackers count so many messages of a queue, and none of it is open any more."""
+
+    @abstractmethod
+    async def records(self, topic: str) -> list[Stored]:
+        """Return the records of a topic."""
+
+    @abstractmethod
+    async def produce(
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Iterable[tuple[str, bytes]] = (),
+        partition: int = 0,
+    ) -> str:
+        """Write a record as any other program may; return its id."""
+
+    @abstractmethod
+    async def create_topic(self, partitions: int = 2) -> str:
+        """Make a topic that is nobody's yet, and return its name."""
+
+    @abstractmethod
+    async def seen_by_all(self) -> None:
+        """Return when a change of settings is known to everybody, the trackers too."""
+
+    async def dead_letters(self, queue: str, count: int = 1) -> list[DeadLetter]:
+        """Return the dead letters of a queue when there are so many."""
+        await self.figures(queue, dead=count)
+        found = [each for each in await self.records(self.names.dead_letters) if each.key == queue.encode()]
+        assert len(found) == count
+        return [dead_letter(Source(self.names.dead_letters, each.partition), each, None) for each in found]
+
+    async def markers(self, kind: type[Any]) -> list[Any]:
+        """Return the markers of a kind."""
+        return [batch for batch in map(_decoded, await self.records(self.names.markers)) if isinstance(batch, kind)]
+
+
+class MemoryBackend(Backend):
+    """``marq.testing``."""
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__(broker.address, Names())
+        self.broker = broker
+        self.memory = memory_at(broker.address)
+        self.queues = broker.queues
+
+    def now_s(self) -> float:
+        return self.memory.clock.now_ms / 1000
+
+    async def advance(self, seconds: float) -> None:
+        await self.broker.advance(seconds, settle=False)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        end_s = self.now_s() + LIMIT_S
+        await self.broker.settle()
+        while not condition():
+            assert self.now_s() < end_s, "not within the limit"
+            await self.broker.advance(0.1)
+
+    async def figures(self, queue: str, **expected: int) -> None:
+        def fits() -> bool:
+            owners = [owner for each in self.memory._installations.values() for owner in each.owners]
+            counts = [owner._tracker.book.counts[queue] for owner in owners if queue in owner._tracker.book.counts]
+            summed = {name: sum(getattr(each, name) for each in counts) for name in expected}
+            opened = self.broker.in_flight(queue) + self.broker.delayed(queue)
+            return summed == expected and not opened
+
+        await self.until(fits)
+
+    async def records(self, topic: str) -> list[Stored]:
+        logs = self.memory.topics[topic].logs
+        return [
+            Stored(partition, each.offset, each.timestamp, each.key, each.value, tuple(each.headers))
+            for partition, log in enumerate(logs)
+            for each in log
+        ]
+
+    async def produce(self, topic, value, key=None, headers=(), partition=0):  # type: ignore[no-untyped-def]
+        return self.broker.produce(topic, value, key=key, headers=headers, partition=partition)
+
+    async def create_topic(self, partitions: int = 2) -> str:
+        name = self.new_name("topic")
+        self.broker.create_topic(name, partitions)
+        return name
+
+    async def seen_by_all(self) -> None:
+        await self.broker.settle()
+
+
+class KafkaBackend(Backend):
+    """The embedded Kafka, and one worker for all tests."""
+
+    def __init__(self, worker: Worker, servers: str, installation: Installation) -> None:
+        super().__init__(servers, worker.names)
+        self._worker = worker
+        self._installation = installation
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    async def advance(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async def look() -> bool:
+            return condition()
+
+        await eventually(look, limit=LIMIT_S)
+
+    async def figures(self, queue: str, **expected: int) -> None:
+        wanted = {"in_flight": 0, "waiting_for_redelivery": 0, "waiting_for_dead_letters": 0, **expected}
+        await eventually(lambda: self._worker.queue(queue), lambda found: wanted.items() <= found.items())
+
+    async def records(self, topic: str) -> list[Stored]:
+        return [
+            Stored(each.partition, each.offset, each.timestamp, each.key, each.value, tuple(each.headers))
+            for each in await self._installation.records(topic)
+        ]
+
+    async def produce(self, topic, value, key=None, headers=(), partition=0):  # type: ignore[no-untyped-def]
+        kept = await self._installation.producer.send_and_wait(
+            topic, value, key, partition=partition, headers=list(headers)
+        )
+        return f"{topic}/{partition}/{kept.offset}"
+
+    async def create_topic(self, partitions: int = 2) -> str:
+        name = self.new_name("topic")
+        async with admin(self.address) as client:
+            await client.create_topics([NewTopic(name, partitions, 1)])
+        return name
+
+    async def seen_by_all(self) -> None:
+        # What is promised; no signal tells what a worker has heard of.
+        await asyncio.sleep(2)
+
+
+def settings() -> dict[str, Any]:
+    """Return what queues.toml says."""
+    return tomllib.loads(QUEUES.read_text(encoding="utf-8"))
+
+
+def _decoded(record: Stored) -> Batch | None:
+    try:
+        return decode(record.value)
+    except CorruptMarker:
+        return None

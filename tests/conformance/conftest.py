@@ -1,0 +1,52 @@
+"""The suite runs in one event loop, so that on Kafka what is expensive to start is started once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+import marq
+from broker.embedded import EmbeddedBroker
+from marq.testing import Broker
+from tests.conformance.backend import QUEUES, Backend, KafkaBackend, MemoryBackend, settings
+from tests.worker.harness import Installation, Worker
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.asyncio(loop_scope="session"), append=False)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def memory() -> AsyncIterator[Backend]:
+    async with Broker(**settings()) as broker:
+        backend = MemoryBackend(broker)
+        async with backend.new_producer() as backend.producer:
+            yield backend
+
+
+@pytest_asyncio.fixture(loop_scope="session", scope="session")
+async def kafka(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Backend]:
+    servers, directory = broker.bootstrap_servers, tmp_path_factory.mktemp("worker")
+    worker = Worker(servers, directory, queues=QUEUES.read_text(encoding="utf-8"))
+    try:
+        await worker.start().ready(2)
+        async with Installation(servers, worker.names) as installation:
+            backend = KafkaBackend(worker, servers, installation)
+            async with backend.new_producer() as backend.producer, marq.Queues(**backend.client) as backend.queues:
+                yield backend
+    finally:
+        worker.close()
+
+
+@pytest.fixture(params=["memory", "kafka"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """What the test runs on."""
+    found: Backend = request.getfixturevalue(request.param)
+    return found
