@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -31,7 +32,7 @@ from aiokafka.protocol.transaction import EndTxnRequest
 
 from app.checkup.clock import Appended
 from app.checkup.members import Member
-from app.checkup.requests import AllowedOnTopics
+from app.checkup.requests import AllowedOnGroup, AllowedOnTopics
 from app.checkup.rights import operations
 from app.members import told_url
 from marq.connection import abandon_producer, client_options
@@ -102,10 +103,8 @@ class ClusterView:
         """Return which of the topics that are missing could not be made; none is made."""
         copies = self._client.replication_factor
         topics = [NewTopic(plan.name, plan.partitions, copies, topic_configs=dict(plan.config)) for plan in missing]
-        if not topics:
-            return Refusals()
         answer = await self._admin.create_topics(topics, validate_only=True)
-        reasons, too_many = {}, False
+        reasons, too_many = dict.fromkeys((topic.name for topic in topics), ""), False
         for name, code, *text in answer.topic_errors:
             error = for_code(code)
             too_many |= error is InvalidReplicationFactorError
@@ -134,7 +133,7 @@ class ClusterView:
         while True:
             try:
                 node = await self._admin.find_coordinator(name)
-                answer = await self._admin._send_request(DescribeGroupsRequest([name], True), node)
+                answer = await self._describe(name, node)
             except GroupAuthorizationFailedError:
                 return GroupFacts(allowed=frozenset())
             except _NOT_YET:
@@ -148,6 +147,12 @@ class ClusterView:
             await asyncio.sleep(_PAUSE_S)
         listed = [Member(client_id, host, _url(metadata)) for _, client_id, host, metadata, *_ in members]
         return GroupFacts(listed, operations(*bits) if bits else None)
+
+    async def _describe(self, group: str, node: int) -> Any:
+        try:
+            return await self._admin._send_request(AllowedOnGroup(group), node)
+        except NotImplementedError:
+            return await self._admin._send_request(DescribeGroupsRequest([group]), node)
 
     async def may_transact(self, transactional_id: str) -> bool:
         """Return whether we may use a transactional id.

@@ -7,8 +7,9 @@ in the queues topic, which stands for nothing and which compaction takes away.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
-from contextlib import asynccontextmanager
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from contextlib import asynccontextmanager, redirect_stdout
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
@@ -23,7 +24,7 @@ from app.checkup.findings import Finding, fine, problem, warning
 from app.checkup.handlers import judge_handlers
 from app.checkup.machine import judge_data_directory, judge_packages, judge_port, look_at_port
 from app.checkup.members import Member, Page, judge_members, judge_pages
-from app.checkup.queues import judge_defined, judge_file, judge_own_topics, judge_unreadable, own_topics
+from app.checkup.queues import groups_of, judge_defined, judge_file, judge_own_topics, judge_unreadable, own_topics
 from app.checkup.rights import Allowed, Use, judge_rights
 from app.checkup.topics import judge_missing, judge_topics, topics_of
 from app.faust_api import VERSIONS
@@ -148,12 +149,12 @@ class Examination:
         self._add(*judge_own_topics(self._client, definitions, {**look.found, **own.found}, unseen))
         trackers = await self._group(view, self._client.names.app_id)
         await self._trackers(trackers, begun=bool(look.found))
-        if file is not None:
+        if self._worker and file is not None:
             self._add(*judge_file(definitions, file, published_by=len(trackers.members)))
         await self._handlers(definitions, file)
         allowed |= await self._ask("the rights on own topics", lambda: view.allowed_on_topics(list(owners)), failed={})
         after = definitions if file is None else definitions.after(differences(definitions, file))
-        await self._rights(view, after, allowed, trackers)
+        await self._rights(view, [definitions, after], allowed, trackers)
         await self._clock(view, look, allowed)
 
     # --- steps --------------------------------------------------------------------------------------------------------
@@ -205,8 +206,10 @@ class Examination:
         modules = self._settings.handlers
         self._step = "the import of handlers"
         try:
-            async with asyncio.timeout(IMPORT_LIMIT_S):
-                self._add(*await in_thread(lambda: judge_handlers(definitions, file, modules)))
+            # What modules print while they are imported must not stand among the answer.
+            with redirect_stdout(sys.stderr):
+                async with asyncio.timeout(IMPORT_LIMIT_S):
+                    self._add(*await in_thread(lambda: judge_handlers(definitions, file, modules)))
         except TimeoutError:
             self._add(
                 warning(
@@ -221,16 +224,13 @@ class Examination:
     async def _rights(
         self,
         view: ClusterView,
-        definitions: Definitions,
+        definitions: Sequence[Definitions],
         topics: dict[str, frozenset[str] | None],
         trackers: GroupFacts,
     ) -> None:
-        names, use = self._client.names, self._use(definitions)
+        names = self._client.names
         seen = await self._ask("the groups", view.group_names, failed=[])
-        defined = [
-            names.group(queue) if (group := definitions.group(queue)) is None else names.named_group(group)
-            for queue in definitions.names()
-        ]
+        defined = [group for each in definitions for group in groups_of(each, names)]
         # One that nobody uses stands for those to come.
         wanted = sorted({*seen, *defined, names.group("check"), names.named_group("check")})[:MAX_GROUPS]
         groups = dict(zip(wanted, await asyncio.gather(*(self._group(view, name) for name in wanted)), strict=True))
@@ -239,7 +239,7 @@ class Examination:
             "the transactional ids", lambda: view.may_transact(names.transactional_id(0)), failed=None
         )
         allowed = Allowed(topics, {name: facts.allowed for name, facts in groups.items()}, transact)
-        self._add(*judge_rights(self._client, self._roles, use, allowed))
+        self._add(*judge_rights(self._client, self._roles, self._use(definitions[-1]), allowed))
 
     def _use(self, definitions: Definitions) -> Use:
         all_topics = list(own_topics(definitions))

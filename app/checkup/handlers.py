@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-
 from agents.handler_groups import handler_groups, without_handler
 from agents.handlers import load_handler, load_modules
 from app.checkup.findings import Finding, fine, problem
@@ -20,12 +17,6 @@ def judge_handlers(definitions: Definitions, file: QueuesFile, modules: tuple[st
 
     Blocks for as long as the modules take.
     """
-    # What modules print at their import must not stand among the answer.
-    with contextlib.redirect_stdout(sys.stderr):
-        return _judge(definitions, file, modules)
-
-
-def _judge(definitions: Definitions, file: QueuesFile, modules: tuple[str, ...]) -> list[Finding]:
     try:
         decorated = load_modules(modules)
     except ConfigError as error:

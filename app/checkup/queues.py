@@ -8,6 +8,7 @@ from app.checkup.findings import Finding, fine, problem, warning
 from app.publication import differences
 from config.queues import QueuesFile
 from marq.core.definitions import Definitions
+from marq.core.names import Names
 from marq.core.topic_rules import LIMIT, TopicFacts, room_for_markers
 from marq.rights import tools
 from marq.settings import ClientSettings
@@ -34,6 +35,12 @@ def own_topics(definitions: Definitions) -> dict[str, str]:
     """Return the queue of each topic that a queue has of its own."""
     settings = {queue: definitions.settings(queue) for queue in definitions.names()}
     return {each.topic: queue for queue, each in settings.items() if each.topic is not None}
+
+
+def groups_of(definitions: Definitions, names: Names) -> list[str]:
+    """Return the consumer group of each queue."""
+    groups = {queue: definitions.group(queue) for queue in definitions.names()}
+    return [names.group(queue) if group is None else names.named_group(group) for queue, group in groups.items()]
 
 
 def judge_own_topics(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.server
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -48,3 +50,15 @@ def login(secured: EmbeddedBroker, user: str) -> dict[str, str]:
         "MARQ_SASL_USERNAME": user,
         "MARQ_SASL_PASSWORD": PASSWORD,
     }
+
+
+@pytest.fixture
+def http_server() -> Iterator[str]:
+    class Quiet(http.server.BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Nobody reads it."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()

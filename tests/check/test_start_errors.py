@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import http.server
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
@@ -26,18 +25,6 @@ from tests.embedded import kafka_tools
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 LIMIT_S = 1.5
-
-
-@pytest.fixture
-def http_server() -> Iterator[str]:
-    class Quiet(http.server.BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            """Nobody reads it."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"127.0.0.1:{server.server_port}"
-        server.shutdown()
 
 
 async def said(address: str, **options: object) -> str:

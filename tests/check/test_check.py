@@ -1,0 +1,488 @@
+"""``faust -A app check`` on installations that are broken in one way each."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+import marq
+from app.checkup.examination import LIMIT_S
+from app.checkup.findings import Level
+from broker import EmbeddedBroker
+from marq.core.kafka_tools import Tools
+from marq.core.markers import Tick, encode
+from marq.core.names import Names
+from marq.core.rights import Kind, Right, consumer, grants, sender, worker
+from marq.settings import ClientSettings
+from marq.topics import ensure_topics
+from tests.check.checking import Check, obey
+from tests.check.conftest import PASSWORD
+from tests.embedded import kafka_tools
+from tests.worker.conftest import workers
+from tests.worker.harness import Installation, Worker, eventually
+
+NewWorker = Callable[..., Worker]
+
+
+@pytest.fixture
+def check(servers: str, prefix: str, tmp_path: Path) -> Check:
+    """The command, for an installation of which nothing is there yet."""
+    return Check(tmp_path, {"MARQ_BOOTSTRAP_SERVERS": servers, "MARQ_PREFIX": prefix, "MARQ_PARTITIONS": "2"})
+
+
+@pytest.fixture
+def new_worker(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[NewWorker]:
+    yield from workers(broker, tmp_path)
+
+
+@pytest.fixture
+async def admin(servers: str):
+    client = AIOKafkaAdminClient(bootstrap_servers=servers)
+    await client.start()
+    yield client
+    await client.close()
+
+
+async def make_topics(servers: str, prefix: str) -> None:
+    await ensure_topics(
+        ClientSettings.read(servers, {"prefix": prefix, "partitions": 2}, environment={}), changelog=True
+    )
+
+
+# --- nothing is wrong -------------------------------------------------------------------------------------------------
+
+
+async def test_a_healthy_installation(check: Check, new_worker: NewWorker, prefix: str) -> None:
+    running = await new_worker(prefix=prefix, queues="[queues.emails]\nlease = 60\n").start().ready()
+
+    found = await check(MARQ_QUEUES_FILE=str(running.directory / "queues.toml"), MARQ_WEB_PORT=str(running.web_port))
+
+    assert found.exit_code == 0, str(found)
+    assert not found.has(Level.WARNING), str(found)
+    assert "1 in group" in found.of(Level.OK, "trackers").found
+    assert "emails" in found.of(Level.OK, "queues").found
+    assert found.has(Level.OK, "clock")
+    assert found.of(Level.OK, "web port").found == "is that of a running worker"
+
+
+async def test_an_installation_that_nobody_has_started_yet_is_no_problem_and_stays_so(
+    check: Check, names: Names, admin: AIOKafkaAdminClient
+) -> None:
+    code, text = await check.text()
+
+    assert code == 0, text
+    assert f"WARNING  topics: missing: {names.messages}, {names.markers}" in text
+    assert f"WARNING  trackers: none runs: group {names.app_id} has no members. Start one:\n" in text
+    assert not [topic for topic in await admin.list_topics() if topic.startswith(names.prefix)]
+
+
+async def test_it_changes_nothing(
+    check: Check, new_worker: NewWorker, prefix: str, names: Names, admin: AIOKafkaAdminClient
+) -> None:
+    running = await new_worker(prefix=prefix).start().ready()
+    async with Installation(running._environment["MARQ_BOOTSTRAP_SERVERS"], names) as installation:
+        # Of the others the worker itself writes something now and then.
+        topics = [names.messages, names.dead_letters, names.quarantine]
+        groups = {name for name, *_ in await admin.list_consumer_groups()}
+
+        assert (await check("--role", "worker", "--role", "consumer", "--role", "sender")).exit_code == 0
+
+        assert {name for name, *_ in await admin.list_consumer_groups()} == groups
+        assert not [record for topic in topics for record in await installation.records(topic)]
+        assert [(record.key, record.value) for record in await installation.records(names.queues)] == [(b"check", None)]
+    assert all(part["state"] == "owner" for part in (await running.partitions()).values())
+
+
+# --- no broker --------------------------------------------------------------------------------------------------------
+
+
+async def test_nothing_listens(check: Check) -> None:
+    found = await check(MARQ_BOOTSTRAP_SERVERS="127.0.0.1:1")
+
+    broker = found.problem("broker")
+    assert broker.found == "nothing listens at 127.0.0.1:1 (Connection refused)"
+    assert "MARQ_BOOTSTRAP_SERVERS" in broker.advice
+    assert found.seconds < LIMIT_S + 45
+
+
+async def test_something_else_than_kafka_listens(check: Check, http_server: str) -> None:
+    broker = (await check(MARQ_BOOTSTRAP_SERVERS=http_server)).problem("broker")
+
+    assert broker.found == f"what listens at {http_server} is an HTTP server"
+    assert "correct the address" in broker.advice
+
+
+async def test_something_that_never_answers_does_not_hold_it_up(check: Check) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        broker = (await check(MARQ_BOOTSTRAP_SERVERS=f"127.0.0.1:{server.getsockname()[1]}")).problem("broker")
+
+    assert "does not answer" in broker.found
+
+
+async def test_a_broker_that_sends_its_clients_elsewhere(tmp_path: Path, prefix: str) -> None:
+    # Brokers in containers do, until somebody sets their advertised.listeners.
+    with EmbeddedBroker(properties={"advertised.listeners": "BROKER://127.0.0.1:1"}) as broker:
+        check = Check(tmp_path, {"MARQ_BOOTSTRAP_SERVERS": broker.bootstrap_servers, "MARQ_PREFIX": prefix})
+
+        found = (await check()).problem("broker")
+
+    assert "sends its clients on to 127.0.0.1:1" in found.found
+    assert "advertised.listeners" in found.advice
+
+
+async def test_a_wrong_password(tmp_path: Path, login: dict[str, str], user: str) -> None:
+    found = (await Check(tmp_path, {**login, "MARQ_SASL_PASSWORD": "wrong"})()).problem("broker")
+
+    assert f"refuses the login of '{user}' by SCRAM-SHA-256" in found.found
+    assert found.found.startswith("authentication failed")
+    assert "MARQ_SASL_PASSWORD" in found.advice
+
+
+# --- topics -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("topic", "setting", "wrong", "needed"),
+    [
+        ("markers", "message.timestamp.type", "CreateTime", "LogAppendTime"),
+        ("dead_letters", "max.message.bytes", "1000", "1114124 or more"),
+        ("changelog", "cleanup.policy", "delete", "compact"),
+        ("queues", "cleanup.policy", "delete", "compact"),
+    ],
+)
+async def test_a_topic_with_a_wrong_setting_until_the_command_was_run(
+    check: Check, servers: str, prefix: str, names: Names, topic: str, setting: str, wrong: str, needed: str
+) -> None:
+    name = getattr(names, topic)
+    await make_topics(servers, prefix)
+    await kafka_tools.run(Tools(servers).alter_topic(name, setting, wrong), servers)
+
+    found = (await check()).problem(f"topic {name}")
+
+    assert found.found == f"{setting} is {wrong}"
+    assert found.expected == needed
+    await obey(found, servers)
+    assert not (await check()).has(Level.PROBLEM, f"topic {name}")
+
+
+async def test_markers_that_are_kept_too_briefly(check: Check, servers: str, prefix: str, names: Names) -> None:
+    await make_topics(servers, prefix)
+    await kafka_tools.run(Tools(servers).alter_topic(names.markers, "retention.ms", "86400000"), servers)
+
+    found = (await check()).of(Level.WARNING, f"topic {names.markers}")
+
+    assert found.found == "retention.ms is 86400000"
+    assert found.expected == "604800000 or more"
+    await obey(found, servers)
+    assert not (await check()).has(Level.WARNING, f"topic {names.markers}")
+
+
+async def test_topics_that_may_not_be_made_until_an_administrator_did(
+    secured: EmbeddedBroker, tmp_path: Path, login: dict[str, str], user: str, prefix: str
+) -> None:
+    check = Check(tmp_path, {**login, "MARQ_PREFIX": prefix})
+    see = Tools("any").allow(f"User:{user}", ["Describe", "DescribeConfigs"], ["--topic", prefix], prefixed=True)
+    await kafka_tools.run(see, secured.bootstrap_servers)
+
+    found = (await check()).problem("topics")
+
+    assert f"missing: {prefix}.messages" in found.found
+    assert f"User:{user} can't make them" in found.found
+    await obey(found, secured.bootstrap_servers)
+    assert (await check()).has(Level.OK, "topics")
+
+
+async def test_more_copies_than_brokers(check: Check) -> None:
+    found = (await check(MARQ_REPLICATION_FACTOR="3")).problem("topics")
+
+    assert "with 3 copies" in found.found
+    assert "set MARQ_REPLICATION_FACTOR=1" in found.advice
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+async def test_no_tracker_runs(check: Check, servers: str, prefix: str, names: Names) -> None:
+    await make_topics(servers, prefix)
+
+    found = (await check()).problem("trackers")
+
+    assert found.found == f"none runs: group {names.app_id} has no members"
+    assert found.commands == ("faust -A app worker",)
+
+
+async def test_two_workers_with_different_queues_files(check: Check, new_worker: NewWorker, prefix: str) -> None:
+    one = await new_worker(prefix=prefix, queues="[queues.emails]\nlease = 60\n").start().ready()
+    other_file = one.directory / "other.toml"
+    other_file.write_text("[queues.emails]\nlease = 30\n")
+    other = new_worker(
+        prefix=prefix, data_directory=one.directory / "other", environment={"MARQ_QUEUES_FILE": str(other_file)}
+    )
+    await other.start().ready(1)
+    await one.ready(1)
+
+    found = await check(MARQ_QUEUES_FILE=str(one.directory / "queues.toml"))
+
+    shared = found.of(Level.WARNING, "trackers")
+    assert shared.found == "they have different definitions of queues"
+    assert f"two installations share MARQ_PREFIX={prefix}, or a rolling deploy is under way" in shared.advice
+    assert "file:emails" in found.of(Level.WARNING, f"{one.directory / 'queues.toml'}").found
+    assert found.exit_code == 0, str(found)
+
+
+async def test_a_partition_that_waits_for_a_newer_worker(check: Check, new_worker: NewWorker, prefix: str) -> None:
+    running = await new_worker(prefix=prefix).start().ready()
+    async with Installation(check.environment["MARQ_BOOTSTRAP_SERVERS"], running.names) as installation:
+        marker = bytearray(encode(Tick(1, 0)))
+        marker[0] = 99
+        await installation.mark(bytes(marker), partition=1)
+
+        async def halted() -> bool:
+            return (await running.partitions())[1]["state"] == "stopped"
+
+        await eventually(halted)
+
+    found = (await check()).problem("markers partition 1")
+
+    assert found.found.startswith("stands still: ")
+    assert "upgrade the workers" in found.advice
+
+
+async def test_a_worker_whose_page_does_not_answer(check: Check, new_worker: NewWorker, prefix: str) -> None:
+    running = await new_worker(prefix=prefix).start().ready()
+    running.pause()
+
+    found = (await check()).of(Level.WARNING, f"worker {running.canonical_url}")
+
+    running.resume()
+    assert "does not answer" in found.found
+    assert "MARQ_WEB_BIND" in found.advice
+
+
+async def test_a_clock_that_is_off(check: Check, servers: str, prefix: str, tmp_path: Path) -> None:
+    await make_topics(servers, prefix)
+    (tmp_path / "sitecustomize.py").write_text("import time\n_now = time.time\ntime.time = lambda: _now() + 60\n")
+    shifted = f"{tmp_path}{os.pathsep}{check.environment['PYTHONPATH']}"
+
+    found = (await check(PYTHONPATH=shifted)).of(Level.WARNING, "clock")
+
+    assert found.found == "this machine's is 60 s ahead of the broker's"
+    assert "NTP" in found.advice
+    assert "Leases, redelivery and delays in seconds do not depend on it" in found.advice
+
+
+# --- queues -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("queues", "subject", "found", "advice"),
+    [
+        ("[queues.a]\nleese = 1\n", "queues", "unknown key", "correct the file"),
+        ('[queues.a]\nhandler = "no_such_module:handle"\n', "handlers", "no_such_module", ""),
+        ('[queues.a]\nhandler = "os:no_such_function"\n', "handlers", "no_such_function", ""),
+        (
+            '[queues.a]\nhandler = "posixpath:basename"\ngroup = "g"\n[queues.b]\ngroup = "g"\n',
+            "handlers",
+            "none for 'b'",
+            "",
+        ),
+    ],
+)
+async def test_a_queues_file_that_can_t_work(
+    check: Check, tmp_path: Path, queues: str, subject: str, found: str, advice: str
+) -> None:
+    (tmp_path / "queues.toml").write_text(queues)
+
+    problem = (await check(MARQ_QUEUES_FILE=str(tmp_path / "queues.toml"))).problem(subject)
+
+    assert found in problem.found
+    assert advice in problem.advice
+
+
+async def test_a_module_of_handlers_that_never_ends_its_import(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text("import time\nprint('a line')\ntime.sleep(3600)\n")
+
+    found = await check(MARQ_HANDLERS="endless", PYTHONPATH=f"{tmp_path}{os.pathsep}{check.environment['PYTHONPATH']}")
+
+    assert "must not wait" in found.of(Level.WARNING, "handlers").advice
+
+
+async def test_definitions_that_contradict_each_other(
+    check: Check, servers: str, prefix: str, names: Names, admin: AIOKafkaAdminClient
+) -> None:
+    await make_topics(servers, prefix)
+    big = f"{prefix}-big"
+    await admin.create_topics([NewTopic(big, 1, 1, topic_configs={"max.message.bytes": "5000000"})])
+    async with Installation(servers, names) as installation:
+        for key, value in {
+            "file:absent": f'{{"topic": "{prefix}-absent"}}',
+            "file:one": f'{{"topic": "{big}"}}',
+            "file:two": f'{{"topic": "{big}"}}',
+            "file:broken": '{"lease": "long"}',
+            "nonsense": "{}",
+        }.items():
+            await installation.producer.send_and_wait(names.queues, value.encode(), key.encode(), partition=0)
+
+    found = await check()
+
+    absent = found.problem("queue absent")
+    assert absent.found == f"its topic {prefix}-absent does not exist"
+    several, small = (each for each in found.findings if each.subject == f"topic {big}")
+    assert several.found == "belongs to several queues: one, two"
+    assert several.commands == ("faust -A app queue two --unset topic",)
+    assert f"{names.markers}, {names.dead_letters}, {names.changelog} can't carry" in small.found
+    unreadable = [each.found for each in found.findings if each.subject == f"topic {names.queues}"]
+    assert len(unreadable) == 2, str(found)
+    for finding in (absent, small):
+        await obey(finding, servers)
+    again = await check()
+    assert not again.has(Level.PROBLEM, "queue absent")
+    assert [each.found for each in again.findings if each.subject == f"topic {big}"] == [several.found]
+
+
+# --- this machine -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_data_directory_that_can_t_be_written(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    found = (await check(MARQ_DATA_DIR=str(tmp_path / "file" / "data"))).problem("data directory")
+
+    assert found.found == f"{tmp_path / 'file'} is no directory"
+    assert "MARQ_DATA_DIR" in found.advice
+
+
+async def test_a_web_port_that_another_program_has(check: Check, http_server: str) -> None:
+    found = (await check(MARQ_WEB_PORT=http_server.partition(":")[2])).of(Level.WARNING, f"web port {http_server}")
+
+    assert found.found == "is taken by another program"
+    assert "MARQ_WEB_PORT" in found.advice
+
+
+async def test_a_web_address_that_is_no_address_of_this_machine(check: Check) -> None:
+    assert "MARQ_WEB_BIND" in (await check(MARQ_WEB_BIND="192.0.2.1")).problem("web port").advice
+
+
+# --- rights -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def guarded(secured: EmbeddedBroker, tmp_path: Path, login: dict[str, str], prefix: str) -> Check:
+    """The command of a user without rights, for an installation whose topics are there."""
+    await make_topics(secured.bootstrap_servers, prefix)
+    return Check(tmp_path, {**login, "MARQ_PREFIX": prefix})
+
+
+def _of(right: Right) -> tuple[str, str]:
+    return right.kind, right.name
+
+
+def _of(right: Right) -> tuple[str, str]:
+    return right.kind, right.name
+
+
+async def allow(secured: EmbeddedBroker, user: str, rights: list[Right]) -> None:
+    for command in grants(rights, f"User:{user}", Tools("any")):
+        await kafka_tools.run(command, secured.bootstrap_servers)
+
+
+@pytest.mark.parametrize(
+    ("role", "needed", "kind", "operation", "name"),
+    [
+        ("sender", sender, "topic", "Write", "messages"),
+        ("sender", sender, "topic", "Read", "queues"),
+        ("consumer", consumer, "topic", "Write", "markers"),
+        ("consumer", consumer, "topic", "Read", "messages"),
+        ("worker", worker, "topic", "Write", "markers"),
+        ("worker", worker, "topic", "Create", "changelog"),
+        ("worker", worker, "topic", "DescribeConfigs", "quarantine"),
+        ("worker", worker, "group", "Read", "app_id"),
+        ("worker", worker, "transactional-id", "Write", "transactional_ids"),
+    ],
+)
+async def test_a_right_that_is_missing_until_the_command_was_run(
+    guarded: Check,
+    secured: EmbeddedBroker,
+    user: str,
+    names: Names,
+    role: str,
+    needed: Callable[[Names], list[Right]],
+    kind: str,
+    operation: str,
+    name: str,
+) -> None:
+    resource = getattr(names, name)
+    missing = (kind, resource, operation)
+    await allow(secured, user, [right for right in needed(names) if (*_of(right), right.operation) != missing])
+
+    found = (await guarded("--role", role)).problem(f"rights as {role}")
+
+    assert found.found.startswith(f"User:{user} lacks {operation} on {kind} {resource}")
+    assert len(found.commands) == 1
+    assert f"--operation {operation} --{kind} {resource}" in found.commands[0]
+    assert "--command-config admin.properties" in found.commands[0]
+    await obey(found, secured.bootstrap_servers)
+    again = await guarded("--role", role)
+    assert role in again.of(Level.OK, "rights").found
+    assert not again.has(Level.PROBLEM, "rights")
+
+
+@pytest.mark.parametrize("role", ["sender", "consumer"])
+async def test_what_check_grants_to_a_service_is_all_that_it_needs(
+    guarded: Check, secured: EmbeddedBroker, names: Names, prefix: str, role: str
+) -> None:
+    options = {
+        "prefix": prefix,
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_username": guarded.environment["MARQ_SASL_USERNAME"],
+        "sasl_password": PASSWORD,
+    }
+    await obey((await guarded("--role", role)).problem("rights"), secured.bootstrap_servers)
+    sending = {} if role == "consumer" else options
+    address = secured.bootstrap_servers if role == "consumer" else secured.listener("SASL_PLAINTEXT")
+
+    async with marq.Producer(address, **{"prefix": prefix, **sending}) as producer:
+        await producer.send("emails", b"value")
+    if role == "consumer":
+        async with marq.Consumer("emails", secured.listener("SASL_PLAINTEXT"), **options) as receiver:
+            [message] = await receiver.receive(wait=20)
+            await message.ack()
+
+
+async def test_a_literal_right_on_its_own_group_is_enough_for_a_consumer(
+    guarded: Check, secured: EmbeddedBroker, user: str, names: Names
+) -> None:
+    rights = [right for right in consumer(names) if not right.prefixed]
+    own = [Right(Kind.GROUP, names.group("emails"), "Read"), Right(Kind.GROUP, names.named_group("bulk"), "Read")]
+    await allow(secured, user, [*rights, *own])
+    async with Installation(secured.bootstrap_servers, names) as installation:
+        for queue, document in {"emails": "{}", "letters": '{"group": "bulk"}'}.items():
+            await installation.producer.send_and_wait(names.queues, document.encode(), f"file:{queue}".encode())
+
+    found = await guarded("--role", "consumer")
+
+    assert not found.has(Level.PROBLEM, "rights"), str(found)
+
+
+async def test_what_check_grants_to_a_worker_is_all_that_it_needs(
+    guarded: Check, secured: EmbeddedBroker, tmp_path: Path, names: Names, prefix: str
+) -> None:
+    (tmp_path / "queues.toml").write_text('[queues.emails]\nhandler = "posixpath:basename"\n')
+    queues = {"MARQ_QUEUES_FILE": str(tmp_path / "queues.toml")}
+    await obey((await guarded(**queues)).problem("rights"), secured.bootstrap_servers)
+    login = {name: value for name, value in guarded.environment.items() if name.startswith("MARQ_S")}
+    running = Worker(secured.listener("SASL_PLAINTEXT"), tmp_path, prefix=prefix, environment={**login, **queues})
+
+    try:
+        await running.start().ready(2)
+        found = await guarded(**queues)
+    finally:
+        running.close()
+
+    assert found.exit_code == 0, str(found)
+    assert "marq: " not in running.log(), running.log()
