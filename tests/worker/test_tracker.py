@@ -153,7 +153,7 @@ async def test_an_expired_lease_is_noticed_in_time_while_other_traffic_flows(mar
     assert 0 <= await marq.lateness(acquired, sent, LEASE) <= LATENESS_SECONDS
 
 
-async def test_a_record_without_value_or_with_a_key_of_its_own_comes_back_as_it_was(
+async def test_a_record_without_value_comes_back_as_it_was_and_a_key_of_its_own_in_a_header(
     marq: Installation, queue: str
 ) -> None:
     empty = await marq.send(queue, None, key=b"customer 7")
@@ -161,7 +161,9 @@ async def test_a_record_without_value_or_with_a_key_of_its_own_comes_back_as_it_
     await marq.acquire(empty, lease=0.1)
 
     copy = await copy_of(marq, empty)
-    assert (copy.key, copy.value) == (b"customer 7", None)
+    # The key of a record in the messages topic is its queue's name.
+    assert (copy.key, copy.value) == (queue.encode(), None)
+    assert header(copy)["marq-key"] == b"customer 7"
 
 
 async def test_a_released_message_comes_at_once(marq: Installation, queue: str) -> None:
