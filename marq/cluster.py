@@ -66,6 +66,9 @@ class Cluster(Protocol):
     def now_s(self) -> float:
         """Return the seconds of a monotonic clock."""
 
+    def wall_s(self) -> float:
+        """Return the seconds since 1970, as people count them."""
+
     async def sleep(self, seconds: float) -> None: ...
 
     async def within(self, seconds: float | None, waiting: Awaitable[T]) -> T:
@@ -107,6 +110,9 @@ class KafkaCluster:
 
     def now_s(self) -> float:
         return time.monotonic()
+
+    def wall_s(self) -> float:
+        return time.time()
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

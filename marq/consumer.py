@@ -333,6 +333,7 @@ class _Running:
                 flow_settings(topics, definitions),
                 shelf=self.shelf,
                 clock=cluster.now_s,
+                wall=cluster.wall_s,
                 sleep=cluster.sleep,
             )
             await reader.start(self.flow)

@@ -92,6 +92,7 @@ class Flow:
         *,
         shelf: Shelf | None = None,
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         new_holder: Callable[[], int] = lambda: secrets.randbits(64),
     ) -> None:
@@ -107,6 +108,7 @@ class Flow:
             finished=self._finished,
             failed=self.fail,
             clock=clock,
+            wall=wall,
         )
         self.renewal = Renewal(settler, settings, self._finished, clock, sleep, self._give_back_unwanted, self._lost)
         self._reader = reader

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -99,8 +99,8 @@ class Message:
     @property
     def lease_expires_at(self) -> datetime:
         """When the lease ends unless it is renewed, by this machine's clock (UTC); leases renew themselves."""
-        left_s = self._expiry_s - self._lease.outbox.clock()
-        return datetime.now(UTC) + timedelta(seconds=left_s)
+        outbox = self._lease.outbox
+        return datetime.fromtimestamp(outbox.wall() + self._expiry_s - outbox.clock(), UTC)
 
     @property
     def partition(self) -> int:

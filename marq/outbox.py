@@ -48,8 +48,11 @@ class Outbox:
         finished: Callable[[str, int], None],
         failed: Callable[[BaseException], None],
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self.clock = clock
+        #: Seconds since 1970, as people count them; nothing is decided by it.
+        self.wall = wall
         self._writer = writer
         self._markers_partitions = markers_partitions
         self._room_bytes = limit_bytes - FRAME_BYTES

@@ -146,6 +146,9 @@ class MemoryCluster:
     def now_s(self) -> float:
         return self._memory.clock.now_s()
 
+    def wall_s(self) -> float:
+        return self._memory.clock.wall_ms / 1000
+
     async def sleep(self, seconds: float) -> None:
         await self._memory.clock.sleep(seconds)
 

@@ -96,6 +96,7 @@ class Member:
         self._assignee: Assignee
         self._read_to: dict[Source, int] = {}
         self._progress = Progress()
+        self._assignments = 0
         self._more = asyncio.Event()
         self._heard: set[str] = set()
 
@@ -150,15 +151,20 @@ class Member:
         for source, place in search.places().items():
             self._read_to[source] = place.start
             self._progress.begin(source, place.positions)
+        self._assignments += 1
         self._assignee.assigned()
         self._more.set()
 
     # --- what the flow asks -------------------------------------------------------------------------------------------
 
     async def fetch(self, max_records: int) -> Mapping[Source, Sequence[LogRecord]]:
+        assignment = self._assignments
         while not (fetched := self._take(max_records)):
             self._more.clear()
             await self._more.wait()
+            if assignment != self._assignments:
+                # Asked for before the partitions came: nobody would look at what is read now.
+                return {}
         return self._progress.unmet(self._serving, fetched)
 
     def _take(self, left: int) -> dict[Source, list[LogRecord]]:

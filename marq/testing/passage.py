@@ -270,7 +270,7 @@ async def _quiet(limit: _Limit | None) -> None:
         while still < (_TURNS if ready is None else _EMPTY_TURNS):
             await asyncio.sleep(0)
             still = 0 if ready else still + 1
-            if limit is not None:
+            if ready and limit is not None:
                 limit.check("the event loop never comes to rest")
 
 

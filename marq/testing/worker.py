@@ -128,6 +128,7 @@ class _Group:
                 codecs=codecs,
             ),
             clock=cluster.now_s,
+            wall=cluster.wall_s,
             sleep=cluster.sleep,
         )
         await self._member.start(flow)

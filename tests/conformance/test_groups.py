@@ -1,0 +1,140 @@
+"""Groups: what is read together; a queue that joins or leaves misses nothing and gets nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+import marq
+from tests.conformance.backend import Backend
+
+
+class Served:
+    """What a consumer in the background got and acked."""
+
+    def __init__(self, consumer: marq.Consumer) -> None:
+        self.consumer = consumer
+        self.seen: list[tuple[str, bytes]] = []
+        self.task = asyncio.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        async for message in self.consumer:
+            async with message:
+                self.seen.append((message.queue, message.value))
+
+
+@asynccontextmanager
+async def served(consumer: marq.Consumer) -> AsyncIterator[Served]:
+    await consumer.start()
+    serving = Served(consumer)
+    yield serving
+    await consumer.stop()
+    await asyncio.gather(serving.task, return_exceptions=True)
+
+
+def numbered(queue: str, start: int, stop: int) -> list[tuple[str, bytes]]:
+    return [(queue, b"%d" % number) for number in range(start, stop)]
+
+
+async def send(backend: Backend, queue: str, start: int, stop: int) -> None:
+    await backend.producer.send_many(queue, [value for _, value in numbered(queue, start, stop)])
+
+
+async def test_one_consumer_serves_all_queues_of_a_group(backend: Backend) -> None:
+    async with served(backend.consumer(group="both")) as group:
+        await send(backend, "group-a", 0, 20)
+        await send(backend, "group-b", 0, 20)
+        await send(backend, backend.new_name("not-in-it"), 0, 20)
+        await backend.until(lambda: len(group.seen) >= 40)
+
+    assert Counter(group.seen) == Counter(numbered("group-a", 0, 20) + numbered("group-b", 0, 20))
+    await backend.figures("group-a", acked=20)
+
+
+async def test_part_of_a_group_and_unknown_groups_are_refused_with_a_way_out(backend: Backend) -> None:
+    with pytest.raises(marq.ConfigError, match=r"'group-a' belongs to group 'both' together with 'group-b'"):
+        await backend.consumer("group-a").start()
+    with pytest.raises(marq.ConfigError, match=r"group 'none': no queue's settings name it.*'both'"):
+        await backend.consumer(group="none").start()
+    with pytest.raises(marq.ConfigError, match="expected one of them"):
+        backend.consumer("group-a", group="both")
+    with pytest.raises(marq.ConfigError, match="expected a queue's name"):
+        backend.consumer()
+
+
+async def test_a_queue_that_is_alone_in_its_group_may_be_served_by_its_name(backend: Backend) -> None:
+    async with served(backend.consumer("alone-in-a-group")) as alone:
+        await send(backend, "alone-in-a-group", 0, 5)
+        await backend.until(lambda: len(alone.seen) >= 5)
+
+    assert Counter(alone.seen) == Counter(numbered("alone-in-a-group", 0, 5))
+
+
+async def test_a_queue_with_a_handler_is_the_workers(backend: Backend) -> None:
+    queue = backend.new_name()
+    await backend.queues.change(queue, handler="tests.conformance.no_such_module:handle")
+    try:
+        with pytest.raises(marq.ConfigError, match=f"queue '{queue}' has the handler"):
+            await backend.consumer(queue).start()
+    finally:
+        await backend.queues.reset(queue)
+
+
+async def test_a_queue_that_joins_a_running_group_gets_what_it_had_waiting_and_nobody_gets_anything_twice(
+    backend: Backend,
+) -> None:
+    group, old, late = backend.new_name("group"), backend.new_name("old"), backend.new_name("late")
+    await backend.queues.change(old, group=group)
+    await send(backend, late, 0, 10)
+    async with served(backend.consumer(group=group)) as both:
+        await send(backend, old, 0, 10)
+        await backend.until(lambda: len(both.seen) >= 10)
+
+        await backend.queues.change(late, group=group)
+        await send(backend, late, 10, 20)
+        await send(backend, old, 10, 20)
+        await backend.until(lambda: len(both.seen) >= 40)
+        await backend.advance(0.5)
+
+    assert Counter(both.seen) == Counter(numbered(old, 0, 20) + numbered(late, 0, 20))
+
+
+async def test_a_queue_that_moves_to_another_group_goes_on_where_it_was(backend: Backend) -> None:
+    one, other = backend.new_name("one"), backend.new_name("other")
+    stays, moves, there = backend.new_name("stays"), backend.new_name("moves"), backend.new_name("there")
+    await backend.queues.change(stays, group=one)
+    await backend.queues.change(moves, group=one)
+    await backend.queues.change(there, group=other)
+    async with served(backend.consumer(group=one)) as former:
+        await send(backend, moves, 0, 10)
+        await backend.until(lambda: len(former.seen) >= 10)
+        async with served(backend.consumer(group=other)) as later:
+            await backend.queues.change(moves, group=other)
+            await send(backend, moves, 10, 20)
+            await send(backend, stays, 0, 5)
+            await backend.until(lambda: len(former.seen) + len(later.seen) >= 25)
+            await backend.advance(0.5)
+
+    assert Counter(former.seen + later.seen) == Counter(numbered(moves, 0, 20) + numbered(stays, 0, 5))
+    assert (moves, b"19") in later.seen
+
+
+async def test_a_consumer_whose_queue_goes_to_a_group_ends_and_the_group_goes_on(backend: Backend) -> None:
+    group, moves, there = backend.new_name("group"), backend.new_name("moves"), backend.new_name("there")
+    async with served(backend.consumer(moves)) as own:
+        await send(backend, moves, 0, 10)
+        await backend.until(lambda: len(own.seen) >= 10)
+        await backend.queues.change(there, group=group)
+        await backend.queues.change(moves, group=group)
+        await backend.until(own.task.done)
+        assert isinstance(own.task.exception(), marq.ConfigError)
+    async with served(backend.consumer(group=group)) as later:
+        await send(backend, moves, 10, 20)
+        await backend.until(lambda: len(later.seen) >= 10)
+        await backend.advance(0.3)
+
+    assert Counter(later.seen) == Counter(numbered(moves, 10, 20))

@@ -1,0 +1,224 @@
+"""What consumers do with handlers: one message or a list at a time, as coroutines and in threads."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+import marq
+from tests.conformance.backend import Backend
+
+
+@asynccontextmanager
+async def running(consumer: marq.Consumer, call: Callable[[], Any]) -> AsyncIterator[asyncio.Task[Any]]:
+    """Run a consumer's handler meanwhile."""
+    await consumer.start()
+    task = asyncio.create_task(call())
+    yield task
+    await consumer.stop()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def outcome(value: bytes, attempt: int) -> None:
+    """What all handlers here do with a message."""
+    if value == b"reject":
+        raise marq.Reject("no good")
+    if value == b"retry" and attempt == 1:
+        raise marq.Retry(delay=0.3)
+    if value == b"fail" and attempt == 1:
+        raise LookupError("once")
+
+
+EXPECTED = [(b"ack", 1), (b"fail", 1), (b"fail", 2), (b"reject", 1), (b"retry", 1), (b"retry", 2)]
+SENT = [b"ack", b"retry", b"reject", b"fail"]
+
+
+async def test_how_a_coroutine_ends_decides_on_its_message(backend: Backend) -> None:
+    queue, seen = backend.new_name(), []
+
+    async def handle(message: marq.Message) -> None:
+        seen.append((message.value, message.attempt))
+        await asyncio.sleep(0)
+        outcome(message.value, message.attempt)
+
+    consumer = backend.consumer(queue)
+    async with running(consumer, lambda: consumer.run(handle)):
+        await backend.producer.send_many(queue, SENT)
+        await backend.until(lambda: len(seen) == len(EXPECTED))
+
+    assert sorted(seen) == EXPECTED
+    await backend.figures(queue, acked=3, dead=1, released=2, redelivered=2)
+    assert [letter.reason for letter in await backend.dead_letters(queue)] == ["no good"]
+
+
+async def test_a_plain_function_runs_in_a_thread(backend: Backend) -> None:
+    queue, seen, threads = backend.new_name(), [], set()
+
+    def handle(message: marq.Message) -> None:
+        threads.add(threading.current_thread())
+        seen.append((message.value, message.attempt))
+        outcome(message.value, message.attempt)
+
+    consumer = backend.consumer(queue)
+    async with running(consumer, lambda: consumer.run(handle, concurrency=2)):
+        await backend.producer.send_many(queue, SENT)
+        await backend.until(lambda: len(seen) == len(EXPECTED))
+
+    assert sorted(seen) == EXPECTED
+    assert threading.main_thread() not in threads
+    await backend.figures(queue, acked=3, dead=1, released=2)
+
+
+async def test_so_many_run_at_a_time_as_the_concurrency_says(backend: Backend) -> None:
+    queue, gate, now, most = backend.new_name(), asyncio.Event(), 0, 0
+
+    async def handle(message: marq.Message) -> None:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await gate.wait()
+        now -= 1
+
+    consumer = backend.consumer(queue)
+    async with running(consumer, lambda: consumer.run(handle, concurrency=3)):
+        await backend.producer.send_many(queue, [b"x"] * 10)
+        await backend.until(lambda: now == 3)
+        await backend.advance(0.2)
+        gate.set()
+        await backend.figures(queue, acked=10)
+
+    assert most == 3
+
+
+async def test_a_handler_may_decide_itself(backend: Backend) -> None:
+    queue, seen = backend.new_name(), []
+
+    async def handle(message: marq.Message) -> None:
+        seen.append(message.attempt)
+        if message.attempt == 1:
+            await message.release(0)
+        else:
+            await message.ack()
+            raise LookupError("after the ack")
+
+    consumer = backend.consumer(queue)
+    async with running(consumer, lambda: consumer.run(handle)):
+        await backend.producer.send(queue, b"x")
+        await backend.figures(queue, acked=1, released=1)
+
+    assert seen == [1, 2]
+
+
+async def test_a_decorated_handler_brings_its_codec_and_its_concurrency(backend: Backend) -> None:
+    queue, seen = backend.new_name(), []
+
+    @marq.handler(queue, codec=marq.JSON, concurrency=2)
+    async def handle(message: marq.Message) -> None:
+        seen.append(message.value)
+
+    consumer, other = backend.consumer(queue), backend.consumer(backend.new_name("other"))
+    async with running(consumer, lambda: consumer.run(handle)):
+        await backend.producer.send(queue, b'{"a": 1}')
+        await backend.producer.send(queue, b"{")
+        await backend.figures(queue, acked=1, dead=1)
+    async with other:
+        with pytest.raises(marq.ConfigError, match=queue):
+            await other.run(handle)
+
+    assert seen == [{"a": 1}]
+
+
+async def test_cancelling_run_gives_messages_back_and_the_attempt_does_not_count(backend: Backend) -> None:
+    queue, attempts = backend.new_name(), []
+
+    async def handle(message: marq.Message) -> None:
+        attempts.append(message.attempt)
+        if len(attempts) == 1:
+            await asyncio.Event().wait()
+
+    async with backend.consumer(queue) as consumer:
+        task = asyncio.create_task(consumer.run(handle))
+        await backend.producer.send(queue, b"x")
+        await backend.until(lambda: len(attempts) == 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        again = asyncio.create_task(consumer.run(handle))
+        await backend.until(lambda: len(attempts) == 2)
+        await consumer.stop()
+        await again
+
+    assert attempts == [1, 1]
+    await backend.figures(queue, acked=1, released=1)
+
+
+async def test_a_stop_lets_handlers_end_within_the_grace(backend: Backend) -> None:
+    queue, begun, gate = backend.new_name(), asyncio.Event(), asyncio.Event()
+
+    async def handle(message: marq.Message) -> None:
+        begun.set()
+        await gate.wait()
+
+    consumer = backend.consumer(queue, grace=20)
+    async with running(consumer, lambda: consumer.run(handle)):
+        await backend.producer.send(queue, b"x")
+        await backend.until(begun.is_set)
+        stopping = asyncio.create_task(consumer.stop())
+        await asyncio.sleep(0)
+        gate.set()
+        await stopping
+
+    await backend.figures(queue, acked=1, released=0)
+
+
+async def test_a_handler_of_batches_gets_lists_and_decides_on_all_or_on_some(backend: Backend) -> None:
+    queue, sizes, seen = backend.new_name(), [], []
+
+    async def handle(messages: list[marq.Message]) -> None:
+        sizes.append(len(messages))
+        for message in messages:
+            seen.append((message.value, message.attempt))
+            if message.value == b"reject":
+                await message.reject("no good", wait=False)
+        if any((message.value, message.attempt) == (b"fail", 1) for message in messages):
+            raise LookupError("all that have no outcome")
+
+    consumer = backend.consumer(queue)
+    async with running(consumer, lambda: consumer.run_batch(handle, max_messages=4)):
+        await backend.producer.send_many(queue, [b"ack"] * 8 + [b"reject", b"fail"])
+        await backend.figures(queue, acked=9, dead=1)
+
+    assert max(sizes) <= 4
+    assert sum(sizes) == len(seen)
+    assert {(b"reject", 1), (b"fail", 1), (b"fail", 2), (b"ack", 1)} <= set(seen)
+    assert [letter.reason for letter in await backend.dead_letters(queue)] == ["no good"]
+
+
+async def test_a_plain_function_may_take_lists_too(backend: Backend) -> None:
+    queue, seen = backend.new_name(), []
+
+    def handle(messages: list[marq.Message]) -> None:
+        assert threading.current_thread() is not threading.main_thread()
+        seen.extend(message.value for message in messages)
+
+    consumer = backend.consumer(queue)
+    async with running(consumer, lambda: consumer.run_batch(handle)):
+        await backend.producer.send_many(queue, [b"1", b"2", b"3"])
+        await backend.figures(queue, acked=3)
+
+    assert sorted(seen) == [b"1", b"2", b"3"]
+
+
+async def test_what_is_no_handler_is_refused(backend: Backend) -> None:
+    async with backend.consumer(backend.new_name()) as consumer:
+        with pytest.raises(marq.ConfigError, match="expected a function that takes a message"):
+            await consumer.run("handler")  # type: ignore[arg-type]
+        with pytest.raises(marq.ConfigError, match="expected a function that takes a list of messages"):
+            await consumer.run_batch(lambda: None)  # type: ignore[arg-type, misc]
+        with pytest.raises(marq.ConfigError, match="concurrency=0"):
+            await consumer.run(print, concurrency=0)

@@ -1,0 +1,127 @@
+"""Leases: renewed while a message is held, lost when they are over, and what may still be done then."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+import marq
+from marq.core.markers import Ack
+from tests.conformance.backend import Backend
+from tests.conformance.receiving import nothing_for, take, take_one
+
+#: A consumer whose messages are lost after a second, since they may not be renewed for longer.
+SHORT = {"lease": 1, "max_lease": 1}
+
+
+async def test_a_lease_renews_itself_while_a_message_is_held(backend: Backend) -> None:
+    async with backend.consumer("short-lease") as consumer:
+        await backend.producer.send("short-lease", b"x")
+        message = await take_one(consumer)
+        first_end = message.lease_expires_at
+
+        await nothing_for(2.5, consumer)
+
+        assert message.lease_expires_at > first_end + timedelta(seconds=1)
+        await message.ack()
+    await backend.figures("short-lease", acked=1, expired=0)
+
+
+async def test_a_message_whose_lease_is_over_is_delivered_again(backend: Backend) -> None:
+    queue = backend.new_name()
+    async with backend.consumer(queue, **SHORT) as consumer:
+        await backend.producer.send(queue, b"x", headers={"a": b"1"})
+        message = await take_one(consumer)
+
+        again = await take_one(consumer)
+
+        assert (again.id, again.attempt, again.headers) == (message.id, 2, {"a": b"1"})
+        await again.ack()
+    await backend.figures(queue, expired=1, redelivered=1, acked=1)
+
+
+async def test_after_the_lease_only_an_ack_is_still_written(backend: Backend) -> None:
+    queue = backend.new_name()
+    async with backend.consumer(queue, **SHORT) as consumer:
+        await backend.producer.send_many(queue, [b"x"] * 5)
+        lost = await take(consumer, 5)
+        await backend.advance(1.1)
+
+        for call in (lost[0].release(0), lost[1].reject(), lost[2].renew(), lost[0].release(0, wait=False)):
+            with pytest.raises(marq.LeaseLost, match=f"queue '{queue}'.* attempt 1"):
+                await call
+        with pytest.raises(marq.LeaseLost, match="ack"):
+            await lost[3].ack()
+        with pytest.raises(marq.LeaseLost, match="1 of 1 messages"):
+            await consumer.ack(lost[4])
+
+        again = await take(consumer, 5)
+        assert {message.id for message in again} == {message.id for message in lost}
+        assert {message.attempt for message in again} == {2}
+        await consumer.ack(again)
+    acked = {(ack.source, offset) for ack in await backend.markers(Ack) if ack.queue == queue for offset in ack.offsets}
+    written = {message.id for message in lost if ((backend.names.messages, message.partition), message.offset) in acked}
+    assert written == {lost[3].id, lost[4].id}
+    await backend.figures(queue, released=0, rejected=0, expired=5)
+
+
+async def test_a_renewal_of_ones_own_keeps_a_message_longer(backend: Backend) -> None:
+    queue = backend.new_name()
+    async with backend.consumer(queue, **SHORT) as consumer:
+        await backend.producer.send_many(queue, [b"1", b"2"])
+        kept, lost = await take(consumer, 2)
+        before = kept.lease_expires_at
+
+        await kept.renew(4)
+        # A lease never gets shorter.
+        await kept.renew(0.5)
+
+        assert kept.lease_expires_at > before + timedelta(seconds=2)
+        assert (await take_one(consumer)).id == lost.id
+        await nothing_for(0.5, consumer)
+        await kept.ack()
+
+
+async def test_a_handler_is_cancelled_when_its_message_is_lost_and_another_delivery_comes(backend: Backend) -> None:
+    queue, begun, cancelled = backend.new_name(), [], []
+
+    async def handle(message: marq.Message) -> None:
+        begun.append(message.attempt)
+        try:
+            if message.attempt == 1:
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(message.attempt)
+            raise
+
+    async with backend.consumer(queue, **SHORT) as consumer:
+        running = asyncio.create_task(consumer.run(handle))
+        await backend.producer.send(queue, b"x")
+        await backend.until(lambda: len(begun) == 2)
+        await consumer.stop()
+        await running
+
+    assert (begun, cancelled) == ([1, 2], [1])
+    await backend.figures(queue, acked=1, expired=1)
+
+
+async def test_the_last_attempt_may_end_by_its_lease(backend: Backend) -> None:
+    queue = "two-attempts-of-a-lease"
+    async with backend.consumer(queue, max_lease=1) as consumer:
+        await backend.producer.send(queue, b"x")
+        assert [(await take_one(consumer)).attempt for _ in range(2)] == [1, 2]
+
+        [letter] = await backend.dead_letters(queue)
+
+    assert letter.reason == "2 of 2 attempts used: the last time its lease ran out"
+
+
+async def test_the_lease_of_the_queue_holds_where_the_consumer_says_nothing(backend: Backend) -> None:
+    async with backend.consumer("lease-of-a-minute") as consumer:
+        await backend.producer.send("lease-of-a-minute", b"x")
+        message = await take_one(consumer)
+
+        assert message.lease_expires_at - message.sent_at > timedelta(seconds=55)
+        await message.ack()

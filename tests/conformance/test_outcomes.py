@@ -1,0 +1,201 @@
+"""How a message ends: ack, release, reject; by whom, and how often."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+import marq
+from tests.conformance.backend import Backend
+from tests.conformance.receiving import nothing_for, take, take_one
+
+
+async def test_what_is_acked_never_comes_back(backend: Backend) -> None:
+    queue = backend.new_name()
+    async with backend.consumer(queue, lease=1) as consumer:
+        await backend.producer.send_many(queue, [b"x"] * 4)
+        messages = await take(consumer, 4)
+
+        await messages[0].ack()
+        await consumer.ack(messages[1])
+        await consumer.ack(messages[2:])
+
+        await nothing_for(1.5, consumer)
+    await backend.figures(queue, acked=4, redelivered=0)
+
+
+async def test_outcomes_may_be_told_twice_and_the_first_counts(backend: Backend) -> None:
+    queue = backend.new_name()
+    async with backend.consumer(queue) as consumer:
+        await backend.producer.send_many(queue, [b"x"] * 3)
+        acked, released, rejected = await take(consumer, 3)
+
+        await acked.ack()
+        await acked.ack()
+        await acked.release(0)
+        await acked.reject("too late")
+        await released.release(0)
+        await released.reject("too late")
+        await released.ack()
+        await rejected.reject("no good")
+        await rejected.release(0)
+        await rejected.ack()
+        await consumer.ack([acked, released, rejected])
+
+        again = await take_one(consumer)
+        assert again.id == released.id
+        await again.ack()
+        await nothing_for(0.3, consumer)
+    await backend.figures(queue, acked=2, released=1, rejected=1, dead=1)
+
+
+async def test_a_token_finishes_a_message_from_elsewhere(backend: Backend) -> None:
+    queue = backend.new_name()
+    async with backend.consumer(queue) as here, backend.consumer(backend.new_name("elsewhere")) as there:
+        await backend.producer.send_many(queue, [b"x"] * 3)
+        messages = await take(here, 3)
+
+        await there.ack(messages[0].token)
+        await there.ack(messages[0].token)
+        await here.ack(messages[1].token)
+        await there.ack([messages[2].token])
+
+        await backend.figures(queue, acked=3)
+        with pytest.raises(ValueError, match="no message token"):
+            await there.ack("token")
+
+
+async def test_a_released_message_comes_back_as_it_was_with_the_next_attempt(backend: Backend) -> None:
+    queue = backend.new_name()
+    async with backend.consumer(queue) as consumer:
+        await backend.producer.send(queue, b"x", headers={"tenant": b"acme"})
+        message = await take_one(consumer)
+
+        await message.release(0)
+        again = await take_one(consumer)
+
+        assert (again.id, again.attempt, again.value, again.headers, again.sent_at) == (
+            message.id, 2, b"x", {"tenant": b"acme"}, message.sent_at,
+        )  # fmt: skip
+        assert (again.partition, again.offset) != (message.partition, message.offset)
+        assert again.token != message.token
+        await again.ack()
+    await backend.figures(queue, acked=1, released=1, redelivered=1)
+
+
+async def test_a_release_may_have_a_delay(backend: Backend) -> None:
+    queue = backend.new_name()
+    async with backend.consumer(queue) as consumer:
+        await backend.producer.send_many(queue, [b"1", b"2"])
+        first, second = await take(consumer, 2)
+        released_s = backend.now_s()
+
+        await first.release(0.8)
+        await second.release(delay=timedelta(milliseconds=400))
+        again = [await take_one(consumer), await take_one(consumer)]
+
+        assert [message.id for message in again] == [second.id, first.id]
+        assert backend.now_s() - released_s > 0.75
+        await consumer.ack(again)
+
+
+async def test_without_a_delay_a_release_waits_for_the_backoff_of_the_queue(backend: Backend) -> None:
+    async with backend.consumer("slow-backoff") as consumer:
+        await backend.producer.send("slow-backoff", b"x")
+        message = await take_one(consumer)
+        released_s = backend.now_s()
+
+        await message.release()
+        again = await take_one(consumer)
+
+        assert backend.now_s() - released_s > 1.15
+        await again.ack()
+
+
+async def test_a_rejected_message_becomes_a_dead_letter_with_all_that_is_known(backend: Backend) -> None:
+    queue = backend.new_name()
+    async with backend.consumer(queue) as consumer:
+        sent_id = (await backend.producer.send(queue, b"x", headers={"tenant": b"acme", "empty": None})).id
+        await (await take_one(consumer)).release(0)
+        message = await take_one(consumer)
+        at = f"{backend.names.messages}/{message.partition}/{message.offset}"
+
+        await message.reject("no good")
+
+    [letter] = await backend.dead_letters(queue)
+    assert (letter.queue, letter.id, letter.body) == (queue, sent_id, b"x")
+    assert letter.headers == {"tenant": b"acme", "empty": None}
+    assert (letter.reason, letter.attempt, letter.origin, letter.key) == ("no good", 2, at, None)
+    assert letter.sent_at == message.sent_at
+    assert letter.died_at >= letter.sent_at
+
+
+async def test_after_its_last_attempt_a_message_becomes_a_dead_letter_with_the_last_error(backend: Backend) -> None:
+    async with backend.consumer("two-attempts") as consumer:
+        await backend.producer.send("two-attempts", b"x")
+        for attempt in (1, 2):
+            message = await take_one(consumer)
+            assert message.attempt == attempt
+            with pytest.raises(LookupError):
+                async with message:
+                    raise LookupError(f"attempt {attempt}")
+
+    [letter] = await backend.dead_letters("two-attempts")
+    assert (letter.attempt, letter.error) == (2, "LookupError: attempt 2")
+    assert letter.reason == "2 of 2 attempts used: the last time it was released"
+
+
+async def test_where_a_queue_wants_no_dead_letters_its_messages_end(backend: Backend) -> None:
+    queue = "no-dead-letters"
+    async with backend.consumer(queue) as consumer:
+        await backend.producer.send_many(queue, [b"x", b"y"])
+        released, rejected = await take(consumer, 2)
+        await released.release(0)
+        await rejected.reject()
+
+        await backend.figures(queue, dead=2)
+        await nothing_for(0.3, consumer)
+    assert not [each for each in await backend.records(backend.names.dead_letters) if each.key == queue.encode()]
+
+
+async def test_outcomes_that_nobody_waits_for_are_written_by_the_stop(backend: Backend) -> None:
+    queue = backend.new_name()
+    async with backend.consumer(queue) as consumer:
+        await backend.producer.send_many(queue, [b"x"] * 3)
+        one, two, three = await take(consumer, 3)
+        await one.ack(wait=False)
+        await two.release(0, wait=False)
+        await three.reject(wait=False)
+    await backend.figures(queue, acked=1, released=1, dead=1, redelivered=1)
+
+    async with backend.consumer(queue) as other:
+        assert (await take_one(other)).attempt == 2
+
+
+async def test_words_of_other_queues_are_answered_with_ours(backend: Backend) -> None:
+    queue = backend.new_name()
+    async with backend.consumer(queue) as consumer:
+        await backend.producer.send(queue, b"x")
+        message = await take_one(consumer)
+        with pytest.raises(TypeError, match=r"release .*reject"):
+            message.nack  # noqa: B018
+        with pytest.raises(TypeError, match=r"release .*reject"):
+            await consumer.nack(message)
+        with pytest.raises(TypeError, match="delay"):
+            await message.release(countdown=3)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="delay"):
+            await backend.producer.send(queue, b"x", countdown=3)  # type: ignore[call-overload]
+        with pytest.raises(TypeError, match="delay"):
+            raise marq.Retry(countdown=3)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="lease"):
+            backend.consumer(queue, visibility_timeout=30)
+        with pytest.raises(TypeError, match="max_attempts"):
+            backend.consumer(queue, max_retries=3)
+        with pytest.raises(TypeError, match="unexpected keyword argument 'leese'"):
+            backend.consumer(queue, leese=30)
+        with pytest.raises(TypeError, match="max_attempts"):
+            await backend.queues.change(queue, max_retries=3)  # type: ignore[call-arg]
+        # None of that has decided anything.
+        await message.ack()
+    await backend.figures(queue, acked=1, released=0)

@@ -1,0 +1,242 @@
+"""How messages are taken: by calls and by iteration, how many at a time, and what becomes of them at a stop."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import marq
+from tests.conformance.backend import Backend
+from tests.conformance.receiving import nothing_for, take, take_one
+
+
+async def test_an_empty_queue_gives_an_empty_list_when_the_wait_is_over(backend: Backend) -> None:
+    async with backend.consumer(backend.new_name()) as consumer:
+        began_s = backend.now_s()
+
+        assert await consumer.receive(wait=0.5) == []
+
+        assert backend.now_s() - began_s > 0.45
+        assert await consumer.receive(wait=0) == []
+
+
+async def test_receive_returns_what_there_is_and_no_more_than_was_asked_for(backend: Backend) -> None:
+    queue = backend.new_name()
+    async with backend.consumer(queue) as consumer:
+        await backend.producer.send_many(queue, [b"x"] * 5)
+        messages = await take(consumer, 5)
+        await consumer.ack(messages)
+        await backend.producer.send_many(queue, [b"y"] * 20)
+
+        while len(messages) < 25:
+            more = await consumer.receive(max_messages=7, wait=20)
+            assert 1 <= len(more) <= 7
+            await consumer.ack(more)
+            messages += more
+
+        assert len({message.id for message in messages}) == 25
+
+
+async def test_a_clean_exit_of_the_block_acks_and_an_exception_releases_with_backoff(backend: Backend) -> None:
+    queue, attempts = backend.new_name(), []
+    async with backend.consumer(queue) as consumer:
+        await backend.producer.send_many(queue, [b"good", b"bad"])
+
+        async for message in consumer:
+            attempts.append((message.value, message.attempt))
+            if attempts[-1] == (b"bad", 1):
+                with pytest.raises(LookupError, match="out of the block"):
+                    async with message:
+                        raise LookupError("out of the block")
+            else:
+                async with message:
+                    pass
+            if len(attempts) == 3:
+                break
+        await consumer.flush()
+
+    assert sorted(attempts) == [(b"bad", 1), (b"bad", 2), (b"good", 1)]
+    await backend.figures(queue, acked=2, released=1, redelivered=1)
+
+
+async def test_retry_and_reject_end_at_the_block(backend: Backend) -> None:
+    queue = backend.new_name()
+    async with backend.consumer(queue) as consumer:
+        await backend.producer.send(queue, b"x")
+
+        async for message in consumer:
+            async with message:
+                if message.attempt == 1:
+                    raise marq.Retry(delay=0.3)
+                raise marq.Reject("no good")
+            if message.attempt == 2:
+                break
+
+    [letter] = await backend.dead_letters(queue)
+    assert (letter.reason, letter.attempt) == ("no good", 2)
+
+
+async def test_iteration_ends_with_the_consumer(backend: Backend) -> None:
+    queue, seen = backend.new_name(), []
+    consumer = backend.consumer(queue)
+    await consumer.start()
+
+    async def iterate() -> None:
+        async for message in consumer:
+            async with message:
+                seen.append(message.value)
+
+    iterating = asyncio.create_task(iterate())
+    await backend.producer.send(queue, b"x")
+    await backend.until(lambda: bool(seen))
+    await consumer.stop()
+
+    async with asyncio.timeout(10):
+        await iterating
+    assert seen == [b"x"]
+
+
+async def test_what_is_held_is_bounded_and_goes_on_when_something_is_finished(backend: Backend) -> None:
+    queue = backend.new_name()
+    async with backend.consumer(queue, max_in_flight=5) as consumer:
+        await backend.producer.send_many(queue, [b"x"] * 12)
+        held = await take(consumer, 5)
+        await nothing_for(0.5, consumer)
+
+        await consumer.ack(held[:2])
+        more = await take(consumer, 2)
+        await nothing_for(0.5, consumer)
+        await consumer.ack(held[2:] + more)
+
+        await consumer.ack(await take(consumer, 5))
+    await backend.figures(queue, acked=12)
+
+
+async def test_consumers_share_a_queue(backend: Backend) -> None:
+    queue, seen = backend.new_name(), []
+
+    async def handle(message: marq.Message) -> None:
+        seen.append(message.value)
+
+    async with backend.consumer(queue) as one, backend.consumer(queue) as other:
+        running = [asyncio.create_task(each.run(handle)) for each in (one, other)]
+        values = [b"%d" % number for number in range(100)]
+        await backend.producer.send_many(queue, values)
+        await backend.until(lambda: len(seen) >= 100)
+        await asyncio.gather(one.stop(), other.stop())
+        await asyncio.gather(*running)
+
+    assert sorted(seen) == sorted(values)
+    await backend.figures(queue, acked=100, redelivered=0)
+
+
+async def test_a_consumer_that_joins_takes_over_partitions_and_nothing_comes_twice(backend: Backend) -> None:
+    queue, seen = backend.new_name(), []
+    async with backend.consumer(queue) as first:
+        await backend.producer.send_many(queue, [b"%d" % number for number in range(20)])
+        held = await take(first, 20)
+        async with backend.consumer(queue) as second:
+            await backend.producer.send_many(queue, [b"%d" % number for number in range(20, 40)])
+            both = await asyncio.gather(first.receive(100, wait=2), second.receive(100, wait=2))
+            while len(seen) < 20:
+                seen += [message for messages in both for message in messages]
+                both = list(await asyncio.gather(first.receive(100, wait=0.2), second.receive(100, wait=0.2)))
+            await second.ack(message for message in seen if message.partition >= 0)
+        # What was taken before the rebalance is still held.
+        await first.ack(held)
+
+    assert sorted(int(message.value) for message in [*held, *seen]) == list(range(40))
+    await backend.figures(queue, acked=40, redelivered=0)
+
+
+async def test_a_stop_gives_back_what_nobody_took_and_the_attempt_does_not_count(backend: Backend) -> None:
+    queue, started = backend.new_name(), asyncio.Event()
+
+    async def hang(message: marq.Message) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    consumer = backend.consumer(queue, grace=0)
+    await consumer.start()
+    running = asyncio.create_task(consumer.run(hang, concurrency=2))
+    await backend.producer.send_many(queue, [b"x"] * 4)
+    await backend.until(started.is_set)
+    await consumer.stop()
+    await running
+
+    async with backend.consumer(queue) as other:
+        messages = await take(other, 4)
+        assert [message.attempt for message in messages] == [1] * 4
+        await other.ack(messages)
+
+
+async def test_a_stop_without_release_leaves_what_was_prefetched_until_its_lease_ends(backend: Backend) -> None:
+    queue, started = backend.new_name(), asyncio.Event()
+
+    async def hang(message: marq.Message) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    consumer = backend.consumer(queue, lease=1.5, grace=0)
+    await consumer.start()
+    running = asyncio.create_task(consumer.run(hang, concurrency=1))
+    await backend.producer.send_many(queue, [b"x"] * 2)
+    await backend.until(started.is_set)
+    await consumer.stop(release=False)
+    await running
+
+    async with backend.consumer(queue) as other:
+        # The one in the handler was cancelled and given back, uncounted; the other one comes when its lease is over.
+        messages = await take(other, 2)
+        assert sorted(message.attempt for message in messages) == [1, 2]
+        await other.ack(messages)
+
+
+async def test_what_was_taken_and_not_finished_stays_leased_after_a_stop(backend: Backend) -> None:
+    queue = backend.new_name()
+    async with backend.consumer(queue, lease=1) as consumer:
+        await backend.producer.send(queue, b"x")
+        taken = await take_one(consumer)
+        taken_s = backend.now_s()
+    async with backend.consumer(queue) as other:
+        again = await take_one(other)
+
+        assert (again.id, again.attempt) == (taken.id, 2)
+        # Renewed at the latest when it was taken; before that its lease began.
+        assert backend.now_s() - taken_s >= 0.5
+        await again.ack()
+
+
+async def test_a_consumer_may_be_started_and_stopped_twice_and_again(backend: Backend) -> None:
+    queue = backend.new_name()
+    consumer = backend.consumer(queue)
+    for number in (b"1", b"2"):
+        await consumer.start()
+        await consumer.start()
+        await backend.producer.send(queue, number)
+        message = await take_one(consumer)
+        assert message.value == number
+        await message.ack()
+        await consumer.stop()
+        await consumer.stop()
+
+
+async def test_flush_makes_acks_durable_that_nobody_waited_for(backend: Backend) -> None:
+    queue = backend.new_name()
+    async with backend.consumer(queue) as consumer:
+        await backend.producer.send_many(queue, [b"x"] * 10)
+        for message in await take(consumer, 10):
+            await message.ack(wait=False)
+        await consumer.flush()
+
+        await backend.figures(queue, acked=10)
+    await consumer.flush()
+
+
+async def test_receive_checks_what_it_is_given(backend: Backend) -> None:
+    async with backend.consumer(backend.new_name()) as consumer:
+        with pytest.raises(marq.ConfigError, match="max_messages=0"):
+            await consumer.receive(max_messages=0)
+        with pytest.raises(marq.ConfigError, match="wait=-1"):
+            await consumer.receive(wait=-1)

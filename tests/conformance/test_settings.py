@@ -1,0 +1,66 @@
+"""Settings of queues, changed while everything runs."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+import marq
+from marq.core.queue import QueueSettings
+from tests.conformance.backend import Backend
+from tests.conformance.receiving import take_one
+
+
+async def test_a_change_is_known_at_once_to_who_makes_it_and_soon_to_all(backend: Backend) -> None:
+    queue, heard = backend.new_name(), []
+    async with marq.Queues(**backend.client) as others:
+        stop_listening = others.listen(lambda: heard.append(others[queue].lease_ms))
+
+        settings = await backend.queues.change(queue, lease=timedelta(seconds=5), max_attempts=3)
+
+        assert settings == backend.queues[queue]
+        assert (settings.lease_ms, settings.max_attempts) == (5_000, 3)
+        await backend.until(lambda: others[queue].lease_ms == 5_000)
+        assert heard[-1] == 5_000
+        stop_listening()
+
+        assert (await backend.queues.change(queue, lease=None)).max_attempts == 3
+        assert (await others.reset(queue)).max_attempts == QueueSettings().max_attempts
+
+
+async def test_changed_settings_count_for_consumers_and_trackers(backend: Backend) -> None:
+    queue = backend.new_name()
+    async with backend.consumer(queue) as consumer:
+        await backend.queues.change(queue, lease=50, max_attempts=1, backoff={"base": 0, "jitter": False})
+        await backend.seen_by_all()
+        await backend.producer.send(queue, b"x")
+
+        message = await take_one(consumer)
+
+        assert message.lease_expires_at - message.sent_at > timedelta(seconds=45)
+        await message.release()
+    [letter] = await backend.dead_letters(queue)
+    assert letter.reason.startswith("1 of 1 attempts used")
+
+
+async def test_wrong_settings_are_named_and_nothing_is_changed(backend: Backend) -> None:
+    queue = backend.new_name()
+    for wrong, said in (
+        ({"lease": 0}, "lease: expected a number of seconds above 0"),
+        ({"max_attempts": "3"}, "max_attempts: expected a whole number"),
+        ({"backoff": {"bas": 1}}, r"backoff\.bas: unknown key"),
+        ({"topic": backend.names.markers}, "marq's own"),
+    ):
+        with pytest.raises(marq.ConfigError, match=f"queue '{queue}'.*{said}"):
+            await backend.queues.change(queue, **wrong)  # type: ignore[arg-type]
+
+    assert backend.queues[queue] == backend.queues["nobody-defined-this"]
+
+
+async def test_a_queue_that_nobody_defined_has_the_defaults(backend: Backend) -> None:
+    defaults = backend.queues[backend.new_name()]
+
+    assert (defaults.lease_ms, defaults.max_attempts, defaults.dead_letter) == (30_000, 5, True)
+    assert (defaults.backoff.base_ms, defaults.backoff.jitter) == (200, False)
+    assert backend.queues["two-attempts"].max_attempts == 2
