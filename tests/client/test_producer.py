@@ -118,7 +118,7 @@ async def test_a_cancelled_send_does_not_disturb_its_neighbours(producer) -> Non
 
 
 async def test_many_that_fail_say_which_were_sent(servers, prefix, monkeypatch) -> None:
-    async with marq.Producer(servers, prefix=prefix, request_timeout=1) as producer:
+    async with marq.Producer(servers, prefix=prefix) as producer:
         send = producer._send
 
         async def fail_third(parcel):
@@ -165,7 +165,7 @@ async def test_of_several_queues_all_are_checked_before_the_first_is_sent(produc
 
 
 async def test_of_several_queues_a_failure_says_which_were_sent(servers, prefix, names, monkeypatch) -> None:
-    async with marq.Producer(servers, prefix=prefix, request_timeout=1) as producer:
+    async with marq.Producer(servers, prefix=prefix) as producer:
         send = producer._send
 
         async def fail_third(parcel):

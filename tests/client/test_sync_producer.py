@@ -237,7 +237,7 @@ def test_without_a_broker_start_says_so_in_time_and_leaves_no_thread() -> None:
 
 
 def test_a_broker_that_goes_away_fails_sends_in_time_and_it_recovers(own_broker, prefix) -> None:
-    with marq.SyncProducer(own_broker.bootstrap_servers, prefix=prefix, request_timeout=1) as producer:
+    with marq.SyncProducer(own_broker.bootstrap_servers, prefix=prefix, request_timeout=3) as producer:
         producer.send("q", b"before")
         own_broker.kill()
         with pytest.raises(marq.BrokerUnavailable, match="unknown whether"):
