@@ -148,6 +148,13 @@ RELIANCES = (
     Reliance(
         "aiokafka.coordinator.protocol:ConsumerProtocolMemberMetadata", "SCHEMA", "class attribute", "has user_data"
     ),
+    # app/checkup
+    Reliance(
+        "aiokafka.admin:AIOKafkaAdminClient",
+        "_send_request",
+        "async (self, request, node_id=None)",
+        "requests for which the client has no method, such as what one is allowed to do",
+    ),
     # tables/leases.py
     Reliance(_STORE, "_db_for_partition", "(self, partition)", "opens or returns a partition's database"),
     Reliance(_STORE, "_dbs", "instance attribute", "open databases by partition"),
