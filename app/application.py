@@ -19,6 +19,8 @@ import tables.leases
 from agents.ownership import Surroundings
 from app import commands, identity
 from app.batching import BatchSchema
+from app.checkup.preflight import ensure_rights
+from app.checkup.rights import Use
 from app.faust_app import MarqApp, new_app, or_exit
 from app.handlers_process import HandlersProcess, create_handlers_app
 from app.handlers_processes import HandlersProcesses, stop_limit_s
@@ -62,11 +64,18 @@ class WorkerApp(MarqApp):
         identity.show(self, self.client.client_id, file)
         topics = await ensure_topics(self.client, changelog=Role.TRACKER in roles)
         if roles != {Role.WEB}:
+            await self._ensure_rights(file)
             await self._define(file, topics)
         if Role.TRACKER in roles:
             self.owners.around = self._surroundings(topics)
         if self.handlers is not None:
             self.handlers.start(self.queues)
+
+    async def _ensure_rights(self, file: QueuesFile) -> None:
+        ours = file.definitions
+        if self.handlers is not None:
+            ours = ours.after(self.handlers.publication(ours))
+        await ensure_rights(self.client, Use.of(ours, self.client.names, self.settings.roles))
 
     async def _define(self, file: QueuesFile, topics: Topics) -> None:
         """Learn what is defined, and say what this worker knows."""

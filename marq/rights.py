@@ -35,7 +35,7 @@ def missing_right(settings: ClientSettings, operation: str, topic: str) -> Forbi
 
 def missing_rights(settings: ClientSettings, rights: Iterable[Right]) -> Forbidden:
     """Return the error for rights that this client's principal does not have."""
-    wanted = sorted(rights)
+    wanted = sorted(set(rights))
     lines = grants(wanted, principal(settings), tools(settings))
     return Forbidden(
         f"{principal(settings)} has no right to {', '.join(map(str, wanted))} at {settings.bootstrap_servers}. An"

@@ -25,7 +25,7 @@ from app.checkup.handlers import judge_handlers
 from app.checkup.machine import judge_data_directory, judge_packages, judge_port, look_at_port
 from app.checkup.members import Member, Page, judge_members, judge_pages
 from app.checkup.queues import groups_of, judge_defined, judge_file, judge_own_topics, judge_unreadable, own_topics
-from app.checkup.rights import Allowed, Use, judge_rights
+from app.checkup.rights import WORKER, Allowed, Use, judge_rights
 from app.checkup.topics import judge_missing, judge_topics, topics_of
 from app.faust_api import VERSIONS
 from app.publication import differences
@@ -48,8 +48,6 @@ PAGE_LIMIT_S = 1.5
 IMPORT_LIMIT_S = 5.0
 #: Groups whose rights are asked for.
 MAX_GROUPS = 50
-
-WORKER = "worker"
 
 T = TypeVar("T")
 
@@ -239,19 +237,8 @@ class Examination:
             "the transactional ids", lambda: view.may_transact(names.transactional_id(0)), failed=None
         )
         allowed = Allowed(topics, {name: facts.allowed for name, facts in groups.items()}, transact)
-        self._add(*judge_rights(self._client, self._roles, self._use(definitions[-1]), allowed))
-
-    def _use(self, definitions: Definitions) -> Use:
-        all_topics = list(own_topics(definitions))
-        if Role.HANDLERS not in self._settings.roles:
-            return Use(all_topics)
-        handled = [queue for queue in definitions.names() if definitions.settings(queue).handler is not None]
-        return Use(
-            own_topics=all_topics,
-            handlers=bool(handled or self._settings.handlers),
-            handled_topics=[topic for queue in handled if (topic := definitions.settings(queue).topic) is not None],
-            handled_groups=[self._client.names.named_group(definitions.group(queue) or "") for queue in handled],
-        )
+        use = Use.of(definitions[-1], names, self._settings.roles)
+        self._add(*judge_rights(self._client, self._roles, use, allowed))
 
     async def _clock(self, view: ClusterView, look: Look, allowed: dict[str, frozenset[str] | None]) -> None:
         topic = self._client.names.queues

@@ -6,10 +6,15 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from app.checkup.findings import Finding, fine, problem
+from config.settings import Role
+from marq.core.definitions import Definitions
+from marq.core.names import Names
 from marq.core.rights import ROLES, Kind, Right, grants, worker
 from marq.rights import principal, tools
 from marq.settings import ClientSettings
 
+#: The role of those who may be asked for that runs trackers and handlers.
+WORKER = "worker"
 #: Bits of the operations that a broker says are allowed, by their numbers in Kafka's protocol.
 _OPERATIONS = {3: "Read", 4: "Write", 5: "Create", 8: "Describe", 10: "DescribeConfigs"}
 #: What a broker says that does not tell.
@@ -53,19 +58,39 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What there is of the installation beside its own topics: queues' own ones, and what workers handle of all."""
+    """What a worker does with the installation, and what topics there are beside the installation's own."""
 
     own_topics: Collection[str] = ()
+    tracker: bool = True
     handlers: bool = False
     handled_topics: Collection[str] = ()
     #: Groups whose queues have handlers, by their Kafka names.
     handled_groups: Collection[str] = ()
 
+    @classmethod
+    def of(cls, definitions: Definitions, names: Names, roles: Collection[Role]) -> Use:
+        """Return that of a worker with these roles, when these are the definitions."""
+        queues = {queue: definitions.settings(queue) for queue in definitions.names()}
+        handled = {queue: each for queue, each in queues.items() if each.handler and Role.HANDLERS in roles}
+        return cls(
+            own_topics=[each.topic for each in queues.values() if each.topic is not None],
+            tracker=Role.TRACKER in roles,
+            handlers=bool(handled),
+            handled_topics=[each.topic for each in handled.values() if each.topic is not None],
+            handled_groups=sorted({names.named_group(definitions.group(queue) or "") for queue in handled}),
+        )
+
 
 def missing(client: ClientSettings, role: str, use: Use, allowed: Allowed) -> list[Right]:
     """Return the rights that a role needs and the principal lacks."""
-    if role == "worker":
-        needed = worker(client.names, use.own_topics, handlers=use.handlers, handled_topics=use.handled_topics)
+    if role == WORKER:
+        needed = worker(
+            client.names,
+            use.own_topics,
+            tracker=use.tracker,
+            handlers=use.handlers,
+            handled_topics=use.handled_topics,
+        )
         return [right for right in needed if allowed.lacks(right, use.handled_groups)]
     # A service need not have all queues: their own topics count if anything is allowed there.
     topics = [topic for topic in use.own_topics if allowed.topics.get(topic) != frozenset()]
@@ -79,7 +104,7 @@ def judge_rights(client: ClientSettings, roles: Iterable[str], use: Use, allowed
     findings = [
         problem(
             f"rights as {role}",
-            f"{who} lacks {', '.join(map(str, sorted(lacking[role])))}",
+            f"{who} lacks {', '.join(map(str, sorted(set(lacking[role]))))}",
             advice="an administrator grants exactly these with",
             commands=grants(lacking[role], who, tools(client)),
         )

@@ -9,8 +9,9 @@ from typing import Any
 import click
 import faust
 
-from app.checkup.examination import WORKER, Examination
+from app.checkup.examination import Examination
 from app.checkup.findings import exit_code, report
+from app.checkup.rights import WORKER
 from app.commands.command import command
 from marq.core.rights import ROLES
 

@@ -56,25 +56,38 @@ def consumer(names: Names, own_topics: Iterable[str] = ()) -> list[Right]:
 
 
 def worker(
-    names: Names, own_topics: Iterable[str] = (), *, handlers: bool = True, handled_topics: Iterable[str] = ()
+    names: Names,
+    own_topics: Iterable[str] = (),
+    *,
+    tracker: bool = True,
+    handlers: bool = True,
+    handled_topics: Iterable[str] = (),
 ) -> list[Right]:
-    """Return what a worker needs; ``handlers``: if it has some, for queues of which some own ``handled_topics``."""
-    copies = [names.messages, names.dead_letters, names.quarantine, *own_topics]
+    """Return what a worker needs, by its roles; of queues with handlers some may own ``handled_topics``."""
     return [
-        *_everybody(names, handled_topics),
+        *_everybody(names, handled_topics if handlers else ()),
+        *_topics("Write", [names.queues]),
+        *(_tracker(names, own_topics) if tracker else ()),
+        *(_handlers(names, handled_topics) if handlers else ()),
+    ]
+
+
+def _tracker(names: Names, own_topics: Iterable[str]) -> list[Right]:
+    return [
         *_topics("Read", [names.markers, names.changelog]),
-        *_topics("Write", [*copies, names.markers, names.changelog, names.queues]),
+        *_topics("Write", [names.markers, names.changelog]),
+        *_topics("Write", [names.messages, names.dead_letters, names.quarantine, *own_topics]),
         # Faust asks for the changelog's creation at every start, although it is there.
         *(Right(Kind.TOPIC, names.changelog, operation) for operation in ("Create", "DescribeConfigs")),
         Right(Kind.GROUP, names.app_id, "Read"),
         Right(Kind.TRANSACTIONAL_ID, names.transactional_ids, "Write", prefixed=True),
-        *(_handlers(names, handled_topics) if handlers else ()),
     ]
 
 
 def _handlers(names: Names, topics: Iterable[str]) -> list[Right]:
     return [
         *_topics("Read", [names.messages, *topics]),
+        *_topics("Write", [names.markers]),
         Right(Kind.GROUP, names.named_group(""), "Read", prefixed=True),
         # How far consumers were, when a queue of theirs gets a handler.
         Right(Kind.GROUP, names.group(""), "Describe", prefixed=True),

@@ -486,3 +486,40 @@ async def test_what_check_grants_to_a_worker_is_all_that_it_needs(
 
     assert found.exit_code == 0, str(found)
     assert "marq: " not in running.log(), running.log()
+
+
+@pytest.mark.parametrize(
+    ("kind", "operation", "name"),
+    [
+        ("group", "Read", "app_id"),
+        ("transactional-id", "Write", "transactional_ids"),
+        ("topic", "Write", "markers"),
+        ("topic", "Create", "changelog"),
+    ],
+)
+async def test_a_worker_that_lacks_a_right_ends_with_one_sentence_and_the_command(
+    guarded: Check,
+    secured: EmbeddedBroker,
+    tmp_path: Path,
+    user: str,
+    names: Names,
+    kind: str,
+    operation: str,
+    name: str,
+) -> None:
+    resource = getattr(names, name)
+    missing = (kind, resource, operation)
+    await allow(secured, user, [right for right in worker(names) if (*_of(right), right.operation) != missing])
+    login = {name: value for name, value in guarded.environment.items() if name.startswith("MARQ_S")}
+    running = Worker(secured.listener("SASL_PLAINTEXT"), tmp_path, prefix=names.prefix, environment=login)
+
+    try:
+        code = await running.start().ended()
+    finally:
+        running.close()
+
+    said = running.log()
+    assert code == 1
+    assert f"marq: User:{user} has no right to {operation} on {kind} {resource}" in said
+    assert f"--operation {operation} --{kind} {resource}" in said
+    assert "Traceback" not in said
