@@ -69,18 +69,22 @@ class StreamReader:
         self._lanes: dict[Source, _Lane] = {}
         #: Assigned partitions of which it is not known yet where to read on.
         self._unplaced: set[Source] = set()
+        #: How often partitions have come or gone.
+        self._changes = 0
         self._rewound: dict[Source, int] = {}
         self._arrived = asyncio.Event()
         self._paused = False
 
     def assigned(self, sources: Iterable[Source]) -> None:
         """Begin with new partitions: nothing of them is taken before it is known where to go on."""
+        self._changes += 1
         self._unplaced = set(sources)
         self._paused = False
         self._arrived.set()
 
     def revoked(self) -> None:
         """Forget what was read and not fetched: the next owner reads it from the committed offset."""
+        self._changes += 1
         self._lanes.clear()
         self._unplaced.clear()
         self._rewound.clear()
@@ -136,7 +140,7 @@ class StreamReader:
         return taken
 
     async def _place(self) -> None:
-        wanted = frozenset(self._unplaced)
+        wanted, changes = frozenset(self._unplaced), self._changes
         if not wanted:
             return
         try:
@@ -147,8 +151,8 @@ class StreamReader:
             log.warning("not known yet where to read on, trying again: %r", error)
             await asyncio.sleep(FETCH_WAIT_SECONDS)
             return
-        # A rebalance meanwhile has other partitions, to be looked up anew.
-        if wanted != self._unplaced:
+        # Also when a rebalance gave the same partitions again: others may have read on in them meanwhile.
+        if changes != self._changes:
             return
         self._unplaced.clear()
         for source, place in found.items():

@@ -125,6 +125,8 @@ class GroupReader:
         #: Assigned partitions of which it is not known yet where to read on; they are paused.
         self._unplaced: set[Source] = set()
         self._progress = Progress()
+        #: How often partitions have come or gone, or other queues have come to be served.
+        self._changes = 0
 
     async def start(self, assignee: Assignee) -> None:
         self._listener = _Listener(self, assignee)
@@ -165,6 +167,7 @@ class GroupReader:
     def serve(self, serving: Serving) -> None:
         assert self._consumer is not None
         self._serving = serving
+        self._changes += 1
         # A new subscription drops the assignment at once, whether or not its topics differ, and joins the group anew.
         self._consumer.subscribe(serving.topics, listener=self._listener)
 
@@ -173,16 +176,18 @@ class GroupReader:
     def assigned(self, sources: Sequence[Source]) -> None:
         """Begin with new partitions: none of them is read before its place is known."""
         assert self._consumer is not None
+        self._changes += 1
         self._progress.clear()
         self._unplaced = set(sources)
         self._consumer.pause(*[TopicPartition(*source) for source in sources])
 
     def revoked(self) -> None:
+        self._changes += 1
         self._progress.clear()
         self._unplaced.clear()
 
     async def _place(self) -> None:
-        wanted = frozenset(self._unplaced)
+        wanted, changes = frozenset(self._unplaced), self._changes
         try:
             async with asyncio.timeout(PLACE_LIMIT_S):
                 found = await places(self._settings, self._group, self._serving, wanted)
@@ -190,8 +195,9 @@ class GroupReader:
             log.warning("group %s: not known yet where to read on, trying again: %r", self._group, error)
             await asyncio.sleep(FETCH_WAIT_S)
             return
-        # A rebalance meanwhile has other partitions, or other queues' positions in them, to be looked up anew.
-        if wanted == self._unplaced:
+        # Also when it gave the same partitions again: others may have read on in them meanwhile, or other queues are
+        # served now, whose records would be passed over.
+        if changes == self._changes:
             self._begin(found)
 
     def _begin(self, found: Mapping[Source, Place]) -> None:

@@ -12,7 +12,11 @@ import marq
 from broker.embedded import EmbeddedBroker
 from marq.testing import Broker
 from tests.conformance.backend import QUEUES, Backend, KafkaBackend, MemoryBackend, settings
+from tests.worker.conftest import pytest_runtest_makereport
 from tests.worker.harness import Installation, Worker
+
+# What the worker wrote is shown when a test fails.
+__all__ = ["pytest_runtest_makereport"]
 
 HERE = Path(__file__).parent
 

@@ -1,0 +1,70 @@
+"""The reader of a consumer group: where it goes on after a rebalance."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from aiokafka import TopicPartition
+
+from marq.core.markers import Source
+from marq.offsets import Place
+from marq.positions import Positions
+from marq.reader import GroupReader
+from marq.serving import serving
+from marq.settings import ClientSettings
+
+P0 = Source("t", 0)
+
+
+class FakeConsumer:
+    """What the reader uses of AIOKafkaConsumer."""
+
+    def __init__(self) -> None:
+        self.sought: list[tuple[TopicPartition, int]] = []
+
+    def pause(self, *partitions: TopicPartition) -> None: ...
+
+    def resume(self, *partitions: TopicPartition) -> None: ...
+
+    def subscribe(self, topics: list[str], listener: object) -> None: ...
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        self.sought.append((partition, offset))
+
+    async def getmany(self, *partitions: TopicPartition, **options: int) -> dict[TopicPartition, list[object]]:
+        await asyncio.sleep(0)
+        return {}
+
+
+@pytest.mark.parametrize("other_queues", [False, True])
+async def test_places_that_were_looked_up_before_a_rebalance_do_not_count(monkeypatch, other_queues) -> None:
+    asked, gate = [], asyncio.Event()
+
+    async def places(settings, group, served, sources) -> dict[Source, Place]:
+        asked.append(served.queues)
+        if len(asked) == 1:
+            await gate.wait()
+            return {P0: Place(100, Positions({"here": 100}))}
+        return {P0: Place(7, Positions({"here": 100, "joins": 7}))}
+
+    monkeypatch.setattr("marq.reader.places", places)
+    reader = GroupReader(ClientSettings(), "g", serving("t", ["here"], {}))
+    reader._consumer = consumer = FakeConsumer()  # type: ignore[assignment]
+    reader._listener = None  # type: ignore[assignment]
+    reader.assigned([P0])
+    fetching = asyncio.create_task(reader.fetch(10))
+    await asyncio.sleep(0)
+
+    # The same partition again, as it is for the only member of a group.
+    if other_queues:
+        reader.serve(serving("t", ["here", "joins"], {}))
+    reader.revoked()
+    reader.assigned([P0])
+    gate.set()
+    assert await fetching == {}
+    assert consumer.sought == []
+    await reader.fetch(10)
+
+    assert asked == [("here",), ("here", "joins") if other_queues else ("here",)]
+    assert consumer.sought == [(TopicPartition("t", 0), 7)]
