@@ -123,7 +123,15 @@ class Consumer:
         With ``release`` messages that were prefetched and not taken are given back at once, else when their leases end.
         What was taken by iteration or :meth:`receive` and has no outcome stays leased until its lease ends. Does
         nothing when stopped; ends within 10 s (with the default grace) also when the broker is gone.
+
+        Raises:
+            MarqError: called by a handler of this consumer, for whose end it would wait.
         """
+        if self._running is not None and asyncio.current_task() in self._running.workers:
+            raise MarqError(
+                f"the consumer of {self._membership}: stop() waits for handlers to end, so a handler can't await it;"
+                " call asyncio.create_task(consumer.stop()) there, and keep the task"
+            )
         async with self._lock():
             running, self._running = self._running, None
             if running is not None:
@@ -400,6 +408,11 @@ class _Running:
                 self.crews.remove(crew)
         if self.flow.error is not None:
             raise self.flow.error
+
+    @property
+    def workers(self) -> set[asyncio.Task[None]]:
+        """The tasks that call handlers."""
+        return {task for crew in self.crews for task in crew.tasks}
 
     async def stop(self, grace_s: float, release: bool) -> None:
         await wind_down(self.flow, self.crews, grace_s, release=release)

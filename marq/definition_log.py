@@ -7,7 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.errors import ClusterAuthorizationFailedError, KafkaError, TopicAuthorizationFailedError
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    KafkaError,
+    KafkaTimeoutError,
+    TopicAuthorizationFailedError,
+)
 
 from marq.connection import abandon_producer, client_options, started, stop_consumer, stop_producer
 from marq.core.errors import BrokerUnavailable
@@ -20,6 +25,7 @@ FETCH_WAIT_MS = 1_000
 #: How long a read waits; it ends at the first record.
 READ_WAIT_MS = 5_000
 STOP_CLIENT_S = 2.0
+_PAUSE_S = 0.1
 
 
 class Entry(NamedTuple):
@@ -82,10 +88,14 @@ class KafkaDefinitionLog:
 
         self._consumer = consumer = await started(self._reader, self._settings, close)
         consumer.assign([self._partition])
-        try:
-            return int((await consumer.end_offsets([self._partition]))[self._partition])
-        except KafkaError as error:
-            raise self._failed("Read", error) from error
+        while True:
+            try:
+                return int((await consumer.end_offsets([self._partition]))[self._partition])
+            except KafkaError as error:
+                # A topic that was just made has no leader for a moment; whoever waits for us has a limit.
+                if not (error.retriable or isinstance(error, KafkaTimeoutError)):
+                    raise self._failed("Read", error) from error
+            await asyncio.sleep(_PAUSE_S)
 
     async def stop(self) -> None:
         consumer, self._consumer = self._consumer, None

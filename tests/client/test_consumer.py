@@ -403,3 +403,23 @@ async def test_several_clients_that_start_at_once_make_the_topics_once(servers, 
     found = await asyncio.gather(*[ensure_topics(settings) for _ in range(5)])
 
     assert len(set(found)) == 1
+
+
+async def test_a_handler_that_stops_its_own_consumer_is_told_how(producer, make_consumer) -> None:
+    await producer.send("q", b"x")
+    errors: list[marq.MarqError] = []
+    stops: list[asyncio.Task[None]] = []
+
+    async with asyncio.timeout(20), make_consumer() as consumer:
+
+        async def handler(message: marq.Message) -> None:
+            try:
+                await consumer.stop()
+            except marq.MarqError as error:
+                errors.append(error)
+            stops.append(asyncio.create_task(consumer.stop()))
+
+        await consumer.run(handler)
+        await asyncio.gather(*stops)
+
+    assert "can't await it" in str(errors[0])
