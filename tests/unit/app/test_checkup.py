@@ -1,0 +1,298 @@
+"""What is judged from facts, without a broker; tests/check runs the command itself."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from app.checkup.brokers import APIS, judge_apis
+from app.checkup.clock import Appended, judge_clock
+from app.checkup.findings import Finding, Level, exit_code, fine, problem, report, warning
+from app.checkup.machine import Port, judge_packages, judge_port
+from app.checkup.members import Member, Page, judge_members, judge_pages
+from app.checkup.rights import UNKNOWN, Allowed, Use, missing, operations
+from app.checkup.topics import judge_missing, judge_topics
+from app.identity import Identity
+from marq.core.definitions import Definitions
+from marq.core.names import Names
+from marq.core.topic_rules import TopicFacts
+from marq.settings import ClientSettings
+from marq.topics import planned
+
+NAMES = Names("shop")
+CLIENT = ClientSettings.read("kafka:9092", {"prefix": "shop"}, environment={})
+ALL = dict.fromkeys(APIS, (0, 20))
+
+
+def levels(findings: list[Finding]) -> list[Level]:
+    return [finding.level for finding in findings]
+
+
+# --- findings ---------------------------------------------------------------------------------------------------------
+
+
+def test_warnings_leave_the_exit_code_at_0_and_problems_make_it_1() -> None:
+    assert exit_code([fine("a", "b"), warning("c", "d")]) == 0
+    assert exit_code([fine("a", "b"), problem("c", "d")]) == 1
+
+
+def test_a_finding_is_one_line_with_the_commands_below_it() -> None:
+    text = str(problem("topic a", "is b", expected="c", advice="change it with", commands=["one", "two"]))
+
+    assert text == "PROBLEM  topic a: is b (expected: c). Change it with:\n         one\n         two"
+
+
+def test_a_report_is_for_programs() -> None:
+    document = report([warning("clock", "is off", advice="set it")])
+
+    assert document["ok"] is True
+    assert document["findings"] == [
+        {"level": "WARNING", "subject": "clock", "found": "is off", "expected": "", "advice": "set it", "commands": ()}
+    ]
+
+
+# --- brokers ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_broker_that_speaks_everything_is_fine() -> None:
+    assert levels(judge_apis(ALL, static_member=True)) == [Level.OK]
+
+
+def test_a_broker_that_is_too_old_is_named_with_the_version_that_is_needed() -> None:
+    without_transactions = {key: spoken for key, spoken in ALL.items() if key not in (22, 24, 26)}
+
+    [found] = judge_apis({**without_transactions, 0: (0, 2)}, static_member=False)
+
+    assert found.level is Level.PROBLEM
+    assert "Produce, InitProducerId, AddPartitionsToTxn, EndTxn" in found.found
+    assert found.expected == "Kafka 0.11 or newer"
+
+
+def test_a_static_member_needs_a_newer_broker() -> None:
+    old = {**ALL, 11: (0, 3)}
+
+    assert levels(judge_apis(old, static_member=False)) == [Level.OK]
+    [found] = judge_apis(old, static_member=True)
+    assert found.expected == "Kafka 2.3 or newer"
+
+
+def test_a_broker_that_no_longer_speaks_our_versions_is_too_new() -> None:
+    [found] = judge_apis({**ALL, 26: (3, 7)}, static_member=False)
+
+    assert "EndTxn version 0" in found.found
+    assert found.advice == "upgrade marq on this machine"
+
+
+# --- topics -----------------------------------------------------------------------------------------------------------
+
+
+def topics(**settings: Any) -> dict[str, TopicFacts]:
+    """All topics as they should be, but for the copies and the settings of each that are given."""
+    copies = settings.pop("copies", 1)
+    defaults = {"cleanup.policy": "delete", "max.message.bytes": "1048588", "retention.bytes": "-1"}
+    return {
+        name: TopicFacts(plan.partitions, {**defaults, **plan.config, **settings}, copies)
+        for name, plan in planned(CLIENT, {}).items()
+    }
+
+
+def test_topics_as_they_should_be() -> None:
+    assert levels(judge_topics(CLIENT, topics(), 1, changelog=True)) == [Level.OK]
+
+
+def test_one_copy_on_several_brokers_is_a_warning_for_each_topic() -> None:
+    found = judge_topics(CLIENT, topics(copies=1), 3, changelog=True)
+
+    assert levels(found) == [Level.WARNING] * 6
+    assert {finding.expected for finding in found} == {"3 copies"}
+
+
+def test_three_copies_of_which_one_is_enough_to_confirm() -> None:
+    found = judge_topics(CLIENT, topics(copies=3, **{"min.insync.replicas": "1"}), 3, changelog=True)
+
+    assert levels(found) == [Level.WARNING] * 6
+    assert found[0].commands[0].endswith("--add-config min.insync.replicas=2")
+
+
+def test_more_copies_to_confirm_than_there_are() -> None:
+    found = judge_topics(CLIENT, topics(copies=2, **{"min.insync.replicas": "3"}), 3, changelog=True)
+
+    assert levels(found) == [Level.PROBLEM] * 6
+    assert "nothing can be written" in found[0].found
+    assert found[0].commands[0].endswith("--add-config min.insync.replicas=1")
+
+
+def test_markers_that_go_by_size() -> None:
+    found = topics()
+    markers = found[NAMES.markers]
+    found[NAMES.markers] = TopicFacts(markers.partitions, {**markers.config, "retention.bytes": "1000000"}, 1)
+
+    [finding] = judge_topics(CLIENT, found, 1, changelog=True)
+
+    assert (finding.level, finding.found) == (Level.WARNING, "retention.bytes is 1000000")
+    assert finding.commands[0].endswith("--add-config retention.bytes=-1")
+
+
+def test_topics_that_would_be_made_with_one_copy_on_several_brokers() -> None:
+    missing_one, copies = judge_missing(CLIENT, {}, {NAMES.messages: ""}, 5)
+
+    assert (missing_one.level, copies.level) == (Level.WARNING, Level.WARNING)
+    assert "set MARQ_REPLICATION_FACTOR=3" in copies.advice
+
+
+def test_nothing_is_missing() -> None:
+    assert judge_missing(CLIENT, {}, {}, 3) == []
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+def member(version: str = "1.0", fingerprint: str = "abc123") -> Member:
+    return Member(Identity(version, fingerprint).client_id("marq"), "/10.0.0.1", "http://10.0.0.1:6066")
+
+
+def test_members_of_one_kind() -> None:
+    [found] = judge_members(NAMES, [member(), member()], begun=True)
+
+    assert found.level is Level.OK
+    assert "2 in group shop-app: marq-1.0-qabc123 on 10.0.0.1 (http://10.0.0.1:6066)" in found.found
+
+
+@pytest.mark.parametrize(
+    ("other", "different"),
+    [
+        (member(version="1.1"), "versions"),
+        (member(fingerprint="def456"), "definitions of queues"),
+        (member("1.1", "def456"), "versions and definitions of queues"),
+    ],
+)
+def test_members_that_differ_are_two_installations_or_a_deploy(other: Member, different: str) -> None:
+    _, found = judge_members(NAMES, [member(), other], begun=True)
+
+    assert (found.level, found.found) == (Level.WARNING, f"they have different {different}")
+    assert "MARQ_PREFIX=shop" in found.advice
+
+
+def test_members_that_tell_nothing_are_not_compared() -> None:
+    assert levels(judge_members(NAMES, [member(), Member("old", "/h")], begun=True)) == [Level.OK]
+
+
+@pytest.mark.parametrize(("begun", "level"), [(False, Level.WARNING), (True, Level.PROBLEM)])
+def test_no_tracker_is_a_problem_once_there_are_topics(begun: bool, level: Level) -> None:
+    assert levels(judge_members(NAMES, [], begun=begun)) == [level]
+
+
+def partition(**figures: Any) -> Mapping[str, Any]:
+    return {"partition": 3, "alarm": "", "clock_jump_ms": 0, **figures}
+
+
+def test_pages_without_alarms_say_nothing() -> None:
+    assert judge_pages([Page("http://a", [partition(), partition()])]) == []
+
+
+def test_an_alarm_is_a_problem_and_a_jump_of_the_clock_a_warning() -> None:
+    alarm, jump = judge_pages([Page("http://a", [partition(alarm="gone", clock_jump_ms=7_000)])])
+
+    assert (alarm.level, alarm.subject, alarm.found) == (Level.PROBLEM, "markers partition 3", "stands still: gone")
+    assert (jump.level, jump.found) == (Level.WARNING, "the broker's clock jumped by 7 s, says http://a")
+
+
+# --- clock ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sent", "appended", "confirmed", "ahead"),
+    [
+        (0, 10, 20, 0),
+        (60_000, 0, 60_020, 60),
+        (0, 60_000, 20, -59.98),
+        # A broker that took its time is no clock that is off.
+        (0, 8_000, 9_000, 0),
+    ],
+)
+def test_what_is_sure_of_the_clocks(sent: int, appended: int, confirmed: int, ahead: float) -> None:
+    assert Appended(sent, appended, confirmed).ahead_s == pytest.approx(ahead)
+
+
+@pytest.mark.parametrize(
+    ("sent", "level", "said"),
+    [(0, Level.OK, "at most 5 s"), (9_000, Level.WARNING, "9 s ahead"), (-9_010, Level.WARNING, "9 s behind")],
+)
+def test_clocks_are_judged(sent: int, level: Level, said: str) -> None:
+    found = judge_clock(Appended(sent, 0, sent + 10))
+
+    assert (found.level, said in found.found) == (level, True)
+
+
+# --- rights -----------------------------------------------------------------------------------------------------------
+
+
+def test_operations_are_read_from_bits() -> None:
+    assert operations(1 << 3 | 1 << 8 | 1 << 12) == {"Read", "Describe"}
+    assert operations(0) == frozenset()
+    assert operations(UNKNOWN) is None
+
+
+def test_what_is_not_known_is_not_said_to_be_missing() -> None:
+    assert missing(CLIENT, "worker", Use(handlers=True), Allowed()) == []
+
+
+def test_a_worker_needs_its_right_on_every_group_and_a_consumer_on_one() -> None:
+    groups = {NAMES.named_group("a"): frozenset({"Read", "Describe"}), NAMES.named_group("b"): frozenset[str]()}
+    use = Use(handlers=True, handled_groups=list(groups))
+
+    lacking = missing(CLIENT, "worker", use, Allowed(groups=groups))
+
+    assert [(right.name, right.operation) for right in lacking] == [(NAMES.named_group(""), "Read")]
+    assert missing(CLIENT, "consumer", use, Allowed(groups=groups)) == []
+
+
+def test_a_service_needs_nothing_on_topics_of_other_queues() -> None:
+    allowed = Allowed(topics={"theirs": frozenset(), "ours": frozenset({"Describe", "DescribeConfigs"})})
+
+    lacking = missing(CLIENT, "sender", Use(own_topics=["theirs", "ours"]), allowed)
+
+    assert [(right.name, right.operation) for right in lacking] == [("ours", "Write")]
+
+
+def test_what_a_worker_uses_follows_from_the_definitions_and_its_roles() -> None:
+    definitions = Definitions()
+    definitions.fold(b"file:emails", {"handler": "a:b", "topic": "mail"})
+    definitions.fold(b"file:orders", {"topic": "orders"})
+
+    both = Use.of(definitions, NAMES, {"tracker", "handlers"})  # type: ignore[arg-type]
+    tracker = Use.of(definitions, NAMES, {"tracker"})  # type: ignore[arg-type]
+
+    assert both == Use(["mail", "orders"], True, True, ["mail"], [NAMES.named_group("handlers")])
+    assert tracker == Use(["mail", "orders"], True, False, [], [])
+
+
+# --- machine ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "workers", "level"),
+    [
+        (0, None, Level.OK),
+        (errno.EADDRINUSE, None, Level.OK),
+        (errno.EADDRINUSE, ["http://127.0.0.1:6066/"], Level.OK),
+        (errno.EADDRINUSE, [], Level.WARNING),
+        (errno.EACCES, [], Level.PROBLEM),
+        (errno.EADDRNOTAVAIL, [], Level.PROBLEM),
+    ],
+)
+def test_a_port_is_judged_by_who_has_it(error: int, workers: list[str] | None, level: Level) -> None:
+    assert judge_port(Port("127.0.0.1", 6066, error), workers).level is level
+
+
+def test_packages_are_compared_with_those_that_were_tested() -> None:
+    assert levels(judge_packages({"faust": "1"}, {"faust": "1"})) == [Level.OK]
+    [found] = judge_packages({"faust": "2"}, {"faust": "1"})
+    assert (found.level, found.found, found.expected) == (
+        Level.WARNING,
+        "version 2",
+        "1, with which marq was tested",
+    )

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+
+from marq.core.kafka_tools import Tools
+from marq.core.names import Names
+from marq.core.rights import ROLES, Kind, Right, consumer, grants, sender, worker
+
+NAMES = Names("shop")
+TOOLS = Tools("kafka:9092")
+
+
+def operations(rights: list[Right], name: str) -> set[str]:
+    return {right.operation for right in rights if right.name == name}
+
+
+def test_a_sender_may_write_messages_and_nothing_else() -> None:
+    written = {right.name for right in sender(NAMES) if right.operation == "Write"}
+
+    assert written == {NAMES.messages}
+    assert not [right for right in sender(NAMES) if right.kind is not Kind.TOPIC]
+
+
+def test_only_workers_have_rights_on_changelog_dead_letters_and_transactional_ids() -> None:
+    for role, needed in ROLES.items():
+        rights = needed(NAMES, ())
+        is_worker = role == "worker"
+        assert bool(operations(rights, NAMES.changelog)) is is_worker
+        assert ("Write" in operations(rights, NAMES.dead_letters)) is is_worker
+        assert bool([right for right in rights if right.kind is Kind.TRANSACTIONAL_ID]) is is_worker
+
+
+def test_a_worker_needs_what_its_roles_need() -> None:
+    tracker = worker(NAMES, ["own"], handlers=False, handled_topics=["own"])
+    handlers = worker(NAMES, ["own"], tracker=False, handled_topics=["own"])
+
+    assert "Read" not in operations(tracker, NAMES.messages)
+    assert operations(tracker, "own") == {"Write"}
+    assert "Read" in operations(handlers, NAMES.messages)
+    assert operations(handlers, "own") == {"Describe", "DescribeConfigs", "Read"}
+    assert not operations(handlers, NAMES.changelog)
+
+
+def test_groups_are_granted_by_prefix() -> None:
+    groups = [right for right in consumer(NAMES) if right.kind is Kind.GROUP and right.operation == "Read"]
+
+    assert {(right.name, right.prefixed) for right in groups} == {("shop.queue.", True), ("shop.group.", True)}
+
+
+def test_resources_with_the_same_operations_share_a_command() -> None:
+    rights = [Right(Kind.TOPIC, name, operation) for name in ("a", "b") for operation in ("Read", "DescribeConfigs")]
+
+    assert grants(rights, "User:x", TOOLS) == [
+        (
+            "kafka-acls.sh --bootstrap-server kafka:9092 --add --allow-principal User:x --operation DescribeConfigs"
+            " --operation Read --topic a --topic b"
+        )
+    ]
+
+
+@pytest.mark.parametrize("operation", ["Read", "Write"])
+def test_what_includes_describe_is_granted_without_it(operation: str) -> None:
+    [command] = grants([Right(Kind.TOPIC, "a", "Describe"), Right(Kind.TOPIC, "a", operation)], "User:x", TOOLS)
+
+    assert "Describe" not in command
+
+
+def test_a_prefix_and_a_login_are_in_the_command() -> None:
+    right = Right(Kind.TRANSACTIONAL_ID, "shop-tracker-", "Write", prefixed=True)
+
+    assert grants([right], "User:a b", Tools("kafka:9092", secured=True)) == [
+        (
+            "kafka-acls.sh --bootstrap-server kafka:9092 --command-config admin.properties --add --allow-principal"
+            " 'User:a b' --operation Write --transactional-id shop-tracker- --resource-pattern-type prefixed"
+        )
+    ]
+
+
+def test_nothing_to_grant_is_no_command() -> None:
+    assert grants([], "User:x", TOOLS) == []
