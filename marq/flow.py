@@ -406,7 +406,17 @@ class Flow:
         for each in acquired:
             lease_s = self._settings.lease_of(each.queue) / 1000
             codec = self._settings.codecs.get(each.queue, self._settings.codec)
-            lease = Lease(self.outbox, each.queue, each.source, each.holder, each.offsets, sent_s, lease_s, codec)
+            lease = Lease(
+                self.outbox,
+                each.queue,
+                each.source,
+                each.holder,
+                each.offsets,
+                sent_s,
+                lease_s,
+                codec,
+                each.own_topic,
+            )
             self.renewal.add(lease)
             self._held += len(each.offsets)
             self.shelves[each.queue].put([Message(record, lease) for record in each.messages], now_s)

@@ -40,6 +40,7 @@ class Lease:
         "open",
         "outbox",
         "own_expiry_s",
+        "own_topic",
         "queue",
         "rejected",
         "released",
@@ -58,9 +59,12 @@ class Lease:
         taken_s: float,
         lease_s: float,
         codec: Codec | None = None,
+        own_topic: bool = False,
     ) -> None:
         #: What decodes the values; None for bytes.
         self.codec = codec
+        #: From a topic of the queue's own, where keys are the senders'.
+        self.own_topic = own_topic
         self.outbox = outbox
         self.queue = queue
         self.source = source

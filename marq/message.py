@@ -79,7 +79,7 @@ class Message:
         for name, value in record.headers:
             if name == KEY_HEADER:
                 return value
-        return None if record.key == self._lease.queue.encode() else record.key
+        return record.key if self._lease.own_topic else None
 
     @property
     def headers(self) -> dict[str, bytes | None]:

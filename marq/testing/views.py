@@ -86,7 +86,8 @@ def _parts(
     queue: str, source: Source, record: Record, codec: Codec | None, attempt: int | None = None
 ) -> dict[str, Any]:
     """What a message says of itself, as the message that a consumer gets says it."""
-    message = Message(record, Lease(_NO_OUTBOX, queue, source, 0, (), 0, 0))
+    keyed = record.key != queue.encode()
+    message = Message(record, Lease(_NO_OUTBOX, queue, source, 0, (), 0, 0, own_topic=keyed))
     return {
         "queue": queue,
         "id": message.id,

@@ -259,18 +259,21 @@ async def test_an_undecodable_value_that_nobody_handles_names_its_message(make_r
 
 
 @pytest.mark.parametrize(
-    ("key", "headers", "expected"),
+    ("own_topic", "key", "headers", "expected"),
     [
-        (b"q", [], None),
-        (None, [], None),
-        (b"customer 5", [], b"customer 5"),
-        (b"q", [("marq-key", b"customer 5")], b"customer 5"),
-        (b"q", [("marq-key", None)], None),
-        (b"q", [("marq-id", b"x"), ("key", b"y")], None),
+        (False, b"q", [], None),
+        (True, None, [], None),
+        (True, b"customer 5", [], b"customer 5"),
+        (True, b"q", [], b"q"),
+        (False, b"q", [("marq-key", b"customer 5")], b"customer 5"),
+        (False, b"q", [("marq-key", None)], None),
+        (False, b"q", [("marq-id", b"x"), ("key", b"y")], None),
     ],
 )
-async def test_the_key_is_the_senders_also_where_the_queue_took_its_place(make_rig, key, headers, expected) -> None:
-    lease = Lease(make_rig(started=False).flow.outbox, "q", P0, 1, [0], 0.0, 30.0)
+async def test_the_key_is_the_senders_also_where_the_queue_took_its_place(
+    make_rig, own_topic, key, headers, expected
+) -> None:
+    lease = Lease(make_rig(started=False).flow.outbox, "q", P0, 1, [0], 0.0, 30.0, own_topic=own_topic)
 
     message = marq.Message(FakeRecord(0, key=key, headers=headers), lease)
 
