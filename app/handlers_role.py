@@ -129,7 +129,12 @@ def check(definitions: Definitions, groups: Mapping[str, HandlerGroup], own: Map
 def part_of_group(group: HandlerGroup, rest: list[str], definitions: Definitions) -> str:
     """Say of which queues of a group this worker has no handler."""
     elsewhere = [f"{queue!r} ({name})" for queue in rest if (name := definitions.settings(queue).handler) is not None]
-    modules = f" Of {', '.join(elsewhere)} the module is not in MARQ_HANDLERS." if elsewhere else ""
+    modules = (
+        f" Of {', '.join(elsewhere)} the module is not in MARQ_HANDLERS: name it there; or, if that handler is no more,"
+        " run `faust -A app queue NAME --forget`."
+        if elsewhere
+        else ""
+    )
     return (
         f"group {group.name!r}: this worker has handlers for {', '.join(map(repr, group.queues))}, and none for "
         f"{', '.join(map(repr, rest))}, whose messages wait in the partitions that it is given. Whoever reads for a "
