@@ -95,7 +95,7 @@ class Broker:
     def close(self) -> None:
         """Let go of the address; a warning names clients that were left running."""
         forget_memory(self._memory)
-        left = sorted(self._memory.clients.values())
+        left = self._memory.running
         if left:
             warnings.warn(
                 f"{self.address}: left running at the end: {', '.join(left)}. Use `async with`, or stop() in the end,"
@@ -194,8 +194,8 @@ class Broker:
         """Return what runs handlers as a worker does, within ``async with``.
 
         Args:
-            handlers: functions with ``@marq.handler``, or modules that have some; without any, those that the settings
-                of queues name.
+            handlers: functions with ``@marq.handler``, or modules that have some. Those that the settings of queues
+                name run, too, as in every worker.
         """
         return Worker(self._settings, self._installation, handlers)
 

@@ -90,12 +90,12 @@ class MemoryMember(Member):
     async def start(self, assignee: Assignee) -> None:
         self._memory.enter()
         await super().start(assignee)
-        self._memory.clients[self] = self._description
+        self._memory.started(self, self._description)
         if isinstance(assignee, Flow):
             self._memory.passage.add(self, assignee)
 
     async def stop(self, limit_s: float) -> None:
-        self._memory.clients.pop(self, None)
+        self._memory.stopped(self)
         self._memory.passage.remove(self)
         await super().stop(limit_s)
 
@@ -180,11 +180,11 @@ class MemoryCluster:
 
     async def sender(self, topics: Topics) -> MemorySender:
         sender = MemorySender(self._memory)
-        self._memory.clients[sender] = "a Producer"
+        self._memory.started(sender, "a Producer")
         return sender
 
     async def close(self, sender: object, limit_s: float) -> None:
-        self._memory.clients.pop(sender, None)
+        self._memory.stopped(sender)
 
     async def tracker_runs(self) -> bool | None:
         return True

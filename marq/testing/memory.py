@@ -28,8 +28,7 @@ class Memory:
         self.clock = Clock()
         self.topics: dict[str, Topic] = {}
         self.groups: dict[str, Group] = {}
-        #: Clients that were started and not stopped, with what they are.
-        self.clients: dict[object, str] = {}
+        self._clients: dict[object, tuple[str, asyncio.AbstractEventLoop]] = {}
         self._installations: dict[str, Installation] = {}
         self.passage = Passage(self.clock, self._awaits)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -59,12 +58,25 @@ class Memory:
         self._forget_clients()
         self.passage.own()
 
+    def started(self, client: object, description: str) -> None:
+        """Note that a client was started."""
+        self._clients[client] = description, asyncio.get_running_loop()
+
+    def stopped(self, client: object) -> None:
+        """Note that a client was stopped."""
+        self._clients.pop(client, None)
+
+    @property
+    def running(self) -> list[str]:
+        """What clients were started and not stopped."""
+        return sorted(description for description, _ in self._clients.values())
+
     def _awaits(self) -> bool:
         return any(owner.awaits for each in self._installations.values() for owner in each.owners)
 
     def _forget_clients(self) -> None:
         """The loop of all clients so far is closed, and they with it."""
-        self.clients.clear()
+        self._clients = {key: found for key, found in self._clients.items() if not found[1].is_closed()}
         self.clock.forget()
         self.passage = Passage(self.clock, self._awaits)
         for group in self.groups.values():

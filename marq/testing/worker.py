@@ -25,6 +25,9 @@ from marq.workers import Workers, wind_down
 #: As in the worker: what a process holds, how long a handler may hang, and how long a stop waits for handlers.
 MAX_IN_FLIGHT, MAX_LEASE_MS, GRACE_S = 10_000, 3_600_000, 3.0
 
+#: Layers of settings whose handlers every worker runs; that of the decorator is for workers that were given it.
+_FOR_ALL = ("file", "change")
+
 #: What can be given to a worker: decorated functions, and modules that have some.
 Handled = Callable[..., Any] | ModuleType
 
@@ -78,10 +81,10 @@ class Worker:
             document = {**each.document, "handler": _importable(each.name)}
             self._installation.define(layer_key("handler", each.queue), encoded(document))
             found[each.queue] = each.function
-        if not self._given:
-            for queue in definitions.names():
-                if (name := definitions.settings(queue).handler) is not None:
-                    found[queue] = _load(queue, name)
+        for queue in definitions.names():
+            name = definitions.settings(queue).handler
+            if name is not None and any("handler" in (definitions.layer(each, queue) or {}) for each in _FOR_ALL):
+                found[queue] = _load(queue, name)
         if not found:
             raise ConfigError(
                 "no handlers to run: give functions with @marq.handler, modules that have some, or name a"

@@ -41,7 +41,6 @@ async def test_key_headers_and_partition_stay_through_redelivery(backend: Backen
     async with backend.consumer(queue) as consumer:
         with_key = await backend.produce(topic, b"x", b"customer-7", [("a", b"1"), ("a", b"2")], partition=1)
         without = await backend.produce(topic, b"y", partition=0)
-        await consumer.ack([])
         for message in await take(consumer, 2):
             await message.release(0)
 

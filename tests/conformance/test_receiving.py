@@ -138,11 +138,10 @@ async def test_a_consumer_that_joins_takes_over_partitions_and_nothing_comes_twi
         held = await take(first, 20)
         async with backend.consumer(queue) as second:
             await backend.producer.send_many(queue, [b"%d" % number for number in range(20, 40)])
-            both = await asyncio.gather(first.receive(100, wait=2), second.receive(100, wait=2))
             while len(seen) < 20:
-                seen += [message for messages in both for message in messages]
-                both = list(await asyncio.gather(first.receive(100, wait=0.2), second.receive(100, wait=0.2)))
-            await second.ack(message for message in seen if message.partition >= 0)
+                for messages in await asyncio.gather(first.receive(wait=0.5), second.receive(wait=0.5)):
+                    seen += messages
+            await asyncio.gather(*[message.ack() for message in seen])
         # What was taken before the rebalance is still held.
         await first.ack(held)
 

@@ -1,0 +1,199 @@
+"""What a test sees of the broker in memory, and how clients find it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import warnings
+from datetime import timedelta
+
+import pytest
+
+import marq
+from marq.core.queue import QueueSettings
+from marq.testing import Broker, ClientLeftRunning
+
+
+async def test_where_messages_are() -> None:
+    async with Broker() as broker, broker.producer(codec=marq.JSON) as producer, broker.consumer("q") as consumer:
+        await producer.send_many("q", [{"n": 1}, {"n": 2}, {"n": 3}, {"n": 4}], headers={"a": b"1"})
+        assert [message.value["n"] for message in broker.messages("q", codec=marq.JSON)] == [1, 2, 3, 4]
+
+        acked, released, rejected, held = await consumer.receive()
+        await acked.ack()
+        await released.release(60)
+        await rejected.reject("no good")
+
+        assert [message.id for message in broker.sent("q")] == [acked.id, released.id, rejected.id, held.id]
+        assert broker.messages("q") == []
+        assert [message.id for message in broker.in_flight("q")] == [held.id]
+        assert [message.id for message in broker.delayed("q")] == [released.id]
+        assert [(message.body, message.headers) for message in broker.acked("q")] == [(b'{"n":1}', {"a": b"1"})]
+        [letter] = broker.dead_letters("q", codec=marq.JSON)
+        assert (letter.value, letter.reason, letter.attempt) == ({"n": 3}, "no good", 1)
+        assert broker.dead_letters("other") == []
+        assert broker.dead_letters() == broker.dead_letters("q")
+
+        await broker.advance(timedelta(minutes=1))
+        assert [(message.id, message.attempt) for message in broker.messages("q")] == [(released.id, 2)]
+        assert [message.id for message in broker.sent("q")] == [acked.id, released.id, rejected.id, held.id]
+
+
+async def test_queues_are_defined_as_in_queues_toml() -> None:
+    broker = Broker(queues={"q": {"lease": 5, "group": "g"}}, defaults={"max_attempts": 2})
+    broker.define("other", lease=timedelta(minutes=1), backoff={"base": 3})
+    async with broker:
+        assert broker.queues["q"] == QueueSettings(lease_ms=5_000, max_attempts=2, group="g")
+        assert (broker.queues["other"].lease_ms, broker.queues["other"].backoff.base_ms) == (60_000, 3_000)
+
+        broker.define("q", lease=7)
+        await broker.settle()
+        assert broker.queues["q"] == QueueSettings(lease_ms=7_000, max_attempts=2)
+        await broker.queues.change("q", lease=9)
+        assert broker.queues["q"].lease_ms == 9_000
+
+    with pytest.raises(marq.ConfigError, match="queue 'q': lease: expected a number"):
+        broker.define("q", lease=0)
+    with pytest.raises(marq.ConfigError, match="unknown key"):
+        Broker(queues={"q": {"leese": 3}})
+    with pytest.raises(marq.ConfigError, match=r"\[defaults\] can't name a group"):
+        Broker(defaults={"group": "g"})
+
+
+async def test_other_programs_write_to_topics() -> None:
+    async with Broker() as broker:
+        broker.create_topic("orders", 2)
+        broker.define("orders", topic="orders")
+        async with broker.consumer("orders") as consumer:
+            at = broker.produce("orders", b"x", key=b"customer", headers=[("a", b"1")], partition=1)
+            [message] = await consumer.receive()
+            assert (message.id, message.key, message.headers) == (at, b"customer", {"a": b"1"})
+            assert [each.key for each in broker.in_flight("orders")] == [b"customer"]
+            await message.ack()
+        with pytest.raises(marq.ConfigError, match=r"topic 'no' does not exist: there are .*orders"):
+            broker.produce("no", b"x")
+        with pytest.raises(marq.ConfigError, match="is there already"):
+            broker.create_topic("orders")
+
+
+async def test_each_broker_has_a_name_of_its_own_and_a_given_one_is_shared() -> None:
+    one, other = Broker(), Broker()
+    assert one.address != other.address
+    assert one.address.startswith("memory://")
+    shared = Broker("shared")
+    async with marq.Producer("memory://shared") as producer:
+        await producer.send("q", b"x")
+
+    assert [message.body for message in shared.messages("q")] == [b"x"]
+    assert one.messages("q") == other.messages("q") == []
+    shared.close()
+    assert Broker("shared").messages("q") == []
+    with pytest.raises(marq.ConfigError, match="expected a name after memory://"):
+        marq.Producer("memory://")
+
+
+async def test_prefixes_keep_installations_apart() -> None:
+    async with Broker("apart", prefix="one") as one, Broker("apart", prefix="two") as two:
+        async with one.producer() as producer:
+            await producer.send("q", b"x")
+
+        assert len(one.messages("q")) == 1
+        assert two.messages("q") == []
+
+
+def test_what_one_event_loop_left_is_there_for_the_next_one_when_that_is_closed() -> None:
+    broker = Broker()
+
+    async def send_and_hold() -> None:
+        async with broker.producer() as producer:
+            await producer.send_many("q", [b"1", b"2"])
+        # Never stopped: its loop ends, and it with it.
+        consumer = broker.consumer("q", lease=30)
+        await consumer.start()
+        assert len(await consumer.receive(1)) == 1
+
+    async def receive() -> list[int]:
+        async with broker.consumer("q") as consumer:
+            first, second = [(await consumer.receive(1, wait=60))[0] for _ in range(2)]
+            await consumer.ack([first, second])
+            return sorted([first.attempt, second.attempt])
+
+    asyncio.run(send_and_hold())
+    assert len(broker.messages("q")) == 1
+
+    assert asyncio.run(receive()) == [1, 2]
+    assert len(broker.acked("q")) == 2
+
+
+async def test_consumers_and_time_belong_in_one_event_loop() -> None:
+    async with Broker() as broker, broker.consumer("q"):
+
+        def elsewhere(call: object) -> None:
+            with pytest.raises(marq.ConfigError, match=r"memory://.* thread 'MainThread'.*thread 'elsewhere'.*NAME"):
+                asyncio.run(call())  # type: ignore[operator]
+
+        for call in (lambda: broker.consumer("q").start(), lambda: broker.settle(), lambda: broker.advance(1)):
+            thread = threading.Thread(target=elsewhere, args=[call], name="elsewhere")
+            thread.start()
+            await asyncio.to_thread(thread.join)
+
+
+async def test_a_synchronous_producer_wakes_consumers_of_another_thread() -> None:
+    async with Broker() as broker, broker.consumer("q") as consumer:
+        seen: list[bytes] = []
+
+        async def handle(message: marq.Message) -> None:
+            seen.append(message.value)
+
+        running = asyncio.create_task(consumer.run(handle))
+        await broker.settle()
+
+        # Called where the service calls it: here in the thread of the event loop, which it blocks.
+        with marq.SyncProducer(broker.address) as producer:
+            producer.send("q", b"x")
+        await broker.settle()
+
+        assert seen == [b"x"]
+        await consumer.stop()
+        await running
+
+
+async def test_clients_that_are_left_running_are_named_at_the_end() -> None:
+    broker = Broker()
+    producer, consumer = broker.producer(), broker.consumer("emails")
+    await producer.start()
+    await consumer.start()
+
+    with pytest.warns(ClientLeftRunning, match=r"a Consumer \(Kafka group marq\.queue\.emails\), a Producer.*stop\(\)"):
+        broker.close()
+
+    await producer.stop()
+    await consumer.stop()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        broker.close()
+
+
+async def test_a_message_that_the_topic_would_not_take_back_becomes_a_dead_letter() -> None:
+    async with Broker() as broker, broker.consumer("q") as consumer:
+        broker.produce("marq.messages", b"x" * 1_048_500, key=b"q")
+
+        await (await consumer.receive())[0].release(0)
+
+        [letter] = broker.dead_letters("q")
+        assert letter.reason.startswith("with the headers that redelivery adds it is larger")
+
+
+async def test_a_marker_that_cannot_be_read_goes_into_quarantine() -> None:
+    async with Broker() as broker, broker.producer() as producer, broker.consumer("q") as consumer:
+        await producer.send("q", b"x")
+        [message] = await consumer.receive()
+        installation = broker._installation
+
+        installation.owners[0].append(b"garbage")
+
+        [record] = installation.unreadable.logs[0]
+        assert record.value == b"garbage"
+        assert dict(record.headers)["marq-origin"].startswith(b"marq.markers/0/")
+        await message.ack()
+        assert len(broker.acked("q")) == 1

@@ -1,0 +1,108 @@
+"""The pytest plugin, in runs of pytest of its own: with pytest-asyncio in both modes, and without it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+ASYNC = """
+import marq, pytest
+
+MARK
+
+async def service():
+    async with marq.Producer() as producer, marq.Consumer("emails") as consumer:
+        await producer.send("emails", b"x")
+        [message] = await consumer.receive(wait=20)
+        await message.release(60)
+        assert await consumer.receive(wait=59) == []
+
+async def test_a_service(marq_broker):
+    await service()
+    await marq_broker.advance(60)
+    assert [message.attempt for message in marq_broker.messages("emails")] == [2]
+
+async def test_each_test_has_a_broker_of_its_own(marq_broker):
+    assert marq_broker.messages("emails") == []
+    async with marq.Queues() as queues:
+        assert queues["emails"].lease_ms == 30_000
+"""
+
+SYNC = """
+import asyncio, marq
+
+def service():
+    with marq.SyncProducer() as producer:
+        producer.send("emails", b"x")
+
+async def work():
+    async with marq.Consumer("emails") as consumer:
+        await consumer.ack(await consumer.receive())
+
+def test_a_service(marq_broker):
+    service()
+    assert [message.body for message in marq_broker.messages("emails")] == [b"x"]
+    asyncio.run(work())
+    assert len(marq_broker.acked("emails")) == 1
+
+def test_the_address_is_gone_afterwards(monkeypatch):
+    import os
+    assert "MARQ_BOOTSTRAP_SERVERS" not in os.environ
+"""
+
+LEFT = """
+import marq
+
+async def test_leaves_a_client(marq_broker):
+    producer = marq.Producer()
+    await producer.start()
+"""
+
+
+def run(directory: Path, code: str, *options: str) -> str:
+    (directory / "test_service.py").write_text(code, encoding="utf-8")
+    (directory / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MARQ_", "PYTEST_"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "marq.testing.plugin", "-p", "no:cacheprovider", *options],
+        cwd=directory, env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("mode", "mark"), [("auto", ""), ("strict", "pytestmark = pytest.mark.asyncio")], ids=["auto", "strict"]
+)
+def test_tests_with_pytest_asyncio(tmp_path: Path, mode: str, mark: str) -> None:
+    options = ["-o", f"asyncio_mode={mode}", "-o", "asyncio_default_fixture_loop_scope=function"]
+    output = run(tmp_path, ASYNC.replace("MARK", mark), "-W", "error", *options)
+
+    assert "2 passed" in output, output
+    assert "warning" not in output
+
+
+def test_tests_without_an_event_loop_need_no_other_plugin(tmp_path: Path) -> None:
+    output = run(tmp_path, SYNC, "-W", "error", "-p", "no:asyncio")
+
+    assert "2 passed" in output, output
+
+
+def test_a_client_that_is_left_running_is_a_warning(tmp_path: Path) -> None:
+    output = run(tmp_path, LEFT, "-o", "asyncio_mode=auto")
+
+    assert "1 passed, 1 warning" in output, output
+    assert "left running at the end: a Producer" in output
+
+
+def test_the_fixture_is_listed_with_what_it_is_for(tmp_path: Path) -> None:
+    output = run(tmp_path, SYNC, "--fixtures")
+
+    assert "marq_broker" in output
+    assert "A broker in memory" in output

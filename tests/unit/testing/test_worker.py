@@ -1,0 +1,135 @@
+"""Handlers on the broker in memory, as a worker runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import types
+
+import pytest
+
+import marq
+from marq.testing import Broker
+
+
+def handle_by_name(message: marq.Message) -> None:
+    """Named in the settings of a queue."""
+    if message.value == b"bad":
+        raise marq.Reject("bad")
+
+
+async def test_a_handler_runs_until_its_queue_is_empty_with_retries_backoff_and_dead_letters() -> None:
+    calls = []
+
+    @marq.handler("emails", codec=marq.JSON)
+    async def send_email(message: marq.Message) -> None:
+        calls.append((message.value, message.attempt))
+        await asyncio.sleep(0.001)
+        if message.value == "twice" and message.attempt == 1:
+            raise ConnectionError("no answer")
+        if message.value == "never":
+            raise marq.Reject("no such address")
+        if message.value == "always":
+            raise ValueError("cannot be sent")
+
+    async with Broker(queues={"emails": {"max_attempts": 3}}) as broker, broker.producer(codec=marq.JSON) as producer:
+        await producer.send_many("emails", ["once", "twice", "never", "always"])
+
+        await broker.run(send_email)
+
+        assert sorted(calls) == [
+            ("always", 1), ("always", 2), ("always", 3), ("never", 1), ("once", 1), ("twice", 1), ("twice", 2),
+        ]  # fmt: skip
+        assert [message.value for message in broker.acked("emails", codec=marq.JSON)] == ["once", "twice"]
+        letters = {each.value: (each.reason, each.error) for each in broker.dead_letters("emails", codec=marq.JSON)}
+        assert letters["never"] == ("no such address", "")
+        assert letters["always"][1] == "ValueError: cannot be sent"
+
+
+async def test_an_error_that_a_handler_did_not_mean_can_be_raised_in_the_test() -> None:
+    @marq.handler("q")
+    async def handle(message: marq.Message) -> None:
+        raise {b"error": KeyError("a bug"), b"reject": marq.Reject("meant")}[message.value]
+
+    async with Broker(queues={"q": {"max_attempts": 1}}) as broker, broker.producer() as producer:
+        await producer.send("q", b"reject")
+        await broker.run(handle, raise_errors=True)
+
+        await producer.send("q", b"error")
+        with pytest.raises(KeyError, match="a bug"):
+            await broker.run(handle, raise_errors=True)
+
+
+async def test_a_worker_runs_in_the_background_all_handlers_of_a_module() -> None:
+    module, threads = types.ModuleType("handlers"), []
+
+    @marq.handler("pictures")
+    def shrink(message: marq.Message) -> None:
+        threads.append(threading.current_thread())
+
+    @marq.handler("emails", group="mail")
+    async def send_email(message: marq.Message) -> None:
+        async with Broker("nested").producer() as _:
+            await producer.send("pictures", message.value)
+
+    module.shrink, module.send_email = shrink, send_email  # type: ignore[attr-defined]
+    async with Broker() as broker, broker.producer() as producer:
+        async with broker.worker(module) as worker:
+            assert worker.queues == ["emails", "pictures"]
+            await producer.send("emails", b"x")
+            await broker.drain()
+
+            assert broker.queues["emails"].group == "mail"
+            assert len(broker.acked("emails")) == len(broker.acked("pictures")) == 1
+            with pytest.raises(marq.ConfigError, match="has the handler"):
+                await broker.consumer("emails").start()
+        await producer.send("emails", b"later")
+        await broker.settle()
+        assert len(broker.messages("emails")) == 1
+    assert threading.main_thread() not in threads
+
+
+async def test_without_handlers_those_run_that_the_settings_name() -> None:
+    name = f"{__name__}:handle_by_name"
+    async with Broker(queues={"q": {"handler": name, "concurrency": 2}}) as broker, broker.producer() as producer:
+        await producer.send_many("q", [b"good", b"bad"])
+
+        await broker.run()
+
+        assert [message.body for message in broker.acked("q")] == [b"good"]
+        assert [letter.reason for letter in broker.dead_letters("q")] == ["bad"]
+
+
+async def test_a_method_of_an_instance_and_the_settings_of_its_queue() -> None:
+    class Mailer:
+        def __init__(self) -> None:
+            self.sent: list[bytes] = []
+
+        @marq.handler("emails")
+        async def send(self, message: marq.Message) -> None:
+            self.sent.append(message.value)
+
+    mailer = Mailer()
+    async with Broker() as broker, broker.producer() as producer:
+        await producer.send("emails", b"x")
+        await broker.run(mailer.send)
+
+    assert mailer.sent == [b"x"]
+
+
+async def test_what_cannot_be_run_is_refused() -> None:
+    @marq.handler("one", group="g")
+    async def one(message: marq.Message) -> None: ...
+
+    async def plain(message: marq.Message) -> None: ...
+
+    async with Broker(queues={"two": {"group": "g"}}) as broker:
+        with pytest.raises(marq.ConfigError, match=r"plain.*expected a function with @marq\.handler"):
+            await broker.run(plain)
+        with pytest.raises(marq.ConfigError, match="no handlers to run"):
+            await broker.run()
+        with pytest.raises(marq.ConfigError, match="group 'g': 'two' has no handler here"):
+            await broker.run(one)
+        broker.define("q", handler="no.such.module:handle")
+        with pytest.raises(marq.ConfigError, match=r"queue 'q': .*'no\.such\.module:handle' can't be imported"):
+            await broker.run()
