@@ -65,6 +65,7 @@ class Examination:
         )
         self._roles = list(roles)
         self._worker = WORKER in roles
+        self._tracker = self._worker and Role.TRACKER in settings.roles
         self._findings: list[Finding] = []
         self._step = ""
 
@@ -85,8 +86,9 @@ class Examination:
 
     async def _examine(self) -> None:
         file = self._file()
-        if self._worker:
+        if self._tracker:
             self._add(judge_data_directory(self._settings.data_dir))
+        if self._worker:
             self._add(*judge_packages({name: _installed(name) for name in VERSIONS}, VERSIONS))
         if not await self._reached():
             # What can be said without a broker.
@@ -135,7 +137,7 @@ class Examination:
         if apis is not None:
             self._add(*judge_apis(apis, static_member=self._settings.instance_id is not None))
         brokers = await self._ask("the brokers", view.brokers, failed=1)
-        names = topics_of(self._client.names, changelog=self._worker)
+        names = topics_of(self._client.names, changelog=self._tracker)
         look = await self._ask("the topics", lambda: view.look_up(names), failed=Look())
         await self._topics(view, look, names, brokers)
         allowed = await self._ask("the rights on topics", lambda: view.allowed_on_topics(names), failed={})
@@ -169,7 +171,7 @@ class Examination:
                 reasons, copies = refusals.reasons, refusals.copies
                 self._add(*judge_missing(self._client, look.found, reasons, brokers, too_many_copies=copies))
         if look.found:
-            self._add(*judge_topics(self._client, look.found, brokers, changelog=self._worker))
+            self._add(*judge_topics(self._client, look.found, brokers, changelog=self._tracker))
 
     async def _published(self, view: ClusterView, look: Look, allowed: dict[str, frozenset[str] | None]) -> Published:
         topic = self._client.names.queues

@@ -13,7 +13,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 import marq
 from app.checkup.examination import LIMIT_S
 from app.checkup.findings import Level
-from broker import EmbeddedBroker
+from broker import Certificates, EmbeddedBroker
 from marq.core.kafka_tools import Tools
 from marq.core.markers import Tick, encode
 from marq.core.names import Names
@@ -141,6 +141,20 @@ async def test_a_wrong_password(tmp_path: Path, login: dict[str, str], user: str
     assert f"refuses the login of '{user}' by SCRAM-SHA-256" in found.found
     assert found.found.startswith("authentication failed")
     assert "MARQ_SASL_PASSWORD" in found.advice
+
+
+async def test_a_login_over_tls_and_one_that_does_not_trust_the_broker(
+    secured: EmbeddedBroker, certificates: Certificates, tmp_path: Path, login: dict[str, str]
+) -> None:
+    address = secured.listener("SASL_SSL")
+    tls = {**login, "MARQ_BOOTSTRAP_SERVERS": address, "MARQ_SECURITY_PROTOCOL": "SASL_SSL"}
+
+    trusting = await Check(tmp_path, {**tls, "MARQ_SSL_CAFILE": str(certificates.authority)})()
+    other = await Check(tmp_path, tls)()
+
+    assert f"{address} can be used by SASL_SSL" in [each.found for each in trusting.findings]
+    assert f"the certificate of {address} is not trusted" in other.problem("broker").found
+    assert "MARQ_SSL_CAFILE" in other.problem("broker").advice
 
 
 # --- topics -----------------------------------------------------------------------------------------------------------

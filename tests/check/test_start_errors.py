@@ -6,7 +6,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
@@ -125,32 +126,49 @@ async def test_a_certificate_that_is_not_trusted(secured: EmbeddedBroker) -> Non
     assert "set MARQ_SSL_CAFILE" in text
 
 
-async def test_a_certificate_for_another_name(certificates: Certificates) -> None:
+@contextmanager
+def tls_server(certificates: Certificates, host: str, *, wants_certificate: bool = False) -> Iterator[str]:
+    """A server that agrees on TLS and then ends the connection."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates.server)
+    if wants_certificate:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(certificates.authority)
 
     def serve(server: socket.socket) -> None:
         while True:
             try:
                 connection, _ = server.accept()
-                context.wrap_socket(connection, server_side=True).close()
+                with connection:
+                    context.wrap_socket(connection, server_side=True).close()
             except ssl.SSLError:
                 continue
             except OSError:
                 return
 
-    # The certificate is for localhost and 127.0.0.1.
-    server = socket.create_server(("127.0.0.2", 0))
-    threading.Thread(target=serve, args=[server], daemon=True).start()
+    with socket.create_server((host, 0)) as server:
+        thread = threading.Thread(target=serve, args=[server])
+        thread.start()
+        yield f"{host}:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
 
-    text = await said(
-        f"127.0.0.2:{server.getsockname()[1]}", security_protocol="SSL", ssl_cafile=str(certificates.authority)
-    )
-    server.shutdown(socket.SHUT_RDWR)
-    server.close()
+
+async def test_a_certificate_for_another_name(certificates: Certificates) -> None:
+    # The certificate is for localhost and 127.0.0.1.
+    with tls_server(certificates, "127.0.0.2") as address:
+        text = await said(address, security_protocol="SSL", ssl_cafile=str(certificates.authority))
 
     assert "mismatch" in text
     assert "use a name that the certificate has" in text
+
+
+async def test_a_client_without_the_certificate_that_is_wanted(certificates: Certificates) -> None:
+    with tls_server(certificates, "127.0.0.1", wants_certificate=True) as address:
+        text = await said(address, security_protocol="SSL", ssl_cafile=str(certificates.authority))
+
+    assert f"{address} does not take this client's certificate, or wants one" in text
+    assert "set MARQ_SSL_CERTFILE" in text
 
 
 async def test_a_login_that_is_not_offered(secured: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
