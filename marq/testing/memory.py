@@ -120,7 +120,8 @@ def memory_at(address: str) -> Memory:
         raise ConfigError(
             f"bootstrap_servers={address!r}: expected a name after {MEMORY_SCHEME}, such as memory://tests"
         )
-    return _memories.setdefault(name, Memory(name))
+    found = _memories.get(name)
+    return _memories.setdefault(name, Memory(name)) if found is None else found
 
 
 def forget_memory(memory: Memory) -> None:

@@ -25,6 +25,8 @@ from tests.simulation.mutants import MUTANTS
 LIMIT_SECONDS = 60
 #: On the first line of a block that is only to be compiled: "```python compile-only".
 COMPILE_ONLY = "compile-only"
+#: On that of a block of tests: "```python pytest".
+PYTEST = "pytest"
 MARKDOWN = [*PAGES, *sorted((ROOT / "examples").rglob("*.md")), ROOT / "CHANGELOG.md"]
 WRITTEN = [*MARKDOWN, *sorted((ROOT / "examples").glob("*.*"))]
 FOLDERS = "tests|marq|agents|app|tables|config|demo|bench|broker"
@@ -43,7 +45,22 @@ def text_of(page: Path) -> str:
 # --- code -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("block", blocks("python"), ids=name_of)
+@pytest.mark.parametrize("block", [each for each in blocks("python") if each.note == PYTEST], ids=name_of)
+def test_a_block_of_tests_passes(block: Block, tmp_path: Path) -> None:
+    (tmp_path / "test_block.py").write_text(block.code, encoding="utf-8")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MARQ_", "PYTEST_"))}
+    options = ["-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function", "-W", "error"]
+
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "marq.testing.plugin", *options, "test_block.py"],
+        cwd=tmp_path, env={**kept, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=LIMIT_SECONDS,
+        check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("block", [each for each in blocks("python") if each.note != PYTEST], ids=name_of)
 def test_a_block_of_python_runs(block: Block, servers: str, names: Names, tmp_path: Path) -> None:
     assert block.note in ("", COMPILE_ONLY)
     program = tmp_path / "block.py"
