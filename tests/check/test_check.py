@@ -409,11 +409,8 @@ async def allow(secured: EmbeddedBroker, user: str, rights: list[Right]) -> None
     ("role", "needed", "kind", "operation", "name"),
     [
         ("sender", sender, "topic", "Write", "messages"),
-        ("sender", sender, "topic", "Read", "queues"),
         ("consumer", consumer, "topic", "Write", "markers"),
-        ("consumer", consumer, "topic", "Read", "messages"),
         ("worker", worker, "topic", "Write", "markers"),
-        ("worker", worker, "topic", "Create", "changelog"),
         ("worker", worker, "topic", "DescribeConfigs", "quarantine"),
         ("worker", worker, "group", "Read", "app_id"),
         ("worker", worker, "transactional-id", "Write", "transactional_ids"),

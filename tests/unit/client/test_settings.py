@@ -143,3 +143,12 @@ async def test_stop_without_start_and_calls_without_start() -> None:
         await consumer.receive()
     with pytest.raises(marq.MarqError, match="not started"):
         await producer.send("q", b"")
+
+
+@pytest.mark.parametrize("missing", ["sasl_username", "sasl_password"])
+def test_a_login_needs_a_name_and_a_password(missing: str) -> None:
+    login = {"sasl_username": "a", "sasl_password": "b", "security_protocol": "SASL_SSL"}
+    del login[missing]
+
+    with pytest.raises(ConfigError, match=f"{missing} is missing .MARQ_{missing.upper()}"):
+        ClientSettings.read("a:1", login, environment={})
