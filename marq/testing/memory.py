@@ -30,6 +30,7 @@ class Memory:
         self.groups: dict[str, Group] = {}
         self._clients: dict[object, tuple[str, asyncio.AbstractEventLoop]] = {}
         self._installations: dict[str, Installation] = {}
+        self._making = threading.Lock()
         self.passage = Passage(self.clock, self._awaits)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = ""
@@ -88,9 +89,11 @@ class Memory:
     def installation(self, settings: ClientSettings) -> Installation:
         """Return an installation; it is made when it is first asked for."""
         prefix = settings.names.prefix
-        found = self._installations.get(prefix)
-        if found is None:
-            found = self._installations[prefix] = Installation(settings, self.clock, self.topics)
+        # A SyncProducer asks in a thread of its own.
+        with self._making:
+            found = self._installations.get(prefix)
+            if found is None:
+                found = self._installations[prefix] = Installation(settings, self.clock, self.topics)
         return found
 
     def make_topic(self, name: str, partitions: int) -> Topic:

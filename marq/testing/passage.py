@@ -11,6 +11,7 @@ A handler that does real I/O is waited for in real time, for a limited one: that
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
@@ -23,11 +24,15 @@ from marq.testing.clock import Clock, Timer
 #: Turns of the event loop in which nothing else was ready, after which it is at rest; and turns after which it is taken
 #: for that where the loop does not show what is ready (uvloop).
 _EMPTY_TURNS, _TURNS = 2, 50
+#: How long, in real seconds, who waits for messages waits for the same handlers before time passes all the same.
+_PATIENCE_S = 5.0
 #: How often to look, in real seconds, whether a handler is done.
 _LOOK_S = 0.001
 #: Waits for messages that end without any: so many at once, then one after each pause, in real seconds. A loop that
 #: does nothing but receive would else keep the processor busy while the test waits for something else.
 _FREE_WAITS, _PAUSE_S = 200, 0.01
+
+log = logging.getLogger("marq.testing")
 
 T = TypeVar("T")
 
@@ -71,6 +76,10 @@ class Passage:
         self._engines: dict[object, Engine] = {}
         #: The task of the test, as far as that is known.
         self._owner: asyncio.Task[Any] | None = None
+        #: Tasks that have used the calls of a test: what they hold is not worked on.
+        self._owners: WeakSet[asyncio.Task[Any]] = WeakSet()
+        #: Tasks that have worked for so long that those who wait for messages do not wait for them any more.
+        self._hanging: WeakSet[asyncio.Task[Any]] = WeakSet()
         #: Who makes time pass by waiting: True with a limit, False only as long as some message is to come.
         self._waits: dict[object, bool] = {}
         self._waiting: set[asyncio.Task[Any]] = set()
@@ -141,18 +150,30 @@ class Passage:
 
     async def _pass(self) -> None:
         """Let time pass as long as somebody waits."""
+        patience = _Limit(_PATIENCE_S)
         while self._waits:
             self._stirred.clear()
             async with self._turn:
                 await _quiet(None)
-                busy = self._write() or bool(self._busy())
+                busy = self._write() or self._works(patience)
                 moved = not busy and self._move()
             if busy:
                 await asyncio.sleep(_LOOK_S)
-            elif not moved:
+                continue
+            patience = _Limit(_PATIENCE_S)
+            if not moved:
                 await self._stirred.wait()
             elif self._fruitless > _FREE_WAITS:
                 await asyncio.sleep(_PAUSE_S)
+
+    def _works(self, patience: _Limit) -> bool:
+        """Whether somebody works who is worth waiting for."""
+        busy = self._busy()
+        self._hanging &= busy
+        if patience.over and busy > self._hanging:
+            log.warning("virtual time passes although somebody still works: %s", _names(busy))
+            self._hanging |= busy
+        return busy > self._hanging
 
     def _move(self) -> bool:
         """Go on to what happens next, if somebody may still wait for it."""
@@ -214,11 +235,15 @@ class Passage:
     @asynccontextmanager
     async def _seat(self) -> AsyncIterator[None]:
         """While the test's own call is under way, nobody else makes time pass."""
-        self._owner = asyncio.current_task()
+        self._owner = task = asyncio.current_task()
+        assert task is not None
+        self._owners.add(task)
         self._fruitless = 0
-        async with self._turn:
-            yield
-        self._stirred.set()
+        try:
+            async with self._turn:
+                yield
+        finally:
+            self._stirred.set()
 
     async def _settle(self, limit: _Limit, left: Callable[[], str] = lambda: "") -> None:
         while True:
@@ -228,7 +253,8 @@ class Passage:
             busy = self._busy()
             if not busy:
                 return
-            limit.check("; ".join(filter(None, [left(), f"at work: {', '.join(sorted(map(_name, busy)))}"])))
+            if limit.over:
+                limit.check("; ".join(filter(None, [left(), f"at work: {_names(busy)}"])))
             await asyncio.sleep(_LOOK_S)
 
     def _write(self) -> bool:
@@ -245,7 +271,7 @@ class Passage:
         if any(engine.taken for engine in engines):
             workers = {task for engine in engines for task in engine.workers}
             busy |= {task for task in self._served if not task.done() and task not in workers}
-        return busy - self._waiting - {self._owner}
+        return {task for task in busy - self._waiting if task is not self._owner and task not in self._owners}
 
 
 class _Limit:
@@ -255,9 +281,13 @@ class _Limit:
         self._seconds = seconds
         self._until = time.monotonic() + seconds
 
+    @property
+    def over(self) -> bool:
+        return time.monotonic() >= self._until
+
     def check(self, remains: str) -> None:
         """Raise when the time is over."""
-        if time.monotonic() >= self._until:
+        if self.over:
             raise Unfinished(f"not settled within {self._seconds:g} real seconds: {remains}")
 
 
@@ -274,6 +304,14 @@ async def _quiet(limit: _Limit | None) -> None:
                 limit.check("the event loop never comes to rest")
 
 
-def _name(task: asyncio.Task[Any]) -> str:
-    coroutine = task.get_coro()
-    return f"{task.get_name()} ({getattr(coroutine, '__qualname__', coroutine)})"
+def _names(tasks: Collection[asyncio.Task[Any]]) -> str:
+    return ", ".join(sorted(f"{task.get_name()} in {_place(task)}" for task in tasks))
+
+
+def _place(task: asyncio.Task[Any]) -> str:
+    """Say where a task stands: its function, and which that awaits."""
+    names, coroutine = [], task.get_coro()
+    while (name := getattr(coroutine, "__qualname__", None)) is not None:
+        names.append(name)
+        coroutine = getattr(coroutine, "cr_await", None)
+    return " > ".join(names)

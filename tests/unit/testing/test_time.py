@@ -222,13 +222,35 @@ async def test_a_handler_that_hangs_is_named_and_time_may_pass_over_it(broker, p
         running = asyncio.create_task(consumer.run(hang))
         await producer.send("q", b"x")
         for waiting in (broker.settle(limit=0.05), broker.advance(1, limit=0.05), broker.drain("q", limit=0.05)):
-            with pytest.raises(Unfinished, match=r"within 0\.05 real seconds.*at work: .*_work"):
+            with pytest.raises(Unfinished, match=r"within 0\.05 real seconds.*at work: .*hang"):
                 await waiting
 
         await broker.advance(61, settle=False)
 
         # Lost, delivered again, and it hangs again.
         assert [each.attempt for each in broker.in_flight("q")] == [2]
+        await consumer.stop()
+        await running
+
+
+async def test_who_waits_for_messages_does_not_wait_for_ever_for_a_handler_that_hangs(
+    broker, producer, monkeypatch, caplog
+) -> None:
+    monkeypatch.setattr("marq.testing.passage._PATIENCE_S", 0.1)
+    elapsed = passed(broker)
+
+    async def hang(message: marq.Message) -> None:
+        await asyncio.Event().wait()
+
+    async with broker.consumer("q", grace=0) as consumer, broker.consumer("other") as other:
+        running = asyncio.create_task(consumer.run(hang))
+        await producer.send("q", b"x")
+
+        assert await other.receive(wait=100) == []
+        assert await other.receive(wait=100) == []
+
+        assert elapsed() == 200
+        assert len([each for each in caplog.messages if "passes although somebody still works" in each]) == 1
         await consumer.stop()
         await running
 
