@@ -310,7 +310,8 @@ def _names(tasks: Collection[asyncio.Task[Any]]) -> str:
 
 def _place(task: asyncio.Task[Any]) -> str:
     """Say where a task stands: its function, and which that awaits."""
-    names, coroutine = [], task.get_coro()
+    names: list[str] = []
+    coroutine: Any = task.get_coro()
     while (name := getattr(coroutine, "__qualname__", None)) is not None:
         names.append(name)
         coroutine = getattr(coroutine, "cr_await", None)
