@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,8 @@ FETCH_WAIT_SECONDS = 0.5
 COMMIT_SECONDS = 10.0
 #: How long finding out where to read on may take; it is tried again.
 PLACE_SECONDS = 10.0
+#: How long a batch may take from Faust's consumer to the reader before it is taken for lost.
+DELIVERY_SECONDS = 1.0
 
 Record = ConsumerRecord[bytes, bytes]
 
@@ -46,6 +49,8 @@ class Partitions:
     places: Callable[[Serving, Iterable[Source]], Awaitable[Mapping[Source, Place]]]
     #: Where the log of a partition begins.
     log_start: Callable[[Source], Awaitable[int]]
+    #: The offset after the last record that was fetched, whether or not it has been delivered; None: not known.
+    returned_to: Callable[[Source], int | None]
 
 
 @dataclass
@@ -74,6 +79,9 @@ class StreamReader:
         self._rewound: dict[Source, int] = {}
         self._arrived = asyncio.Event()
         self._paused = False
+        #: Lanes to which a batch was on its way at the last look, with their positions then.
+        self._awaited: dict[Source, int] = {}
+        self._looked_s = 0.0
 
     def assigned(self, sources: Iterable[Source]) -> None:
         """Begin with new partitions: nothing of them is taken before it is known where to go on."""
@@ -127,6 +135,7 @@ class StreamReader:
     async def fetch(self, max_records: int) -> Mapping[Source, Sequence[Record]]:
         await self._place()
         await self._seek_back()
+        await self._look_for_lost()
         if not any(lane.records for lane in self._lanes.values()):
             self._arrived.clear()
             try:
@@ -159,6 +168,23 @@ class StreamReader:
             start = max(place.start, starts[source])
             self._lanes[source] = _Lane(start, place.positions)
             self._rewound[source] = start
+
+    async def _look_for_lost(self) -> None:
+        """Go back for batches that were fetched and do not come: at the end of a log no later one shows the gap."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < DELIVERY_SECONDS:
+            return
+        self._looked_s = now_s
+        awaited = {
+            source: lane.position
+            for source, lane in self._lanes.items()
+            if source not in self._rewound and (self._partitions.returned_to(source) or 0) > lane.position
+        }
+        for source in [source for source, position in awaited.items() if self._awaited.get(source) == position]:
+            log.warning("topic %s, partition %s: reading again from %s: nothing has come", *source, awaited[source])
+            self._rewound[source] = awaited.pop(source)
+        self._awaited = awaited
+        await self._seek_back()
 
     def _take(self, max_records: int) -> dict[Source, list[Record]]:
         taken: dict[Source, list[Record]] = {}

@@ -79,6 +79,12 @@ class BatchThread(driver.AIOKafkaConsumerThread):
         state = assignment.state_value(_aiokafka(tp)) if assignment else None
         return state._position if state is not None else None
 
+    def returned_to(self, tp: TP) -> int | None:
+        """Return the offset after the last record of a partition that a fetch has brought; None: not known."""
+        position = self._position(self._ensure_consumer(), tp)
+        passed_from, passed_to = self._passed.get(tp, (None, None))
+        return passed_from if passed_to == position else position
+
     async def commit_exactly(self, offsets: Mapping[TP, tuple[int, str]]) -> None:
         """Commit offsets, each with its metadata.
 
@@ -149,7 +155,7 @@ class BatchConsumer(driver.Consumer):
         for tp, batch in fetched.items():
             if not self.flow_active or generation != self.app.consumer_generation_id:
                 return
-            if active is not None and tp not in active and tp not in self._buffered_partitions:
+            if not (active is None or tp in active or self._is_held(tp)):
                 continue
             last = batch.records[-1]
             message = ConsumerMessage(
@@ -169,6 +175,13 @@ class BatchConsumer(driver.Consumer):
             )
             await self.wait_first(self.callback(message), self.suspend_flow.wait())
             self._read_offset[tp] = batch.end - 1
+
+    def _is_held(self, tp: TP) -> bool:
+        """Whether a partition was paused by an agent, perhaps while it was fetched.
+
+        A batch that was dropped then would be missed only when a later one comes, and at the end of the log none does.
+        """
+        return tp in self._paused_partitions and not self._is_changelog_tp(tp)
 
 
 class BatchTransport(driver.Transport):

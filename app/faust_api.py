@@ -77,7 +77,8 @@ RELIANCES = (
     Reliance(_CONSUMER, "_acked", "instance attribute", "acknowledged offsets by partition"),
     Reliance(_CONSUMER, "_acked_index", "instance attribute", "the same, as sets"),
     Reliance(_CONSUMER, "_read_offset", "instance attribute", "the last offset delivered, by partition"),
-    Reliance(_CONSUMER, "_buffered_partitions", "instance attribute", "paused partitions whose batches are delivered"),
+    Reliance(_CONSUMER, "_paused_partitions", "instance attribute", "those are delivered that were fetched before"),
+    Reliance(_CONSUMER, "_is_changelog_tp", "(self, tp)", "changelogs are never delivered"),
     Reliance(_TRANSPORT, "Consumer", "class attribute", "replaced by ours"),
     Reliance(
         "faust.serializers.schemas:Schema",

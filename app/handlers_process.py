@@ -104,6 +104,7 @@ class HandlersApp(MarqApp):
             commit=lambda offsets: consumer.thread.commit_exactly({TP(*s): each for s, each in offsets.items()}),
             places=lambda serving, sources: places(self.client, self.conf.id, serving, sources),
             log_start=log_start,
+            returned_to=lambda source: consumer.thread.returned_to(TP(*source)),
         )
 
 

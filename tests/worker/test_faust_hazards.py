@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,12 +18,12 @@ import rocksdict
 from aiokafka import TopicPartition
 from aiokafka.admin import RecordsToDelete
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
-from faust.types import TP
+from faust.types import TP, ConsumerMessage
 from faust.types.enums import ProcessingGuarantee
 
 from agents.fetched import Fetched
 from app import app
-from app.batching import BatchThread
+from app.batching import BatchConsumer, BatchThread
 from app.worker import claim_slot
 from broker import EmbeddedBroker
 from marq.core import rows
@@ -263,6 +264,35 @@ async def test_records_of_a_partition_that_becomes_active_during_a_fetch_are_del
     found = await thread._fetch_records(None, active)
 
     assert found == {added: Fetched(7, 8, [tick])}
+
+
+async def test_a_batch_that_was_fetched_while_its_partition_is_paused_is_delivered_all_the_same() -> None:
+    """Stock Faust drops it, and reads on after it."""
+    paused, gone, changelog = TP("messages", 0), TP("messages", 1), TP("changelog", 0)
+    delivered: list[TP] = []
+
+    async def callback(message: ConsumerMessage) -> None:
+        delivered.append(message.tp)
+
+    async def wait_first(delivery: Awaitable[None], suspended: Awaitable[bool]) -> None:
+        await delivery
+        asyncio.ensure_future(suspended).cancel()
+
+    consumer = object.__new__(BatchConsumer)
+    consumer.__dict__.update(
+        app=SimpleNamespace(consumer_generation_id=1, tables=SimpleNamespace(changelog_topics={changelog.topic})),
+        flow_active=True,
+        suspend_flow=asyncio.Event(),
+        callback=callback,
+        wait_first=wait_first,
+        _paused_partitions={paused, changelog},
+        _read_offset={},
+    )
+    batch = Fetched(0, 1, [SimpleNamespace(offset=0, timestamp=0, timestamp_type=0)])
+
+    await consumer._deliver(dict.fromkeys([paused, gone, changelog], batch), set(), 1)
+
+    assert delivered == [paused]
 
 
 def test_two_workers_on_one_machine_never_share_a_data_directory(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ class Kafka:
     paused: bool = False
     refuses: bool = False
     silent: bool = False
+    returned: dict[Source, int] = field(default_factory=dict)
 
     @property
     def partitions(self) -> Partitions:
@@ -72,6 +73,7 @@ class Kafka:
             commit,
             places,
             log_start,
+            self.returned.get,
         )
 
 
@@ -254,3 +256,41 @@ async def test_a_commit_of_a_queues_own_topic_tells_of_that_queue_only() -> None
     await reader.commit({ORDERS: 5})
 
     assert Positions.decode(kafka.offset, kafka.metadata).by_queue == {"orders": 5}
+
+
+async def test_a_batch_at_the_end_of_the_log_that_was_fetched_and_does_not_come_is_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stream_reader, "DELIVERY_SECONDS", 0)
+    monkeypatch.setattr(stream_reader, "FETCH_WAIT_SECONDS", 0.01)
+    kafka = Kafka()
+    reader = await reading(kafka)
+    await reader.deliver(P0, fetched(0, 5))
+    await reader.fetch(100)
+    kafka.sought.clear()
+
+    kafka.returned[P0] = 8
+    await reader.fetch(100)
+    sought_at_once = list(kafka.sought)
+    await reader.fetch(100)
+    await reader.deliver(P0, fetched(5, 8))
+
+    assert sought_at_once == []
+    assert kafka.sought == [(P0, 5)]
+    assert [record.offset for record in (await reader.fetch(100))[P0]] == [5, 6, 7]
+
+
+async def test_what_has_come_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_reader, "DELIVERY_SECONDS", 0)
+    monkeypatch.setattr(stream_reader, "FETCH_WAIT_SECONDS", 0.01)
+    kafka = Kafka(returned={P0: 8})
+    reader = await reading(kafka)
+    kafka.sought.clear()
+
+    # On its way at the first look, and there at the second; then it is all there is.
+    await reader.fetch(100)
+    await reader.deliver(P0, fetched(0, 8))
+    for _ in range(3):
+        await reader.fetch(100)
+
+    assert kafka.sought == []
