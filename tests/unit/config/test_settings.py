@@ -50,7 +50,7 @@ def env_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_file_counts_for_the_worker_and_for_its_clients(env_file: Path) -> None:
     env_file.write_text(
         "# a comment\nexport MARQ_BOOTSTRAP_SERVERS=kafka:9092\nMARQ_PREFIX='shop'\nMARQ_WEB_PORT=7000\n"
-        'MARQ_PARTITIONS=12\nMARQ_SECURITY_PROTOCOL=SASL_PLAINTEXT\nMARQ_SASL_USERNAME=shop\n'
+        "MARQ_PARTITIONS=12\nMARQ_SECURITY_PROTOCOL=SASL_PLAINTEXT\nMARQ_SASL_USERNAME=shop\n"
         'MARQ_SASL_PASSWORD="a b#c"\nMARQ_NOTHING\n'
     )
 
