@@ -133,6 +133,22 @@ async def test_values_of_a_codec(backend: Backend) -> None:
         await message.ack()
 
 
+async def test_values_of_a_pydantic_model(backend: Backend) -> None:
+    pydantic = pytest.importorskip("pydantic")
+    order = pydantic.create_model("Order", number=(int, ...))
+    queue, codec = backend.new_name(), marq.Model(order)
+    async with backend.new_producer(codec=codec) as producer, backend.consumer(queue, codec=codec) as consumer:
+        await producer.send(queue, order(number=7))
+        await backend.producer.send(queue, b'{"number": "x"}')
+
+        for message in await take(consumer, 2):
+            async with message:
+                assert message.value == order(number=7)
+
+    [letter] = await backend.dead_letters(queue)
+    assert letter.reason == "the value (15 bytes) is no Order: number: int_parsing"
+
+
 async def test_what_a_codec_cannot_decode_becomes_a_dead_letter(backend: Backend) -> None:
     queue = backend.new_name()
     async with backend.consumer(queue, codec=marq.JSON) as consumer:

@@ -44,3 +44,9 @@ def test_it_brings_aiokafka_alone(wheel: zipfile.ZipFile) -> None:
 
     needed = [each for each in metadata.get_all("Requires-Dist", []) if "extra ==" not in each]
     assert [each.partition("==")[0] for each in needed] == ["aiokafka"]
+
+
+def test_pytest_finds_the_plugin_where_it_is_installed(wheel: zipfile.ZipFile) -> None:
+    (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt")]
+
+    assert wheel.read(name).decode().split() == ["[pytest11]", "marq", "=", "marq.testing.plugin"]
