@@ -32,6 +32,8 @@ class Acquisition:
     offsets: Sequence[int]
     from_offset: int
     messages: Sequence[Record]
+    #: As the marker says it: settings may change before the messages are handed out.
+    lease_ms: int
     settings: FlowSettings
     #: From a topic of the queue's own, where keys are the senders'.
     own_topic: bool
@@ -48,7 +50,7 @@ class Acquisition:
             self.holder,
             self.source,
             self.offsets,
-            self.settings.lease_of(self.queue),
+            self.lease_ms,
             self.from_offset,
             columns,
         )
@@ -70,10 +72,11 @@ def acquisitions(
     """
     queue, source = lane
     room = settings.limit_bytes - FRAME_BYTES - _HEAD_BYTES
+    lease_ms = settings.lease_of(queue)
     for part in _parts(queue, messages, room, own_topic):
         piece = messages if len(messages) == part.stop - part.start else messages[part]
         offsets = [record.offset for record in piece]
-        yield Acquisition(queue, source, holder, offsets, from_offset, piece, settings, own_topic)
+        yield Acquisition(queue, source, holder, offsets, from_offset, piece, lease_ms, settings, own_topic)
         from_offset = offsets[-1] + 1
 
 

@@ -358,7 +358,7 @@ class Flow:
                 raise NotCommitted("the partitions were assigned anew meanwhile")
             # 3. Refused or unknown: as above. All that was read, for the records of other queues are not ours to keep.
             await self._reader.commit({source: read[-1].offset + 1 for source, read in records.items()})
-            if acquired and self._clock() >= sent_s + self._settings.shortest_lease_ms / 1000:
+            if acquired and self._clock() >= sent_s + min(each.lease_ms for each in acquired) / 1000:
                 # Committed, so they are not read again: the tracker redelivers them, since nobody ends them.
                 self._log_late(acquired)
                 return True
@@ -404,7 +404,7 @@ class Flow:
         """Step 4."""
         now_s = self._clock()
         for each in acquired:
-            lease_s = self._settings.lease_of(each.queue) / 1000
+            lease_s = each.lease_ms / 1000
             codec = self._settings.codecs.get(each.queue, self._settings.codec)
             lease = Lease(
                 self.outbox,

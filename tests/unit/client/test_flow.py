@@ -368,3 +368,16 @@ async def test_an_acquire_that_took_longer_than_the_lease_hands_nothing_out(make
 
     assert rig.shelf.take(rig.clock()) is None
     assert rig.flow.held == 0
+
+
+async def test_a_lease_that_is_made_longer_while_its_marker_is_written_is_still_the_one_of_the_marker(make_rig) -> None:
+    """The simulation's seed 6632: the client believed the new lease, the tracker the one that the ACQUIRE says."""
+    leases = {"q": 10_000}
+    rig = make_rig(leases_ms=leases)
+    rig.reader.during_commit = lambda: leases.update(q=60_000)
+    rig.reader.add(P0, *records(0))
+
+    (message,) = await rig.take(1)
+
+    assert [each.lease_ms for each in rig.acquirer.of(Acquire)] == [10_000]
+    assert message._lease.expires_s == rig.clock() + 10
