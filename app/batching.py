@@ -13,7 +13,8 @@ What of Faust's private interface this relies on is listed in app/faust_api.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any, cast
 
@@ -35,7 +36,9 @@ class BatchThread(driver.AIOKafkaConsumerThread):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        #: Positions that fetches without records have passed, by partition: from, to.
+        #: What the fetch under way has read of each partition: from, to.
+        self._reads: dict[TP, list[tuple[int, int]]] = {}
+        #: What fetches have read without finding records, by partition: from, to.
         self._passed: dict[TP, tuple[int, int]] = {}
 
     def _create_worker_consumer(self, transport: driver.Transport) -> aiokafka.AIOKafkaConsumer:
@@ -51,37 +54,51 @@ class BatchThread(driver.AIOKafkaConsumerThread):
         timeout: float | None = None,
         max_records: int | None = None,
     ) -> Mapping[TP, Any]:
-        before = {tp: self._position(consumer, tp) for tp in tuple(active_partitions or ())}
+        for tp in tuple(active_partitions or ()):
+            self._note_reads(consumer, tp)
         records = await super()._fetch_records(consumer, active_partitions, timeout=timeout, max_records=max_records)
+        reads, self._reads = self._reads, {}
         found = {TP(tp.topic, tp.partition): batch for tp, batch in records.items() if batch}
-        # Not only those of before: the set is Faust's own, and a rebalance adds to it while the fetch is under way.
         return {
             tp: fetched
-            for tp in before.keys() | found.keys()
-            if (fetched := self._fetched(tp, before.get(tp), self._position(consumer, tp), found.get(tp))) is not None
+            # Not only those of before: the set is Faust's own, and a rebalance adds to it while the fetch is under way.
+            for tp in reads.keys() | found.keys()
+            if (fetched := self._fetched(tp, reads.get(tp, ()), found.get(tp))) is not None
         }
 
-    def _fetched(self, tp: TP, before: int | None, after: int | None, records: list[Any] | None) -> Fetched | None:
-        passed_from, passed_to = self._passed.pop(tp, (None, None))
-        start = passed_from if before is not None and passed_to == before else before
-        if not records:
+    def _fetched(self, tp: TP, reads: Sequence[tuple[int, int]], records: list[Any] | None) -> Fetched | None:
+        """Join what was read without a gap; whatever was not seen to be read is not claimed."""
+        passed = self._passed.pop(tp, None)
+        for start, end in reads:
+            passed = (passed[0], end) if passed is not None and passed[1] == start else (start, end)
+        if records:
+            start, end = records[0].offset, records[-1].offset + 1
+            return Fetched(
+                *(passed if passed is not None and passed[0] <= start < end <= passed[1] else (start, end)), records
+            )
+        if passed is not None:
             # Only control records, say: nothing to deliver, but the next batch begins where this one did.
-            if start is not None and after is not None:
-                self._passed[tp] = (start, after)
-            return None
-        # A seek may have moved the position while the fetch was under way: never claim more than was read.
-        start = records[0].offset if start is None else min(start, records[0].offset)
-        end = records[-1].offset + 1
-        return Fetched(start, end if after is None else max(after, end), records)
+            self._passed[tp] = passed
+        return None
 
-    def _position(self, consumer: aiokafka.AIOKafkaConsumer, tp: TP) -> int | None:
+    def _note_reads(self, consumer: aiokafka.AIOKafkaConsumer, tp: TP) -> None:
+        """Let the partition's state note what is read: positions before and after a fetch may differ by a seek."""
+        state = self._state(consumer, tp)
+        if state is not None and "consumed_to" not in vars(state):
+            state.consumed_to = partial(self._consumed, tp, state)
+
+    def _consumed(self, tp: TP, state: Any, position: int) -> None:
+        self._reads.setdefault(tp, []).append((state._position, position))
+        type(state).consumed_to(state, position)
+
+    def _state(self, consumer: aiokafka.AIOKafkaConsumer, tp: TP) -> Any:
         assignment = consumer._subscription.subscription.assignment if consumer._subscription.subscription else None
-        state = assignment.state_value(_aiokafka(tp)) if assignment else None
-        return state._position if state is not None else None
+        return assignment.state_value(_aiokafka(tp)) if assignment else None
 
     def returned_to(self, tp: TP) -> int | None:
         """Return the offset after the last record of a partition that a fetch has brought; None: not known."""
-        position = self._position(self._ensure_consumer(), tp)
+        state = self._state(self._ensure_consumer(), tp)
+        position = None if state is None else state._position
         passed_from, passed_to = self._passed.get(tp, (None, None))
         return passed_from if passed_to == position else position
 

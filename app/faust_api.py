@@ -106,6 +106,12 @@ RELIANCES = (
     Reliance(f"{_STATE}:Subscription", "assignment", "property", "None during a rebalance"),
     Reliance(f"{_STATE}:Assignment", "state_value", "(self, tp)", "None for partitions that are not assigned"),
     Reliance(f"{_STATE}:TopicPartitionState", "_position", "instance attribute", "None until it is known"),
+    Reliance(
+        f"{_STATE}:TopicPartitionState",
+        "consumed_to",
+        "(self, position)",
+        "called with each piece that is read, before records are returned; seeks do not come through it",
+    ),
     # agents/ownership.py
     Reliance("aiokafka:AIOKafkaProducer", "_txn_manager", "instance attribute", "the way to the producer's epoch"),
     Reliance(_TRANSACTIONS, "producer_id", "property", "the same for each producer of a transactional id"),
