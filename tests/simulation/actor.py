@@ -1,4 +1,4 @@
-"""A process of the simulated world: it has a clock of its own, and may pause or be killed at every step."""
+"""A process of the simulated world: it has clocks of its own, and may pause or be killed at every step."""
 
 from __future__ import annotations
 
@@ -12,15 +12,27 @@ if TYPE_CHECKING:
 class Actor:
     """Steps are scheduled with :meth:`later`: none is taken by a dead process, and a paused one takes them late."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, name: str) -> None:
         self.world = world
+        self.name = name
         self.alive = True
         self.paused_until_ms = 0
+        #: The version of the queues' definitions that it has heard of.
+        self.known = world.definitions.newest
         self._offset_ms = world.rng.randint(0, 10**9)
         self._drift = 1 + world.rng.uniform(-1, 1) * 2e-4
+        #: The wall clock of its machine, which no decision may rest on.
+        self._wall_skew_ms = world.rng.choice([0, 0, world.rng.randint(-600_000, 600_000)])
 
     def monotonic_ms(self) -> int:
         return int(self._offset_ms + self.world.now_ms * self._drift)
+
+    def wall_ms(self) -> int:
+        return self.world.wall_ms() + self._wall_skew_ms
+
+    def step_wall_clock(self) -> None:
+        """Its administrator sets the clock."""
+        self._wall_skew_ms = self.world.rng.randint(-600_000, 600_000)
 
     def later(self, delay_ms: int, step: Callable[..., None], *arguments: Any) -> None:
         self.world.schedule(delay_ms, self._step, step, arguments)
@@ -41,8 +53,24 @@ class Actor:
         """Whether something befell this process just now."""
         return False
 
+    def hear(self, version: int) -> None:
+        """Learn of a change of the queues' definitions; the last one may overtake others."""
+        self.known = max(self.known, version)
+
     def crash(self) -> None:
         self.alive = False
+        self.world.history.add("nemesis", "info", "kill", target=self.name)
 
     def pause(self, duration_ms: int) -> None:
-        self.paused_until_ms = self.world.now_ms + duration_ms
+        """Stop for a while; where the whole machine is suspended its monotonic clock stops, too."""
+        world = self.world
+        self.paused_until_ms = world.now_ms + duration_ms
+        world.history.add("nemesis", "invoke", "pause", target=self.name)
+        world.schedule(duration_ms, self._resume)
+        if world.hit(world.faults.suspended):
+            self._offset_ms -= duration_ms
+            world.stats["suspensions"] += 1
+            world.history.add("nemesis", "info", "clock", target=self.name)
+
+    def _resume(self) -> None:
+        self.world.history.add("nemesis", "ok", "pause", target=self.name)

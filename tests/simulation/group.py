@@ -1,4 +1,4 @@
-"""A consumer group: who reads which partitions, and the committed offsets.
+"""A consumer group: who reads which partitions, and the committed offsets with their metadata.
 
 A member hears of a rebalance late or not at all; until then it goes on reading what another member reads too. Its
 commits are refused, for they carry an old generation.
@@ -10,6 +10,8 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from marq.core.markers import Source
+from marq.offsets import Committed
+from marq.serving import Serving, serving
 
 if TYPE_CHECKING:
     from tests.simulation.consumer import Consumer
@@ -23,35 +25,47 @@ class Commit(Enum):
 
 
 class Group:
-    """The coordinator of one group, which serves ``queues``."""
+    """The coordinator of one group: of a queue's own (``queue``), or of those whose settings name it (``name``)."""
 
-    def __init__(self, world: World, queues: list[str]) -> None:
+    def __init__(self, world: World, *, name: str | None = None, queue: str | None = None) -> None:
         self.world = world
-        self.queues = queues
-        self.keys = {queue.encode(): queue for queue in queues}
+        self.name = name
+        self.queue = queue
+        self.kafka_name = world.names.group(queue) if queue is not None else world.names.named_group(name or "")
         self.eager = world.rng.random() < 0.5
         #: The default is False: a dead tracker's open transaction must not stall consumers.
         self.committed_reads = world.rng.random() < 0.25
         self.generation = 0
-        self.offsets: dict[Source, int] = {}
+        self.committed: dict[Source, Committed] = {}
         self.members: list[Consumer] = []
         self.assignment: dict[Source, Consumer] = {}
 
+    def serving(self, member: Consumer) -> Serving:
+        """What a member serves by the definitions that it knows."""
+        definitions = self.world.definitions.of(member)
+        if self.queue is None:
+            queues = definitions.queues_of(self.name or "")
+        else:
+            queues = [self.queue] if definitions.group(self.queue) is None else []
+        topics = {queue: definitions.settings(queue).topic for queue in queues}
+        return serving(self.world.names.messages, queues, topics)
+
     def rebalance(self) -> None:
         world = self.world
+        self.assignment = {}
         if not self.members:
-            self.assignment = {}
             return
         self.generation += 1
-        world.checker.stats["rebalances"] += 1
+        world.stats["rebalances"] += 1
         # What was read and not committed is read by the new owner, and its marker may be written twice.
-        self.assignment = {source: world.rng.choice(self.members) for source in world.messages}
+        for source in world.sources:
+            readers = [member for member in self.members if source.topic in member.serving.topics]
+            if readers:
+                self.assignment[source] = world.rng.choice(readers)
         for member in self.members:
             delay_ms = world.rng.randint(50, 1_500) if world.hit(world.faults.late_news) else world.rng.randint(1, 10)
-            member.later(delay_ms if self.generation > 1 else 0, member.hear, self.generation, self.sources_of(member))
-
-    def sources_of(self, member: Consumer) -> list[Source]:
-        return [source for source, owner in self.assignment.items() if owner is member]
+            sources = [source for source, owner in self.assignment.items() if owner is member]
+            member.later(delay_ms if self.generation > 1 else 0, member.assigned, self.generation, sources)
 
     def join(self, member: Consumer) -> None:
         self.members.append(member)
@@ -62,8 +76,17 @@ class Group:
             self.members.remove(member)
             self.rebalance()
 
-    def commit(self, source: Source, offset: int, generation: int, member: Consumer) -> Commit:
+    def commit(self, source: Source, committed: Committed, generation: int, member: Consumer) -> Commit:
         if generation != self.generation or self.assignment.get(source) is not member:
             return Commit.REFUSED
-        self.offsets[source] = offset
+        self.committed[source] = committed
         return Commit.DONE
+
+    def offset(self, source: Source) -> int:
+        committed = self.committed.get(source)
+        return 0 if committed is None else committed.offset
+
+    def lose_offsets(self) -> None:
+        """Expired, deleted or reset: reading begins at the start of the topic."""
+        self.committed.clear()
+        self.rebalance()

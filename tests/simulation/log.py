@@ -1,12 +1,14 @@
 """Simulated Kafka: partitioned logs with append times, transactions with fencing, and reads up to a stable offset.
 
 A partition is never wrong, only late: who reads it says how far, and a ``committed`` reader sees nothing past the
-first record of an open transaction and nothing of an aborted one.
+first record of an open transaction and nothing of an aborted one. Retention takes records away from the front, and
+compaction those that a later one with their key has replaced. What is taken away stays in ``records`` for the oracle.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -15,34 +17,27 @@ class Fenced(Exception):
     """Another producer took the transactional id over."""
 
 
+class TooLarge(Exception):
+    """The topic does not accept so large a record."""
+
+
 class Outcome(Enum):
     OPEN = 0
     COMMITTED = 1
     ABORTED = 2
 
 
+@dataclass(slots=True)
 class Record:
     """One record; ``about`` is what its writer knows of it and no reader may look at except the oracle."""
 
-    __slots__ = ("about", "headers", "key", "offset", "time_ms", "transaction", "value")
-
-    def __init__(
-        self,
-        offset: int,
-        value: bytes | None,
-        time_ms: int,
-        key: bytes | None,
-        headers: tuple[tuple[str, bytes | None], ...],
-        about: Any,
-        transaction: Transaction | None,
-    ) -> None:
-        self.offset = offset
-        self.value = value
-        self.time_ms = time_ms
-        self.key = key
-        self.headers = headers
-        self.about = about
-        self.transaction = transaction
+    offset: int
+    value: bytes | None
+    timestamp: int
+    key: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    about: Any
+    transaction: Transaction | None
 
     @property
     def aborted(self) -> bool:
@@ -56,12 +51,18 @@ class Record:
 class Partition:
     """The log of one partition; ``clock`` gives its leader's wall clock, which may step back."""
 
-    def __init__(self, clock: Callable[[], int]) -> None:
+    def __init__(self, name: str, clock: Callable[[], int], limit_bytes: int | None = None) -> None:
+        self.name = name
         self.skew_ms = 0
         #: None: the control record of a transaction, which takes an offset and is never read.
         self.records: list[Record | None] = []
+        self.start = 0
         self._clock = clock
+        self._limit_bytes = limit_bytes
         self._open: dict[Transaction, int] = {}
+        self._compacted: set[int] = set()
+        #: When a deletion was first met by a compaction.
+        self._cleaned_ms: dict[int, int] = {}
 
     def append(
         self,
@@ -71,12 +72,21 @@ class Partition:
         headers: Iterable[tuple[str, bytes | None]] = (),
         about: Any = None,
         transaction: Transaction | None = None,
+        timestamp: int | None = None,
     ) -> Record:
-        offset = len(self.records)
+        """Append a record; ``timestamp`` is its sender's, where the log does not set its own.
+
+        Raises:
+            TooLarge: nothing was appended.
+        """
+        offset, headers = len(self.records), tuple(headers)
+        if self._limit_bytes is not None and _size(key, value, headers) > self._limit_bytes:
+            raise TooLarge
         if transaction is not None:
             transaction.partitions.add(self)
             self._open.setdefault(transaction, offset)
-        record = Record(offset, value, self._clock() + self.skew_ms, key, tuple(headers), about, transaction)
+        time_ms = self._clock() + self.skew_ms if timestamp is None else timestamp
+        record = Record(offset, value, time_ms, key, headers, about, transaction)
         self.records.append(record)
         return record
 
@@ -91,8 +101,39 @@ class Partition:
 
     def read(self, start: int, end: int, *, committed: bool) -> list[Record]:
         """Return the records from ``start`` to before ``end``, which the reader got from :meth:`end`."""
-        found = self.records[start:end]
-        return [record for record in found if record is not None and not (committed and record.aborted)]
+        found = self.records[max(start, self.start) : end]
+        gone = self._compacted
+        return [
+            record
+            for record in found
+            if record is not None and not (committed and record.aborted) and record.offset not in gone
+        ]
+
+    def truncate(self, offset: int) -> None:
+        """Remove what stands before an offset."""
+        self.start = max(self.start, offset)
+
+    def compact(self, now_ms: int, delete_retention_ms: int) -> int:
+        """Remove what a later record replaces, and deletions that have been seen for long enough; return how many."""
+        before = len(self._compacted)
+        end = self.end(committed=True)
+        last: dict[bytes | None, int] = {}
+        for record in self.records[:end]:
+            if record is not None and record.committed and record.offset not in self._compacted:
+                if record.key in last:
+                    self._compacted.add(last[record.key])
+                last[record.key] = record.offset
+        for offset in last.values():
+            record = self.records[offset]
+            if record is not None and record.value is None:
+                seen_ms = self._cleaned_ms.setdefault(offset, now_ms)
+                if now_ms - seen_ms > delete_retention_ms:
+                    self._compacted.add(offset)
+        return len(self._compacted) - before
+
+
+def _size(key: bytes | None, value: bytes | None, headers: tuple[tuple[str, bytes | None], ...]) -> int:
+    return len(key or b"") + len(value or b"") + sum(len(name) + len(each or b"") for name, each in headers)
 
 
 class Transaction:
@@ -107,7 +148,7 @@ class Transaction:
     def show(self) -> None:
         if not self.shown:
             self.shown = True
-            for partition in self.partitions:
+            for partition in sorted(self.partitions, key=lambda each: each.name):
                 partition.finish(self)
 
 

@@ -1,19 +1,24 @@
-"""Runs many seeds on all cores and adds up what came of them."""
+"""Runs many seeds on all cores and adds up what came of them, in constant memory however many they are."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 
-from tests.simulation.world import Result, simulate
+from tests.simulation.world import Plan, Result, simulate
 
 #: Seeds that one process runs before it reports.
 CHUNK = 25
+#: Results of failed seeds that are kept; the others are only counted.
+MAX_FAILED = 20
+#: Between two lines of progress.
+PROGRESS_SECONDS = 60.0
 
 
 @dataclass
@@ -23,39 +28,74 @@ class Summary:
     seeds: int = 0
     events: int = 0
     duplicates: int = 0
+    failures: int = 0
+    #: The first ones.
     failed: list[Result] = field(default_factory=list)
     stats: Counter[str] = field(default_factory=Counter)
+    causes: Counter[int] = field(default_factory=Counter)
 
-    def add(self, result: Result) -> None:
-        self.seeds += 1
-        self.events += result.events
-        self.duplicates += result.duplicates
-        self.stats.update(result.stats)
-        if result.failed:
-            self.failed.append(result)
+    def add(self, other: Summary) -> None:
+        self.seeds += other.seeds
+        self.events += other.events
+        self.duplicates += other.duplicates
+        self.failures += other.failures
+        self.failed = sorted([*self.failed, *other.failed], key=lambda result: result.seed)[:MAX_FAILED]
+        self.stats.update(other.stats)
+        self.causes.update(other.causes)
+
+
+def _summary(result: Result) -> Summary:
+    failed = [result] if result.failed else []
+    return Summary(1, result.events, result.duplicates, len(failed), failed, result.stats, result.causes)
 
 
 @contextmanager
-def processes() -> Iterator[ProcessPoolExecutor]:
+def processes(count: int | None = None) -> Iterator[ProcessPoolExecutor]:
     """A process for each core; spawned, so that nothing of this process (threads, warnings filters) leaks in."""
-    with ProcessPoolExecutor(os.cpu_count() or 1, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(count or os.cpu_count() or 1, get_context("spawn")) as pool:
         yield pool
 
 
-def _run_chunk(seeds: range) -> list[Result]:
-    return [simulate(seed) for seed in seeds]
-
-
-def run(start: int, count: int) -> Summary:
-    """Simulate ``count`` seeds from ``start`` on."""
+def _run_chunk(seeds: range, plan: Plan) -> Summary:
     summary = Summary()
-    chunks = [range(first, min(first + CHUNK, start + count)) for first in range(start, start + count, CHUNK)]
-    if len(chunks) == 1:
-        for result in _run_chunk(chunks[0]):
-            summary.add(result)
-        return summary
-    with processes() as pool:
-        for results in pool.map(_run_chunk, chunks):
-            for result in results:
-                summary.add(result)
+    for seed in seeds:
+        summary.add(_summary(simulate(seed, plan)))
     return summary
+
+
+def run(
+    start: int,
+    count: int,
+    plan: Plan | None = None,
+    *,
+    cores: int | None = None,
+    progress: Callable[[Summary], None] | None = None,
+) -> Summary:
+    """Simulate ``count`` seeds from ``start`` on; ``progress`` is told from time to time how far it is."""
+    plan, summary = plan or Plan(), Summary()
+    chunks = (range(first, min(first + CHUNK, start + count)) for first in range(start, start + count, CHUNK))
+    if count <= CHUNK or cores == 1:
+        for chunk in chunks:
+            summary.add(_run_chunk(chunk, plan))
+        return summary
+    told_at = time.monotonic()
+    with processes(cores) as pool:
+        running: set[Future[Summary]] = set()
+        for chunk in chunks:
+            running.add(pool.submit(_run_chunk, chunk, plan))
+            # A few chunks ahead: a million of them would fill the memory.
+            if len(running) >= 2 * (cores or os.cpu_count() or 1):
+                running = _collect(running, summary)
+            if progress is not None and time.monotonic() - told_at > PROGRESS_SECONDS:
+                told_at = time.monotonic()
+                progress(summary)
+        while running:
+            running = _collect(running, summary)
+    return summary
+
+
+def _collect(running: set[Future[Summary]], summary: Summary) -> set[Future[Summary]]:
+    done, rest = wait(running, return_when=FIRST_COMPLETED)
+    for future in done:
+        summary.add(future.result())
+    return rest

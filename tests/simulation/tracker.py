@@ -3,21 +3,26 @@
 1 fence, 2 read the changelog to its end, 3 restore the book, 4 TICK, 5 read markers and write: rows, copies, facts and
 TICKs, each through one transactional id. Fencing comes before the changelog: the other way round, rows that the former
 owner still commits are missed, and a row whose ACK is then folded together with its ACQUIRE is never deleted.
+
+Markers are delivered by a consumer with positions of its own, which begins where its group has committed. What an owner
+has applied is a row of its table, so it goes on from there, whatever is delivered.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from marq.core import rows
-from marq.core.copies import copy
-from marq.core.leases import Destination, Fire
-from marq.core.markers import Fact, Payload, Tick, encode
+from marq.core.errors import UnknownVersion
+from marq.core.markers import VERSION, Tick
+from marq.core.queue import QueueSettings
 from marq.core.tracker import Tracker
+from proof import history
 from tests.simulation.actor import Actor
-from tests.simulation.checker import Violation
-from tests.simulation.log import Fenced, Outcome, Transaction
-from tests.simulation.oracle import PlainFold
+from tests.simulation.log import Fenced
+from tests.simulation.oracle import Violation, difference, table_difference
+from tests.simulation.outcomes import NEWER_VERSION
+from tests.simulation.table import LocalTable
+from tests.simulation.writing import Write, Writing
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -26,61 +31,48 @@ if TYPE_CHECKING:
 PATIENCE_MS = 200
 
 
-class LocalTable:
-    """The rows of one markers partition on one host's disk, and how much of the changelog they contain."""
-
-    def __init__(self) -> None:
-        self.rows: dict[bytes, bytes] = {}
-        self.position = 0
-
-    def write(self, changes: dict[bytes, bytes | None], position: int) -> None:
-        for key, row in changes.items():
-            if row is None:
-                self.rows.pop(key, None)
-            else:
-                self.rows[key] = row
-        self.position = position
-
-
-class Write:
-    """One transaction on its way."""
-
-    __slots__ = ("changes", "fires", "markers", "position", "quarantine", "stages", "tick", "transaction")
-
-    def __init__(self, transaction: Transaction) -> None:
-        self.transaction = transaction
-        self.fires: list[Fire] = []
-        self.markers: list[Fact | Tick] = []
-        self.tick: Tick | None = None
-        #: Where the changelog ends with these rows.
-        self.position = 0
-        self.changes: dict[bytes, bytes | None] = {}
-        self.quarantine: list[tuple[int, bytes | None, str]] = []
-        self.stages: list[str] = []
+class PositionLost(Exception):
+    """The log no longer has the records after the applied offset."""
 
 
 class Owner(Actor):
     """A tracker in one assignment of one markers partition; alive until it crashes, is told to stop, or is fenced."""
 
-    def __init__(self, world: World, partition: int, table: LocalTable) -> None:
-        super().__init__(world)
+    def __init__(self, world: World, partition: int, table: LocalTable, name: str) -> None:
+        super().__init__(world, name)
         self.partition = partition
         self.markers = world.markers[partition]
         self.changelog = world.changelogs[partition]
         self.transactions = world.transactional_ids[partition]
         self.table = table
-        self.tracker = Tracker(world.setting, world.rng.getrandbits(64))
-        self.plain = PlainFold(world.setting)
+        # The definitions are read to their end before anything else.
+        self.known = world.definitions.newest
+        world.history.add(name, "ok", "settings", version=self.known)
+        self.tracker = Tracker(self.setting, world.rng.getrandbits(64))
+        self.plain = world.plain_fold(partition, -1)
+        #: What is read next, and what the consumer delivers next.
         self.position = 0
+        self.delivered = 0
         self.epoch = 0
         self.fenced_at = 0
         self.working = False
-        self.writing: Write | None = None
+        self.halted = False
+        #: For a worker that knows the version of the marker that it stopped at.
+        self.waiting = False
+        self.starved_until_ms = 0
+        self.writing = Writing(self)
         self.tick_sent_ms: int | None = None
         self.tick_awaited: Tick | None = None
-        #: Rows of a failed transaction: written again, under newer ones.
-        self.pending: dict[bytes, bytes | None] = {}
+        #: Where the newest TICK of its own stands that was read back.
+        self.own_tick: int | None = None
         self.later(world.rng.randint(0, 20), self._take_over)
+
+    def setting(self, queue: str) -> QueueSettings:
+        return self.world.definitions.of(self).settings(queue)
+
+    def hear(self, version: int) -> None:
+        super().hear(version)
+        self.world.history.add(self.name, "ok", "settings", version=self.known)
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -90,27 +82,31 @@ class Owner(Actor):
             world.crash_owner(self)
             return True
         if world.hit(world.faults.tracker_pause):
-            self.pause(world.rng.choice([100, 600, 2_500]))
-            world.checker.stats["tracker_pauses"] += 1
+            # A recovery that takes longer than the changelog remembers deletions is not covered.
+            self.pause(world.rng.choice([100, 600, 2_500] if self.working else [100]))
+            world.stats["tracker_pauses"] += 1
             return True
+        if world.hit(world.faults.starved):
+            self.starved_until_ms = world.now_ms + world.rng.choice([100, 800, 3_000])
+            world.stats["starved"] += 1
         return False
 
     def _take_over(self) -> None:
         # 1. Fence.
         self._fence()
+        self.table.prepare(self.world, self.changelog)
         self.later(self.world.rng.randint(0, 20), self._read_changelog)
 
     def _fence(self) -> None:
         self.epoch = self.transactions.fence()
         self.fenced_at = len(self.markers.records)
-        self.world.checker.stats["fencings"] += 1
+        self.world.stats["fencings"] += 1
 
     def _read_changelog(self) -> None:
         # 2. The changelog, to its end, in several fetches.
         end = self.changelog.end(committed=True)
         chunk = min(end, self.table.position + self.world.rng.choice([5, 50, 1_000]))
-        found = self.changelog.read(self.table.position, chunk, committed=True)
-        self.table.write({record.key or b"": record.value for record in found}, chunk)
+        self.table.replay(self.changelog, chunk, self.world.now_ms)
         if chunk < end:
             self.later(self.world.rng.randint(1, 10), self._read_changelog)
         else:
@@ -121,11 +117,34 @@ class Owner(Actor):
         self.tracker.book.restore(self.table.rows.items())
         applied = self.tracker.book.applied
         self.plain = self.world.plain_fold(self.partition, applied)
-        if difference := self.plain.table_difference(self.table.rows):
-            raise Violation("table-differs", f"partition {self.partition}: {difference}")
-        self.world.checker.stats["restores"] += 1
-        self.position = max(0, applied + 1 - self.world.rng.choice([0, 0, 3]))
+        if wrong := table_difference(self.plain, self.table.rows):
+            raise Violation("table-differs", f"partition {self.partition}: {wrong}")
+        self.world.stats["restores"] += 1
+        self.position = applied + 1
+        self.delivered = self.world.rng.choice([self.position, self.world.tracker_offsets[self.partition]])
+        try:
+            self._check_log()
+        except PositionLost as error:
+            self.halt(str(error))
+            return
+        self._note_owner(position=self.position)
         self._begin()
+
+    def _note_owner(self, **fields: int) -> None:
+        holder, log = history.holder_name(self.tracker.holder), self.markers.name
+        self.world.history.add(self.name, "ok", "own", holder=holder, log=log, fenced_at=self.fenced_at, **fields)
+
+    def _check_log(self) -> None:
+        if self.markers.start > self.position:
+            raise PositionLost(f"position {self.position}, the log begins at {self.markers.start}")
+
+    def halt(self, reason: str) -> None:
+        """Stop with an alarm: an owner that went on would not know what it has missed."""
+        self.working = False
+        self.halted = True
+        self.world.halt(self.partition)
+        self.world.stats["position_lost"] += 1
+        self.world.history.add(self.name, "ok", "halt", log=self.markers.name, reason=reason)
 
     def _begin(self) -> None:
         self.working = True
@@ -133,41 +152,83 @@ class Owner(Actor):
 
     def _work(self) -> None:
         """One turn of the owner's loop."""
-        rng = self.world.rng
         if self.working:
-            self._read()
-            if self.writing is None:
+            try:
+                self._read()
+            except PositionLost as error:
+                self.halt(str(error))
+                return
+            except UnknownVersion:
+                self._wait_for_upgrade()
+                return
+            if self.writing.write is None:
                 self._begin_write()
             self._check_patience()
-        self.later(rng.randint(1, 40), self._work)
+        self.later(self.world.rng.randint(1, 40), self._work)
 
-    def _own_tick(self) -> tuple[int, int] | None:
-        """The offset and clock of the newest own TICK that was read back."""
-        return self.plain.ticks.get(self.tracker.holder)
+    def _wait_for_upgrade(self) -> None:
+        """Nothing of this partition is read, written or fired until a newer worker has it."""
+        self.working = False
+        self.waiting = True
+        self.world.stats["unknown_versions"] += 1
 
     def _check_patience(self) -> None:
-        if self.tick_sent_ms is None or self.writing is not None:
+        if self.tick_sent_ms is None or self.writing.write is not None:
             return
         if self.monotonic_ms() - self.tick_sent_ms > PATIENCE_MS:
-            self._fail()
+            self.fail()
 
     # --- read ---------------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
         world, tracker = self.world, self.tracker
+        if self.starved_until_ms > world.now_ms and world.faulty:
+            tracker.saw(self.monotonic_ms())
+            return
+        # A broker says so when what is to be read next is gone, also when nothing has come after it.
+        self._check_log()
+        start = max(self.delivered, self.markers.start)
         end = self.markers.end(committed=True)
-        if end > self.position:
-            end = min(end, self.position + world.rng.choice([1, 3, 10, 100]))
+        if start < end:
+            end = min(end, start + world.rng.choice([1, 3, 10, 100]))
             if world.hit(world.faults.late_read):
-                end = world.rng.randint(self.position, end)
-            for record in self.markers.read(self.position, end, committed=True):
-                tracker.read(record.value, record.time_ms, record.offset)
-                if record.offset > self.plain.applied:
-                    self.plain.fold(record.about, record.time_ms, record.offset)
-                if record.about is not None and record.about is self.tick_awaited:
-                    self.tick_sent_ms = self.tick_awaited = None
-            self.position = end
+                end = world.rng.randint(start, end)
+            self.delivered = end
+            if start > self.position:
+                # Records were passed over: go back to where this owner is.
+                self._check_log()
+                world.stats["gaps"] += 1
+                self.delivered = self.position
+            elif world.hit(world.faults.delivery_lost):
+                # A rebalance drops what is on its way; then the consumer begins again where its group has committed.
+                self.later(world.rng.randint(1, 500), self._deliver_again)
+            else:
+                self._fold(start, end)
         tracker.saw(self.monotonic_ms())
+
+    def _known(self, value: bytes | None) -> bytes | None:
+        """A newer worker knows the newer version, which happens to be written like this one."""
+        if self.world.upgraded and value is not None and value[:1] == NEWER_VERSION:
+            return bytes([VERSION]) + value[1:]
+        return value
+
+    def _deliver_again(self) -> None:
+        self.delivered = self.world.tracker_offsets[self.partition]
+
+    def _fold(self, start: int, end: int) -> None:
+        tracker = self.tracker
+        for record in self.markers.read(start, end, committed=True):
+            tracker.read(self._known(record.value), record.timestamp, record.offset)
+            if record.offset > self.plain.applied:
+                self.plain.fold(self.world.marker_event(self.markers, record))
+            batch = record.about
+            if isinstance(batch, Tick) and batch.holder == tracker.holder:
+                self.own_tick = max(self.own_tick or 0, record.offset)
+            if batch is not None and batch is self.tick_awaited:
+                self.tick_sent_ms = self.tick_awaited = None
+        self.position = max(self.position, end)
+        tracker.book.passed(self.position)
+        self.plain.applied = max(self.plain.applied, self.position - 1)
 
     # --- write --------------------------------------------------------------------------------------------------------
 
@@ -178,166 +239,33 @@ class Owner(Actor):
         if tracker.tick_in_ms(self.monotonic_ms()) == 0:
             tick = tracker.tick(self.monotonic_ms())
             self.tick_sent_ms, self.tick_awaited = self.monotonic_ms(), tick
-        flush = (tracker.book.changed or bool(self.pending)) and rng.random() < world.flush_share
+        flush = (tracker.book.changed or bool(self.writing.pending)) and rng.random() < world.flush_share
         if not (fires or tick or flush):
             return
         if tick and world.hit(world.faults.tick_lost):
             tick = None
         if tick and world.loose_ticks:
-            world.schedule(rng.randint(1, 30), self._append_tick, tick)
+            # Some shell may write its TICKs through another producer than its facts.
+            world.schedule(rng.randint(1, 30), world.append_marker, self.markers, tick)
             tick = None
         try:
-            self._start(fires, tick, flush)
+            self.writing.start(fires, tick, flush=flush)
         except Fenced:
-            self._fenced()
+            self.fenced()
 
-    def _append_tick(self, tick: Tick) -> None:
-        """Some shell may write its TICKs through another producer than its facts."""
-        self.markers.append(encode(tick), about=tick)
+    def check_book(self) -> None:
+        if wrong := difference(self.plain, self.tracker.book):
+            raise Violation("book-differs", f"partition {self.partition}: {wrong}")
 
-    def _start(self, fires: list[Fire], tick: Tick | None, flush: bool) -> None:
-        rng = self.world.rng
-        write = Write(self.transactions.begin(self.epoch))
-        self.writing = write
-        checker = self.world.checker
-        for fire in fires:
-            checker.fires(fire, self.plain, self._own_tick(), self.fenced_at)
-        write.fires, write.tick = fires, tick
-        write.markers = list(self.tracker.facts(fires))
-        if tick is not None:
-            # A shell is free to write it before, among or after the facts.
-            write.markers.insert(rng.randint(0, len(write.markers)), tick)
-        write.stages = ["copies", "markers"]
-        if flush:
-            if difference := self.plain.difference(self.tracker.book):
-                raise Violation("book-differs", f"partition {self.partition}: {difference}")
-            self.pending.update(self.tracker.book.take_changes())
-            write.changes = dict(self.pending)
-            write.quarantine = list(self.tracker.unreadable)
-            write.stages += ["changes", "quarantine"]
-        rng.shuffle(write.stages)
-        self._stage(write)
+    # --- what becomes of a write --------------------------------------------------------------------------------------
 
-    def _stage(self, write: Write) -> None:
-        """Write a part of the transaction; it may fail, or be fenced, between any two."""
-        world = self.world
-        try:
-            if not write.stages:
-                self._commit(write)
-                return
-            self.transactions.check(self.epoch)
-            if world.hit(world.faults.flush_aborted):
-                self.transactions.decide(write.transaction, Outcome.ABORTED)
-                self._show(write.transaction)
-                self._aborted(write)
-                return
-            stage = write.stages.pop()
-            if stage == "copies":
-                self._write_copies(write)
-            elif stage == "markers":
-                for batch in write.markers:
-                    self.markers.append(encode(batch), about=batch, transaction=write.transaction)
-            elif stage == "changes":
-                for key, row in write.changes.items():
-                    self.changelog.append(row, key=key, transaction=write.transaction)
-                write.position = len(self.changelog.records)
-            else:
-                for offset, value, _ in write.quarantine:
-                    world.quarantine.append(value, about=(self.partition, offset), transaction=write.transaction)
-        except Fenced:
-            self._fenced()
-            return
-        if world.rng.random() < 0.5:
-            self._stage(write)
-        else:
-            self.later(world.rng.randint(1, 15), self._stage, write)
+    def acknowledge(self, write: Write) -> None:
+        """The rows are in the changelog, so the markers that they contain need not be delivered again."""
+        self.world.tracker_offsets[self.partition] = write.applied + 1
 
-    def _write_copies(self, write: Write) -> None:
-        world = self.world
-        for fire in write.fires:
-            if fire.destination is Destination.NOWHERE:
-                continue
-            payload = self._payload(fire)
-            world.checker.payload(fire, payload)
-            made = copy(fire, payload, self.tracker.book.clock.now_ms, None)
-            source = None if made.destination is Destination.DEAD_LETTERS else world.rng.choice(world.sources)
-            target = world.dead_letters if source is None else world.messages[source]
-            record = target.append(made.value, key=made.key, headers=made.headers, transaction=write.transaction)
-            world.checker.copied(fire, made, source, record, write.transaction)
-
-    def _payload(self, fire: Fire) -> Payload:
-        payload = self.tracker.book.fresh_payload(fire.source, fire.offset)
-        if payload is not None:
-            return payload
-        key = rows.row_key(fire.source, fire.offset)
-        row = self.pending.get(key) or self.table.rows.get(key)
-        if row is None:
-            raise Violation("no-row", f"no row for {fire.source} {fire.offset}")
-        return rows.decode_payload(row)
-
-    def _commit(self, write: Write) -> None:
-        world = self.world
-        if world.hit(world.faults.flush_unknown):
-            world.checker.stats["commits_unknown"] += 1
-            if world.rng.random() < 0.5:
-                self._decide_committed(write)
-            self.later(world.rng.randint(1, PATIENCE_MS), self._unknown, write)
-            return
-        self._decide_committed(write)
-        self.later(world.rng.randint(0, 3), self._written, write)
-
-    def _decide_committed(self, write: Write) -> None:
-        self.transactions.decide(write.transaction, Outcome.COMMITTED)
-        self.world.checker.committed(write.fires)
-        for offset, value, _ in write.quarantine:
-            self.world.checker.quarantined[self.partition, offset] += 1
-            if self.world.checker.garbage.get((self.partition, offset), b"?") != value:
-                raise Violation("quarantine", f"{self.partition} {offset}: {value!r}")
-        self._show(write.transaction)
-
-    def _show(self, transaction: Transaction) -> None:
-        """The broker writes the control records: at once, or a little later."""
-        world = self.world
-        if world.hit(world.faults.slow_commit):
-            world.schedule(world.rng.randint(1, 50), transaction.show)
-        else:
-            transaction.show()
-
-    # --- outcomes -----------------------------------------------------------------------------------------------------
-
-    def _written(self, write: Write) -> None:
-        if not write.transaction.shown:
-            # The next transaction begins when the broker is done with this one.
-            self.later(2, self._written, write)
-            return
-        self.writing = None
-        if write.changes:
-            # Only now: a local table that is ahead of the changelog would never bring the changelog up to itself.
-            self.table.write(self.pending, write.position)
-            self.pending = {}
-            del self.tracker.unreadable[: len(write.quarantine)]
-
-    def _aborted(self, write: Write) -> None:
-        """Nothing was written, and that is certain."""
-        self.world.checker.stats["aborted"] += 1
-        if write.tick is not None or self.world.rng.random() < 0.3:
-            self._fail()
-            return
-        self.tracker.book.unfire(write.fires)
-        self.later(1, self._after_abort, write)
-
-    def _after_abort(self, write: Write) -> None:
-        if write.transaction.shown:
-            self.writing = None
-        else:
-            self.later(2, self._after_abort, write)
-
-    def _unknown(self, write: Write) -> None:
-        self._fail()
-
-    def _fail(self) -> None:
+    def fail(self) -> None:
         """After a failed transaction, or a TICK that does not come: fence anew, and believe only what the log says."""
-        self.writing = None
+        self.writing.write = None
         self.tick_sent_ms = None
         self.working = False
         self.later(self.world.rng.randint(1, 100), self._take_over_again)
@@ -347,17 +275,18 @@ class Owner(Actor):
         self._fence()
         if self._overtaken(former_epoch):
             # What this owner has pending belongs to an older table than the one that is there now.
-            self.world.checker.stats["overtaken"] += 1
-            self._fenced()
+            self.world.stats["overtaken"] += 1
+            self.fenced()
             return
         self.tracker.take_over_again()
+        self._note_owner()
         self.working = True
 
     def _overtaken(self, former_epoch: int) -> bool:
         """Whether another owner was there since: to find the own applied offset in the changelog is not enough."""
         return self.epoch != former_epoch + 1
 
-    def _fenced(self) -> None:
+    def fenced(self) -> None:
         self.alive = False
-        self.world.checker.stats["fenced"] += 1
+        self.world.stats["fenced"] += 1
         self.world.owner_fenced(self)

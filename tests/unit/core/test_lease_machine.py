@@ -28,7 +28,9 @@ from marq.core.markers import (
 )
 from marq.core.queue import QueueSettings
 from marq.core.tracker import Tracker
-from tests.simulation.oracle import PlainFold
+from proof.fold import Ending, Fold, ending
+from proof.history import marker, name_of
+from tests.simulation.oracle import difference, table_difference
 
 SETTINGS = QueueSettings(max_attempts=2, backoff=Backoff(10, 2.0, 100))
 _MAX_STALE_HINTS = leases.MAX_STALE_HINTS
@@ -51,7 +53,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.book = LeaseBook(setting)
-        self.plain = PlainFold(setting)
+        self.plain = Fold(lambda queue: [SETTINGS.backoff])
         self.namer = Tracker(setting, 9)
         self.table: dict[bytes, bytes] = {}
         self.time_ms = 1_000
@@ -69,7 +71,7 @@ class LeaseMachine(RuleBasedStateMachine):
         # Offsets of a log have gaps: control records of transactions.
         self.offset += random.Random(self.offset).randint(1, 2)
         self.book.fold(decode(encode(batch)), self.time_ms, self.offset)
-        self.plain.fold(batch, self.time_ms, self.offset)
+        self.plain.fold(marker("marq.markers/0", self.offset, self.time_ms, batch))
 
     def own(self, offsets: list[int], even: bool) -> list[int]:
         return [offset for offset in offsets if (offset % 2 == 0) == even]
@@ -115,16 +117,19 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule()
     def tick_and_fire(self) -> None:
         self.fold(Tick(9, max(0, self.time_ms)))
-        on_its_way = {(fire.source, fire.offset) for fire in self.fired}
+        on_its_way = {name_of(fire.source, fire.offset) for fire in self.fired}
         due = {
-            key: self.plain.firing(standing)
+            key: ending(standing, SETTINGS.max_attempts)
             for key, standing in self.plain.open.items()
             if standing.due_ms <= self.plain.now_ms and key not in on_its_way
         }
 
         fires = self.book.due(self.book.clock.now_ms)
 
-        assert {(each.source, each.offset): (each.destination, each.attempt, each.cause) for each in fires} == due
+        assert {
+            name_of(each.source, each.offset): Ending(each.fact_kind.name, each.attempt, each.cause.name)
+            for each in fires
+        } == due
         self.fired += fires
 
     @rule(committed=st.booleans())
@@ -145,7 +150,7 @@ class LeaseMachine(RuleBasedStateMachine):
                 del self.table[key]
             else:
                 self.table[key] = row
-        assert self.plain.table_difference(self.table) == ""
+        assert table_difference(self.plain, self.table) == ""
 
     @rule()
     def write_and_restart(self) -> None:
@@ -161,11 +166,11 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @invariant()
     def is_the_plain_fold(self) -> None:
-        assert self.plain.difference(self.book) == ""
+        assert difference(self.plain, self.book) == ""
 
     @invariant()
     def knows_when_the_next_is_due(self) -> None:
-        on_its_way = {(fire.source, fire.offset) for fire in self.fired}
+        on_its_way = {name_of(fire.source, fire.offset) for fire in self.fired}
         waiting = [standing.due_ms for key, standing in self.plain.open.items() if key not in on_its_way]
         found = self.book.next_due_ms
         if waiting:

@@ -1,0 +1,97 @@
+"""Why a lease ran out, and why a message was delivered more than once: by the numbers of docs/guarantees.md.
+
+An explanation needs evidence in the history, of what befell the consumer or of a write that failed or took too long;
+that a lease was over is none. Without evidence the duplicate is one that the guarantees do not allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from enum import IntEnum
+
+from proof.trail import Fact, Process, Trail
+
+
+class Why(IntEnum):
+    """Numbers in "Every cause of a duplicate", docs/guarantees.md."""
+
+    KILLED = 1
+    LEASE_ENDED = 2
+    ACK_TOO_LATE = 3
+    ACK_BEHIND_COPY = 4
+    NOT_COMMITTED = 5
+    ABORTED_COPY = 6
+    SENT_AGAIN = 7
+    OFFSETS_LOST = 8
+    MOVED = 9
+    CLOCK = 11
+    TAKEN_BY_LATE_MARKER = 13
+
+
+#: What may befall a process so that it does not renew in time.
+_HINDRANCES = {"pause", "cut"}
+#: What may make it drop messages that it has acquired and not handed out.
+_INTERRUPTIONS = {"stop", "revoke"}
+EVERYBODY = "*"
+
+
+def why_expired(
+    trail: Trail, fact: Fact, holder: str, process_of: Mapping[str, str], processes: Mapping[str, Process]
+) -> Why | None:
+    """Say why the lease of a holder ran out, by what befell it until the tracker decided."""
+    decided = [each.number for each in trail.decisions if each.holder == fact.holder]
+    until = max(decided, default=fact.number)
+    since = min((number for number, each in trail.acquires if each == holder), default=min(trail.events))
+    suffered = _suffered(processes, (process_of.get(holder, ""), EVERYBODY), since, until)
+    if "kill" in suffered:
+        return Why.KILLED
+    troubled = trail.troubled or trail.unanswered or trail.slowest_ms * 4 > trail.lease_ms
+    hindered = bool(suffered & _HINDRANCES or troubled or trail.hung)
+    if not any(each == holder for _, each in trail.deliveries):
+        if hindered or suffered & _INTERRUPTIONS:
+            return Why.TAKEN_BY_LATE_MARKER if trail.deliveries else Why.NOT_COMMITTED
+    elif hindered:
+        if trail.read_again:
+            return Why.NOT_COMMITTED
+        if trail.acked_at is None:
+            return Why.LEASE_ENDED
+        return Why.ACK_TOO_LATE if trail.acked_at > fact.offset else Why.ACK_BEHIND_COPY
+    clock = _suffered(processes, (fact.log, EVERYBODY), 0, until)
+    return Why.CLOCK if "clock" in clock else None
+
+
+def _suffered(processes: Mapping[str, Process], names: Sequence[str], since: int, until: int) -> set[str]:
+    found: set[str] = set()
+    for name in names:
+        if name in processes:
+            found |= processes[name].suffered(since, until)
+    return found
+
+
+def deliveries_asked_for(trails: Sequence[Trail]) -> int:
+    """Return how many deliveries of a message followed on a release."""
+    return sum(fact.cause == "RELEASED" and fact.kind == "REDELIVERED" for trail in trails for fact in trail.facts)
+
+
+def why_read_again(trail: Trail, moved: Collection[str], lost_offsets: bool) -> Why | None:
+    """Say why one record was handed out more than once; ``moved`` are the queues that changed their groups."""
+    if lost_offsets:
+        return Why.OFFSETS_LOST
+    # One group hands a record out once, wherever its queue has been meanwhile.
+    return Why.MOVED if trail.queue in moved and len(trail.groups) == len(trail.deliveries) else None
+
+
+def why_delivered_again(
+    trails: Sequence[Trail], expiries: Mapping[str, Why], read_again: Mapping[str, Why]
+) -> list[Why]:
+    """Return a cause for each delivery of a message that may have been one too many.
+
+    ``expiries`` has why the leases of records ran out, ``read_again`` why some were handed out more than once.
+    """
+    found: list[Why] = []
+    for trail in trails:
+        if trail.key in read_again:
+            found += [read_again[trail.key]] * (len(trail.deliveries) - 1)
+        if trail.key != trail.id and trail.deliveries and not trail.committed:
+            found.append(Why.ABORTED_COPY)
+    return found + [expiries[trail.key] for trail in trails if trail.key in expiries]

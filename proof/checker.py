@@ -1,0 +1,319 @@
+"""One checker of a history: it reads each event once, and needs no search, for the log tells the order of what matters.
+
+==================  ==================================================================================================
+property            what it says when it does not hold
+==================  ==================================================================================================
+``lost``            an accepted message is neither acknowledged nor dead, nor counted as removed by retention
+``silent``          retention removed a message before it was read, and no consumer says that it passed over it
+``from-nowhere``    something was delivered, marked, copied or made a dead letter that nobody sent or asked for
+``not-durable``     a client was told that its outcome is durable, and the log does not hold it
+``after-ack``       a copy was decided after the message's ack had been read back
+``early``           … of a message that was not due by the log's clock at the tracker's own TICK
+``renewed``         … of one whose lease had been renewed
+``not-open``        … of one that nobody had acquired
+``fired-twice``     … of one whose fact was in the log already
+``before-own-tick`` … before the tracker had read a TICK that it wrote after it had fenced its predecessor
+``wrong-cause``     … for another cause than the log gives
+``attempts``        an attempt does not follow from the one before, or passes the limit
+``dead-letter``     dead before its last attempt, or not dead after it, or too large and is not
+``rejected``        a reject did not end in exactly one dead letter
+``transaction``     a copy without its fact, or a fact without its copy
+``fidelity``        key, value, headers, id or first sending differ from what the sender sent
+``misplaced``       a copy went to another queue
+``delivered-twice`` one record was handed out twice, and its group neither lost its offsets nor changed
+``unexplained``     a lease ran out, a copy was sent or a message delivered again, and nothing in the history says why
+``budget``          there were more duplicates than allowed
+``lease-not-noticed``  an ack was said to be in time, and the tracker had sent a copy before
+``position-lost``   a tracker read on although records that it needed were gone
+``quarantine``      an unreadable marker that was not put aside, or another one that was
+``not-drained``     at the end something is open, or was never read
+==================  ==================================================================================================
+
+"No delayed message before its time" is missing, for there are no delayed messages yet: they will be rows like the
+others, so that ``early`` holds for them as soon as the fold knows DELAY. A release with a delay is judged already.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from proof.causes import EVERYBODY, Why, deliveries_asked_for, why_delivered_again, why_expired, why_read_again
+from proof.decisions import HEADER_ROOM_BYTES, decided_on, judge_decision, judge_fact
+from proof.evidence import Evidence
+from proof.findings import Report
+from proof.fold import DEAD_LETTERED, REDELIVERED, Standing
+from proof.history import Event
+from proof.trail import ACK, BITS, REJECT, RELEASE, Fact, Trail
+
+_DEFAULT_LIMIT = 5
+
+
+def check(events: Iterable[Event], budget: int | None = None) -> Report:
+    """Check a whole history; ``budget``: how many duplicates are allowed."""
+    evidence = Evidence()
+    for event in events:
+        evidence.take(event)
+    return _Verdict(evidence).give(budget)
+
+
+class _Verdict:
+    """Goes through all records, then through all messages, then through the logs."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._evidence = evidence
+        self._report = evidence.report
+        self._find = evidence.report.find
+        self._trails = evidence.trails
+        #: All records of each message, by its id.
+        self._messages: dict[str, list[Trail]] = {}
+        #: Why the leases of records ran out, and why records were handed out more than once.
+        self._expiries: dict[str, Why] = {}
+        self._read_again: dict[str, Why] = {}
+        #: Messages that came to an end, or whose end nobody can expect.
+        self._done: set[str] = set()
+
+    def give(self, budget: int | None) -> Report:
+        report, evidence = self._report, self._evidence
+        report.events = evidence.number
+        for trail in self._trails.values():
+            if trail.id:
+                self._messages.setdefault(trail.id, []).append(trail)
+        for trail in self._trails.values():
+            self._judge_record(trail)
+        evidence.sends.finish(report, self._trails)
+        for id_, trails in self._messages.items():
+            self._judge_message(id_, trails)
+        self._judge_ends()
+        self._judge_quarantine()
+        if budget is not None and report.duplicates > budget:
+            self._find("budget", f"{report.duplicates} duplicates, {budget} are allowed")
+        return report
+
+    # --- records ------------------------------------------------------------------------------------------------------
+
+    def _judge_record(self, trail: Trail) -> None:
+        evidence, report = self._evidence, self._report
+        if not trail.id:
+            self._find("from-nowhere", f"{trail.key}: there is no such record", trail.events)
+            return
+        self._judge_contents(trail)
+        if len(trail.deliveries) > 1:
+            self._judge_deliveries(trail)
+        self._judge_outcomes(trail)
+        for decision in trail.decisions:
+            limits = self._limits_of(trail, decision.version)
+            judge_decision(report, trail, decision, evidence.logs[decision.log], limits)
+        if trail.facts:
+            self._judge_fact(trail, trail.facts[0])
+        for fact in trail.facts[1:]:
+            first = trail.facts[0]
+            self._find("fired-twice", f"{trail.key}: facts at {first.offset} and {fact.offset}", trail.events)
+        self._judge_deaths(trail)
+
+    def _judge_deliveries(self, trail: Trail) -> None:
+        lost_offsets = any("offsets" in self._evidence.befell(name) for name in (f"queue {trail.queue}", EVERYBODY))
+        why = why_read_again(trail, self._evidence.moved, lost_offsets)
+        if why is None:
+            self._find("delivered-twice", f"{trail.key} of {trail.queue}", trail.events)
+        else:
+            self._read_again[trail.key] = why
+
+    def _judge_contents(self, trail: Trail) -> None:
+        for number, what in trail.contents:
+            attempt = what.startswith("attempt")
+            expected = f"attempt {trail.attempt}" if attempt else trail.content
+            if what != expected:
+                text = f"{trail.key}: {what} in event {number}, the record: {expected}"
+                self._find("attempts" if attempt else "fidelity", text, trail.events)
+
+    def _judge_outcomes(self, trail: Trail) -> None:
+        """What clients asked for, what they were told, and what the log holds."""
+        if unsaid := trail.written & ~trail.said:
+            self._find("from-nowhere", f"{trail.key}: {_names(unsaid)} that nobody asked for", trail.events)
+        if trail.said & ACK and not trail.deliveries:
+            self._find("from-nowhere", f"{trail.key}: an ack of what was never handed out", trail.events)
+        if missing := trail.confirmed & ~trail.written:
+            self._find("not-durable", f"{trail.key}: {_names(missing)} not in the log", trail.events)
+
+    def _limits_of(self, trail: Trail, version: int | None) -> set[int]:
+        """What max_attempts may have been: of a tracker's version, else of all that were published."""
+        versions = self._evidence.versions
+        chosen = [versions[version]] if version in versions else versions.values()
+        return {_of(each, trail.queue).get("max_attempts", _DEFAULT_LIMIT) for each in chosen} or {_DEFAULT_LIMIT}
+
+    def _judge_fact(self, trail: Trail, fact: Fact) -> None:
+        evidence, report = self._evidence, self._report
+        if fact.kind == REDELIVERED:
+            report.redelivered += 1
+        judge_fact(report, trail, fact, evidence.logs[fact.log], self._limits_of(trail, None))
+        limit = evidence.limits.get(trail.source.rpartition("/")[0])
+        if fact.cause == "TOO_LARGE" and limit is not None and trail.size + HEADER_ROOM_BYTES < limit:
+            self._find("dead-letter", f"{trail.key}: {trail.size} bytes are not too large", trail.events)
+        asked = {"RELEASED": RELEASE, "REJECTED": REJECT}.get(fact.cause)
+        if asked is not None and not trail.said & asked:
+            self._find("unexplained", f"{trail.key}: {fact.cause}, and nobody asked for it", trail.events)
+        if fact.cause == "EXPIRED":
+            self._judge_expiry(trail, fact)
+
+    def _judge_expiry(self, trail: Trail, fact: Fact) -> None:
+        evidence = self._evidence
+        decided = decided_on(trail, fact, evidence.logs[fact.log])
+        holder = decided[0].holder if decided is not None else ""
+        until = decided[1] if decided is not None else fact.offset
+        trail.read_again = any(offset >= until for offset in trail.acquired_at)
+        why = why_expired(trail, fact, holder, evidence.process_of, evidence.processes)
+        if why is None:
+            self._find("unexplained", f"{trail.key}: its lease ran out, and nothing was wrong", trail.events)
+        else:
+            self._expiries[trail.key] = why
+            self._report.expiries[int(why)] += 1
+        self._judge_notice(trail, fact, holder)
+
+    def _judge_notice(self, trail: Trail, fact: Fact, holder: str) -> None:
+        """By its own clock the holder knew no later than the tracker that the lease was over."""
+        late = trail.acked_at is not None and trail.acked_at > fact.offset
+        # Read again after the copy was decided: nobody tells its consumer that its ACQUIRE counts for nothing.
+        if not late or trail.read_again or holder not in trail.settled_by:
+            return
+        names = (fact.log, self._evidence.process_of.get(holder, ""))
+        befell = {op for name in names for op in self._evidence.befell(name)}
+        if not befell & {"clock", "step"}:
+            text = f"{trail.key}: the copy stands at {fact.offset}, the ack at {trail.acked_at}"
+            self._find("lease-not-noticed", text, trail.events)
+
+    def _judge_deaths(self, trail: Trail) -> None:
+        dead = [fact for fact in trail.facts[:1] if fact.kind == DEAD_LETTERED]
+        wanted = {_of(each, trail.queue).get("dead_letter", True) for each in self._evidence.versions.values()}
+        if any(fact.cause == "TOO_LARGE" for fact in dead):
+            # Nobody gave it up, so it is kept in any case.
+            wanted = {True}
+        name = "rejected" if any(fact.cause == "REJECTED" for fact in dead) else "transaction"
+        if len(trail.deaths) > len(dead) or (len(trail.deaths) < len(dead) and False not in wanted):
+            self._find(name, f"{trail.key}: {len(dead)} facts, {len(trail.deaths)} dead letters", trail.events)
+        if trail.deaths and wanted == {False}:
+            self._find(name, f"{trail.key}: {trail.queue} keeps no dead letters", trail.events)
+        for event in trail.deaths:
+            if event["id"] != trail.id or event["attempt"] != trail.attempt:
+                self._find("fidelity", f"{trail.key}: dead letter {event['id']} {event['attempt']}", trail.events)
+        self._report.dead += bool(dead)
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def _judge_message(self, id_: str, trails: list[Trail]) -> None:
+        report = self._report
+        report.acked += any(trail.acked_at is not None for trail in trails)
+        if any(trail.ended for trail in trails):
+            self._done.add(id_)
+        root = self._trails.get(id_)
+        if root is None or root.id != id_:
+            self._find("from-nowhere", f"{trails[0].key}: its id is {id_}, which is no message", _events(trails))
+            return
+        self._judge_copies(root, trails)
+        self._judge_duplicates(id_, trails)
+
+    def _judge_copies(self, root: Trail, trails: list[Trail]) -> None:
+        facts: Counter[int] = Counter()
+        copies: Counter[int] = Counter()
+        errors: dict[int, set[str]] = defaultdict(set)
+        for trail in trails:
+            for fact in trail.facts[:1]:
+                if fact.kind == REDELIVERED:
+                    facts[fact.attempt] += 1
+                    told = fact.before is not None and fact.cause == "RELEASED"
+                    errors[fact.attempt].add(fact.before.text if told else "")  # type: ignore[union-attr]
+            if trail is not root:
+                self._judge_copy(root, trail)
+                copies[trail.attempt] += trail.committed
+        if facts != +copies:
+            text = f"{root.key}: facts of attempts {dict(facts)}, copies {dict(copies)}"
+            self._find("transaction", text, _events(trails))
+        for trail in trails:
+            told_errors = errors.get(trail.attempt, {""})
+            if trail is not root and trail.committed and not told_errors & {"", trail.error}:
+                text = f"{trail.key}: error {trail.error!r}, one of {told_errors} was given"
+                self._find("fidelity", text, trail.events)
+
+    def _judge_copy(self, root: Trail, trail: Trail) -> None:
+        found, sent = (trail.content, trail.first_sent_ms), (root.content, root.time_ms)
+        if found != sent:
+            self._find("fidelity", f"{trail.key}: {found}, {root.key}: {sent}", _events([root, trail]))
+        if trail.queue != root.queue:
+            self._find("misplaced", f"{trail.key} of {trail.queue}, {root.key} of {root.queue}", trail.events)
+
+    def _judge_duplicates(self, id_: str, trails: list[Trail]) -> None:
+        delivered = sum(len(trail.deliveries) for trail in trails)
+        surplus = delivered - 1 - deliveries_asked_for(trails)
+        if surplus <= 0:
+            return
+        self._report.duplicates += surplus
+        found = why_delivered_again(trails, self._expiries, self._read_again)
+        if len(found) < surplus:
+            text = f"{id_}: delivered {delivered} times, {len(found)} of {surplus} duplicates have a cause"
+            self._find("unexplained", text, _events(trails))
+        self._report.causes.update(int(why) for why in found[:surplus])
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def _judge_ends(self) -> None:
+        """Each record comes to an end, and each message to at least one."""
+        evidence, report = self._evidence, self._report
+        for trail in self._trails.values():
+            if not trail.id or trail.ended:
+                continue
+            standing = evidence.logs[trail.log].open.get(trail.key) if trail.log else None
+            if standing is not None and evidence.logs[trail.log].halted:
+                report.stranded += 1
+                self._done.add(trail.id)
+            elif standing is None and trail.offset < evidence.starts.get(trail.source, 0):
+                if trail.committed:
+                    self._judge_unread(trail)
+            elif standing is not None or trail.committed:
+                self._find("not-drained", f"{trail.key} of {trail.queue}: {_state(standing)}", trail.events)
+        for id_, trails in self._messages.items():
+            if id_ not in self._done and any(trail.committed for trail in trails):
+                report.lost += 1
+                text = f"{id_} of {trails[0].queue} is neither acknowledged nor dead"
+                self._find("lost", text, _events(trails))
+
+    def _judge_unread(self, trail: Trail) -> None:
+        if trail.id not in self._done:
+            self._report.expired_unread += 1
+            self._done.add(trail.id)
+        if not any(start <= trail.offset < end for start, end in self._evidence.skipped[trail.source]):
+            self._find("silent", f"{trail.key}: removed before it was read, and nobody says so", trail.events)
+
+    def _judge_quarantine(self) -> None:
+        evidence = self._evidence
+        for log in list(evidence.logs.values()):
+            for offset, content in log.unreadable.items():
+                origin = f"{log.name}/{offset}"
+                found = evidence.quarantined.get(origin, [])
+                if not found and not log.halted:
+                    self._find("quarantine", f"{origin} is not in quarantine")
+                elif set(found) - {content}:
+                    self._find("quarantine", f"{origin}: another content in quarantine")
+                elif len(found) > max(1, evidence.owners[log.name]):
+                    # Whoever takes over does not know of a transaction whose outcome was unknown.
+                    self._find("quarantine", f"{origin} is in quarantine {len(found)} times")
+        for origin in evidence.quarantined:
+            name, _, place = origin.rpartition("/")
+            if int(place) not in evidence.log(name).unreadable:
+                self._find("quarantine", f"{origin} is in quarantine and holds a marker")
+
+
+def _events(trails: Iterable[Trail]) -> list[int]:
+    return [number for trail in trails for number in trail.events]
+
+
+def _names(bits: int) -> str:
+    return ", ".join(name for name, bit in BITS.items() if bits & bit)
+
+
+def _of(settings: dict[str, dict[str, Any]], queue: str) -> dict[str, Any]:
+    return settings.get(queue) or settings.get(EVERYBODY) or {}
+
+
+def _state(standing: Standing | None) -> str:
+    return "never read" if standing is None else f"open at the end, {standing}"

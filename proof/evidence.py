@@ -1,0 +1,265 @@
+"""What a history holds, sorted by what it is about: events come one by one, and what needs the whole waits for the end.
+
+Nothing is judged here: events of different logs and processes may come in any order, as long as each log and each
+process has its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from marq.core.backoff import Backoff
+from proof.causes import EVERYBODY
+from proof.findings import Report
+from proof.history import UNREADABLE
+from proof.sends import Sends
+from proof.trail import ACK, ACQUIRE, BITS, Decision, Event, Fact, MarkersLog, Process, Trail, last_standing
+
+_FAULTS = ("kill", "pause", "cut", "stop", "revoke", "clock", "step", "offsets")
+
+
+class Evidence:
+    """Takes events one by one; ``report`` has what can't be understood."""
+
+    def __init__(self) -> None:
+        self.report = Report()
+        self.sends = Sends()
+        self.trails: dict[str, Trail] = {}
+        self.logs: dict[str, MarkersLog] = {}
+        self.processes: dict[str, Process] = defaultdict(Process)
+        #: The process behind each holder.
+        self.process_of: dict[str, str] = {}
+        #: Published versions: settings by queue; and queues that changed their groups.
+        self.versions: dict[int, dict[str, dict[str, Any]]] = {}
+        self.moved: set[str] = set()
+        #: Where logs begin, by retention; and what consumers said that they passed over.
+        self.starts: dict[str, int] = {}
+        self.skipped: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        self.limits: dict[str, int] = {}
+        self.quarantined: dict[str, list[str]] = defaultdict(list)
+        #: How often somebody took over a markers log.
+        self.owners: Counter[str] = Counter()
+        self.number = 0
+        self._version_of: dict[str, int] = {}
+        self._fenced_at: dict[tuple[str, str], int] = {}
+        self._backoffs: dict[str, list[Backoff]] = {}
+
+    def take(self, event: Event) -> None:
+        """Take the next event."""
+        handle = _HANDLERS.get(event["op"])
+        if handle is None:
+            self.report.find("malformed", f"event {self.number}: unknown op {event['op']!r}", [self.number])
+        else:
+            handle(self, event)
+        self.number += 1
+
+    def befell(self, name: str) -> set[str]:
+        """What ever befell a process, a log, or a queue's group."""
+        return self.processes[name].suffered(0, self.number) if name in self.processes else set()
+
+    # --- senders and consumers ----------------------------------------------------------------------------------------
+
+    def _send(self, event: Event) -> None:
+        self.sends.take(event, self.number)
+
+    def _named(self, event: Event) -> Iterable[Trail]:
+        source = event["source"]
+        return [self._trail(f"{source}/{offset}") for offset in event["offsets"]]
+
+    def _trail(self, key: str) -> Trail:
+        trail = self.trails.get(key)
+        if trail is None:
+            trail = self.trails[key] = Trail(key)
+        return trail
+
+    def _write(self, event: Event) -> None:
+        """A client writes markers: ACQUIRE, an outcome, RENEW, or commits."""
+        type_, bit = event["type"], BITS.get(event["op"], 0)
+        holder, number = event["holder"], self.number
+        self.process_of.setdefault(holder, event["process"])
+        lost = set(event.get("lost", ()))
+        took_ms = event.get("took_ms", 0)
+        for offset, trail in zip(event["offsets"], self._named(event), strict=True):
+            trail.events.append(number)
+            if took_ms > trail.slowest_ms:
+                trail.slowest_ms = took_ms
+            trail.unanswered += 1 if type_ == "invoke" else -1
+            if type_ == "invoke":
+                trail.said |= bit
+                if bit == ACQUIRE:
+                    trail.acquires.append((number, holder))
+            elif type_ != "ok":
+                trail.troubled += 1
+            else:
+                trail.confirmed |= bit
+                if bit == ACK and offset not in lost:
+                    trail.settled_by.append(holder)
+
+    def _deliver(self, event: Event) -> None:
+        trail = self._trail(event["record"])
+        trail.events.append(self.number)
+        trail.deliveries.append((self.number, event["holder"]))
+        trail.groups.add(event["group"])
+        trail.contents.append((self.number, event["content"]))
+        self.process_of.setdefault(event["holder"], event["process"])
+        self.report.delivered += 1
+
+    def _hang(self, event: Event) -> None:
+        trail = self._trail(event["record"])
+        trail.events.append(self.number)
+        trail.hung = True
+
+    def _skip(self, event: Event) -> None:
+        self.skipped[event["source"]].append((event["start"], event["end"]))
+
+    def _fault(self, event: Event) -> None:
+        self.processes[event["target"]].suffer(self.number, event["type"], event["op"])
+
+    # --- trackers -----------------------------------------------------------------------------------------------------
+
+    def _own(self, event: Event) -> None:
+        self.process_of.setdefault(event["holder"], event["process"])
+        self._fenced_at[event["holder"], event["log"]] = event["fenced_at"]
+        self.owners[event["log"]] += 1
+        start = self.starts.get(event["log"], 0)
+        if event.get("position", start) < start:
+            text = f"{event['log']}: {event['process']} reads from {event['position']}, the log begins at {start}"
+            self.report.find("position-lost", text, [self.number])
+
+    def _settings(self, event: Event) -> None:
+        version = event["version"]
+        if "queues" not in event:
+            self._version_of[event["process"]] = version
+            return
+        before = self.versions.get(max(self.versions, default=-1), {})
+        self.versions[version] = event["queues"]
+        for queue, settings in event["queues"].items():
+            backoff = Backoff(*settings["backoff"])
+            known = self._backoffs.setdefault(queue, [])
+            if backoff not in known:
+                known.append(backoff)
+            if queue in before and before[queue].get("group") != settings.get("group"):
+                self.moved.add(queue)
+
+    def _fire(self, event: Event) -> None:
+        if event["type"] != "invoke":
+            return
+        holder, log = event["holder"], event["log"]
+        decision = Decision(
+            event["kind"], event["attempt"], event["cause"], holder, log, event["applied"], event["tick"],
+            self._fenced_at.get((holder, log), 0),
+            self._version_of.get(event["process"]),
+            self.number,
+        )  # fmt: skip
+        trail = self._trail(f"{event['source']}/{event['offset']}")
+        trail.events.append(self.number)
+        trail.decisions.append(decision)
+
+    def _halt(self, event: Event) -> None:
+        self.log(event["log"]).halted = event["reason"]
+
+    # --- logs ---------------------------------------------------------------------------------------------------------
+
+    def _record(self, event: Event) -> None:
+        key = f"{event['process']}/{event['offset']}"
+        trail = self._trail(key)
+        trail.events.append(self.number)
+        trail.id = event.get("id", key)
+        trail.queue, trail.content, trail.size = event["queue"], event["content"], event["size"]
+        trail.attempt = event.get("attempt", 1)
+        trail.error = event.get("error", "")
+        trail.time_ms = event["time_ms"]
+        trail.first_sent_ms = event.get("first_sent_ms")
+        trail.committed = event["type"] == "ok"
+
+    def _dead(self, event: Event) -> None:
+        if event["type"] != "ok":
+            return
+        trail = self._trail(event["origin"])
+        trail.events.append(self.number)
+        trail.deaths.append(event)
+        trail.contents.append((self.number, event["content"]))
+
+    def _quarantine(self, event: Event) -> None:
+        if event["type"] == "ok":
+            self.quarantined[event["origin"]].append(event["content"])
+
+    def _truncate(self, event: Event) -> None:
+        self.starts[event["process"]] = event["offset"]
+
+    def _limit(self, event: Event) -> None:
+        self.limits[event["log"]] = event["bytes"]
+
+    def log(self, name: str) -> MarkersLog:
+        log = self.logs.get(name)
+        if log is None:
+            log = self.logs[name] = MarkersLog(name, self._backoffs_of, self._trail)
+        return log
+
+    def _backoffs_of(self, queue: str) -> list[Backoff]:
+        return self._backoffs.get(queue) or self._backoffs.get(EVERYBODY) or [Backoff()]
+
+    def _marker(self, event: Event) -> None:
+        log, kind = self.log(event["process"]), event["kind"]
+        if event["offset"] <= log.applied:
+            self.report.find("malformed", f"{log.name}: {event['offset']} after {log.applied}", [self.number])
+            return
+        if kind == UNREADABLE:
+            log.unreadable[event["offset"]] = event["content"]
+        elif kind != "TICK":
+            self._note_markers(log, event)
+        log.fold(event)
+
+    def _note_markers(self, log: MarkersLog, event: Event) -> None:
+        kind, number, source = event["kind"], self.number, event["source"]
+        bit = BITS.get(kind.lower(), 0)
+        for index, offset in enumerate(event["offsets"]):
+            trail = self._trail(f"{source}/{offset}")
+            trail.events.append(number)
+            trail.written |= bit
+            trail.log = log.name
+            if bit == ACQUIRE:
+                trail.acquired_at.append(event["offset"])
+                trail.contents.append((number, event["contents"][index]))
+                trail.lease_ms = event["lease_ms"]
+                if not trail.id or trail.attempt != event["attempts"][index]:
+                    self._attempts_of(trail, event["attempts"][index])
+            elif bit == ACK and trail.acked_at is None:
+                trail.acked_at = event["offset"]
+            elif bit == 0:
+                self._note_fact(log, event, index, trail)
+
+    def _attempts_of(self, trail: Trail, attempt: int) -> None:
+        """Compared at the end, when the record is known in any case."""
+        trail.contents.append((self.number, f"attempt {attempt}"))
+
+    def _note_fact(self, log: MarkersLog, event: Event, index: int, trail: Trail) -> None:
+        before = log.open.get(trail.key)
+        trail.facts.append(
+            Fact(
+                event["kind"], event["attempts"][index], event["causes"][index], event["holder"],
+                log.name, event["offset"], before or last_standing(trail), self.number,
+            )
+        )  # fmt: skip
+
+
+_HANDLERS: dict[str, Callable[[Evidence, Event], None]] = {
+    "send": Evidence._send,
+    "deliver": Evidence._deliver,
+    "hang": Evidence._hang,
+    "skipped": Evidence._skip,
+    "own": Evidence._own,
+    "settings": Evidence._settings,
+    "fire": Evidence._fire,
+    "halt": Evidence._halt,
+    "record": Evidence._record,
+    "dead": Evidence._dead,
+    "quarantine": Evidence._quarantine,
+    "marker": Evidence._marker,
+    "truncate": Evidence._truncate,
+    "limit": Evidence._limit,
+    **dict.fromkeys(("acquire", "commit", "ack", "release", "reject", "renew"), Evidence._write),
+    **dict.fromkeys(_FAULTS, Evidence._fault),
+}

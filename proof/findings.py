@@ -1,0 +1,57 @@
+"""What a check found: violations with the events that show them, and the figures of the whole."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+#: Findings that are kept: a history that is wrong throughout must not fill the memory.
+MAX_FINDINGS = 1_000
+
+
+class Finding(NamedTuple):
+    """A property that does not hold; ``events`` are numbers of events, from 0."""
+
+    property: str
+    text: str
+    events: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.property}: {self.text}"
+
+
+@dataclass
+class Report:
+    """The result: nothing but figures when all is well."""
+
+    events: int = 0
+    sent: int = 0
+    accepted: int = 0
+    delivered: int = 0
+    acked: int = 0
+    dead: int = 0
+    redelivered: int = 0
+    lost: int = 0
+    #: Removed by retention before anybody had received them, and open in logs that stopped with an alarm.
+    expired_unread: int = 0
+    stranded: int = 0
+    duplicates: int = 0
+    #: Duplicates, and leases that ran out, by the number of their cause in docs/guarantees.md.
+    causes: Counter[int] = field(default_factory=Counter)
+    expiries: Counter[int] = field(default_factory=Counter)
+    violations: Counter[str] = field(default_factory=Counter)
+    findings: list[Finding] = field(default_factory=list)
+
+    def find(self, property_: str, text: str, events: list[int] | tuple[int, ...] = ()) -> None:
+        self.violations[property_] += 1
+        if len(self.findings) < MAX_FINDINGS:
+            self.findings.append(Finding(property_, text, tuple(sorted(set(events)))))
+
+    def summary(self) -> dict[str, Any]:
+        """Return the figures, ready for JSON."""
+        names = ("events", "sent", "accepted", "delivered", "acked", "dead", "redelivered", "lost", "expired_unread")
+        figures: dict[str, Any] = {name: getattr(self, name) for name in (*names, "stranded", "duplicates")}
+        for name in ("causes", "expiries", "violations"):
+            figures[name] = {str(key): count for key, count in sorted(getattr(self, name).items())}
+        return figures

@@ -1,0 +1,203 @@
+"""The naive fold: what a markers partition says, marker by marker and message by message.
+
+No heap, no index, no coalescing, no intervals, no bytes: it folds the batches as their writers made them, one message
+at a time, and never forgets. It is written from docs/protocol.md and shares nothing with the lease book but the
+backoff's formula, so wherever the two differ, one of them is wrong.
+
+A queue's backoff may change while messages are released, and no marker says which one a tracker went by. Then there are
+several moments at which a message may be due: all of them are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from marq.core.backoff import Backoff
+from marq.core.markers import BACKOFF, Source
+from marq.core.rows import row_key
+
+Event = dict[str, Any]
+
+#: Past this a tracker's monotonic time counts (docs/protocol.md, "The log's clock").
+TOLERATED_JUMP_MS = 5_000
+
+LEASED, RELEASED, REJECTED = "LEASED", "RELEASED", "REJECTED"
+REDELIVERED, DEAD_LETTERED = "REDELIVERED", "DEAD_LETTERED"
+
+
+class Standing(NamedTuple):
+    """Where an open message stands; ``dues_ms``: when it may be due, the earliest first."""
+
+    queue: str
+    holder: str
+    attempt: int
+    dues_ms: tuple[int, ...]
+    since_ms: int
+    state: str = LEASED
+    counted: bool = True
+    text: str = ""
+
+    @property
+    def due_ms(self) -> int:
+        return self.dues_ms[0]
+
+
+class Ending(NamedTuple):
+    """What a tracker does with a due message: kind of the fact, attempt, cause."""
+
+    kind: str
+    attempt: int
+    cause: str
+
+
+def ending(standing: Standing, max_attempts: int) -> Ending:
+    """Say what becomes of a message that is due."""
+    if standing.state == REJECTED:
+        return Ending(DEAD_LETTERED, standing.attempt, "REJECTED")
+    cause = "EXPIRED" if standing.state == LEASED else "RELEASED"
+    if not standing.counted:
+        return Ending(REDELIVERED, standing.attempt, cause)
+    if standing.attempt < max_attempts:
+        return Ending(REDELIVERED, standing.attempt + 1, cause)
+    return Ending(DEAD_LETTERED, standing.attempt, cause)
+
+
+class Fold:
+    """The state of one markers partition after its record ``applied``; messages by the names of their records."""
+
+    def __init__(self, backoffs: Callable[[str], Sequence[Backoff]]) -> None:
+        self._backoffs = backoffs
+        self.applied = -1
+        self.now_ms = 0
+        self.skew_ms = 0
+        #: Holder, clock and monotonic time of the last TICK.
+        self.anchor = ("", 0, 0)
+        self.open: dict[str, Standing] = {}
+        #: By queue and source, a byte for each offset: whether the queue has acquired it.
+        self.acquired: dict[tuple[str, str], bytearray] = {}
+        self.counts: dict[str, dict[str, int]] = {}
+
+    def fold(self, event: Event) -> None:
+        """Fold one record of the partition."""
+        offset, time_ms = event["offset"], event["time_ms"]
+        assert offset > self.applied, f"record {offset} after {self.applied}"
+        self.applied = offset
+        corrected_ms = time_ms - self.skew_ms
+        if corrected_ms > self.now_ms:
+            self.now_ms = corrected_ms
+        step = _STEPS.get(event["kind"])
+        if step is not None:
+            step(self, event)
+
+    def put(self, key: str, standing: Standing) -> None:
+        """A message is open from now on, or stands differently."""
+        self.open[key] = standing
+
+    def end(self, key: str) -> bool:
+        """A message is closed; return whether it was open."""
+        return self.open.pop(key, None) is not None
+
+    def tick(self, event: Event) -> None:
+        """The tracker's clock: where the log's differs by too much, this one counts."""
+        holder, monotonic_ms = event["holder"], event["monotonic_ms"]
+        anchor_holder, anchor_now_ms, anchor_monotonic_ms = self.anchor
+        if anchor_holder == holder:
+            expected_ms = anchor_now_ms + (monotonic_ms - anchor_monotonic_ms)
+            if not -TOLERATED_JUMP_MS <= self.now_ms - expected_ms <= TOLERATED_JUMP_MS:
+                self.now_ms = expected_ms
+                self.skew_ms = event["time_ms"] - expected_ms
+        self.anchor = (holder, self.now_ms, monotonic_ms)
+
+    def _acquire(self, event: Event) -> None:
+        queue, source, offsets = event["queue"], event["source"], event["offsets"]
+        acquired = self.acquired.setdefault((queue, source), bytearray())
+        due_ms = (self.now_ms + event["lease_ms"],)
+        for offset, attempt in zip(offsets, event["attempts"], strict=True):
+            key = f"{source}/{offset}"
+            standing = self.open.get(key)
+            if standing is None and not (offset < len(acquired) and acquired[offset]):
+                self._count(queue, "acquired")
+            else:
+                self._count(queue, "reacquired")
+                if standing is None or standing.state != LEASED:
+                    continue
+            self.put(key, Standing(queue, event["holder"], attempt, due_ms, self.now_ms))
+        start, end = event["from_offset"], offsets[-1] + 1
+        if end > len(acquired):
+            acquired.extend(bytes(end - len(acquired)))
+        acquired[start:end] = b"\x01" * (end - start)
+
+    def _ack(self, event: Event) -> None:
+        source = event["source"]
+        closed = sum([self.end(f"{source}/{offset}") for offset in event["offsets"]])
+        self._count(event["queue"], "acked", closed)
+        self._count(event["queue"], "late", len(event["offsets"]) - closed)
+
+    def _fact(self, event: Event) -> None:
+        queue, source, offsets = event["queue"], event["source"], event["offsets"]
+        self._count(queue, "redelivered" if event["kind"] == REDELIVERED else "dead", len(offsets))
+        self._count(queue, "expired", event["causes"].count("EXPIRED"))
+        for offset in offsets:
+            self.end(f"{source}/{offset}")
+
+    def _held(self, event: Event, index: int) -> tuple[str, Standing | None]:
+        key = f"{event['source']}/{event['offsets'][index]}"
+        standing = self.open.get(key)
+        if standing is not None and standing.state == LEASED and standing.holder == event["holder"]:
+            return key, standing
+        return key, None
+
+    def _renew(self, event: Event) -> None:
+        for index in range(len(event["offsets"])):
+            key, standing = self._held(event, index)
+            if standing is not None:
+                self._count(standing.queue, "renewed")
+                self.put(key, standing._replace(dues_ms=(self.now_ms + event["lease_ms"],)))
+
+    def _release(self, event: Event) -> None:
+        for index, delay_ms in enumerate(event["delays_ms"]):
+            key, standing = self._held(event, index)
+            if standing is None:
+                self._count(event["queue"], "late")
+                continue
+            self._count(standing.queue, "released")
+            delays_ms = [delay_ms] if delay_ms != BACKOFF else self._delays_ms(key, standing)
+            dues_ms = tuple(sorted({self.now_ms + each for each in delays_ms}))
+            text = event["errors"][index]
+            self.put(
+                key,
+                standing._replace(
+                    holder="", dues_ms=dues_ms, state=RELEASED, counted=event["counted"], text=text
+                ),
+            )  # fmt: skip
+
+    def _delays_ms(self, key: str, standing: Standing) -> list[int]:
+        topic, partition, offset = key.rsplit("/", 2)
+        seed = row_key(Source(topic, int(partition)), int(offset))
+        return [backoff.delay_ms(standing.attempt, seed) for backoff in self._backoffs(standing.queue)]
+
+    def _reject(self, event: Event) -> None:
+        for index, reason in enumerate(event["reasons"]):
+            key, standing = self._held(event, index)
+            if standing is None:
+                self._count(event["queue"], "late")
+                continue
+            self._count(standing.queue, "rejected")
+            self.put(key, standing._replace(holder="", dues_ms=(self.now_ms,), state=REJECTED, text=reason))
+
+    def _count(self, queue: str, name: str, by: int = 1) -> None:
+        counts = self.counts.setdefault(queue, {})
+        counts[name] = counts.get(name, 0) + by
+
+
+_STEPS: dict[str, Callable[[Any, Event], None]] = {
+    "ACQUIRE": Fold._acquire,
+    "ACK": Fold._ack,
+    "RENEW": Fold._renew,
+    "RELEASE": Fold._release,
+    "REJECT": Fold._reject,
+    REDELIVERED: Fold._fact,
+    DEAD_LETTERED: Fold._fact,
+    "TICK": lambda fold, event: fold.tick(event),
+}

@@ -1,0 +1,204 @@
+"""The history of a run: one JSON object a line, after Jepsen's manner, written by whoever takes part.
+
+Each event has ``process``, ``type`` and ``op``. A client's operation is an ``invoke`` and later ``ok`` (it is done),
+``fail`` (it certainly is not) or ``unknown``; no second event means unknown, too. ``at_ms`` is the process' own
+monotonic clock, ``time_ms`` a log's. A record of a messages topic is named ``topic/partition/offset``, which is also
+the id of the message that it began; a log is named ``topic/partition``.
+
+=============  ======================================================================================================
+op             fields, and who writes it
+=============  ======================================================================================================
+``send``       ``message`` (its sender's name for it), ``queue``, ``content``; ``record`` when ok. A producer
+``acquire``    ``holder``, ``source``, ``offsets``; when it is over ``took_ms``. A consumer, as all down to ``hang``
+``commit``     the same
+``deliver``    ``group``, ``holder``, ``record``, ``queue``, ``attempt``, ``content``: handed out to a handler
+``ack``        ``holder``, ``source``, ``offsets``, ``took_ms``; ``lost``: offsets for which it raised LeaseLost. So
+               with ``release``, ``reject`` and ``renew``
+``hang``       ``record``: its handler will not return within its lease, and nobody renews it
+``skipped``    ``source``, ``start``, ``end``: records that retention removed before they were read
+``own``        ``holder``, ``log``, ``fenced_at``: a tracker has fenced its predecessor when the log ended there;
+               ``position``: where it begins to read, if it begins
+``settings``   ``version``; a tracker goes by that version from now on. From the queues topic itself: with ``queues``,
+               the settings of each by name (``*``: of all others)
+``fire``       ``holder``, ``source``, ``offset``, ``kind``, ``attempt``, ``cause``, ``log``, ``applied``, ``tick``
+               (offset of the TICK): what a tracker decides before it writes
+``halt``       ``log``, ``reason``: a tracker stops that partition with an alarm
+``record``     a messages topic's record: ``offset``, ``time_ms``, ``queue``, ``content``, ``size``; of a copy ``id``,
+               ``attempt``, ``first_sent_ms``, ``error``. ``fail``: of an aborted transaction. ``process`` is the log
+``dead``       a dead letter: the same, and ``origin``, ``reason``
+``quarantine`` ``origin`` (a marker's place), ``content``
+``marker``     a record of the markers topic, see :func:`marker`
+``truncate``   ``offset``: the log begins there now
+``limit``      ``log`` (a topic's name), ``bytes``: the largest record that a topic accepts
+``kill``       and ``pause``, ``cut``, ``stop``, ``revoke``, ``clock``, ``offsets``: faults, with ``target`` (a process,
+               a log or ``*``); ``info``, or from ``invoke`` to ``ok``
+=============  ======================================================================================================
+
+Several files are merged by ``at_ms``, so they must come from one machine; within one file the order of lines counts.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from marq.core.markers import Acquire, Batch, Cause, Fact, Headers, Reject, Release, Renew, Source, Tick
+from marq.core.names import (
+    ATTEMPT_HEADER,
+    ERROR_HEADER,
+    FIRST_SENT_HEADER,
+    ID_HEADER,
+    KEY_HEADER,
+    ORIGIN_HEADER,
+    REASON_HEADER,
+    RESERVED_HEADER,
+)
+
+Event = dict[str, Any]
+#: The kind of a record of the markers topic that holds no marker; it has ``content``, too.
+UNREADABLE = "unreadable"
+
+
+class MalformedHistory(Exception):
+    """A line that is no event."""
+
+
+class History:
+    """Events in memory, in the order in which they happened."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def add(self, process: str, type_: str, op: str, **fields: Any) -> None:
+        self.events.append({"process": process, "type": type_, "op": op, **fields})
+
+    def write(self, path: Path) -> None:
+        with path.open("w", encoding="utf-8") as file:
+            for event in self.events:
+                file.write(json.dumps(event, separators=(",", ":"), ensure_ascii=False) + "\n")
+
+
+def read(paths: Sequence[Path]) -> Iterator[Event]:
+    """Return the events of some files.
+
+    Raises:
+        MalformedHistory: a line is no event; the text names file and line.
+    """
+    if len(paths) == 1:
+        return _read(paths[0])
+    return heapq.merge(*map(_read, paths), key=lambda event: event.get("at_ms", 0))
+
+
+def _read(path: Path) -> Iterator[Event]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                event = json.loads(line)
+                event["process"], event["type"], event["op"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise MalformedHistory(f"{path}, line {number}: expected an event, not {line[:80]!r}") from error
+            yield event
+
+
+# --- what the logs say ------------------------------------------------------------------------------------------------
+
+
+def holder_name(holder: int) -> str:
+    """Return a holder's id as text: JSON's numbers have only 53 bits everywhere."""
+    return f"{holder:016x}"
+
+
+def log_name(source: Source) -> str:
+    return f"{source.topic}/{source.partition}"
+
+
+def content(queue: str, key: bytes | None, value: bytes | None, headers: Headers) -> str:
+    """Return a digest of what must be the same on every copy: the sender's key, the value, the sender's headers."""
+    users = [(name, header) for name, header in headers if not name.startswith(RESERVED_HEADER)]
+    for name, header in headers:
+        if name == KEY_HEADER:
+            key = header
+    if key == queue.encode():
+        key = None
+    return f"{digest(key)}.{digest(value)}.{digest(repr(users).encode() if users else None)}"
+
+
+def digest(data: bytes | None) -> str:
+    return "-" if data is None else blake2b(data, digest_size=6).hexdigest()
+
+
+def record(
+    log: str,
+    offset: int,
+    time_ms: int,
+    queue: str,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Headers,
+    *,
+    committed: bool = True,
+    op: str = "record",
+) -> Event:
+    """Return the event of a record of a messages topic, or (``op="dead"``) of the dead-letters topic."""
+    event: Event = {"process": log, "type": "ok" if committed else "fail", "op": op, "offset": offset}
+    event |= {"time_ms": time_ms, "queue": queue, "content": content(queue, key, value, headers)}
+    event["size"] = len(key or b"") + len(value or b"") + sum(len(n) + len(h or b"") for n, h in headers)
+    for name, header in headers:
+        if header is not None and name in _FIELDS:
+            field, read_field = _FIELDS[name]
+            event[field] = read_field(header)
+    return event
+
+
+def marker(log: str, offset: int, time_ms: int, batch: Batch | None, value: bytes | None = None) -> Event:
+    """Return the event of a record of the markers topic; without a batch, of the ``value`` that nobody can read."""
+    event: Event = {"process": log, "type": "ok", "op": "marker", "offset": offset, "time_ms": time_ms}
+    if batch is None:
+        return event | {"kind": UNREADABLE, "content": digest(value)}
+    if isinstance(batch, Tick):
+        return event | {"kind": "TICK", "holder": holder_name(batch.holder), "monotonic_ms": batch.monotonic_ms}
+    kind = batch.kind.name if isinstance(batch, Fact) else type(batch).__name__.upper()
+    event |= {"kind": kind, "queue": batch.queue, "holder": holder_name(batch.holder)}
+    event |= {"source": log_name(batch.source), "offsets": list(batch.offsets)}
+    return event | _columns(batch)
+
+
+def _columns(batch: Batch) -> Event:
+    if isinstance(batch, Acquire):
+        contents = [content(batch.queue, each.key, each.value, each.headers) for each in batch.payloads]
+        attempts = [each.attempt for each in batch.payloads]
+        read_from = {"lease_ms": batch.lease_ms, "from_offset": batch.from_offset}
+        return {**read_from, "attempts": attempts, "contents": contents}
+    if isinstance(batch, Renew):
+        return {"lease_ms": batch.lease_ms}
+    if isinstance(batch, Release):
+        return {"delays_ms": list(batch.delays_ms), "counted": batch.counted, "errors": list(batch.errors)}
+    if isinstance(batch, Reject):
+        return {"reasons": list(batch.reasons)}
+    if isinstance(batch, Fact):
+        return {"attempts": list(batch.attempts), "causes": [Cause(cause).name for cause in batch.causes]}
+    return {}
+
+
+def name_of(source: Source, offset: int) -> str:
+    """Return the name of a record."""
+    return f"{source.topic}/{source.partition}/{offset}"
+
+
+_FIELDS: dict[str, tuple[str, Callable[[bytes], Any]]] = {
+    ID_HEADER: ("id", bytes.decode),
+    ATTEMPT_HEADER: ("attempt", int),
+    FIRST_SENT_HEADER: ("first_sent_ms", int),
+    ERROR_HEADER: ("error", bytes.decode),
+    REASON_HEADER: ("reason", bytes.decode),
+    ORIGIN_HEADER: ("origin", bytes.decode),
+}
+
+
+def events_of(events: Iterable[Event], wanted: set[int]) -> dict[int, Event]:
+    """Return the events with these numbers, counted from 0."""
+    return {number: event for number, event in enumerate(events) if number in wanted}

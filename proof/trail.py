@@ -1,0 +1,215 @@
+"""What a history says of one record of a messages topic, of one process, and of one log of markers."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from marq.core.backoff import Backoff
+from proof.fold import Fold, Standing
+
+Event = dict[str, Any]
+
+#: What can be said of a record: bits.
+ACK, RELEASE, REJECT, RENEW, ACQUIRE = 1, 2, 4, 8, 16
+BITS = {"ack": ACK, "release": RELEASE, "reject": REJECT, "renew": RENEW, "acquire": ACQUIRE}
+
+
+class Fact(NamedTuple):
+    """What a tracker did with a record; ``before`` is how it stood then, ``number`` the event's."""
+
+    kind: str
+    attempt: int
+    cause: str
+    holder: str
+    log: str
+    offset: int
+    before: Standing | None
+    number: int
+
+
+class Decision(NamedTuple):
+    """What a tracker is about to do, and how far it has read."""
+
+    kind: str
+    attempt: int
+    cause: str
+    holder: str
+    log: str
+    applied: int
+    tick: int | None
+    fenced_at: int
+    version: int | None
+    number: int
+
+
+class Trail:
+    """One record: what it is, who had it, and what the markers say of it."""
+
+    __slots__ = (
+        "acked_at",
+        "acquired_at",
+        "acquires",
+        "attempt",
+        "changes",
+        "committed",
+        "confirmed",
+        "content",
+        "contents",
+        "deaths",
+        "decisions",
+        "deliveries",
+        "error",
+        "events",
+        "facts",
+        "first_sent_ms",
+        "groups",
+        "hung",
+        "id",
+        "key",
+        "lease_ms",
+        "log",
+        "queue",
+        "read_again",
+        "said",
+        "settled_by",
+        "size",
+        "slowest_ms",
+        "time_ms",
+        "troubled",
+        "unanswered",
+        "written",
+    )
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        #: The message's id; equal to the key for the record that began it. Empty until the record is known.
+        self.id = ""
+        self.queue = self.content = self.error = ""
+        self.attempt = 1
+        self.time_ms = self.size = 0
+        self.first_sent_ms: int | None = None
+        self.committed = False
+        #: The numbers of all events that speak of it.
+        self.events: list[int] = []
+        #: What was said of its content elsewhere, with the event's number.
+        self.contents: list[tuple[int, str]] = []
+        #: Event and holder of each ACQUIRE that was sent, and of each time it was handed out.
+        self.acquires: list[tuple[int, str]] = []
+        self.deliveries: list[tuple[int, str]] = []
+        self.groups: set[str] = set()
+        #: Bits: what a client asked for, was told to be durable, and what stands in the log.
+        self.said = self.confirmed = self.written = 0
+        #: Holders that were told that their ack is durable, and nothing of a lost lease.
+        self.settled_by: list[str] = []
+        #: Writes that failed, or of which nobody knows; that were never answered; and how long the slowest took.
+        self.troubled = self.unanswered = 0
+        self.slowest_ms = 0
+        self.hung = False
+        #: Log of markers, and there: offset and standing (None: closed) at each change, first ACK, facts.
+        self.log = ""
+        self.lease_ms = 0
+        self.changes: list[tuple[int, Standing | None]] = []
+        self.acked_at: int | None = None
+        self.facts: list[Fact] = []
+        #: Where its ACQUIREs stand; and whether one came after the tracker had decided.
+        self.acquired_at: list[int] = []
+        self.read_again = False
+        self.decisions: list[Decision] = []
+        self.deaths: list[Event] = []
+
+    @property
+    def source(self) -> str:
+        return self.key.rpartition("/")[0]
+
+    @property
+    def offset(self) -> int:
+        return int(self.key.rpartition("/")[2])
+
+    def at(self, applied: int) -> Standing | None:
+        """How it stood after a record of its log."""
+        for offset, standing in reversed(self.changes):
+            if offset <= applied:
+                return standing
+        return None
+
+    @property
+    def ended(self) -> bool:
+        return self.acked_at is not None or bool(self.facts)
+
+
+class Process:
+    """A process, and what befell it: (first event, last event, what)."""
+
+    def __init__(self) -> None:
+        self.faults: list[list[Any]] = []
+
+    def suffer(self, number: int, type_: str, op: str) -> None:
+        if type_ == "ok":
+            for fault in reversed(self.faults):
+                if fault[2] == op:
+                    fault[1] = number
+                    return
+        lasting = type_ == "invoke" or op == "kill"
+        self.faults.append([number, float("inf") if lasting else number, op])
+
+    def suffered(self, since: int, until: int) -> set[str]:
+        """What befell it between two events, or began before and was not over."""
+        end = bisect_left(self.faults, [until])
+        return {op for _, last, op in self.faults[:end] if last >= since}
+
+
+class Ticks:
+    """The TICKs of one holder in one log, in order."""
+
+    __slots__ = ("clocks", "offsets")
+
+    def __init__(self) -> None:
+        self.offsets: list[int] = []
+        self.clocks: list[int] = []
+
+    def before(self, offset: int) -> tuple[int, int] | None:
+        """Return offset and clock of the last one before an offset."""
+        index = bisect_left(self.offsets, offset) - 1
+        return None if index < 0 else (self.offsets[index], self.clocks[index])
+
+    def at(self, offset: int) -> int | None:
+        """Return the clock of the one at an offset."""
+        index = bisect_right(self.offsets, offset) - 1
+        return self.clocks[index] if index >= 0 and self.offsets[index] == offset else None
+
+
+class MarkersLog(Fold):
+    """A fold that notes each change in the trail of its record."""
+
+    def __init__(
+        self, name: str, backoffs: Callable[[str], Sequence[Backoff]], trail_of: Callable[[str], Trail]
+    ) -> None:
+        super().__init__(backoffs)
+        self.name = name
+        self.ticks: dict[str, Ticks] = {}
+        self.unreadable: dict[int, str] = {}
+        self.halted = ""
+        self._trail_of = trail_of
+
+    def put(self, key: str, standing: Standing) -> None:
+        self.open[key] = standing
+        self._trail_of(key).changes.append((self.applied, standing))
+
+    def end(self, key: str) -> bool:
+        if self.open.pop(key, None) is None:
+            return False
+        self._trail_of(key).changes.append((self.applied, None))
+        return True
+
+    def tick(self, event: Event) -> None:
+        super().tick(event)
+        ticks = self.ticks.setdefault(event["holder"], Ticks())
+        ticks.offsets.append(event["offset"])
+        ticks.clocks.append(self.now_ms)
+
+
+def last_standing(trail: Trail) -> Standing | None:
+    """Return how a closed record stood when it was last open."""
+    return next((standing for _, standing in reversed(trail.changes) if standing is not None), None)

@@ -1,0 +1,61 @@
+"""The queues topic: definitions change at run time, and every process hears of it in its own time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from marq.core.definitions import DEFAULTS_KEY, Definitions, layer_key
+
+if TYPE_CHECKING:
+    from tests.simulation.actor import Actor
+    from tests.simulation.world import World
+
+#: How long a process that runs may take to hear of a change.
+SLOWEST_NEWS_MS = 2_000
+
+
+class QueuesTopic:
+    """All versions of the definitions; each process knows the number of the one that it goes by."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        #: Version 0 is what somebody believes who has read nothing.
+        self.versions = [Definitions()]
+
+    @property
+    def newest(self) -> int:
+        return len(self.versions) - 1
+
+    def of(self, actor: Actor) -> Definitions:
+        return self.versions[actor.known]
+
+    def begin(self, defaults: Mapping[str, Any], documents: Mapping[str, Mapping[str, Any]]) -> None:
+        """What is there before anybody starts."""
+        self._publish({DEFAULTS_KEY: defaults, **{layer_key("file", q): each for q, each in documents.items()}})
+
+    def change(self, *documents: tuple[str, Mapping[str, Any]]) -> None:
+        """Change queues; a process hears of it soon, or late, and perhaps only of a later change."""
+        self._publish({layer_key("file", queue): document for queue, document in documents})
+
+    def _publish(self, records: Mapping[bytes, Mapping[str, Any]]) -> None:
+        world = self._world
+        self.versions.append(self.versions[-1].after(records))
+        definitions = self.versions[-1]
+        settings = {queue: _settings(definitions, queue) for queue in ("*", *world.queues)}
+        world.history.add("marq.queues/0", "ok", "settings", version=self.newest, queues=settings)
+        for actor in world.living():
+            slow = world.hit(world.faults.late_settings)
+            delay_ms = world.rng.randint(50, SLOWEST_NEWS_MS) if slow else world.rng.randint(1, 20)
+            actor.later(delay_ms, actor.hear, self.newest)
+
+
+def _settings(definitions: Definitions, queue: str) -> dict[str, Any]:
+    settings = definitions.settings(queue)
+    backoff = settings.backoff
+    return {
+        "max_attempts": settings.max_attempts,
+        "dead_letter": settings.dead_letter,
+        "group": definitions.group(queue),
+        "backoff": [backoff.base_ms, backoff.factor, backoff.max_ms, backoff.jitter],
+    }

@@ -1,0 +1,125 @@
+"""The end of a world: when all is done, and what the logs say then."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from proof import history
+from tests.simulation.oracle import Violation, table_difference
+from tests.simulation.table import LocalTable
+
+if TYPE_CHECKING:
+    from tests.simulation.group import Group
+    from tests.simulation.tracker import Owner
+    from tests.simulation.world import World
+
+#: How often it is asked whether everything has come to its end.
+INSPECT_MS = 250
+#: How long the world may take to drain after the last fault, in simulated time.
+DRAIN_MS = 60_000
+
+
+class Inspector:
+    """Looks at the world from the last fault on."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._last_ms = world.faults_end_ms + DRAIN_MS
+        self.drained = False
+        world.schedule(world.faults_end_ms + INSPECT_MS, self._inspect)
+
+    def _inspect(self) -> None:
+        world = self._world
+        self.drained = (
+            world.producer.unsent <= 0
+            and all(_group_is_done(group) for group in world.groups)
+            and all(_owner_is_done(owner) for owner in world.owners)
+        )
+        if not self.drained and world.now_ms > self._last_ms:
+            raise Violation("stuck", _what_is_left(world))
+        world.schedule(INSPECT_MS, self._inspect)
+
+
+def _group_is_done(group: Group) -> bool:
+    newest = group.world.definitions.newest
+    if not group.members or any(member.busy or member.known != newest for member in group.members):
+        return False
+    return all(
+        (reading := member.readings.get(source)) is not None
+        and reading.position >= group.world.messages[source].end(committed=group.committed_reads)
+        for source, member in group.assignment.items()
+        if member.serving.queues
+    )
+
+
+def _owner_is_done(owner: Owner) -> bool:
+    if owner.halted:
+        return True
+    book = owner.tracker.book
+    return (
+        owner.alive
+        and owner.working
+        and owner.writing.write is None
+        and not owner.writing.pending
+        and not book.changed
+        and len(book) == 0
+        and owner.position >= len(owner.markers.records)
+    )
+
+
+def _what_is_left(world: World) -> str:
+    lags = [len(owner.markers.records) - owner.position for owner in world.owners]
+    books = [len(owner.tracker.book) for owner in world.owners]
+    offsets = {group.kafka_name: group.committed for group in world.groups}
+    return f"unsent {world.producer.unsent}, tracker lags {lags}, open {books}, offsets {offsets}"
+
+
+def check_end(world: World) -> None:
+    """Check what only the simulation can see: changelogs hold the folds of their logs, and tables the changelogs."""
+    for partition, changelog in enumerate(world.changelogs):
+        owner = world.owners[partition]
+        if owner.halted:
+            continue
+        table = LocalTable()
+        table.replay(changelog, len(changelog.records), world.now_ms)
+        if wrong := table_difference(world.plain_fold(partition, world.durable_applied[partition]), table.rows):
+            raise Violation("table-differs", f"changelog of partition {partition}: {wrong}")
+        left = [key for key in table.rows if key[:1] in b"rs"]
+        if left:
+            raise Violation("rows-left", f"changelog of partition {partition}: {left[:3]}")
+        if table.rows != owner.table.rows:
+            raise Violation("table-differs", f"local table of partition {partition} is not its changelog")
+
+
+def read_logs(world: World) -> None:
+    """Add to the history what the logs say, read to their ends."""
+    events = world.history.events
+    owners = {topic: world.definitions.versions[-1].queue_of_topic(topic) for topic in {s.topic for s in world.sources}}
+    for source, log in world.messages.items():
+        for record in log.records:
+            if record is None:
+                continue
+            queue = (record.key or b"").decode() if source.topic == world.names.messages else owners[source.topic]
+            committed = record.committed
+            events.append(
+                history.record(
+                    log.name, record.offset, record.timestamp, queue or "", record.key, record.value, record.headers,
+                    committed=committed,
+                )
+            )  # fmt: skip
+    for record in world.dead_letters.records:
+        if record is not None:
+            queue = (record.key or b"").decode()
+            log_name, committed = world.dead_letters.name, record.committed
+            events.append(
+                history.record(
+                    log_name, record.offset, record.timestamp, queue, record.key, record.value, record.headers,
+                    committed=committed, op="dead",
+                )
+            )  # fmt: skip
+    for record in world.quarantine.records:
+        if record is not None and record.committed:
+            fields = {"origin": record.about, "content": history.digest(record.value)}
+            world.history.add(world.quarantine.name, "ok", "quarantine", **fields)
+    for partition, log in enumerate(world.markers):
+        events.extend(world.marker_events(partition, len(log.records)))

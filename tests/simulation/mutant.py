@@ -1,0 +1,61 @@
+"""What a mutant is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+Change = tuple[str, str]
+
+
+class Mutant(NamedTuple):
+    """Replaces texts of modules.
+
+    ``about`` is the hard case or the order of operations that it breaks; ``killed_by`` names checks of
+    proof/checker.py and tests/simulation/oracle.py; ``faults`` are those of the worlds that it is put into, where few
+    seeds would meet it.
+    """
+
+    about: str
+    name: str
+    changes: Mapping[str, Sequence[Change]]
+    killed_by: frozenset[str]
+    faults: Mapping[str, float] | None = None
+
+
+def mutant(about: str, name: str, module: str, killed_by: str, *changes: Change, **faults: float) -> Mutant:
+    """Return a mutant of one module."""
+    return Mutant(about, name, {module: changes}, frozenset(killed_by.split()), faults or None)
+
+
+#: Orders of operations: what is lost or doubled the other way round stands beside each in the code.
+MARKER_FIRST = "marker before offset"
+CHANGELOG_FIRST = "changelog before acknowledgement"
+ONE_TRANSACTION = "copy, fact and row in one transaction"
+FENCE_FIRST = "fencing before recovery"
+TICK_FIRST = "TICK read back before firing"
+ORDERS = (MARKER_FIRST, CHANGELOG_FIRST, ONE_TRANSACTION, FENCE_FIRST, TICK_FIRST)
+
+#: Hard cases, each with a test of its own in test_hard_cases.py.
+IDENTITY = "identity"
+REOPENING = "reopening"
+COALESCING = "coalescing"
+LEASE_LOST = "LeaseLost"
+FIRING = "firing"
+SIZES = "sizes"
+UNKNOWN_VERSION = "unknown version"
+RETENTION = "retention"
+OLD_STATE = "old local state"
+SETTINGS = "settings"
+READERS = "readers"
+GROUPS = "groups"
+HOLDER = "holder"
+HARD_CASES = (
+    IDENTITY, REOPENING, COALESCING, LEASE_LOST, FIRING, SIZES, UNKNOWN_VERSION, RETENTION, OLD_STATE, SETTINGS,
+    READERS, GROUPS, HOLDER,
+)  # fmt: skip
+
+#: And what is not hard, but must be right.
+TIME = "time"
+ATTEMPTS = "attempts"
+FIDELITY = "fidelity"

@@ -1,0 +1,384 @@
+"""Mutants of marq itself: of its core, and of how positions are kept in a group."""
+
+from __future__ import annotations
+
+from tests.simulation.mutant import (
+    ATTEMPTS,
+    COALESCING,
+    FIDELITY,
+    FIRING,
+    GROUPS,
+    HOLDER,
+    IDENTITY,
+    ONE_TRANSACTION,
+    REOPENING,
+    SIZES,
+    TICK_FIRST,
+    TIME,
+    UNKNOWN_VERSION,
+    mutant,
+)
+
+_CORE = "marq.core."
+_LEASES, _TRACKER, _CLOCK, _MARKS = _CORE + "leases", _CORE + "tracker", _CORE + "clock", _CORE + "marks"
+_COPIES, _ROWS, _POSITIONS = _CORE + "copies", _CORE + "rows", "marq.positions"
+
+CORE_MUTANTS = (
+    # --- identity: topic, partition and offset of a record ------------------------------------------------------------
+    mutant(
+        IDENTITY,
+        "a copy's id is its parent's place",
+        _COPIES,
+        "fidelity from-nowhere transaction",
+        ("(ID_HEADER, past.id.encode())", "(ID_HEADER, record_id(fire.source, fire.offset).encode())"),
+    ),
+    mutant(
+        IDENTITY,
+        "offsets of all partitions are one",
+        _LEASES,
+        "book-differs lost not-drained table-differs",
+        ("        mark = (batch.queue, source)\n", "        mark = (batch.queue, Source(source.topic, 0))\n"),
+    ),
+    mutant(
+        IDENTITY,
+        "rows of all partitions have one key",
+        _ROWS,
+        "table-differs raised no-row rows-left fidelity",
+        ("len(topic), topic, source.partition)", "len(topic), topic, 0)"),
+    ),
+    # --- reopening: a finished record stays finished, one whose marker was lost is opened -----------------------------
+    mutant(
+        REOPENING,
+        "an ACQUIRE of a finished record opens it again",
+        _LEASES,
+        "book-differs",
+        ("if offset not in marks and offset not in opened.leases]", "if offset not in opened.leases]"),
+    ),
+    mutant(
+        REOPENING,
+        "what is acquired for the first time counts as acquired again",
+        _LEASES,
+        "book-differs",
+        ("reacquired += len(offsets) - len(unseen)", "reacquired += len(offsets)"),
+    ),
+    mutant(
+        REOPENING,
+        "a high-water mark in place of intervals",
+        _MARKS,
+        "lost not-drained book-differs",
+        ("return index >= 0 and offset < self._ends[index]", "return offset < self.end"),
+    ),
+    mutant(
+        REOPENING,
+        "a gap between marks is closed",
+        _MARKS,
+        "lost not-drained book-differs table-differs",
+        ("        high = bisect_right(starts, end)\n", "        high = len(starts)\n"),
+    ),
+    mutant(
+        REOPENING,
+        "marks are not saved",
+        _LEASES,
+        "table-differs",
+        (
+            "        self._touched_marks.clear()\n",
+            (
+                "        self._touched_marks.clear()\n"
+                '        changes = {key: row for key, row in changes.items() if key[:1] != b"m"}\n'
+            ),
+        ),
+    ),
+    # --- coalescing: exactly what the plain fold gives ----------------------------------------------------------------
+    mutant(
+        COALESCING,
+        "coalescing forgets that a row exists from before",
+        _LEASES,
+        "table-differs rows-left",
+        ("if pop_fresh(offset, None) is None:", "if pop_fresh(offset, None) is not None:"),
+    ),
+    mutant(
+        COALESCING,
+        "deletions are not written",
+        _LEASES,
+        "table-differs rows-left",
+        ('        changes.update(dict.fromkeys(rows.row_keys(source, opened.ended, b"r")))\n', ""),
+    ),
+    mutant(
+        COALESCING,
+        "the second row of a message outlives it",
+        _LEASES,
+        "table-differs rows-left",
+        ("        gone = [offset for offset in opened.ended if offset in opened.restated]\n", "        gone = []\n"),
+    ),
+    mutant(
+        COALESCING,
+        "a lease that changed after its row was written is not written",
+        _LEASES,
+        "table-differs",
+        ("            changes[key] = rows.encode_lease(opened.leases[offset])\n", "            pass\n"),
+    ),
+    mutant(
+        COALESCING,
+        "a restored lease is the one of its ACQUIRE",
+        _LEASES,
+        "table-differs",
+        (
+            "                opened.leases[offset] = lease\n                opened.restated",
+            "                opened.restated",
+        ),
+    ),
+    # --- holder -------------------------------------------------------------------------------------------------------
+    mutant(
+        HOLDER,
+        "an ACQUIRE does not take a leased record over",
+        _LEASES,
+        "book-differs early",
+        ("            self._take_over(opened, batch, again)\n", ""),
+    ),
+    mutant(
+        HOLDER,
+        "an ACQUIRE takes over what was released or rejected",
+        _LEASES,
+        "book-differs wrong-cause",
+        ("[offset for offset in group if opened.leases[offset].state is State.LEASED]", "list(group)"),
+    ),
+    mutant(
+        HOLDER,
+        "a RENEW, RELEASE or REJECT counts from anyone",
+        _LEASES,
+        "book-differs early wrong-cause",
+        ("lease.holder == batch.holder and ", ""),
+    ),
+    mutant(
+        HOLDER,
+        "an ACK counts only from the holder",
+        _LEASES,
+        "book-differs after-ack",
+        (
+            "closed = self._close(opened, batch.offsets)",
+            (
+                "closed = self._close(opened, [o for o in batch.offsets"
+                " if o in opened.leases and opened.leases[o].holder == batch.holder])"
+            ),
+        ),
+    ),
+    mutant(
+        HOLDER,
+        "a REJECT is forgotten",
+        _LEASES,
+        "book-differs",
+        ("            self._replace(opened, batch.source, [offset], rejected)\n", ""),
+    ),
+    # --- firing -------------------------------------------------------------------------------------------------------
+    mutant(
+        FIRING,
+        "what is on its way is not remembered",
+        _LEASES,
+        "fired-twice stuck",
+        ("            opened.firing.update(waiting)\n            self._firing_count += len(waiting)\n", ""),
+    ),
+    mutant(
+        FIRING,
+        "what is on its way is never forgotten",
+        _LEASES,
+        "stuck",
+        ("            opened.firing.clear()\n", "            pass\n"),
+    ),
+    mutant(
+        FIRING,
+        "a fact does not close its message",
+        _LEASES,
+        "book-differs fired-twice",
+        ("        self._close(opened, batch.offsets)\n        counts", "        counts"),
+    ),
+    mutant(
+        ONE_TRANSACTION,
+        "an aborted copy is not sent again",
+        _LEASES,
+        "stuck",
+        ("                    self._push(fire.source, [fire.offset], lease)\n", "                    pass\n"),
+    ),
+    mutant(
+        ONE_TRANSACTION,
+        "the applied offset is not saved",
+        _LEASES,
+        "table-differs raised",
+        ("rows.encode_applied(self.applied, self.clock)", "rows.encode_applied(min(0, self.applied), self.clock)"),
+    ),
+    mutant(
+        FIRING,
+        "a stale entry of the heap is trusted",
+        _LEASES,
+        "early renewed wrong-cause raised",
+        (
+            "waiting = [o for o in offsets if opened.leases.get(o) is lease and o not in opened.firing]",
+            "waiting = [o for o in offsets if o in opened.leases and o not in opened.firing]",
+        ),
+    ),
+    # --- sizes --------------------------------------------------------------------------------------------------------
+    mutant(
+        SIZES,
+        "what is too large to be sent again is dropped",
+        _COPIES,
+        "transaction",
+        (
+            "return Fire(fire.source, fire.offset, fire.lease, Destination.DEAD_LETTERS, fire.lease.attempt",
+            "return Fire(fire.source, fire.offset, fire.lease, Destination.NOWHERE, fire.lease.attempt",
+        ),
+    ),
+    mutant(
+        SIZES,
+        "what is too large becomes a dead letter of the next attempt",
+        _COPIES,
+        "attempts fidelity",
+        (
+            "Destination.DEAD_LETTERS, fire.lease.attempt, Cause.TOO_LARGE)",
+            "Destination.DEAD_LETTERS, fire.attempt, Cause.TOO_LARGE)",
+        ),
+    ),
+    mutant(
+        SIZES,
+        "small messages are too large",
+        _COPIES,
+        "dead-letter",
+        ("limit_bytes - HEADER_ROOM_BYTES // 2", "limit_bytes - HEADER_ROOM_BYTES * 29 // 10"),
+    ),
+    # --- unknown version ----------------------------------------------------------------------------------------------
+    mutant(
+        UNKNOWN_VERSION,
+        "a marker of a newer version is garbage",
+        _TRACKER,
+        "quarantine book-differs",
+        ("        except UnknownVersion:\n            raise\n", ""),
+    ),
+    mutant(
+        UNKNOWN_VERSION,
+        "garbage is not kept",
+        _TRACKER,
+        "quarantine",
+        ("            self.unreadable.append((offset, value, str(error)))\n", ""),
+    ),
+    # --- time ---------------------------------------------------------------------------------------------------------
+    mutant(
+        TIME,
+        "a row is due a little early",
+        _LEASES,
+        "early renewed",
+        ("heap[0][0] <= now_ms and", "heap[0][0] <= now_ms + 20 and"),
+    ),
+    mutant(
+        TIME,
+        "the clock is the last append time, not the largest",
+        _CLOCK,
+        "book-differs early",
+        ("        if corrected > self.now_ms:\n", "        if corrected:\n"),
+    ),
+    mutant(
+        TIME,
+        "a broker's clock that jumps is believed",
+        _CLOCK,
+        "book-differs early",
+        ("if abs(self.now_ms - expected) > MAX_DRIFT_MS:", "if False:"),
+    ),
+    mutant(
+        TICK_FIRST,
+        "due by the last record read, not by an own TICK",
+        _TRACKER,
+        "early renewed",
+        ("return self.book.due(self._tick_clock_ms)", "return self.book.due(self.book.clock.now_ms)"),
+    ),
+    mutant(
+        TICK_FIRST,
+        "the own TICK is not awaited",
+        _TRACKER,
+        "before-own-tick stuck",
+        (
+            "if self._tick_clock_ms is None or self._awaiting_tick:\n            return []\n",
+            "if self._tick_clock_ms is None:\n            self._tick_clock_ms = self.book.clock.now_ms\n",
+        ),
+    ),
+    mutant(
+        TICK_FIRST,
+        "a TICK from before the new fencing counts",
+        _TRACKER,
+        "before-own-tick fired-twice",
+        ("if batch.monotonic_ms != self._tick_sent_at_ms:", "if False:"),
+    ),
+    # --- attempts, fidelity -------------------------------------------------------------------------------------------
+    mutant(
+        ATTEMPTS,
+        "one attempt more than the limit",
+        _LEASES,
+        "dead-letter",
+        ("lease.attempt >= settings.max_attempts", "lease.attempt > settings.max_attempts"),
+    ),
+    mutant(
+        ATTEMPTS,
+        "a release that does not count raises the attempt",
+        _LEASES,
+        "attempts",
+        ("lease.attempt + 1 if lease.counted else lease.attempt", "lease.attempt + 1"),
+    ),
+    mutant(
+        ATTEMPTS,
+        "attempts are not written",
+        _CORE + "markers",
+        "book-differs attempts",
+        ("    if given.attempts is not None:\n", "    if False:\n"),
+    ),
+    mutant(
+        FIDELITY,
+        "a copy loses the headers of its sender",
+        _COPIES,
+        "fidelity",
+        ("[*kept, *own]", "[*own]"),
+    ),
+    mutant(
+        FIDELITY,
+        "the key of a sender is lost outside the queue's own topic",
+        _COPIES,
+        "fidelity",
+        ("        own.append((KEY_HEADER, payload.key))\n", "        pass\n"),
+    ),
+    mutant(
+        FIDELITY,
+        "a copy was first sent when its parent was",
+        _COPIES,
+        "fidelity",
+        ("_number(found.get(FIRST_SENT_HEADER), timestamp_ms)", "timestamp_ms"),
+    ),
+    # --- groups -------------------------------------------------------------------------------------------------------
+    mutant(
+        GROUPS,
+        "a queue that joins a group begins where the group is",
+        _POSITIONS,
+        "lost not-drained",
+        (
+            "return max(min((self.by_queue.get(queue, 0) for queue in queues), default=0), log_start)",
+            "return max(max((self.by_queue.get(queue, 0) for queue in queues), default=0), log_start)",
+        ),
+    ),
+    mutant(
+        GROUPS,
+        "a member commits for queues that it does not serve, too",
+        _POSITIONS,
+        "lost not-drained",
+        (
+            "source: positions.after(serving.queues_in(source.topic), offset)",
+            "source: positions.after([*serving.queues_in(source.topic), *positions.by_queue], offset)",
+        ),
+        move_every_ms=500.0,
+        late_settings=0.5,
+    ),
+    mutant(
+        GROUPS,
+        "records that a queue has had are handed out again",
+        _POSITIONS,
+        "delivered-twice",
+        ("return offset < self.by_queue.get(queue, 0)", "return False"),
+        move_every_ms=400.0,
+        late_settings=0.5,
+        commit_failed=0.3,
+        consumer_pause=0.03,
+    ),
+)

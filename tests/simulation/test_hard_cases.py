@@ -1,0 +1,205 @@
+"""The hard cases, one by one: worlds in which little else goes wrong, so that each is met often.
+
+Each test runs some seeds with the faults that lead to its case, sees that the case was met, and that every world
+drained without a finding. mutants.py has the mistakes that each must not be.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from proof.history import Event
+from tests.simulation import swarm
+from tests.simulation.mutant import HARD_CASES
+from tests.simulation.world import Plan, World, inspect
+
+SEEDS = 25
+pytestmark = pytest.mark.timeout(300)
+
+
+def worlds(seeds: int = SEEDS, **faults: float) -> Iterator[World]:
+    """Worlds with these faults and no others, all of which came to a good end."""
+    for seed in range(seeds):
+        result, _, world = inspect(seed, Plan(faults=swarm.only(**faults)))
+        assert result.failed == "", f"seed {seed}"
+        yield world
+
+
+def summed(**faults: float) -> Counter[str]:
+    stats: Counter[str] = Counter()
+    for world in worlds(**faults):
+        stats.update(world.stats)
+    return stats
+
+
+def markers(world: World, kind: str) -> list[Event]:
+    return [event for event in world.history.events if event["op"] == "marker" and event["kind"] == kind]
+
+
+def test_identity_a_copy_is_a_new_record_so_offsets_are_never_used_twice() -> None:
+    """The late markers of a former holder are about the former record, whatever has become of its copies."""
+    late = copies = 0
+    for world in worlds(forgotten=0.4):
+        records = [event for event in world.history.events if event["op"] == "record"]
+        copies += sum("id" in event for event in records)
+        ended = {name for fact in markers(world, "REDELIVERED") for name in names(fact)}
+        late += sum(name in ended for ack in markers(world, "ACK") for name in names(ack))
+        assert len({(event["process"], event["offset"]) for event in records}) == len(records)
+
+    assert copies > 50
+    assert late > 20
+
+
+def names(marker: Event) -> list[str]:
+    return [f"{marker['source']}/{offset}" for offset in marker["offsets"]]
+
+
+def test_reopening_a_finished_record_that_is_read_again_stays_finished() -> None:
+    """Its ACQUIRE is ignored, so nothing is redelivered although the consumer that has it never acknowledges it."""
+    read_again = 0
+    for world in worlds(commit_unknown=0.5, offsets_lost_every_ms=800.0, forgotten=0.1):
+        for log in world.markers:
+            finished: set[str] = set()
+            for event in world.history.events:
+                if event["process"] == log.name and event["op"] == "marker" and "offsets" in event:
+                    if event["kind"] == "ACQUIRE":
+                        read_again += len(finished.intersection(names(event)))
+                    elif event["kind"] in ("ACK", "REDELIVERED", "DEAD_LETTERED"):
+                        finished.update(names(event))
+
+    assert read_again > 50
+
+
+def test_coalescing_what_is_acquired_and_ended_between_two_writes_leaves_no_row() -> None:
+    """Also when a row exists from before: the changelog is the plain fold, whenever its rows are written."""
+    stats = summed(late_read=0.5, tracker_crash=0.02, table_lost=1.0, marker_slow=0.1)
+
+    assert stats["restores"] > 100
+    assert stats["tracker_crashes"] > 20
+
+
+def test_lease_lost_a_holder_knows_no_later_than_the_tracker_that_its_lease_is_over() -> None:
+    """Judged by its own monotonic clock from before the ACQUIRE; the settings, and its wall clock, may change."""
+    lost = 0
+    for world in worlds(marker_slow=0.3, forgotten=0.3, settings_every_ms=300.0, wall_step_every_ms=100.0):
+        lost += sum(len(event.get("lost", ())) for event in world.history.events if event["op"] == "ack")
+
+    assert lost > 50
+
+
+def test_firing_what_is_on_its_way_is_not_sent_twice_and_what_failed_is_sent_again() -> None:
+    fired: Counter[str] = Counter()
+    for world in worlds(flush_aborted=0.2, flush_unknown=0.2, slow_commit=0.5, forgotten=0.4):
+        fired.update(event["type"] for event in world.history.events if event["op"] == "fire")
+
+    # Each invoke is one decision: more of them than facts, because transactions failed.
+    assert fired["unknown"] > 20
+    assert fired["invoke"] > fired["ok"] + fired["unknown"] > 100
+
+
+def test_sizes_a_copy_that_the_broker_refuses_becomes_a_dead_letter() -> None:
+    """By the size of the payload, or because the broker refuses what marq's headers make too large."""
+    refused = too_large = 0
+    for world in worlds(4 * SEEDS, large=0.8, forgotten=0.4):
+        refused += world.stats["copies_refused"]
+        too_large += sum(fact["causes"].count("TOO_LARGE") for fact in markers(world, "DEAD_LETTERED"))
+
+    assert refused > 5
+    assert too_large > refused
+
+
+def test_unknown_version_the_partition_stops_until_somebody_knows_it_and_garbage_is_put_aside() -> None:
+    stopped = quarantined = 0
+    for world in worlds(newer_marker=0.05, garbage_every_ms=300.0):
+        stopped += world.stats["unknown_versions"]
+        quarantined += sum(event["op"] == "quarantine" for event in world.history.events)
+
+    assert stopped > 10
+    assert quarantined > 50
+
+
+def test_retention_a_tracker_whose_position_is_gone_stops_and_never_resets_silently() -> None:
+    halted = harmless = 0
+    for world in worlds(markers_gone_every_ms=200.0, markers_needed=0.3, starved=0.01, consumer_crash=0.01):
+        halted += world.stats["position_lost"]
+        harmless += any(log.start for log in world.markers) and not world.halted
+        alarms = [event for event in world.history.events if event["op"] == "halt"]
+        assert {event["log"] for event in alarms} == {world.markers[number].name for number in world.halted}
+
+    assert halted > 3
+    assert harmless > 3
+
+
+def test_retention_unread_messages_that_are_gone_are_counted_and_said() -> None:
+    gone = 0
+    for world in worlds(unread_gone_every_ms=150.0, consumer_pause=0.03):
+        gone += world.stats["expired_unread"]
+        assert world.stats["lost"] == 0
+
+    assert gone > 5
+
+
+def test_old_local_state_a_table_that_may_have_missed_deletions_is_rebuilt() -> None:
+    """The changelog was compacted, or deleted and made anew, while another host owned the partition."""
+    stats = summed(
+        changelog_compacted_every_ms=100.0,
+        changelog_lost_every_ms=900.0,
+        tracker_rebalance_every_ms=500.0,
+        forgotten=0.3,
+    )
+
+    assert stats["old_tables"] > 20
+    assert stats["changelogs_made_anew"] > 20
+    assert stats["compacted"] > 500
+
+
+def test_settings_are_read_before_anything_fires_and_followed_as_they_change() -> None:
+    """Each decision rests on the version that its tracker has heard of, never on defaults."""
+    versions: set[int] = set()
+    for world in worlds(settings_every_ms=300.0, late_settings=0.5, forgotten=0.4, tracker_crash=0.01):
+        known: dict[str, int] = {}
+        for event in world.history.events:
+            if event["op"] == "settings" and "queues" not in event:
+                known[event["process"]] = event["version"]
+            elif event["op"] == "fire":
+                versions.add(known[event["process"]])
+
+    assert min(versions) == 1
+    assert max(versions) > 5
+
+
+def test_readers_consumers_read_copies_of_aborted_transactions_and_trackers_do_not() -> None:
+    """Such a copy is delivered: an explained duplicate, which ends like any other record."""
+    causes: Counter[int] = Counter()
+    for seed in range(SEEDS):
+        result, _, _ = inspect(seed, Plan(faults=swarm.only(flush_aborted=0.3, tracker_crash=0.01, forgotten=0.4)))
+        assert result.failed == "", f"seed {seed}"
+        causes.update(result.causes)
+
+    assert causes[6] > 10
+
+
+def test_groups_queues_join_leave_and_move_and_members_hear_of_it_late() -> None:
+    """Positions of each queue travel in the offsets' metadata: nothing is missed."""
+    stats = summed(move_every_ms=300.0, late_settings=0.5, late_news=0.3, rebalance_every_ms=700.0)
+
+    assert stats["served_anew"] > 100
+    assert stats["handed_out"] > 10 * SEEDS
+
+
+def test_holder_who_comes_back_after_its_lease_and_session_changes_nothing_any_more() -> None:
+    """Consumers and trackers that were paused, or suspended with their clocks, while others went on."""
+    stats = summed(consumer_pause=0.03, tracker_pause=0.02, suspended=0.5, tracker_rebalance_every_ms=700.0)
+
+    for what in ("consumer_pauses", "tracker_pauses", "suspensions", "fenced", "rebalances"):
+        assert stats[what] > SEEDS, what
+
+
+def test_each_hard_case_has_a_test_here() -> None:
+    tests = [name for name in globals() if name.startswith("test_")]
+    cases = [case.replace("LeaseLost", "lease_lost").replace(" ", "_") for case in HARD_CASES]
+
+    assert [case for case in cases if not any(name.startswith(f"test_{case}_") for name in tests)] == []
