@@ -6,6 +6,11 @@ from pathlib import Path
 _CAUSES = (
     ("No space left on device", "the disk of {directory} is full: make room there or choose another directory"),
     ("Failed to acquire lock", "another broker uses {directory}: stop that one or choose another directory"),
+    # What a broker reads while another one writes it.
+    (
+        "CorruptRecordException",
+        "its data are damaged, or another broker uses {directory}: stop that one or choose another directory",
+    ),
     ("Address already in use", "{address} is in use: stop what listens there or choose another address"),
     ("Cannot assign requested address", "{address} is no address of this machine: choose one that is"),
     ("Invalid maximum heap size", "the heap size is not one that Java takes: set MARQ_BROKER_HEAP to e.g. 512m"),

@@ -6,15 +6,21 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from broker.embedded import EmbeddedBroker
 from marq.core.names import Names
+
+# How quickly examples are made and tried is the machine's business.
+settings.register_profile("marq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("marq")
 
 
 @pytest.fixture(scope="session")
 def broker() -> Iterator[EmbeddedBroker]:
     """One real Kafka for all tests; a test that stops or kills it makes its own."""
-    with EmbeddedBroker() as embedded:
+    # Hundreds of tests leave their topics behind.
+    with EmbeddedBroker(heap="1g") as embedded:
         yield embedded
 
 

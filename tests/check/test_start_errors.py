@@ -7,7 +7,7 @@ import ssl
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
@@ -139,12 +139,19 @@ def tls_server(certificates: Certificates, host: str, *, wants_certificate: bool
         while True:
             try:
                 connection, _ = server.accept()
-                with connection:
-                    context.wrap_socket(connection, server_side=True).close()
-            except ssl.SSLError:
-                continue
             except OSError:
                 return
+            with (
+                context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False) as secured,
+                suppress(OSError),
+            ):
+                secured.settimeout(LIMIT_S)
+                with suppress(ssl.SSLError):
+                    secured.do_handshake()
+                # All that the client sends is read before the end: else a reset may overtake what was said to it.
+                socket.socket.shutdown(secured, socket.SHUT_WR)
+                while socket.socket.recv(secured, 4_096):
+                    pass
 
     with socket.create_server((host, 0)) as server:
         thread = threading.Thread(target=serve, args=[server])

@@ -71,6 +71,7 @@ async def test_what_can_not_be_decoded_becomes_a_dead_letter_and_does_not_distur
         running = asyncio.create_task(consumer.run(handle, concurrency=1))
         await asyncio.wait_for(done.wait(), LIMIT_S)
         await until(lambda: consumer._running.flow.held == 0)
+        await consumer.flush()
         await consumer.stop()
         await running
 

@@ -87,6 +87,7 @@ async def test_backoff_can_change_while_a_message_is_in_flight(new_worker: Make,
         before, after = await installation.send("q"), await installation.send("q")
         await installation.acquire(before, after, lease=LONG)
         await installation.release(before, delay_ms=BACKOFF)
+        await eventually(lambda: worker.queue("q"), lambda found: found.get("released") == 1)
 
         await queues.change("q", backoff=NO_WAIT)
         async with asyncio.timeout(SEEN_SECONDS):
