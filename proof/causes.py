@@ -47,17 +47,21 @@ def why_expired(
         return Why.KILLED
     troubled = trail.troubled or trail.unanswered or trail.slowest_ms * 4 > trail.lease_ms
     hindered = bool(suffered & _HINDRANCES or troubled or trail.hung)
-    if not any(each == holder for _, each in trail.deliveries):
-        if hindered or suffered & _INTERRUPTIONS:
-            return Why.TAKEN_BY_LATE_MARKER if trail.deliveries else Why.NOT_COMMITTED
-    elif hindered:
-        if trail.read_again:
-            return Why.NOT_COMMITTED
-        if trail.acked_at is None:
-            return Why.LEASE_ENDED
-        return Why.ACK_TOO_LATE if trail.acked_at > fact.offset else Why.ACK_BEHIND_COPY
+    in_hand = any(each == holder for _, each in trail.deliveries)
+    if hindered or (not in_hand and suffered & _INTERRUPTIONS):
+        return _cause(trail, fact, in_hand)
     clock = _suffered(processes, (fact.log, EVERYBODY), 0, until)
     return Why.CLOCK if "clock" in clock else None
+
+
+def _cause(trail: Trail, fact: Fact, in_hand: bool) -> Why:
+    if trail.read_again:
+        return Why.NOT_COMMITTED
+    if not in_hand:
+        return Why.TAKEN_BY_LATE_MARKER if trail.deliveries else Why.NOT_COMMITTED
+    if trail.acked_at is None:
+        return Why.LEASE_ENDED
+    return Why.ACK_TOO_LATE if trail.acked_at > fact.offset else Why.ACK_BEHIND_COPY
 
 
 def _suffered(processes: Mapping[str, Process], names: Sequence[str], since: int, until: int) -> set[str]:

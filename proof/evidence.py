@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
+from sys import intern
 from typing import Any
 
 from marq.core.backoff import Backoff
@@ -49,10 +50,12 @@ class Evidence:
     def take(self, event: Event) -> None:
         """Take the next event."""
         handle = _HANDLERS.get(event["op"])
-        if handle is None:
-            self.report.find("malformed", f"event {self.number}: unknown op {event['op']!r}", [self.number])
-        else:
+        try:
+            if handle is None:
+                raise ValueError(f"unknown op {event['op']!r}")
             handle(self, event)
+        except (KeyError, TypeError, ValueError) as error:
+            self.report.find("malformed", f"event {self.number}: {error!r}", [self.number])
         self.number += 1
 
     def befell(self, name: str) -> set[str]:
@@ -77,7 +80,7 @@ class Evidence:
     def _write(self, event: Event) -> None:
         """A client writes markers: ACQUIRE, an outcome, RENEW, or commits."""
         type_, bit = event["type"], BITS.get(event["op"], 0)
-        holder, number = event["holder"], self.number
+        holder, number = intern(event["holder"]), self.number
         self.process_of.setdefault(holder, event["process"])
         lost = set(event.get("lost", ()))
         took_ms = event.get("took_ms", 0)
@@ -89,20 +92,21 @@ class Evidence:
             if type_ == "invoke":
                 trail.said |= bit
                 if bit == ACQUIRE:
-                    trail.acquires.append((number, holder))
+                    trail.acquires += ((number, holder),)
             elif type_ != "ok":
                 trail.troubled += 1
             else:
                 trail.confirmed |= bit
                 if bit == ACK and offset not in lost:
-                    trail.settled_by.append(holder)
+                    trail.settled_by += (holder,)
 
     def _deliver(self, event: Event) -> None:
         trail = self._trail(event["record"])
         trail.events.append(self.number)
-        trail.deliveries.append((self.number, event["holder"]))
-        trail.groups.add(event["group"])
-        trail.contents.append((self.number, event["content"]))
+        trail.deliveries += ((self.number, intern(event["holder"])),)
+        if event["group"] not in trail.groups:
+            trail.groups += (intern(event["group"]),)
+        trail.say_content(self.number, event["content"])
         self.process_of.setdefault(event["holder"], event["process"])
         self.report.delivered += 1
 
@@ -155,7 +159,7 @@ class Evidence:
         )  # fmt: skip
         trail = self._trail(f"{event['source']}/{event['offset']}")
         trail.events.append(self.number)
-        trail.decisions.append(decision)
+        trail.decisions += (decision,)
 
     def _halt(self, event: Event) -> None:
         self.log(event["log"]).halted = event["reason"]
@@ -167,7 +171,7 @@ class Evidence:
         trail = self._trail(key)
         trail.events.append(self.number)
         trail.id = event.get("id", key)
-        trail.queue, trail.content, trail.size = event["queue"], event["content"], event["size"]
+        trail.queue, trail.content, trail.size = intern(event["queue"]), event["content"], event["size"]
         trail.attempt = event.get("attempt", 1)
         trail.error = event.get("error", "")
         trail.time_ms = event["time_ms"]
@@ -179,8 +183,8 @@ class Evidence:
             return
         trail = self._trail(event["origin"])
         trail.events.append(self.number)
-        trail.deaths.append(event)
-        trail.contents.append((self.number, event["content"]))
+        trail.deaths += (event,)
+        trail.say_content(self.number, event["content"])
 
     def _quarantine(self, event: Event) -> None:
         if event["type"] == "ok":
@@ -221,8 +225,8 @@ class Evidence:
             trail.written |= bit
             trail.log = log.name
             if bit == ACQUIRE:
-                trail.acquired_at.append(event["offset"])
-                trail.contents.append((number, event["contents"][index]))
+                trail.acquired_at += (event["offset"],)
+                trail.say_content(number, event["contents"][index])
                 trail.lease_ms = event["lease_ms"]
                 if not trail.id or trail.attempt != event["attempts"][index]:
                     self._attempts_of(trail, event["attempts"][index])
@@ -233,15 +237,15 @@ class Evidence:
 
     def _attempts_of(self, trail: Trail, attempt: int) -> None:
         """Compared at the end, when the record is known in any case."""
-        trail.contents.append((self.number, f"attempt {attempt}"))
+        trail.contents += ((self.number, f"attempt {attempt}"),)
 
     def _note_fact(self, log: MarkersLog, event: Event, index: int, trail: Trail) -> None:
         before = log.open.get(trail.key)
-        trail.facts.append(
+        trail.facts += (
             Fact(
                 event["kind"], event["attempts"][index], event["causes"][index], event["holder"],
                 log.name, event["offset"], before or last_standing(trail), self.number,
-            )
+            ),
         )  # fmt: skip
 
 

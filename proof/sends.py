@@ -16,13 +16,13 @@ Event = dict[str, Any]
 class Send:
     """One call of send; until its end is known, nobody knows."""
 
-    __slots__ = ("content", "message", "number", "outcome", "queue", "record")
+    __slots__ = ("content", "message", "numbers", "outcome", "queue", "record")
 
     def __init__(self, message: str, queue: str, content: str, number: int) -> None:
         self.message = message
         self.queue = queue
         self.content = content
-        self.number = number
+        self.numbers = [number]
         self.outcome = "unknown"
         self.record = ""
 
@@ -42,6 +42,7 @@ class Sends:
             self._open[place] = call
             return
         call = self._open.pop(place)
+        call.numbers.append(number)
         call.outcome = event["type"]
         call.record = event.get("record", "")
 
@@ -64,7 +65,7 @@ class Sends:
         for record, call in told.items():
             if not trails[record].id if record in trails else True:
                 report.lost += 1
-                report.find("lost", f"{call.message}: its record {record} is not there", [call.number])
+                report.find("lost", f"{call.message}: its record {record} is not there", call.numbers)
         # Each is a message of its own; to its user the second is a double.
         if again := sum(count - 1 for count in records.values()):
             report.causes[int(Why.SENT_AGAIN)] += again
@@ -86,6 +87,6 @@ class Sends:
             call = candidates.pop()
         elif (call.queue, call.content) != (trail.queue, trail.content):
             text = f"{trail.key}: {trail.queue} {trail.content}, sent was {call.queue} {call.content}"
-            report.find("fidelity", text, [call.number, *trail.events])
-        trail.events.append(call.number)
+            report.find("fidelity", text, [*call.numbers, *trail.events])
+        trail.events += call.numbers
         records[call.message] += 1

@@ -45,7 +45,10 @@ class Decision(NamedTuple):
 
 
 class Trail:
-    """One record: what it is, who had it, and what the markers say of it."""
+    """One record: what it is, who had it, and what the markers say of it.
+
+    There may be millions, so what is mostly short is a tuple, and all empty ones are one.
+    """
 
     __slots__ = (
         "acked_at",
@@ -93,16 +96,16 @@ class Trail:
         self.committed = False
         #: The numbers of all events that speak of it.
         self.events: list[int] = []
-        #: What was said of its content elsewhere, with the event's number.
-        self.contents: list[tuple[int, str]] = []
-        #: Event and holder of each ACQUIRE that was sent, and of each time it was handed out.
-        self.acquires: list[tuple[int, str]] = []
-        self.deliveries: list[tuple[int, str]] = []
-        self.groups: set[str] = set()
+        #: What was said of its content elsewhere, unless it is known to be the same, with the event's number.
+        self.contents: tuple[tuple[int, str], ...] = ()
+        #: Event and holder of each ACQUIRE that was sent, and of each time it was handed out; and by which groups.
+        self.acquires: tuple[tuple[int, str], ...] = ()
+        self.deliveries: tuple[tuple[int, str], ...] = ()
+        self.groups: tuple[str, ...] = ()
         #: Bits: what a client asked for, was told to be durable, and what stands in the log.
         self.said = self.confirmed = self.written = 0
         #: Holders that were told that their ack is durable, and nothing of a lost lease.
-        self.settled_by: list[str] = []
+        self.settled_by: tuple[str, ...] = ()
         #: Writes that failed, or of which nobody knows; that were never answered; and how long the slowest took.
         self.troubled = self.unanswered = 0
         self.slowest_ms = 0
@@ -112,12 +115,17 @@ class Trail:
         self.lease_ms = 0
         self.changes: list[tuple[int, Standing | None]] = []
         self.acked_at: int | None = None
-        self.facts: list[Fact] = []
+        self.facts: tuple[Fact, ...] = ()
         #: Where its ACQUIREs stand; and whether one came after the tracker had decided.
-        self.acquired_at: list[int] = []
+        self.acquired_at: tuple[int, ...] = ()
         self.read_again = False
-        self.decisions: list[Decision] = []
-        self.deaths: list[Event] = []
+        self.decisions: tuple[Decision, ...] = ()
+        self.deaths: tuple[Event, ...] = ()
+
+    def say_content(self, number: int, content: str) -> None:
+        """Note what somebody says of its content."""
+        if content != self.content or not self.id:
+            self.contents += ((number, content),)
 
     @property
     def source(self) -> str:
