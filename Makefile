@@ -12,6 +12,8 @@ PYTHON := $(shell for python in python3 python3.14 python3.13 python3.12 python3
 endif
 RUN := .venv/bin/python
 SEEDS ?= 10000
+START ?= 0
+MUTANT_SEEDS ?= 1000
 export PYTHONPATH := .
 export PYTHONUNBUFFERED := 1
 
@@ -45,11 +47,11 @@ broker: setup ## Kafka in the foreground, on MARQ_BOOTSTRAP_SERVERS or 127.0.0.1
 bench: setup ## the benchmarks
 	@$(RUN) -m bench
 
-simulate: packages ## the seeded simulation: make simulate SEEDS=10000
-	@$(RUN) -m tests.simulation $(SEEDS)
+simulate: packages ## the seeded simulation: make simulate SEEDS=10000 START=0
+	@$(RUN) -m tests.simulation $(SEEDS) --start $(START)
 
 mutants: packages ## the simulation against broken cores, all of which it must find
-	@$(RUN) -m tests.simulation.mutants
+	@$(RUN) -m tests.simulation.mutants --seeds $(MUTANT_SEEDS)
 
 clean: ## remove .venv, the broker's data and all caches of this checkout
 	rm -rf .venv .marq .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist *.egg-info

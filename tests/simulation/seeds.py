@@ -72,13 +72,13 @@ def run(
     progress: Callable[[Summary], None] | None = None,
 ) -> Summary:
     """Simulate ``count`` seeds from ``start`` on; ``progress`` is told from time to time how far it is."""
-    plan, summary = plan or Plan(), Summary()
+    plan, summary, tell = plan or Plan(), Summary(), _Progress(progress)
     chunks = (range(first, min(first + CHUNK, start + count)) for first in range(start, start + count, CHUNK))
     if count <= CHUNK or cores == 1:
         for chunk in chunks:
             summary.add(_run_chunk(chunk, plan))
+            tell(summary)
         return summary
-    told_at = time.monotonic()
     with processes(cores) as pool:
         running: set[Future[Summary]] = set()
         for chunk in chunks:
@@ -86,12 +86,23 @@ def run(
             # A few chunks ahead: a million of them would fill the memory.
             if len(running) >= 2 * (cores or os.cpu_count() or 1):
                 running = _collect(running, summary)
-            if progress is not None and time.monotonic() - told_at > PROGRESS_SECONDS:
-                told_at = time.monotonic()
-                progress(summary)
+            tell(summary)
         while running:
             running = _collect(running, summary)
     return summary
+
+
+class _Progress:
+    """Calls back now and then."""
+
+    def __init__(self, call: Callable[[Summary], None] | None) -> None:
+        self._call = call
+        self._told_at = time.monotonic()
+
+    def __call__(self, summary: Summary) -> None:
+        if self._call is not None and time.monotonic() - self._told_at > PROGRESS_SECONDS:
+            self._told_at = time.monotonic()
+            self._call(summary)
 
 
 def _collect(running: set[Future[Summary]], summary: Summary) -> set[Future[Summary]]:
