@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from marq.core import leases
+from marq.core import leases, rows
 from marq.core.backoff import Backoff
 from marq.core.leases import Fire, LeaseBook
 from marq.core.markers import (
@@ -32,8 +32,8 @@ from proof.fold import Ending, Fold, ending
 from proof.history import marker, name_of
 from tests.simulation.oracle import difference, table_difference
 
-SETTINGS = QueueSettings(max_attempts=2, backoff=Backoff(10, 2.0, 100))
-_MAX_STALE_HINTS = leases.MAX_STALE_HINTS
+BACKOFF_RULE = Backoff(10, 2.0, 100)
+_MAX_STALE_HINTS, _MAX_FIRING = leases.MAX_STALE_HINTS, leases.MAX_FIRING
 
 _sources = st.sampled_from([Source("marq.messages", 0), Source("marq.messages", 1)])
 _holders = st.sampled_from([1, 2])
@@ -43,29 +43,29 @@ _delays = st.sampled_from([BACKOFF, 0, 5, 50])
 _queues = {True: "even", False: "odd"}
 
 
-def setting(queue: str) -> QueueSettings:
-    return SETTINGS
-
-
 class LeaseMachine(RuleBasedStateMachine):
     """The book folds what the codec made of each batch, the plain fold the batch itself."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.book = LeaseBook(setting)
-        self.plain = Fold(lambda queue: [SETTINGS.backoff])
-        self.namer = Tracker(setting, 9)
+        self.settings = QueueSettings(max_attempts=2, backoff=BACKOFF_RULE)
+        self.book = LeaseBook(self.setting)
+        self.plain = Fold(lambda queue: [BACKOFF_RULE])
+        self.namer = Tracker(self.setting, 9)
         self.table: dict[bytes, bytes] = {}
-        self.time_ms = 1_000
+        self.time_ms = self.monotonic_ms = 100_000
         self.offset = -1
         self.fired: list[Fire] = []
 
-    @initialize(hints=st.sampled_from([0, 3, _MAX_STALE_HINTS]))
-    def limit(self, hints: int) -> None:
-        leases.MAX_STALE_HINTS = hints
+    def setting(self, queue: str) -> QueueSettings:
+        return self.settings
+
+    @initialize(hints=st.sampled_from([0, 3, _MAX_STALE_HINTS]), firing=st.sampled_from([1, 3, _MAX_FIRING]))
+    def limit(self, hints: int, firing: int) -> None:
+        leases.MAX_STALE_HINTS, leases.MAX_FIRING = hints, firing
 
     def teardown(self) -> None:
-        leases.MAX_STALE_HINTS = _MAX_STALE_HINTS
+        leases.MAX_STALE_HINTS, leases.MAX_FIRING = _MAX_STALE_HINTS, _MAX_FIRING
 
     def fold(self, batch: Batch) -> None:
         # Offsets of a log have gaps: control records of transactions.
@@ -85,7 +85,8 @@ class LeaseMachine(RuleBasedStateMachine):
         own = self.own(offsets, even)
         if own:
             attempts = data.draw(st.lists(st.integers(1, 3), min_size=len(own), max_size=len(own)))
-            payloads = [Payload(0, attempt, None, (), b"%d" % attempt) for attempt in attempts]
+            each = zip(own, attempts, strict=True)
+            payloads = [Payload(0, attempt, None, (), b"%d" % offset) for offset, attempt in each]
             self.fold(Acquire(_queues[even], holder, source, own, 100, max(0, own[0] - back), payloads))
 
     @rule(source=_sources, holder=_holders, offsets=_offsets, even=st.booleans(), kind=st.sampled_from([Ack, Renew]))
@@ -113,28 +114,58 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule(step_ms=st.integers(-20, 60))
     def pass_time(self, step_ms: int) -> None:
         self.time_ms += step_ms
+        self.monotonic_ms += max(0, step_ms)
+
+    @rule(jump_ms=st.sampled_from([-20_000, -5_001, 5_000, 5_001, 20_000]))
+    def set_the_brokers_clock(self, jump_ms: int) -> None:
+        self.time_ms += jump_ms
+
+    @rule(max_attempts=st.integers(1, 3))
+    def change_the_limit(self, max_attempts: int) -> None:
+        self.settings = QueueSettings(max_attempts=max_attempts, backoff=BACKOFF_RULE)
+
+    @rule()
+    def append_garbage(self) -> None:
+        self.offset += 1
+        self.book.skip(self.time_ms, self.offset)
+        self.plain.fold(marker("marq.markers/0", self.offset, self.time_ms, None, b"???"))
+
+    @rule()
+    def append_a_control_record(self) -> None:
+        self.offset += 1
+        self.book.passed(self.offset + 1)
+        self.plain.applied = self.offset
+
+    @rule(monotonic_ms=st.integers(0, 10**6))
+    def tick_of_another(self, monotonic_ms: int) -> None:
+        self.fold(Tick(10, monotonic_ms))
 
     @rule()
     def tick_and_fire(self) -> None:
-        self.fold(Tick(9, max(0, self.time_ms)))
+        self.fold(Tick(9, self.monotonic_ms))
         on_its_way = {name_of(fire.source, fire.offset) for fire in self.fired}
         due = {
-            key: ending(standing, SETTINGS.max_attempts)
+            key: ending(standing, self.settings.max_attempts)
             for key, standing in self.plain.open.items()
             if standing.due_ms <= self.plain.now_ms and key not in on_its_way
         }
 
         fires = self.book.due(self.book.clock.now_ms)
 
-        assert {
+        found = {
             name_of(each.source, each.offset): Ending(each.fact_kind.name, each.attempt, each.cause.name)
             for each in fires
-        } == due
+        }
+        assert found.items() <= due.items()
+        assert len(fires) == len(found) == min(len(due), max(0, leases.MAX_FIRING - len(self.fired)))
+        assert [each.lease.due_ms for each in fires] == sorted(self.plain.open[key].due_ms for key in due)[: len(fires)]
         self.fired += fires
 
-    @rule(committed=st.booleans())
-    def end_transaction(self, committed: bool) -> None:
-        fires, self.fired = self.fired, []
+    @rule(committed=st.booleans(), share=st.integers(0, 3))
+    def end_transaction(self, committed: bool, share: int) -> None:
+        """Of what is on its way, or of a part: copies go out in several transactions."""
+        count = len(self.fired) if share == 0 else min(share, len(self.fired))
+        fires, self.fired = self.fired[:count], self.fired[count:]
         if committed:
             for fact in self.namer.facts(fires):
                 self.fold(fact)
@@ -155,7 +186,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule()
     def write_and_restart(self) -> None:
         self.write()
-        self.book = LeaseBook(setting)
+        self.book = LeaseBook(self.setting)
         self.book.restore(self.table.items())
         self.fired = []
 
@@ -167,6 +198,14 @@ class LeaseMachine(RuleBasedStateMachine):
     @invariant()
     def is_the_plain_fold(self) -> None:
         assert difference(self.plain, self.book) == ""
+
+    @invariant()
+    def keeps_the_payload_of_each_open_message(self) -> None:
+        for source, offset, _ in self.book.open_leases():
+            payload = self.book.fresh_payload(source, offset) or rows.decode_payload(
+                self.table[rows.row_key(source, offset)]
+            )
+            assert payload.value == b"%d" % offset
 
     @invariant()
     def knows_when_the_next_is_due(self) -> None:
