@@ -51,6 +51,7 @@ simulate: packages ## the seeded simulation: make simulate SEEDS=10000 START=0
 	@$(RUN) -m tests.simulation $(SEEDS) --start $(START)
 
 mutants: packages ## the simulation against broken cores, all of which it must find
+	@$(RUN) -m tests.simulation.mutants --blind --seeds $(MUTANT_SEEDS)
 	@$(RUN) -m tests.simulation.mutants --seeds $(MUTANT_SEEDS)
 
 clean: ## remove .venv, the broker's data and all caches of this checkout

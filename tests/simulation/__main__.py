@@ -41,7 +41,9 @@ def main() -> int:
 
     def progress(summary: seeds.Summary) -> None:
         speed = summary.seeds / (time.monotonic() - began)
-        print(f"{summary.seeds} of {given.seeds} seeds, {summary.failures} failed, {speed:.0f} a second", flush=True)
+        failed = f" ({', '.join(str(result.seed) for result in summary.failed)})" if summary.failed else ""
+        done = f"{summary.seeds} of {given.seeds} seeds, {summary.failures} failed{failed}, {speed:.0f} a second"
+        print(done, flush=True)
 
     summary = seeds.run(given.start, given.seeds, plan, cores=given.processes, progress=progress)
     for number, result in enumerate(summary.failed):

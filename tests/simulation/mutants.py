@@ -3,6 +3,9 @@
 ``python -m tests.simulation.mutants [--seeds N]`` changes some texts of modules in memory, simulates until a seed
 fails, and says which check killed it; the last line is one JSON object. A simulator that kills no mutant proves
 nothing. Each mutant names the checks that may kill it, so that one which merely crashes is not taken for found.
+
+With ``--blind`` nothing is looked at but the histories, as in a run on a real broker: what is killed then, the checker
+would find there, too.
 """
 
 from __future__ import annotations
@@ -77,7 +80,7 @@ class Verdict(NamedTuple):
     expected: bool
 
 
-def judge(mutant: Mutant, seeds: int) -> Verdict:
+def judge(mutant: Mutant, seeds: int, blind: bool = False) -> Verdict:
     """Simulate a mutant until a seed fails; to be called in a process of its own, for it replaces modules."""
     kept = (__name__, "tests.simulation", "tests.simulation.mutant")
     for name in [name for name in sys.modules if name.startswith(_RELOADED) and name not in kept]:
@@ -99,20 +102,23 @@ def judge(mutant: Mutant, seeds: int) -> Verdict:
         return Verdict(mutant.name, "", -1, f"it can't be made: {error}", False)
     finally:
         sys.meta_path.remove(finder)
-    plan = world.Plan(faults=swarm.only(**mutant.faults)) if mutant.faults else None
+    plan = world.Plan(faults=swarm.only(**mutant.faults) if mutant.faults else None, blind=blind)
     for seed in range(seeds):
         result = world.simulate(seed, plan)
         if result.failed:
-            return Verdict(mutant.name, result.check, seed, result.failed, result.check in mutant.killed_by)
+            expected = blind or result.check in mutant.killed_by
+            return Verdict(mutant.name, result.check, seed, result.failed, expected)
     return Verdict(mutant.name, "", -1, "", False)
 
 
-def judge_all(seeds: int, mutants: Sequence[Mutant] = MUTANTS, cores: int | None = None) -> list[Verdict]:
+def judge_all(
+    seeds: int, mutants: Sequence[Mutant] = MUTANTS, cores: int | None = None, *, blind: bool = False
+) -> list[Verdict]:
     """Judge all mutants, on all cores."""
     from tests.simulation.seeds import processes
 
     with processes(cores) as pool:
-        return list(pool.map(judge, mutants, [seeds] * len(mutants)))
+        return list(pool.map(judge, mutants, [seeds] * len(mutants), [blind] * len(mutants)))
 
 
 def main() -> int:
@@ -120,10 +126,11 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how many seeds a mutant may survive")
     parser.add_argument("--only", default="", metavar="TEXT", help="those with this in their names")
     parser.add_argument("--processes", type=int, help="how many at a time (default: as many as cores)")
+    parser.add_argument("--blind", action="store_true", help="look at nothing but the histories; any check may kill")
     given = parser.parse_args()
     began = time.monotonic()
-    chosen = [mutant for mutant in MUTANTS if given.only in mutant.name]
-    verdicts = judge_all(given.seeds, chosen, given.processes)
+    chosen = [mutant for mutant in MUTANTS if given.only in mutant.name and not (given.blind and mutant.inside)]
+    verdicts = judge_all(given.seeds, chosen, given.processes, blind=given.blind)
     for mutant, verdict in zip(chosen, verdicts, strict=True):
         how = f"killed by {verdict.check} at seed {verdict.seed}" if verdict.check else f"SURVIVED {verdict.text}"
         unexpected = "" if verdict.expected or not verdict.check else f" (NOT ITS CHECK: {verdict.text[:200]})"

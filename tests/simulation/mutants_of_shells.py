@@ -15,6 +15,7 @@ from tests.simulation.mutant import (
     SETTINGS,
     SIZES,
     TICK_FIRST,
+    TIME,
     UNKNOWN_VERSION,
     Mutant,
     mutant,
@@ -212,6 +213,24 @@ SHELL_MUTANTS = (
         ("and result is Sent.OK and now_ms < held.lost_at_ms:", "and result is Sent.OK:"),
         marker_slow=0.9,
     ),
+    # --- what a client is told ----------------------------------------------------------------------------------------
+    mutant(
+        TIME,
+        "leases are not renewed",
+        _OUTCOMES,
+        "unexplained",
+        (
+            "            self.write(batch, written, faults.marker_failed, faults.marker_unknown)\n        consumer",
+            "        consumer",
+        ),
+    ),
+    mutant(
+        MARKER_FIRST,
+        "an outcome that was not written is confirmed",
+        _OUTCOMES,
+        "not-durable",
+        ("over, Sent.FAILED)", "over, Sent.OK)"),
+    ),
     # --- sizes --------------------------------------------------------------------------------------------------------
     mutant(
         SIZES,
@@ -283,6 +302,9 @@ SHELL_MUTANTS = (
             "            self.discard()\n            self.changelog = changelog\n",
             "            self.changelog = changelog\n",
         ),
+        changelog_lost_every_ms=600.0,
+        tracker_rebalance_every_ms=500.0,
+        forgotten=0.3,
     ),
     mutant(
         OLD_STATE,

@@ -93,15 +93,17 @@ def run(
 
 
 class _Progress:
-    """Calls back now and then."""
+    """Calls back now and then, and when a seed has failed."""
 
     def __init__(self, call: Callable[[Summary], None] | None) -> None:
         self._call = call
         self._told_at = time.monotonic()
+        self._failures = 0
 
     def __call__(self, summary: Summary) -> None:
-        if self._call is not None and time.monotonic() - self._told_at > PROGRESS_SECONDS:
-            self._told_at = time.monotonic()
+        due = time.monotonic() - self._told_at > PROGRESS_SECONDS
+        if self._call is not None and (due or summary.failures > self._failures):
+            self._told_at, self._failures = time.monotonic(), summary.failures
             self._call(summary)
 
 

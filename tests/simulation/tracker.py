@@ -117,7 +117,7 @@ class Owner(Actor):
         self.tracker.book.restore(self.table.rows.items())
         applied = self.tracker.book.applied
         self.plain = self.world.plain_fold(self.partition, applied)
-        if wrong := table_difference(self.plain, self.table.rows):
+        if not self.world.blind and (wrong := table_difference(self.plain, self.table.rows)):
             raise Violation("table-differs", f"partition {self.partition}: {wrong}")
         self.world.stats["restores"] += 1
         self.position = applied + 1
@@ -254,7 +254,7 @@ class Owner(Actor):
             self.fenced()
 
     def check_book(self) -> None:
-        if wrong := difference(self.plain, self.tracker.book):
+        if not self.world.blind and (wrong := difference(self.plain, self.tracker.book)):
             raise Violation("book-differs", f"partition {self.partition}: {wrong}")
 
     # --- what becomes of a write --------------------------------------------------------------------------------------
