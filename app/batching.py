@@ -13,7 +13,8 @@ What of Faust's private interface this relies on is listed in app/faust_api.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Any, cast
@@ -29,6 +30,8 @@ from agents.fetched import Fetched
 
 #: Longest wait for records in one poll; a stop or rebalance waits for it.
 _POLL_SECONDS = 1.0
+#: No partition: a poll of it fetches nothing and still counts as one.
+_NOTHING = TP("marq", -1)
 
 
 class BatchThread(driver.AIOKafkaConsumerThread):
@@ -123,8 +126,16 @@ def _aiokafka(tp: TP) -> aiokafka.TopicPartition:
 class BatchConsumer(driver.Consumer):
     """Delivers one event per fetched batch of a partition."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._resumed = asyncio.Event()
+        super().__init__(*args, **kwargs)
+
     def _new_consumer_thread(self) -> BatchThread:
         return BatchThread(self, loop=self.loop, beacon=self.beacon)
+
+    def resume_partitions(self, tps: Iterable[TP]) -> None:
+        super().resume_partitions(tps)
+        self._resumed.set()
 
     def _new_offset(self, tp: TP) -> int | None:
         # Batches of a partition are acknowledged in order, so the last one's end is what may be committed.
@@ -160,6 +171,18 @@ class BatchConsumer(driver.Consumer):
         except asyncio.CancelledError:
             if not self.app.should_stop:
                 raise
+
+    async def _wait_next_records(self, timeout: float) -> tuple[Any, set[TP] | None]:
+        if not self.flow_active or self._get_active_partitions():
+            return await super()._wait_next_records(timeout)
+        # Nothing is assigned, or all of it is paused. Faust would sleep for a second, and a consumer that polls nothing
+        # for long (broker_max_poll_interval) leaves the group, and never comes back.
+        self._resumed.clear()
+        await self.thread.getmany({_NOTHING}, 0)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._resumed.wait()
+        return {}, set()
 
     async def _seek_back(self) -> None:
         # What was fetched is dropped while the flow is stopped: go back, or it would be passed over.

@@ -61,6 +61,8 @@ RELIANCES = (
     Reliance(_CONSUMER, "_new_offset", "(self, tp)", "says what to commit: the end of the last acknowledged batch"),
     Reliance(_CONSUMER, "_drain_messages", "async (self, fetcher)", "the reading loop, replaced"),
     Reliance(_CONSUMER, "_wait_next_records", "async (self, timeout)", "one fetch: (records, active partitions)"),
+    Reliance(_CONSUMER, "_get_active_partitions", "(self)", "empty: nothing is assigned, or all is paused"),
+    Reliance(_THREAD, "getmany", "async (self, active_partitions, timeout)", "a poll, which keeps us in the group"),
     Reliance(_CONSUMER, "wait_first", "async (self, *coros, timeout=None)", "a delivery ends when the flow stops"),
     Reliance(_CONSUMER, "perform_seek", "async (self)", "back to the committed offsets"),
     Reliance(_CONSUMER, "seek_wait", "async (self, partitions)", "to the applied offset, after recovery"),

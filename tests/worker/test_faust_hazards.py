@@ -343,6 +343,23 @@ async def test_control_records_are_read_with_what_follows_them_whenever_somebody
     assert (batch.start, batch.end) == (100, 104)
 
 
+async def test_a_worker_without_partitions_stays_in_the_group(new_worker: Make, broker: EmbeddedBroker) -> None:
+    """Stock Faust polls nothing then, and aiokafka leaves the group after a time: nobody is there for a takeover."""
+    poll_seconds = 7
+    # One of Faust's own variables: its default is 1000.
+    owner = await new_worker(environment={"BROKER_MAX_POLL_INTERVAL": str(poll_seconds)}).start().ready()
+    for number in (1, 2):
+        new_worker(like=owner, MARQ_WEB_PORT=str(owner.web_port + number)).start()
+    async with admin(broker.bootstrap_servers) as client:
+
+        async def members() -> int:
+            [response] = await client.describe_consumer_groups([owner.names.app_id])
+            return len(response.groups[0][5])
+
+        await eventually(members, lambda count: count == 3)
+        await throughout(poll_seconds * 2, members, lambda count: count == 3)
+
+
 async def test_a_batch_that_was_fetched_while_its_partition_is_paused_is_delivered_all_the_same() -> None:
     """Stock Faust drops it, and reads on after it."""
     paused, gone, changelog = TP("messages", 0), TP("messages", 1), TP("changelog", 0)
