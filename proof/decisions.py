@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from proof.findings import Report
-from proof.fold import DEAD_LETTERED, LEASED, Standing, ending
+from proof.fold import DEAD_LETTERED, LEASED, REJECTED, RELEASED, Standing, ending
 from proof.trail import Decision, Fact, MarkersLog, Trail
 
 #: What a copy may not be larger than: the topic's limit without the room that marq's headers need.
@@ -38,18 +38,24 @@ def judge_decision(report: Report, trail: Trail, fire: Decision, log: MarkersLog
 def decided_on(trail: Trail, fact: Fact, log: MarkersLog) -> tuple[Standing, int] | None:
     """Return how a message stood when a tracker found it due, and the offset before which that must have been.
 
-    Later markers may stand before the fact in the log.
+    Later markers, also later TICKs, may stand before the fact in the log: of all moments at which it was due, the last
+    one that fits the fact's cause.
     """
     ticks = log.ticks.get(fact.holder)
     until = fact.offset
+    found: list[tuple[Standing, int]] = []
     for offset, standing in reversed(trail.changes):
         if offset >= fact.offset or ticks is None:
             continue
         seen = ticks.before(until)
         if standing is not None and seen is not None and standing.due_ms <= seen[1]:
-            return standing, until
+            found.append((standing, until))
         until = offset
-    return None
+    fitting = [each for each in found if fact.cause in (_CAUSES[each[0].state], "TOO_LARGE")]
+    return next(iter(fitting + found), None)
+
+
+_CAUSES = {LEASED: "EXPIRED", RELEASED: "RELEASED", REJECTED: "REJECTED"}
 
 
 def judge_fact(report: Report, trail: Trail, fact: Fact, log: MarkersLog, limits: Collection[int]) -> None:

@@ -542,6 +542,24 @@ def test_without_the_trackers_own_events_the_log_alone_shows_what_is_wrong() -> 
             assert broken in report.violations, change.__name__
 
 
+def test_a_release_that_comes_while_the_copy_is_on_its_way_changes_nothing() -> None:
+    """The simulation's seed 110785: the tracker's next TICK stands behind the release and before the fact, too."""
+
+    def told(story: Story) -> None:
+        story.send(0)
+        story.take("first", FIRST, 0, 0)
+        story.history.add("first", "ok", "hang", record=f"{LOG}/0")
+        story.tick(LEASE_MS + 100)
+        story.release("first", FIRST, 0, "", counted=False)
+        story.tick()
+        story.fire(0, Kind.REDELIVERED, 2, Cause.EXPIRED, decided=False)
+        story.copy(1, 0, 2)
+        story.take("second", SECOND, 1, 0, 2)
+        story.ack("second", SECOND, 1)
+
+    assert [str(finding) for finding in judged(told).findings] == []
+
+
 def test_a_tracker_is_judged_by_the_settings_that_it_has_heard_of() -> None:
     """Version 2 allows 5 attempts; the tracker that makes a dead letter after 3 knows only version 1, which is fine."""
 
