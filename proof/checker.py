@@ -104,7 +104,7 @@ class _Verdict:
         self._judge_outcomes(trail)
         for decision in trail.decisions:
             limits = self._limits_of(trail, decision.version)
-            judge_decision(report, trail, decision, evidence.logs[decision.log], limits)
+            judge_decision(report, trail, decision, evidence.log(decision.log), limits)
         if trail.facts:
             self._judge_fact(trail, trail.facts[0])
         for fact in trail.facts[1:]:
@@ -130,7 +130,8 @@ class _Verdict:
 
     def _judge_outcomes(self, trail: Trail) -> None:
         """What clients asked for, what they were told, and what the log holds."""
-        if unsaid := trail.written & ~trail.said:
+        expected = self._evidence.told | ACK | RELEASE | REJECT
+        if unsaid := trail.written & ~trail.said & expected:
             self._find("from-nowhere", f"{trail.key}: {_names(unsaid)} that nobody asked for", trail.events)
         if trail.said & ACK and not trail.deliveries:
             self._find("from-nowhere", f"{trail.key}: an ack of what was never handed out", trail.events)

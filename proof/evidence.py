@@ -16,7 +16,7 @@ from proof.causes import EVERYBODY
 from proof.findings import Report
 from proof.history import UNREADABLE
 from proof.sends import Sends
-from proof.trail import ACK, ACQUIRE, BITS, Decision, Event, Fact, MarkersLog, Process, Trail, last_standing
+from proof.trail import ACK, ACQUIRE, BITS, RELEASE, Decision, Event, Fact, MarkersLog, Process, Trail, last_standing
 
 _FAULTS = ("kill", "pause", "cut", "stop", "revoke", "clock", "step", "offsets")
 
@@ -43,6 +43,8 @@ class Evidence:
         #: How often somebody took over a markers log.
         self.owners: Counter[str] = Counter()
         self.number = 0
+        #: What clients tell of at all, as bits: a library may acquire and renew without a word.
+        self.told = 0
         self._version_of: dict[str, int] = {}
         self._fenced_at: dict[tuple[str, str], int] = {}
         self._backoffs: dict[str, list[Backoff]] = {}
@@ -82,6 +84,7 @@ class Evidence:
         type_, bit = event["type"], BITS.get(event["op"], 0)
         holder, number = intern(event["holder"]), self.number
         self.process_of.setdefault(holder, event["process"])
+        self.told |= bit
         lost = set(event.get("lost", ()))
         took_ms = event.get("took_ms", 0)
         for offset, trail in zip(event["offsets"], self._named(event), strict=True):
@@ -222,6 +225,9 @@ class Evidence:
         for index, offset in enumerate(event["offsets"]):
             trail = self._trail(f"{source}/{offset}")
             trail.events.append(number)
+            if bit == RELEASE and not event["counted"]:
+                # A library gives back what nobody wants, or what it holds when it is stopped.
+                trail.said |= bit
             trail.written |= bit
             trail.log = log.name
             if bit == ACQUIRE:
