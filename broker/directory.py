@@ -10,8 +10,7 @@ from pathlib import Path
 from broker import settings
 from broker.errors import BrokerError
 
-LOG_TAIL_LINES = 15
-LOG_TAIL_BYTES = 64 << 10
+LOG_BYTES = 64 << 10
 
 
 class BrokerDirectory:
@@ -62,10 +61,9 @@ class BrokerDirectory:
         except OSError as error:
             raise BrokerError(f"the broker cannot write its settings: {error}; make room there") from error
 
-    def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
-        """The end of what the broker and its JVM have written."""
-        texts = [_end_of(self.console), _end_of(self.logs / "broker.log")]
-        return "\n".join("\n".join(texts).strip().splitlines()[-lines:])
+    def log(self) -> str:
+        """What the broker and its JVM have written since the start; of much, the end."""
+        return "\n".join([_end_of(self.console), _end_of(self.logs / "broker.log")]).strip()
 
     def remove(self) -> None:
         """Delete it if it was a temporary one."""
@@ -86,7 +84,7 @@ def _remove(owner: int, path: Path) -> None:
 def _end_of(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
+            file.seek(max(0, path.stat().st_size - LOG_BYTES))
             return file.read().decode(errors="replace")
     except OSError:
         return ""

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from broker import archive, failure, jars, java, ports, probe, settings
-from broker.directory import LOG_TAIL_LINES, BrokerDirectory
+from broker.directory import BrokerDirectory
 from broker.errors import BrokerError
 from broker.process import BrokerProcess
 from broker.security import Security
@@ -122,7 +122,7 @@ class EmbeddedBroker:
                 self._address, self._secured = (host, port), secured  # from now on clients know them
                 return self
             # Between our look at a free port and the broker's bind somebody else may have taken it: only then again.
-            if not failure.is_port_conflict(refusal):
+            if not failure.is_port_conflict(self._started_directory().log()):
                 break
         raise BrokerError(refusal)
 
@@ -161,9 +161,9 @@ class EmbeddedBroker:
             self._directory.remove()
             self._directory = None
 
-    def log_tail(self, lines: int = LOG_TAIL_LINES) -> str:
+    def log_tail(self) -> str:
         """The end of what the broker and its JVM have written."""
-        return self._started_directory().log_tail(lines)
+        return failure.end(self._started_directory().log())
 
     def __enter__(self) -> Self:
         return self.start()
@@ -219,7 +219,7 @@ class EmbeddedBroker:
         try:
             if _wait_until_ready(self._process, host, port, limit_seconds):
                 return None
-            exit_code, log = self._process.exit_code, directory.log_tail()
+            exit_code, log = self._process.exit_code, directory.log()
         except BaseException:
             self.kill()  # Ctrl-C while it starts
             raise
@@ -244,7 +244,7 @@ def _format(command: list[str], directory: BrokerDirectory, options: Sequence[st
         )
     if result.returncode != 0:
         what = "the broker's data directory cannot be prepared"
-        raise BrokerError(failure.explain(what, directory.log_tail(), directory=directory.path, address=""))
+        raise BrokerError(failure.explain(what, directory.log(), directory=directory.path, address=""))
 
 
 def _wait_until_ready(process: BrokerProcess, host: str, port: int, limit_seconds: float) -> bool:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+LOG_TAIL_LINES = 15
+
 # What Kafka or the JVM prints, and what that means to whoever started it; the first match counts.
 _CAUSES = (
     ("No space left on device", "the disk of {directory} is full: make room there or choose another directory"),
@@ -40,6 +42,14 @@ def not_ready(exit_code: int | None, limit_seconds: float) -> str:
 
 
 def explain(what: str, log: str, *, directory: Path, address: str) -> str:
-    """What happened, why and what to do, then the end of the log."""
+    """What happened, why and what to do, then the end of the log.
+
+    The cause is looked for in all of it: a stack trace, or what other threads still say, may come after it.
+    """
     cause = next((means for printed, means in _CAUSES if printed in log), "see the end of its log")
-    return f"{what}; {cause.format(directory=directory, address=address)}\n{log}"
+    return f"{what}; {cause.format(directory=directory, address=address)}\n{end(log)}"
+
+
+def end(log: str) -> str:
+    """As much of a log as a message can carry."""
+    return "\n".join(log.splitlines()[-LOG_TAIL_LINES:])

@@ -173,7 +173,10 @@ async def _within(limit_s: float, stopping: Any) -> bool:
         task.cancel()
         await asyncio.wait([task], timeout=_FORCE_S)
         return False
-    if not task.cancelled() and (error := task.exception()) is not None:
+    # aiokafka's fetcher, waiting to try once more, passes on the cancellation that it meant for its own task.
+    if task.cancelled():
+        return False
+    if (error := task.exception()) is not None:
         log.debug("stopping a client failed: %r", error)
         return False
     return True

@@ -23,6 +23,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from broker import ports
 from broker.process import WATCHDOG
+from marq.connection import stop_consumer, stop_producer
 from marq.core import copies, rows
 from marq.core.errors import CorruptMarker
 from marq.core.markers import (
@@ -308,8 +309,8 @@ class Installation:
 
     async def __aexit__(self, *_: object) -> None:
         for consumer, _records in self._readers.values():
-            await consumer.stop()
-        await self.producer.stop()
+            await stop_consumer(consumer, LIMIT_SECONDS)
+        await stop_producer(self.producer, LIMIT_SECONDS)
 
     # --- write --------------------------------------------------------------------------------------------------------
 
