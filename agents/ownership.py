@@ -247,14 +247,14 @@ class Ownership:
             log.warning("markers partition %s had another owner meanwhile", self.partition)
             self._forget()
         if self._position is None:
-            await self._recover()
+            await self._recover(producer)
         self.state = "owner"
         self._flushed_at = time.monotonic()
 
-    async def _recover(self) -> None:
+    async def _recover(self, producer: AIOKafkaProducer) -> None:
         # 2. The table, up to the end of its changelog; read earlier, it could miss rows of the former owner.
         self.state = "recovering"
-        self.recovered_records = await self.around.table.recover(self.partition, self.around.client)
+        self.recovered_records = await self.around.table.recover(self.partition, producer, self.around.client)
         self.tracker.book.restore(self.around.table.rows(self.partition))
         self._position = self.tracker.book.applied + 1
         log.info(

@@ -7,24 +7,29 @@ Faust declares the table, names its changelog and opens its databases. Two thing
 * **Recovery comes after fencing.** Faust reads the changelog before a stream starts; a paused former owner could still
   write to it then. The owner of a partition first takes over its transactional producer and then calls
   :meth:`LeaseTable.recover`. :class:`Tables` keeps Faust from doing its own recovery.
+
+Local files are only worth something with the changelog that they were written from. Its first record is a random
+identity, which becomes a row like all others: files with another one belong to a changelog that no longer exists.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
+import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import faust
 import rocksdict
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.structs import ConsumerRecord
 from faust.tables.manager import TableManager
 from faust.tables.recovery import Recovery
 
 from marq.connection import stop_consumer
+from marq.core.rows import IDENTITY_KEY
 from marq.core.topic_rules import DELETE_RETENTION_MS
 
 #: Local files older than this may have missed a deletion that the changelog has forgotten; they are thrown away.
@@ -44,10 +49,10 @@ class LeaseTable(faust.Table):
     """Rows of :mod:`marq.core.rows`, by markers partition."""
 
     def rows(self, partition: int) -> Iterator[tuple[bytes, bytes]]:
-        """Each row of a partition."""
-        offset_key = self.data.offset_key
+        """Each row of a partition that is the lease book's."""
+        others = (self.data.offset_key, IDENTITY_KEY)
         for key, value in self._database(partition).items():
-            if key != offset_key:
+            if key not in others:
                 yield key, value
 
     def get(self, partition: int, keys: list[bytes]) -> list[bytes | None]:  # type: ignore[override]
@@ -67,10 +72,11 @@ class LeaseTable(faust.Table):
         self._database(partition).write(batch)
         self._written(partition).touch()
 
-    async def recover(self, partition: int, client_settings: Mapping[str, Any]) -> int:
+    async def recover(self, partition: int, producer: AIOKafkaProducer, client_settings: Mapping[str, Any]) -> int:
         """Bring the local database up to the changelog's end; return how many changelog records that took.
 
-        The caller owns the partition's transactional producer: nobody else can write to the changelog any more.
+        ``producer`` is the partition's transactional one, which the caller has just taken over: nobody else can write
+        to the changelog any more. A changelog without records gets its identity from it.
         """
         self._discard_if_old(partition)
         source = TopicPartition(self.changelog_topic_name, partition)
@@ -84,16 +90,33 @@ class LeaseTable(faust.Table):
         await consumer.start()
         try:
             consumer.assign([source])
-            return await self._replay(consumer, source)
+            identity = await self._identity(consumer, source)
+            if identity is None:
+                async with producer.transaction():
+                    await producer.send(source.topic, uuid.uuid4().bytes, IDENTITY_KEY, partition=partition)
+            return await self._replay(consumer, source, identity)
         finally:
             await stop_consumer(consumer, STOP_CONSUMER_SECONDS)
 
-    async def _replay(self, consumer: AIOKafkaConsumer, source: TopicPartition) -> int:
+    async def _identity(self, consumer: AIOKafkaConsumer, source: TopicPartition) -> bytes | None:
+        """Return the value of the changelog's first record, None when it has no record."""
+        await consumer.seek_to_beginning(source)
+        end = (await consumer.end_offsets([source]))[source]
+        while await consumer.position(source) < end:
+            for records in (await consumer.getmany(source, timeout_ms=1000, max_records=1)).values():
+                return records[0].value or b""
+        return None
+
+    async def _replay(self, consumer: AIOKafkaConsumer, source: TopicPartition, identity: bytes | None) -> int:
         start = (await consumer.beginning_offsets([source]))[source]
         end = (await consumer.end_offsets([source]))[source]
         position = self._local_position(source.partition)
-        if position > end:
-            # The changelog was made anew: what is here belongs to one that no longer exists.
+        if position and (position > end or self._database(source.partition).get(IDENTITY_KEY) != identity):
+            self.log.warning(
+                "lease table: local files of partition %s belong to a changelog that was lost or made anew: rebuilding "
+                "them from the one that is there",
+                source.partition,
+            )
             self._discard(source.partition)
             position = 0
         position = max(position, start)

@@ -1,9 +1,10 @@
 """The rows of the lease table, as bytes.
 
-Five kinds of row share one table, so that one batch of writes keeps them consistent; the first byte of the key says
+Six kinds of row share one table, so that one batch of writes keeps them consistent; the first byte of the key says
 which it is:
 
 ========  =========================  ==================================================================
+``i``                                which changelog this is: random bytes, the first record of its partition
 ``a``                                the offset of the last marker record that the other rows contain, and the clock
 ``m``     queue, source              the offsets that the queue has acquired before (:mod:`marq.core.marks`)
 ``c``     queue                      what has happened in the queue so far (:class:`Counts`)
@@ -26,6 +27,7 @@ from marq.core.markers import Payload, Source, cut_text, decode_headers, encode_
 
 VERSION = 1
 
+IDENTITY_KEY = b"i"
 APPLIED_KEY = b"a"
 _LEASE = Struct(">BBBIQqqBH")
 _APPLIED = Struct(">BqqqQqQ")

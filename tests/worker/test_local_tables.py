@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from broker import EmbeddedBroker
 from tests.worker.harness import Installation, Worker, admin, eventually
 
@@ -15,10 +13,6 @@ Make = Callable[..., Worker]
 FOR_LONG = 600.0
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="tables/leases.py takes a local position that is not past the changelog's end for one of this changelog",
-)
 async def test_a_local_table_of_a_changelog_that_was_made_anew_is_not_believed(
     new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
