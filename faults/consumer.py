@@ -1,0 +1,205 @@
+"""A consumer that writes its history: ``python -m faults.consumer NAME HISTORY QUEUE [--die-at POINT --die-after N]``.
+
+What it does with a message is decided by the number that is the message's value: most are acknowledged, some given
+back, some rejected, some fail. At a point of the five steps it can kill itself with -9.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import marq
+from faults.recording import Recorder
+from marq.core.markers import Ack, Acquire, Renew, Source, decode
+from marq.flow import Flow
+from marq.reader import GroupReader
+from marq.writer import KafkaMarkerWriter, MarkerRecord
+from proof import history
+
+#: Messages of one receive, and how long it waits for the first.
+RECEIVE_MESSAGES = 100
+RECEIVE_SECONDS = 1.0
+#: Of so many messages one each is given back, rejected and fails, at its first attempt.
+KINDS = 20
+
+
+class Point(StrEnum):
+    """Where a consumer dies."""
+
+    BEFORE_ACQUIRE = "before-acquire"
+    AFTER_ACQUIRE = "after-acquire"
+    AFTER_COMMIT = "after-commit"
+    IN_HANDLER = "in-handler"
+    BEFORE_ACK = "before-ack"
+
+
+class Death:
+    """Comes at the n-th time that a point is passed."""
+
+    def __init__(self, recorder: Recorder, point: str | None, after: int) -> None:
+        self._recorder = recorder
+        self._point = point
+        self._passes = itertools.count(1)
+        self._after = after
+
+    def at(self, point: Point) -> None:
+        if point == self._point and next(self._passes) >= self._after:
+            self._recorder.die()
+
+
+class Watched:
+    """Records what the library writes, and lets death come between."""
+
+    def __init__(self, recorder: Recorder, death: Death) -> None:
+        self._recorder = recorder
+        self._death = death
+        #: What the last ACQUIREs took: cycles never overlap, so it is what a commit is about.
+        self._acquired: list[dict[str, Any]] = []
+
+    def install(self) -> None:
+        """Put this around the library's own functions, of this whole process."""
+        write, commit, revoked = KafkaMarkerWriter.write, GroupReader.commit, Flow.revoked
+
+        async def watched_write(writer: KafkaMarkerWriter, records: Sequence[MarkerRecord], limit_s: float) -> None:
+            await self._write(records, lambda: write(writer, records, limit_s))
+
+        async def watched_commit(reader: GroupReader, offsets: Any) -> None:
+            await self._commit(lambda: commit(reader, offsets))
+
+        async def watched_revoked(flow: Flow) -> None:
+            self._recorder.add("info", "revoke", target=self._recorder.process)
+            await revoked(flow)
+
+        KafkaMarkerWriter.write = watched_write  # type: ignore[method-assign]
+        GroupReader.commit = watched_commit  # type: ignore[method-assign]
+        Flow.revoked = watched_revoked  # type: ignore[method-assign]
+
+    async def _write(self, records: Sequence[MarkerRecord], write: Callable[[], Awaitable[None]]) -> None:
+        batches = [decode(value) for _, value in records]
+        if any(isinstance(batch, Ack) for batch in batches):
+            self._death.at(Point.BEFORE_ACK)
+        acquires = [_names(batch) for batch in batches if isinstance(batch, Acquire)]
+        if acquires:
+            self._acquired = acquires
+            self._death.at(Point.BEFORE_ACQUIRE)
+        # Outcomes are told by whoever decides them.
+        renews = [_names(batch) for batch in batches if isinstance(batch, Renew)]
+        with self._told("acquire", acquires), self._told("renew", renews):
+            await write()
+        if acquires:
+            self._death.at(Point.AFTER_ACQUIRE)
+
+    async def _commit(self, commit: Callable[[], Awaitable[None]]) -> None:
+        with self._told("commit", self._acquired):
+            await commit()
+        if self._acquired:
+            self._death.at(Point.AFTER_COMMIT)
+        self._acquired = []
+
+    @contextmanager
+    def _told(self, op: str, named: list[dict[str, Any]]) -> Iterator[None]:
+        began, outcome = time.monotonic(), "unknown"
+        for names in named:
+            self._recorder.add("invoke", op, **names)
+        try:
+            yield
+            outcome = "ok"
+        finally:
+            took_ms = int((time.monotonic() - began) * 1000)
+            for names in named:
+                self._recorder.add(outcome, op, **names, took_ms=took_ms)
+
+
+def _names(batch: Acquire | Renew) -> dict[str, Any]:
+    return _named(batch.holder, batch.source, list(batch.offsets))
+
+
+def _named(holder: int, source: Source, offsets: list[int]) -> dict[str, Any]:
+    return {"holder": history.holder_name(holder), "source": history.log_name(source), "offsets": offsets}
+
+
+class Handler:
+    """Works on one message after the other as its number says, and tells of it."""
+
+    def __init__(self, recorder: Recorder, death: Death, work_seconds: float) -> None:
+        self._recorder = recorder
+        self._death = death
+        self._work_seconds = work_seconds
+
+    async def handle(self, message: marq.Message) -> None:
+        record, lease = message._record, message._lease
+        self._recorder.add(
+            "ok", "deliver", group="g", queue=message.queue, attempt=message.attempt,
+            record=history.name_of(lease.source, message.offset), holder=history.holder_name(lease.holder),
+            content=history.content(message.queue, record.key, record.value, record.headers),
+        )  # fmt: skip
+        self._death.at(Point.IN_HANDLER)
+        await asyncio.sleep(self._work_seconds)
+        kind = int(message.body or b"0") % KINDS if message.attempt == 1 else 0
+        if kind == 1:
+            await self._settle("release", message, lambda: message.release(delay=0.5))
+        elif kind == 2:
+            await self._settle("release", message, message.release)
+        elif kind == 3:
+            await self._settle("reject", message, lambda: message.reject("by its number"))
+        else:
+            await self._settle("ack", message, message.ack)
+
+    async def _settle(self, op: str, message: marq.Message, settle: Callable[[], Awaitable[None]]) -> None:
+        names = _named(message._lease.holder, message._lease.source, [message.offset])
+        self._recorder.add("invoke", op, **names)
+        try:
+            await settle()
+        except marq.LeaseLost:
+            # An ack was written all the same, another outcome perhaps.
+            lost = {"lost": [message.offset]} if op == "ack" else {}
+            self._recorder.add("ok" if op == "ack" else "unknown", op, **names, **lost)
+        except marq.MarqError as error:
+            self._recorder.add("unknown", op, **names, error=str(error))
+        else:
+            self._recorder.add("ok", op, **names)
+
+
+async def consume(queue: str, options: dict[str, Any], handler: Handler, recorder: Recorder) -> None:
+    """Handle messages until SIGTERM."""
+    stopping = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+    async with marq.Consumer(queue, **options) as consumer:
+        recorder.add("info", "ready")
+        while not stopping.is_set():
+            try:
+                messages = await consumer.receive(RECEIVE_MESSAGES, wait=RECEIVE_SECONDS)
+            except marq.BrokerUnavailable:
+                continue
+            await asyncio.gather(*map(handler.handle, messages))
+        recorder.add("info", "stop", target=recorder.process)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m faults.consumer", description=__doc__)
+    parser.add_argument("name")
+    parser.add_argument("history", type=Path)
+    parser.add_argument("queue")
+    parser.add_argument("--die-at", choices=list(Point))
+    parser.add_argument("--die-after", type=int, default=1, metavar="N")
+    parser.add_argument("--work", type=float, default=0.02, metavar="SECONDS")
+    parser.add_argument("--lease", type=float, metavar="SECONDS")
+    given = parser.parse_args()
+    recorder = Recorder(given.name, given.history)
+    death = Death(recorder, given.die_at, given.die_after)
+    Watched(recorder, death).install()
+    handler = Handler(recorder, death, given.work)
+    asyncio.run(consume(given.queue, {"lease": given.lease}, handler, recorder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""What happens to consumers: they die at each point of the five steps, stand still, and come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from faults.consumer import Point
+from faults.scenario import Scenario
+from faults.stage import LEASE_SECONDS, SESSION_SECONDS, Stage
+
+#: Messages before, between and after faults.
+SOME = 300
+
+
+async def killed_at_each_point(stage: Stage, _: Any) -> None:
+    await stage.worker()
+    stage.load()
+    await stage.consumer()
+    for point in Point:
+        victim = await stage.consumer(f"--die-at={point}", "--die-after=3")
+        await stage.dead(victim)
+        await stage.delivered_more(SOME)
+
+
+async def killed_with_all_others(stage: Stage, _: Any) -> None:
+    """Nobody is left to take over, until somebody comes."""
+    await stage.worker()
+    stage.load()
+    for _ in range(3):
+        both = [await stage.consumer(), await stage.consumer()]
+        await stage.delivered_more(SOME)
+        for consumer in both:
+            await stage.kill(consumer)
+    await stage.consumer()
+    await stage.delivered_more(SOME)
+
+
+async def paused_past_the_lease(stage: Stage, _: Any) -> None:
+    await stage.worker()
+    stage.load()
+    await stage.consumer()
+    paused = await stage.consumer()
+    await stage.delivered_more(SOME)
+    await stage.pause(paused, LEASE_SECONDS + 1)
+    await stage.delivered_more(SOME)
+
+
+async def paused_past_the_session(stage: Stage, _: Any) -> None:
+    await stage.worker()
+    stage.load()
+    await stage.consumer()
+    paused = await stage.consumer()
+    await stage.delivered_more(SOME)
+    await stage.pause(paused, SESSION_SECONDS + 2 * LEASE_SECONDS)
+    await stage.delivered_more(SOME)
+
+
+SCENARIOS = [
+    Scenario(
+        "consumer-killed-at-each-point",
+        "kill -9 of a consumer before ACQUIRE, between ACQUIRE and commit, after the commit, in a handler, before ACK",
+        "what it held comes back when its lease ends",
+        killed_at_each_point,
+        quick=True,
+    ),
+    Scenario(
+        "all-consumers-killed",
+        "kill -9 of all consumers at once, three times",
+        "nothing is received until another one comes; what they held comes back",
+        killed_with_all_others,
+    ),
+    Scenario(
+        "consumer-paused-past-the-lease",
+        "SIGSTOP of a consumer for longer than its lease, then SIGCONT",
+        "what it held is delivered to others; its own acks are late",
+        paused_past_the_lease,
+        quick=True,
+    ),
+    Scenario(
+        "consumer-paused-past-the-session",
+        "SIGSTOP of a consumer for longer than its membership, then SIGCONT",
+        "its partitions go to others meanwhile; what it held is delivered to them",
+        paused_past_the_session,
+    ),
+]

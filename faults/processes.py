@@ -1,0 +1,76 @@
+"""The processes of a scenario: real workers and consumers that can be killed, paused and started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from broker.ports import free_port
+from demo.processes import Child
+from proof.history import Event
+
+#: How long a worker may take to answer with its figures.
+ANSWER_SECONDS = 2.0
+
+
+class Participant(Child):
+    """A process that writes a history, which is read while it grows."""
+
+    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
+        self.history = folder / f"{name}.jsonl"
+        self.history.touch()
+        self._read_to = 0
+        super().__init__(name, [*command[:2], name, str(self.history), *command[2:]], environment, folder)
+
+    def new_events(self) -> list[Event]:
+        """Return what it has told since this was last asked."""
+        with self.history.open("rb") as file:
+            file.seek(self._read_to)
+            lines = file.read()
+        # What kill -9 cut short is no line.
+        lines = lines[: lines.rfind(b"\n") + 1]
+        self._read_to += len(lines)
+        return [json.loads(line) for line in lines.splitlines()]
+
+    def pause(self) -> None:
+        """SIGSTOP, to all of its group."""
+        os.killpg(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        os.killpg(self.pid, signal.SIGCONT)
+
+
+class ConsumerProcess(Participant):
+    """``python -m faults.consumer``."""
+
+    def __init__(
+        self, name: str, queue: str, options: Sequence[str], environment: Mapping[str, str], folder: Path
+    ) -> None:
+        super().__init__(name, ["-m", "faults.consumer", queue, *options], environment, folder)
+
+
+class WorkerProcess(Participant):
+    """``python -m faults.worker``, with a data directory and a web port of its own."""
+
+    def __init__(
+        self, name: str, data: Path, options: Sequence[str], environment: Mapping[str, str], folder: Path
+    ) -> None:
+        self.data = data
+        self._port = free_port("127.0.0.1")
+        own = {"MARQ_DATA_DIR": str(data), "MARQ_WEB_BIND": "127.0.0.1", "MARQ_WEB_PORT": str(self._port)}
+        super().__init__(name, ["-m", "faults.worker", *options], {**own, **environment}, folder)
+
+    def partitions(self) -> dict[int, dict[str, Any]]:
+        """The markers partitions that it has; nothing while it does not answer."""
+        url = f"http://127.0.0.1:{self._port}/api/queues?scope=worker"
+        try:
+            with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:
+                return {part["partition"]: part for part in json.load(answer)["partitions"]}
+        except (OSError, ValueError):
+            return {}

@@ -1,0 +1,120 @@
+"""A worker that writes its history: ``python -m faults.worker NAME HISTORY [--die-in-transaction N]``, then as Faust.
+
+It tells when it takes a markers partition over and what it decides before it writes. It can kill itself with -9 after
+the copies and facts of its n-th firing are with the broker, and before their transaction is committed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from faust.cli.faust import cli
+
+from agents.ownership import Ownership
+from faults.recording import Recorder
+from marq.core.errors import CorruptMarker
+from marq.core.leases import Fire
+from marq.core.markers import Source, Tick, decode
+from proof import history
+
+
+class Watched:
+    """Records what the owners of markers partitions do."""
+
+    def __init__(self, recorder: Recorder, die_in_transaction: int | None) -> None:
+        self._recorder = recorder
+        self._dies_at = die_in_transaction
+        self._firings = itertools.count(1)
+        #: Where the newest TICK of its own stands that each tracker has read back, by holder.
+        self._own_ticks: dict[int, int] = {}
+
+    def install(self) -> None:
+        """Put this around Marq's own functions, of this whole process."""
+        take_over, write, halt = Ownership._take_over, Ownership._write, Ownership._halt
+        read = Ownership._read
+
+        async def watched_take_over(owner: Ownership) -> None:
+            await take_over(owner)
+            await self._note_owner(owner)
+
+        async def watched_write(owner: Ownership, *, fires: Sequence[Fire] = (), **others: Any) -> None:
+            self._note_fires(owner, fires)
+            if fires and next(self._firings) == self._dies_at:
+                self._die_before_commit(owner)
+            await write(owner, fires=fires, **others)
+
+        async def watched_halt(owner: Ownership, alarm: str) -> None:
+            self._recorder.add("ok", "halt", log=_log(owner), reason=alarm)
+            await halt(owner, alarm)
+
+        async def watched_read(owner: Ownership, event: Any, fetched: Any) -> None:
+            await read(owner, event, fetched)
+            self._note_ticks(owner, fetched.records)
+
+        Ownership._take_over = watched_take_over  # type: ignore[method-assign]
+        Ownership._write = watched_write  # type: ignore[method-assign, assignment]
+        Ownership._halt = watched_halt  # type: ignore[method-assign]
+        Ownership._read = watched_read  # type: ignore[method-assign]
+
+    async def _note_owner(self, owner: Ownership) -> None:
+        # Its first TICK is written after this, so it stands behind the end as it is now.
+        _, end = await owner.around.log_range(owner.partition)
+        self._own_ticks.pop(owner.tracker.holder, None)
+        holder, position = history.holder_name(owner.tracker.holder), owner._position
+        self._recorder.add("ok", "own", holder=holder, log=_log(owner), fenced_at=end, position=position)
+
+    def _note_ticks(self, owner: Ownership, records: Sequence[Any]) -> None:
+        for record in records:
+            if record.offset > owner.tracker.book.applied:
+                return
+            try:
+                batch = decode(record.value)
+            except CorruptMarker:
+                continue
+            if isinstance(batch, Tick) and batch.holder == owner.tracker.holder:
+                self._own_ticks[owner.tracker.holder] = record.offset
+
+    def _note_fires(self, owner: Ownership, fires: Sequence[Fire]) -> None:
+        tracker = owner.tracker
+        holder, applied, tick = (
+            history.holder_name(tracker.holder),
+            tracker.book.applied,
+            self._own_ticks.get(tracker.holder),
+        )
+        for fire in fires:
+            self._recorder.add(
+                "invoke", "fire", holder=holder, source=history.log_name(fire.source), offset=fire.offset,
+                kind=fire.fact_kind.name, attempt=fire.attempt, cause=fire.cause.name, log=_log(owner),
+                applied=applied, tick=tick,
+            )  # fmt: skip
+
+    def _die_before_commit(self, owner: Ownership) -> None:
+        producer = owner._producer
+        assert producer is not None
+
+        async def commit_transaction() -> None:
+            self._recorder.die()
+
+        producer.commit_transaction = commit_transaction  # type: ignore[method-assign]
+
+
+def _log(owner: Ownership) -> str:
+    return history.log_name(Source(owner.around.names.markers, owner.partition))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m faults.worker", description=__doc__)
+    parser.add_argument("name")
+    parser.add_argument("history", type=Path)
+    parser.add_argument("--die-in-transaction", type=int, metavar="N")
+    given = parser.parse_args()
+    Watched(Recorder(given.name, given.history), given.die_in_transaction).install()
+    cli(["-A", "app", "worker", "-l", "info"])
+
+
+if __name__ == "__main__":
+    main()
