@@ -26,6 +26,12 @@ class Participant(Child):
         self.history.touch()
         self._read_to = 0
         super().__init__(name, [*command[:2], name, str(self.history), *command[2:]], environment, folder)
+        #: Whether it is going to kill itself.
+        self.doomed = any(option.startswith("--die") for option in command)
+
+    def check(self) -> None:
+        if not self.doomed or (not self.running and self._process.returncode != -signal.SIGKILL):
+            super().check()
 
     def new_events(self) -> list[Event]:
         """Return what it has told since this was last asked."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def write_table(results: Sequence[Result]) -> None:
 
 def table(results: Sequence[Result]) -> str:
     """Return the table and the line above it."""
-    today = datetime.datetime.now(tz=datetime.UTC).date()
+    today = dt.datetime.now(tz=dt.UTC).date()
     lines = [
         f"`make faults`, {today}: {sum(result.passed for result in results)} of {len(results)} scenarios passed.",
         "",

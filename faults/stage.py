@@ -200,7 +200,6 @@ class Stage:
 
     async def dead(self, participant: Participant) -> None:
         """Wait until a participant has killed itself."""
-        participant.killed = True
         await self.until(lambda: not participant.running, f"{participant.name} has killed itself")
 
     # --- waiting ------------------------------------------------------------------------------------------------------
