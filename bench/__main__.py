@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import platform
 import tempfile
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from bench.result import write_result
 from bench.rows import Rows
 from bench.settings import Size
 from broker import EmbeddedBroker
-
-RESULTS = Path(__file__).with_name("results")
 
 
 def measure(rows: Rows, size: Size, say: Callable[[str], None]) -> dict[str, dict[str, float]]:
@@ -56,18 +52,10 @@ def main() -> None:
         finally:
             broker.close()
     show(figures, console)
-    result = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": f"{os.cpu_count()} cores, Python {platform.python_version()}",
-        "messages": size.messages,
-        "runs": size.runs,
-        "figures": figures,
-    }
+    result: dict[str, Any] = {"messages": size.messages, "runs": size.runs, "figures": figures}
     if "marq" in figures and "confluent" in figures:
         result["drain_ratio"] = figures["marq"]["rate"] / figures["confluent"]["rate"]
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{datetime.now(UTC):%Y-%m-%dT%H%M%S}.json").write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result))
+    write_result(result)
 
 
 if __name__ == "__main__":

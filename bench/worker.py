@@ -18,22 +18,33 @@ START_SECONDS = 60.0
 
 
 class BenchWorker:
-    """``faust -A app worker`` on a prefix of its own."""
+    """``faust -A app worker`` on a prefix of its own; workers of one prefix share a data directory."""
 
     def __init__(self, servers: str, prefix: str, folder: Path) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        self._log = (folder / f"{prefix}.log").open("w")
+        self._log = (folder / f"{prefix}-{self.port}.log").open("w")
         environment = {
             **os.environ,
             "MARQ_BOOTSTRAP_SERVERS": servers,
             "MARQ_PREFIX": prefix,
             "MARQ_DATA_DIR": str(folder / prefix),
             "MARQ_WEB_PORT": str(self.port),
+            # A worker that was started before on its machine finds its modules compiled.
+            "PYTHONDONTWRITEBYTECODE": "",
+            "PYTHONPYCACHEPREFIX": str(folder / "compiled"),
         }
         command = [sys.executable, "-m", "faust", "-A", "app", "worker", "-l", "info"]
         self.process = subprocess.Popen(command, env=environment, stdout=self._log, stderr=subprocess.STDOUT)
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.process.kill()
+        self.process.wait()
+
+    def log(self) -> str:
+        return Path(self._log.name).read_text(errors="replace")
 
     def figures(self) -> dict[str, Any]:
         """What ``/api/queues`` says; empty while it does not answer."""
@@ -63,6 +74,11 @@ class BenchWorker:
                 return
             time.sleep(0.02)
         raise SystemExit(f"bench: the tracker was not done after {limit} s: {self.figures().get('queues')}")
+
+    def memory(self, field: str) -> int:
+        """Return ``VmRSS`` (now) or ``VmHWM`` (the most so far) in bytes."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(f"{field}:"))
 
     def cpu_seconds(self) -> float:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()

@@ -1,0 +1,125 @@
+"""Opens a great many leases: messages, and the ACQUIRE markers of a consumer that never acknowledges."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+
+from bench.load import QUEUE, values
+from marq.connection import stop_consumer, stop_producer
+from marq.core.markers import Acquire, Columns, Source, encode
+from marq.core.names import ATTEMPT_HEADER, Names, markers_partition
+
+HOLDER = 0xA11CE
+#: A lease that outlives the measurement.
+LONG_MS = 24 * 3_600_000
+#: Messages of one ACQUIRE, as a consumer's fetch brings them.
+BATCH = 500
+#: Batches on their way at a time.
+WINDOW = 64
+STOP_SECONDS = 5.0
+
+
+class Opener:
+    """Writes messages to one installation's topics and acquires each; both topics have as many partitions."""
+
+    def __init__(self, producer: AIOKafkaProducer, names: Names, partitions: int, value_bytes: int) -> None:
+        self._producer = producer
+        self._names = names
+        self._partitions = partitions
+        self._value_bytes = value_bytes
+
+    async def open(self, start: int, count: int, lease_ms: int = LONG_MS, batch: int = BATCH) -> None:
+        """Send the messages with these numbers, in turn to each partition, and write their leases."""
+        room = asyncio.Semaphore(WINDOW)
+
+        async def one(partition: int, numbers: Sequence[bytes]) -> None:
+            async with room:
+                await self._open(partition, numbers, lease_ms)
+
+        async with asyncio.TaskGroup() as tasks:
+            for turn, first in enumerate(range(start, start + count, batch)):
+                numbers = values(first, min(first + batch, start + count), self._value_bytes)
+                tasks.create_task(one(turn % self._partitions, numbers))
+
+    async def _open(self, partition: int, numbers: Sequence[bytes], lease_ms: int) -> None:
+        names, key = self._names, QUEUE.encode()
+        now_ms = int(time.time() * 1000)
+        records = self._producer.create_batch()
+        for value in numbers:
+            assert records.append(key=key, value=value, timestamp=now_ms) is not None, "a batch is larger than a record"
+        records.close()
+        sent = await (await self._producer.send_batch(records, names.messages, partition=partition))
+        source, offsets = Source(names.messages, partition), range(sent.offset, sent.offset + len(numbers))
+        acquire = Acquire(
+            QUEUE, HOLDER, source, offsets, lease_ms, sent.offset, Columns(key, [now_ms] * len(numbers), numbers)
+        )
+        where = markers_partition(*source, self._partitions)
+        await self._producer.send_and_wait(names.markers, encode(acquire), partition=where)
+
+
+@asynccontextmanager
+async def opener(servers: str, names: Names, partitions: int, value_bytes: int) -> AsyncIterator[Opener]:
+    producer = AIOKafkaProducer(
+        bootstrap_servers=servers, enable_idempotence=True, max_batch_size=1 << 20, max_request_size=4 << 20
+    )
+    await producer.start()
+    try:
+        yield Opener(producer, names, partitions, value_bytes)
+    finally:
+        await stop_producer(producer, STOP_SECONDS)
+
+
+class Copies:
+    """What came back: the time of the first copy of each message, by its number."""
+
+    def __init__(self, consumer: AIOKafkaConsumer) -> None:
+        self._consumer = consumer
+        self.seen: dict[int, float] = {}
+
+    async def read(self) -> None:
+        while True:
+            for batch in (await self._consumer.getmany(timeout_ms=100)).values():
+                now = time.monotonic()
+                for record in batch:
+                    if any(name == ATTEMPT_HEADER for name, _ in record.headers):
+                        self.seen.setdefault(int.from_bytes(record.value[:8], "big"), now)
+
+    async def all_of(self, numbers: range, limit: float) -> tuple[float, float]:
+        """Wait for copies of all these; return when the first and the last came.
+
+        Raises:
+            SystemExit: they did not come within the limit, in seconds.
+        """
+        until = time.monotonic() + limit
+        while not all(number in self.seen for number in numbers):
+            if time.monotonic() > until:
+                found = sum(number in self.seen for number in numbers)
+                raise SystemExit(f"bench: {found} of {len(numbers)} messages came back within {limit} s")
+            await asyncio.sleep(0.01)
+        times = [self.seen[number] for number in numbers]
+        return min(times), max(times)
+
+
+@asynccontextmanager
+async def copies(servers: str, names: Names, partitions: int) -> AsyncIterator[Copies]:
+    """Read what is written to the messages topic from now on."""
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=servers, isolation_level="read_committed", enable_auto_commit=False, fetch_max_wait_ms=50
+    )
+    await consumer.start()
+    found = Copies(consumer)
+    topic = [TopicPartition(names.messages, partition) for partition in range(partitions)]
+    consumer.assign(topic)
+    await consumer.seek_to_end(*topic)
+    reading = asyncio.create_task(found.read())
+    try:
+        yield found
+    finally:
+        reading.cancel()
+        await asyncio.wait([reading])
+        await stop_consumer(consumer, STOP_SECONDS)
