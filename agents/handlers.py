@@ -28,6 +28,7 @@ from marq.flow import Flow, FlowSettings
 from marq.handlers import Handler, HandlerDefinition, check_handler, definitions_of, handlers_in
 from marq.serving import serving
 from marq.settings import ClientSettings
+from marq.starts import MarkedStart
 from marq.topics import Topics
 from marq.workers import STOP_CLIENT_S, Workers, wind_down
 from marq.writer import KafkaMarkerWriter
@@ -85,7 +86,9 @@ class Handlers:
             writer = KafkaMarkerWriter(client, topics.markers_limit_bytes)
             self._writers.append(writer)
             await writer.start()
-        self.flow = Flow(served, self.reader, *self._writers, self._settings(topics, definitions, handlers))
+        acquirer, settler = self._writers
+        start = MarkedStart(acquirer, self.reader)
+        self.flow = Flow(served, self.reader, start, settler, self._settings(topics, definitions, handlers))
         self.flow.start()
         for queue, handler in handlers.items():
             concurrency = self.group.queues[queue].concurrency

@@ -7,6 +7,7 @@ Above it are the producer, the consumer and the five steps; below it are aiokafk
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol, TypeVar
@@ -19,7 +20,9 @@ from marq.queues import Queues
 from marq.reader import GroupMember, GroupReader
 from marq.serving import Serving
 from marq.settings import MEMORY_SCHEME, ClientSettings
+from marq.starts import MARKED, MarkedStart, Start, TransactionalStart
 from marq.topics import Topics, ensure_topics, own_topics
+from marq.transactions import MarkerTransactions
 from marq.watch import tracker_runs
 from marq.writer import KafkaMarkerWriter, MarkerWriter
 
@@ -43,11 +46,15 @@ class Followed(Protocol):
         """Call back after each change; return the call that ends it."""
 
 
-class Writer(MarkerWriter, Protocol):
-    """A writer of markers with a connection of its own."""
+class Connection(Protocol):
+    """A connection to the brokers."""
 
     async def start(self) -> None: ...
     async def stop(self, limit_s: float) -> None: ...
+
+
+class Writer(MarkerWriter, Connection, Protocol):
+    """A writer of markers with a connection of its own."""
 
 
 class Sender(Protocol):
@@ -87,6 +94,11 @@ class Cluster(Protocol):
     def queues(self) -> Followed: ...
     def writer(self, topics: Topics) -> Writer: ...
     def member(self, group: str, serving: Serving, instance_id: str | None) -> GroupMember: ...
+
+    def start(
+        self, how: str, topics: Topics, member: GroupMember, group: str, instance_id: str | None
+    ) -> tuple[Start, Connection]:
+        """Return how a member starts messages (``how`` is one of :data:`marq.starts.STARTS`), and what that needs."""
 
     async def sender(self, topics: Topics) -> Sender:
         """Connect a producer.
@@ -135,6 +147,19 @@ class KafkaCluster:
 
     def member(self, group: str, serving: Serving, instance_id: str | None) -> GroupMember:
         return GroupReader(self._settings, group, serving, instance_id=instance_id)
+
+    def start(
+        self, how: str, topics: Topics, member: GroupMember, group: str, instance_id: str | None
+    ) -> tuple[Start, Connection]:
+        if how == MARKED:
+            writer = self.writer(topics)
+            return MarkedStart(writer, member), writer
+        assert isinstance(member, GroupReader)
+        # The same after a restart where the member has a name: what it left open is then aborted at once.
+        own = instance_id or secrets.token_hex(8)
+        transactional_id = self._settings.names.start_id(group, own)
+        transactions = MarkerTransactions(self._settings, topics.markers_limit_bytes, transactional_id)
+        return TransactionalStart(transactions, member), transactions
 
     async def sender(self, topics: Topics) -> Sender:
         def make() -> AIOKafkaProducer:

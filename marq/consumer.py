@@ -11,7 +11,7 @@ from typing import Any, Self, Unpack
 from marq import token
 from marq.batches import DEFAULT_CONCURRENCY as DEFAULT_BATCH_CONCURRENCY
 from marq.batches import DEFAULT_MAX_MESSAGES, BatchHandler, BatchWorkers
-from marq.cluster import Writer, cluster_of
+from marq.cluster import Connection, cluster_of
 from marq.codecs import Codec, check_codec
 from marq.core.definitions import Definitions
 from marq.core.errors import BrokerUnavailable, ConfigError, LeaseLost, MarqError
@@ -26,6 +26,7 @@ from marq.reader import GroupMember
 from marq.serving import Serving
 from marq.settings import ClientOptions, ClientSettings, whole_number
 from marq.shelf import Shelf
+from marq.starts import MARKED, check_start
 from marq.topics import Topics
 from marq.watch import watch_for_tracker
 from marq.words import missing
@@ -56,6 +57,9 @@ class Consumer:
         codec: what decodes :attr:`Message.value`; bytes without it.
         instance_id: a name for static membership: a restart within the session timeout moves no partitions.
         grace: how long :meth:`stop` waits for handlers that run.
+        start: ``"transactional"`` marks messages as taken and commits the offset in one Kafka transaction, which spares
+            some duplicates when a consumer is killed, and costs throughput (docs/guarantees.md); else ``"marked"``, the
+            marker before the offset.
         options: see :class:`marq.settings.ClientOptions`.
     """
 
@@ -71,6 +75,7 @@ class Consumer:
         codec: Codec | None = None,
         instance_id: str | None = None,
         grace: Duration = DEFAULT_GRACE_S,
+        start: str = MARKED,
         **options: Unpack[ClientOptions],
     ) -> None:
         self._settings = ClientSettings.read(bootstrap_servers, options, owner="Consumer")
@@ -83,6 +88,7 @@ class Consumer:
         if instance_id is not None and (not isinstance(instance_id, str) or not instance_id):
             raise ConfigError(f"instance_id={instance_id!r}: expected text (str)")
         self._instance_id = instance_id
+        self._start = check_start(start)
         self._running: _Running | None = None
         self._yielded_s = 0.0
         self._changing: asyncio.Lock | None = None
@@ -102,7 +108,7 @@ class Consumer:
         async with self._lock():
             if self._running is None:
                 running = _Running(self._membership, self._settings)
-                await running.start(self._flow_settings, self._instance_id)
+                await running.start(self._flow_settings, self._start, self._instance_id)
                 self._running = running
 
     def _flow_settings(self, topics: Topics, definitions: Definitions) -> FlowSettings:
@@ -309,14 +315,14 @@ class _Running:
         self._membership = membership
         self._settings = settings
         self._queues = self.cluster.queues()
-        self._writers: list[Writer] = []
+        self._connections: list[Connection] = []
         self._reader: GroupMember | None = None
         self._group = ""
         self._background: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
 
     async def start(
-        self, flow_settings: Callable[[Topics, Definitions], FlowSettings], instance_id: str | None
+        self, flow_settings: Callable[[Topics, Definitions], FlowSettings], how: str, instance_id: str | None
     ) -> None:
         membership, cluster, names = self._membership, self.cluster, self._settings.names
         try:
@@ -326,17 +332,18 @@ class _Running:
             serving = membership.serving(names, definitions)
             membership.refuse_empty(definitions)
             await cluster.own_topics(serving.own_topics.values(), topics)
-            for _ in range(2):
-                writer = cluster.writer(topics)
-                self._writers.append(writer)
-                await writer.start()
             self._group = membership.kafka_group(names, definitions)
-            self._reader = reader = cluster.member(self._group, serving, instance_id)
-            acquirer, settler = self._writers
+            reader = cluster.member(self._group, serving, instance_id)
+            start, starting = cluster.start(how, topics, reader, self._group, instance_id)
+            settler = cluster.writer(topics)
+            for connection in (starting, settler):
+                self._connections.append(connection)
+                await connection.start()
+            self._reader = reader
             self.flow = Flow(
                 serving,
                 reader,
-                acquirer,
+                start,
                 settler,
                 flow_settings(topics, definitions),
                 shelf=self.shelf,
@@ -422,7 +429,7 @@ class _Running:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
-        closing = [writer.stop(STOP_CLIENT_S) for writer in self._writers]
+        closing = [connection.stop(STOP_CLIENT_S) for connection in self._connections]
         if self._reader is not None:
             closing.append(self._reader.stop(STOP_CLIENT_S))
         await asyncio.gather(*closing, self._queues.stop())

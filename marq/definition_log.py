@@ -115,7 +115,7 @@ class KafkaDefinitionLog:
     async def write(self, records: Mapping[bytes, bytes | None]) -> int:
         limit_s = self._settings.request_timeout_ms / 1000
         # For a change now and then no connection is kept.
-        producer = await started(self._writer, self._settings, abandon_producer)
+        producer = await started(self._writer, self._settings, abandon_producer, writes=self._partition.topic)
         try:
             async with asyncio.timeout(limit_s):
                 sent = [await producer.send(*self._partition[:1], value, key, 0) for key, value in records.items()]
@@ -136,8 +136,7 @@ class KafkaDefinitionLog:
         )
 
     def _writer(self) -> AIOKafkaProducer:
-        # A definition that is written twice does no harm, and older brokers want one right more for idempotence.
-        return AIOKafkaProducer(**client_options(self._settings), acks="all", linger_ms=0)
+        return AIOKafkaProducer(**client_options(self._settings), enable_idempotence=True, linger_ms=0)
 
     def _failed(self, operation: str, error: BaseException) -> Exception:
         topic = self._partition.topic

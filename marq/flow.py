@@ -5,7 +5,8 @@
    From here on the tracker brings the messages back unless they end. Crash: they are open but not committed. The
    next reader of the partition acquires them again, which takes the lease over; nothing is lost or doubled.
 3. **Commit** the offset after the last record read. The marker goes first: a crash between commit and marker would lose
-   the messages. Commit unknown: see 2, or they come back when the lease ends.
+   the messages. Commit unknown: see 2, or they come back when the lease ends. Both may be one transaction
+   (:mod:`marq.starts`), of which a crash in between leaves nothing.
 4. **Hand out** to handlers and waiting calls. Only now: a cycle that fails before hands nothing out, goes back to where
    it began and is tried again. Crash: the lease runs out and the tracker redelivers, with the next attempt.
 5. **Settle** what was decided, batched by some milliseconds (:mod:`marq.outbox`). Crash before it is durable: the
@@ -36,6 +37,7 @@ from marq.reader import NotCommitted, Reader
 from marq.renewal import Renewal
 from marq.serving import Serving
 from marq.shelf import Shelf
+from marq.starts import Start
 from marq.token import Token
 from marq.writer import MarkerWriter
 
@@ -78,15 +80,15 @@ class FlowSettings:
 class Flow:
     """Receives messages for one or more queues from one reader.
 
-    ``acquirer`` and ``settler`` write markers; two of them, so that an ACQUIRE never waits behind acks. ``shelf``: one
-    for the messages of all queues; without it each queue has its own.
+    ``start`` acquires and commits; ``settler`` writes all other markers, so that an ACQUIRE never waits behind acks.
+    ``shelf``: one for the messages of all queues; without it each queue has its own.
     """
 
     def __init__(
         self,
         serving: Serving,
         reader: Reader,
-        acquirer: MarkerWriter,
+        start: Start,
         settler: MarkerWriter,
         settings: FlowSettings,
         *,
@@ -112,7 +114,7 @@ class Flow:
         )
         self.renewal = Renewal(settler, settings, self._finished, clock, sleep, self._give_back_unwanted, self._lost)
         self._reader = reader
-        self._acquirer = acquirer
+        self._start = start
         self._settings = settings
         self._clock = clock
         self._new_holder = new_holder
@@ -346,18 +348,21 @@ class Flow:
     async def _take_and_hand_out(self, records: Mapping[Source, Sequence[Record]], assignment: int) -> bool:
         acquired = list(self._own(records))
         sent_s = self._clock()
-        try:
-            if acquired:
-                # 2. Not durable, or not known to be: some messages may be open now, and no offset says that they are
-                # read. They are read again, and acquiring them again takes over what is open.
-                await self._acquirer.write(
-                    [record for each in acquired for record in each.records()], self._settings.shortest_lease_ms / 1000
-                )
-            # A rebalance did not wait any longer for this cycle: the partitions may be somebody else's by now.
+
+        def check() -> None:
             if assignment != self._assignment:
                 raise NotCommitted("the partitions were assigned anew meanwhile")
-            # 3. Refused or unknown: as above. All that was read, for the records of other queues are not ours to keep.
-            await self._reader.commit({source: read[-1].offset + 1 for source, read in records.items()})
+
+        try:
+            # 2 and 3. Refused, or not known to be durable: some messages may be open now, and no offset says that they
+            # are read. They are read again, and acquiring them again takes over what is open. Committed is all that was
+            # read, for the records of other queues are not ours to keep.
+            await self._start.take(
+                [record for each in acquired for record in each.records()],
+                {source: read[-1].offset + 1 for source, read in records.items()},
+                self._settings.shortest_lease_ms / 1000,
+                check,
+            )
             if acquired and self._clock() >= sent_s + min(each.lease_ms for each in acquired) / 1000:
                 # Committed, so they are not read again: the tracker redelivers them, since nobody ends them.
                 self._log_late(acquired)

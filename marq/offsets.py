@@ -14,11 +14,13 @@ from typing import NamedTuple
 
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError, for_code
 
 from marq.connection import client_options, close_admin
 from marq.core.markers import Source
 from marq.core.names import Names
 from marq.positions import Positions
+from marq.requests import UNSTABLE_OFFSET_COMMIT, StableOffsets
 from marq.serving import Serving
 from marq.settings import ClientSettings
 
@@ -105,9 +107,32 @@ async def places(
 
 
 async def _committed(admin: AIOKafkaAdminClient, group: str, sources: Iterable[Source]) -> Offsets:
+    """Return a group's offsets; those that a former owner's open transaction could still move are waited for.
+
+    Else two members would go on from the same place, and both hand out what comes there.
+    """
     partitions = [TopicPartition(*source) for source in sources]
-    found = await admin.list_consumer_group_offsets(group, partitions=partitions)
-    return {Source(*tp): Committed(each.offset, each.metadata) for tp, each in found.items() if each.offset >= 0}
+    try:
+        answer = await admin._send_request(StableOffsets(group, partitions), await admin.find_coordinator(group))
+    except NotImplementedError:
+        # Kafka before 2.5: no member of a group can commit in a transaction there.
+        found = await admin.list_consumer_group_offsets(group, partitions=partitions)
+        return {Source(*tp): Committed(each.offset, each.metadata) for tp, each in found.items() if each.offset >= 0}
+    _check(group, answer.error_code)
+    offsets: dict[Source, Committed] = {}
+    for topic, entries, _ in answer.topics:
+        for partition, offset, _, metadata, code, _ in entries:
+            _check(f"{group}, {topic}/{partition}", code)
+            if offset >= 0:
+                offsets[Source(topic, partition)] = Committed(offset, metadata or "")
+    return offsets
+
+
+def _check(place: str, code: int) -> None:
+    if code == UNSTABLE_OFFSET_COMMIT:
+        raise KafkaError(f"group {place}: a transaction of a former member is still open; it is waited for")
+    if code:
+        raise for_code(code)(f"group {place}: no committed offset can be had")
 
 
 async def _other_groups(admin: AIOKafkaAdminClient, names: Names, group: str) -> list[str]:

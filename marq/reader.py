@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
@@ -17,7 +18,8 @@ from marq.core.errors import BrokerUnavailable
 from marq.core.markers import Source
 from marq.message import Record
 from marq.offsets import Place, places
-from marq.positions import Progress
+from marq.positions import Positions, Progress
+from marq.requests import Generation
 from marq.rights import refused
 from marq.serving import Serving
 from marq.settings import ClientSettings
@@ -40,6 +42,16 @@ Offsets = Mapping[Source, int]
 
 class NotCommitted(Exception):
     """Offsets could not be committed: the partitions may belong to somebody else."""
+
+
+@dataclass(frozen=True)
+class GroupCommit:
+    """What a member of a group commits: offsets with their metadata, and the positions behind them."""
+
+    group: str
+    generation: Generation
+    offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    after: Mapping[Source, Positions]
 
 
 class Reader(Protocol):
@@ -241,6 +253,21 @@ class GroupReader:
 
     async def commit(self, offsets: Offsets) -> None:
         assert self._consumer is not None
+        commit = self.commit_of(offsets)
+        try:
+            async with asyncio.timeout(COMMIT_LIMIT_S):
+                await self._consumer.commit(commit.offsets)
+        except (TimeoutError, KafkaError) as error:
+            raise NotCommitted(str(error) or type(error).__name__) from error
+        self.committed(commit)
+
+    def commit_of(self, offsets: Offsets) -> GroupCommit:
+        """Return what :meth:`commit` would commit now, for somebody who does it; then comes :meth:`committed`.
+
+        Raises:
+            NotCommitted: a partition is not ours any more.
+        """
+        assert self._consumer is not None
         after = self._progress.after(self._serving, offsets)
         for topic, partition in offsets.keys() - after.keys():
             raise NotCommitted(f"{topic}/{partition} is not assigned any more")
@@ -248,12 +275,17 @@ class GroupReader:
             TopicPartition(*source): OffsetAndMetadata(offset, after[source].encode(offset))
             for source, offset in offsets.items()
         }
-        try:
-            async with asyncio.timeout(COMMIT_LIMIT_S):
-                await self._consumer.commit(commits)
-        except (TimeoutError, KafkaError) as error:
-            raise NotCommitted(str(error) or type(error).__name__) from error
-        self._progress.take(after)
+        # Partitions are ours from the end of a rebalance to the beginning of the next one, and so is the generation.
+        coordinator = self._consumer._coordinator
+        generation = Generation(coordinator.generation, coordinator.member_id, self._instance_id)
+        if generation.number < 0:
+            # Without a generation the group would take it for the commit of an administrator, and not refuse it.
+            raise NotCommitted("the group has thrown this member out")
+        return GroupCommit(self._group, generation, commits, after)
+
+    def committed(self, commit: GroupCommit) -> None:
+        """Go on from what has been committed."""
+        self._progress.take(commit.after)
 
     def rewind(self, offsets: Offsets) -> None:
         assert self._consumer is not None

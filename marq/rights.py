@@ -56,7 +56,8 @@ def _right(names: Names, error: BaseException, operation: str, topic: str | None
     if isinstance(error, GroupAuthorizationFailedError):
         return Right(Kind.GROUP, found or names.named_group(""), "Read", prefixed=not found)
     if isinstance(error, TransactionalIdAuthorizationFailed):
-        return Right(Kind.TRANSACTIONAL_ID, names.transactional_ids, "Write", prefixed=True)
+        ids = names.start_ids if found.startswith(names.start_ids) else names.transactional_ids
+        return Right(Kind.TRANSACTIONAL_ID, ids, "Write", prefixed=True)
     if isinstance(error, TopicAuthorizationFailedError):
         return Right(Kind.TOPIC, topic or found or names.messages, operation)
     if isinstance(error, ClusterAuthorizationFailedError):

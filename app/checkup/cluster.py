@@ -183,7 +183,7 @@ class ClusterView:
 
     async def append(self) -> Appended | None:
         """Append a record that says nothing, to learn what time it is for the broker; None where it does not tell."""
-        producer = AIOKafkaProducer(**client_options(self._client), acks="all", linger_ms=0)
+        producer = AIOKafkaProducer(**client_options(self._client), enable_idempotence=True, linger_ms=0)
         try:
             await producer.start()
             sent_ms = time.time() * 1000

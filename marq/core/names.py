@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from urllib.parse import quote
 from zlib import crc32
 
 from marq.core.errors import ConfigError
@@ -116,6 +117,16 @@ class Names:
     def transactional_ids(self) -> str:
         """What the ids of all trackers' producers begin with."""
         return f"{self.prefix}-tracker-"
+
+    def start_id(self, group: str, member: str) -> str:
+        """The id of the producer of a consumer that starts messages in transactions."""
+        # Quoted, so that no member of one group can have the id of another's.
+        return f"{self.start_ids}{quote(member, safe='')}:{group}"
+
+    @property
+    def start_ids(self) -> str:
+        """What the ids of all such consumers' producers begin with."""
+        return f"{self.prefix}-start-"
 
 
 def markers_partition(topic: str, partition: int, count: int) -> int:

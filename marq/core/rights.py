@@ -55,6 +55,11 @@ def consumer(names: Names, own_topics: Iterable[str] = ()) -> list[Right]:
     ]
 
 
+def transactional_consumer(names: Names, own_topics: Iterable[str] = ()) -> list[Right]:
+    """Return what a service needs that consumes with ``start="transactional"``."""
+    return [*consumer(names, own_topics), Right(Kind.TRANSACTIONAL_ID, names.start_ids, "Write", prefixed=True)]
+
+
 def worker(
     names: Names,
     own_topics: Iterable[str] = (),
@@ -98,6 +103,7 @@ def _handlers(names: Names, topics: Iterable[str]) -> list[Right]:
 ROLES: Mapping[str, Callable[[Names, Iterable[str]], list[Right]]] = {
     "worker": worker,
     "consumer": consumer,
+    "transactional-consumer": transactional_consumer,
     "sender": sender,
 }
 

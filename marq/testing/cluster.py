@@ -10,9 +10,10 @@ from marq.core.errors import ConfigError
 from marq.definition_log import Entry
 from marq.flow import Flow
 from marq.queues import Queues
-from marq.reader import Assignee
+from marq.reader import Assignee, GroupMember
 from marq.serving import Serving
 from marq.settings import ClientSettings
+from marq.starts import MarkedStart
 from marq.testing.group import Member
 from marq.testing.installation import Installation
 from marq.testing.memory import Memory, memory_at
@@ -177,6 +178,13 @@ class MemoryCluster:
 
     def member(self, group: str, serving: Serving, instance_id: str | None) -> MemoryMember:
         return MemoryMember(self._memory, group, self._settings, serving)
+
+    def start(
+        self, how: str, topics: Topics, member: GroupMember, group: str, instance_id: str | None
+    ) -> tuple[MarkedStart, MemoryWriter]:
+        # Nothing can fail here between the two, so each start is whole.
+        writer = self.writer(topics)
+        return MarkedStart(writer, member), writer
 
     async def sender(self, topics: Topics) -> MemorySender:
         sender = MemorySender(self._memory)

@@ -18,6 +18,7 @@ from marq.handlers import Handler, HandlerDefinition, check_handler, definitions
 from marq.outcomes import Outcome
 from marq.serving import serving
 from marq.settings import ClientSettings
+from marq.starts import MarkedStart
 from marq.testing.cluster import MemoryCluster, MemoryMember
 from marq.testing.installation import Installation, encoded
 from marq.workers import Workers, wind_down
@@ -119,7 +120,7 @@ class _Group:
         self._flow = flow = Flow(
             served,
             self._member,
-            cluster.writer(topics),
+            MarkedStart(cluster.writer(topics), self._member),
             cluster.writer(topics),
             FlowSettings(
                 lease_ms=max(leases.values()),

@@ -14,6 +14,7 @@ from marq.message import Message
 from marq.reader import NotCommitted
 from marq.serving import serving
 from marq.shelf import Shelf
+from marq.starts import MarkedStart
 from marq.writer import MarkerRecord
 
 LIMIT_S = 5.0
@@ -184,7 +185,7 @@ def rig(queues: Sequence[str] = ("q",), **changes: Any) -> Rig:
     flow = Flow(
         serving("t", queues, {}),
         reader,
-        acquirer,
+        MarkedStart(acquirer, reader),
         settler,
         FlowSettings(**settings),
         clock=clock,

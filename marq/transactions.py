@@ -1,0 +1,215 @@
+"""Transactions of ACQUIRE markers and offsets: both or none.
+
+The group itself fences (KIP-447): a commit carries the member's generation, so that of a member which was thrown out is
+refused and its transaction comes to nothing; and who has the partitions next reads their offsets only when no open
+transaction can move them any more (:mod:`marq.offsets`). So no two members ever go on from the same place.
+
+An open transaction of a dead process holds up whoever reads the same markers partitions, the trackers above all: no
+lease of theirs ends until the broker has aborted it. That is :data:`TRANSACTION_S` after it began, and up to 10 s
+later, for a broker looks for them so often (``transaction.abort.timed.out.transaction.cleanup.interval.ms``). A restart
+under the same ``instance_id`` ends it at once.
+
+aiokafka 0.14 commits offsets in transactions without a generation; the private names that mending that takes are here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.client import CoordinationType
+from aiokafka.errors import (
+    GroupAuthorizationFailedError,
+    IllegalGenerationError,
+    KafkaError,
+    RebalanceInProgressError,
+    UnknownMemberIdError,
+)
+from aiokafka.producer.sender import TxnOffsetCommitHandler
+from aiokafka.producer.transaction_manager import TransactionState
+from aiokafka.structs import OffsetAndMetadata
+
+from marq.connection import abandon_producer, client_options, started, stop_producer
+from marq.core.errors import BrokerUnavailable
+from marq.reader import GroupCommit, NotCommitted
+from marq.requests import CommitOfMember, Generation
+from marq.rights import refused
+from marq.settings import ClientSettings
+from marq.writer import FRAME_BYTES, MarkerRecord
+
+log = logging.getLogger("marq")
+
+#: How long a transaction may take before the broker may abort it: the shorter, the sooner that of a dead process ends.
+TRANSACTION_S = 5.0
+#: How long aborting one may take; the broker does it otherwise.
+_ABORT_S = 1.0
+#: Between two attempts of a request that the broker can't do yet, such as the next transaction while it ends the last.
+_RETRY_MS = 20
+
+_FENCED_INSTANCE_ID = 82
+#: What a group says to somebody who is not its member in the generation that he names.
+_NOT_MEMBER = {
+    UnknownMemberIdError.errno: "UNKNOWN_MEMBER_ID",
+    IllegalGenerationError.errno: "ILLEGAL_GENERATION",
+    RebalanceInProgressError.errno: "REBALANCE_IN_PROGRESS",
+    _FENCED_INSTANCE_ID: "FENCED_INSTANCE_ID",
+}
+_ABORTABLE = (TransactionState.IN_TRANSACTION, TransactionState.ABORTABLE_ERROR)
+
+
+class NotMember(KafkaError):  # type: ignore[misc]
+    """The group refuses a commit: the partitions belong to somebody else, or will do so soon."""
+
+
+class MarkerTransactions:
+    """Writes ACQUIREs and commits offsets, in one transaction at a time, all under one transactional id.
+
+    After any failure with a new producer: its start aborts what the former one left open, or waits for the end of what
+    it had decided.
+    """
+
+    def __init__(self, settings: ClientSettings, limit_bytes: int, transactional_id: str) -> None:
+        self._settings = settings
+        self._topic = settings.names.markers
+        self._limit_bytes = limit_bytes
+        self._id = transactional_id
+        self._producer: AIOKafkaProducer | None = None
+        #: Of the member for which the transaction under way commits.
+        self._generation: Generation
+
+    async def start(self) -> None:
+        await self._running()
+
+    async def stop(self, limit_s: float) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            _forget_outcome(producer)
+            await _abort(producer, min(limit_s, _ABORT_S))
+            await stop_producer(producer, limit_s)
+
+    async def write(self, records: Sequence[MarkerRecord], commit: GroupCommit, limit_s: float) -> None:
+        """Write records and commit offsets; return when it is certain that both will be seen.
+
+        Raises:
+            NotCommitted: the group refused.
+            BrokerUnavailable: not known to have happened after ``limit_s``, or refused.
+        """
+        limit_s = min(limit_s, TRANSACTION_S)
+        producer = None
+        try:
+            async with asyncio.timeout(limit_s):
+                producer = await self._running()
+                await self._transact(producer, records, commit)
+        except NotMember as error:
+            await self._give_up(producer)
+            raise NotCommitted(str(error)) from error
+        except (TimeoutError, KafkaError, AssertionError) as error:
+            await self._give_up(producer)
+            cause = refused(self._settings, error, "Write", self._topic) or str(error) or type(error).__name__
+            raise BrokerUnavailable(
+                f"a transaction of {len(records)} marker batches for {self._topic} and of offsets of group"
+                f" {commit.group} is not known to be committed at {self._settings.bootstrap_servers} after"
+                f" {limit_s:g} s at most: {cause}"
+            ) from error
+
+    async def _transact(self, producer: Any, records: Sequence[MarkerRecord], commit: GroupCommit) -> None:
+        await producer.begin_transaction()
+        self._generation = commit.generation
+        futures = [await producer.send(self._topic, value, partition=where) for where, value in records]
+        await asyncio.gather(*futures, producer.send_offsets_to_transaction(commit.offsets, commit.group))
+        # All is written; from here on it is decided, as soon as the broker has heard of it.
+        await producer.commit_transaction()
+
+    async def _running(self) -> AIOKafkaProducer:
+        if self._producer is None:
+            self._producer = await started(self._make, self._settings, abandon_producer, writes=self._topic)
+        return self._producer
+
+    def _make(self) -> AIOKafkaProducer:
+        producer = AIOKafkaProducer(
+            **client_options(self._settings),
+            transactional_id=self._id,
+            transaction_timeout_ms=int(TRANSACTION_S * 1000),
+            retry_backoff_ms=_RETRY_MS,
+            linger_ms=0,
+            # The topic's limit holds for a whole batch of records, so a batch must never be larger.
+            max_batch_size=self._limit_bytes,
+            max_request_size=self._limit_bytes + FRAME_BYTES,
+        )
+        sender: Any = producer._sender
+
+        async def commit(offsets: Mapping[TopicPartition, OffsetAndMetadata], group: str) -> None:
+            await _commit_as_member(sender, offsets, group, self._generation)
+
+        sender._do_txn_offset_commit = commit
+        return producer
+
+    async def _give_up(self, producer: AIOKafkaProducer | None) -> None:
+        if producer is not None and self._producer is producer:
+            self._producer = None
+            _forget_outcome(producer)
+            await _abort(producer, _ABORT_S)
+            await abandon_producer(producer)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What aiokafka's handler reads of a broker's answer."""
+
+    errors: Sequence[tuple[str, Sequence[tuple[int, int]]]]
+
+
+class _MemberCommit(TxnOffsetCommitHandler):  # type: ignore[misc]
+    """aiokafka's commit of offsets in a transaction, with the generation of the member."""
+
+    def __init__(self, sender: Any, offsets: Any, group: str, generation: Generation) -> None:
+        super().__init__(sender, offsets, group)
+        self._generation = generation
+
+    def create_request(self) -> CommitOfMember:
+        manager = self._sender._txn_manager
+        producer = (manager.producer_id, manager.producer_epoch)
+        return CommitOfMember(manager.transactional_id, producer, self._group_id, self._generation, self._offsets)
+
+    def handle_response(self, response: Any) -> float | None:
+        errors = [(topic, [(number, code) for number, code, _ in found]) for topic, found, _ in response.topics]
+        refusals = {_NOT_MEMBER[code] for _, found in errors for _, code in found if code in _NOT_MEMBER}
+        if refusals:
+            error = NotMember(f"group {self._group_id} refuses the commit: {', '.join(sorted(refusals))}")
+            self._sender._txn_manager.error_transaction(error)
+            return None
+        return super().handle_response(_Answer(errors))  # type: ignore[no-any-return]
+
+
+async def _commit_as_member(sender: Any, offsets: Any, group: str, generation: Generation) -> None:
+    """What aiokafka's sender does when offsets are to be committed, but as a member."""
+    try:
+        node = await sender._find_coordinator(CoordinationType.GROUP, group)
+        await _MemberCommit(sender, offsets, group, generation).do(node)
+    except GroupAuthorizationFailedError as error:
+        sender._txn_manager.error_transaction(error)
+    except NotImplementedError:
+        old = KafkaError('start="transactional" needs brokers of Kafka 2.5 or newer; these are older')
+        sender._txn_manager.error_transaction(old)
+
+
+async def _abort(producer: Any, limit_s: float) -> None:
+    """Abort a transaction that is not decided yet, so that nobody has to wait until the broker does."""
+    manager = producer._txn_manager
+    if manager.state not in _ABORTABLE:
+        return
+    with suppress(TimeoutError, KafkaError, AssertionError):
+        async with asyncio.timeout(limit_s):
+            await producer.abort_transaction()
+
+
+def _forget_outcome(producer: Any) -> None:
+    """Take note of how a transaction ends that nobody waits for, or asyncio would report it as an oversight."""
+    waiter = producer._txn_manager.wait_for_transaction_end()
+    if waiter is not None:
+        waiter.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())

@@ -1,0 +1,259 @@
+"""``start="transactional"`` on a real broker: ACQUIRE and offset in one transaction, and who is kept out of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
+from aiokafka.structs import OffsetAndMetadata
+
+import marq
+from marq.core.markers import Ack, Acquire, Source, encode
+from marq.core.names import Names
+from marq.offsets import Place, places
+from marq.positions import Positions
+from marq.reader import GroupCommit, NotCommitted
+from marq.requests import Generation
+from marq.serving import serving
+from marq.settings import ClientSettings
+from marq.transactions import MarkerTransactions
+from marq.writer import MarkerRecord
+from tests.client.tracking import tracking
+from tests.client.waiting import LIMIT_S, read_markers, until
+
+LIMIT_BYTES = 1_000_000
+NewConsumer = Callable[..., marq.Consumer]
+
+
+@pytest.fixture
+def settings(servers: str, prefix: str) -> ClientSettings:
+    return ClientSettings(servers, Names(prefix))
+
+
+@pytest.fixture
+async def producer(servers: str, prefix: str) -> AsyncIterator[marq.Producer]:
+    async with marq.Producer(servers, prefix=prefix, partitions=1) as producer:
+        yield producer
+
+
+@pytest.fixture
+async def new_consumer(producer: marq.Producer, servers: str, prefix: str) -> AsyncIterator[NewConsumer]:
+    consumers: list[marq.Consumer] = []
+
+    def new(**options: Any) -> marq.Consumer:
+        consumers.append(marq.Consumer("q", servers, prefix=prefix, start="transactional", **options))
+        return consumers[-1]
+
+    yield new
+    await asyncio.gather(*[consumer.stop() for consumer in consumers])
+
+
+@pytest.fixture
+async def new_transactions(settings: ClientSettings) -> AsyncIterator[Callable[[str], MarkerTransactions]]:
+    made: list[MarkerTransactions] = []
+
+    def new(member: str) -> MarkerTransactions:
+        made.append(MarkerTransactions(settings, LIMIT_BYTES, settings.names.start_id("g", member)))
+        return made[-1]
+
+    yield new
+    await asyncio.gather(*[each.stop(1) for each in made])
+
+
+async def receive(consumer: marq.Consumer, count: int) -> list[marq.Message]:
+    messages: list[marq.Message] = []
+    async with asyncio.timeout(LIMIT_S):
+        while len(messages) < count:
+            messages += await consumer.receive(count - len(messages), wait=1)
+    return messages
+
+
+async def place(settings: ClientSettings) -> Place:
+    """Where a member of the queue's group goes on."""
+    names = settings.names
+    source = Source(names.messages, 0)
+    return (await places(settings, names.group("q"), serving(names.messages, ["q"], {}), [source]))[source]
+
+
+async def committed_markers(servers: str, names: Names) -> int:
+    """How many records a reader of committed markers sees."""
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=servers, isolation_level="read_committed", auto_offset_reset="earliest"
+    )
+    await consumer.start()
+    try:
+        partition = TopicPartition(names.markers, 0)
+        consumer.assign([partition])
+        # For a reader of committed records the end is where the first open transaction begins.
+        end, found = (await consumer.end_offsets([partition]))[partition], 0
+        async with asyncio.timeout(LIMIT_S):
+            while await consumer.position(partition) < end:
+                found += sum(map(len, (await consumer.getmany(timeout_ms=200)).values()))
+        return found
+    finally:
+        await consumer.stop()
+
+
+def records(names: Names) -> list[MarkerRecord]:
+    return [MarkerRecord(0, encode(Ack("q", 1, Source(names.messages, 0), [0])))]
+
+
+def commit(names: Names, generation: Generation, offset: int = 1) -> GroupCommit:
+    offsets = {TopicPartition(names.messages, 0): OffsetAndMetadata(offset, Positions({"q": offset}).encode(offset))}
+    return GroupCommit(names.group("q"), generation, offsets, {})
+
+
+def generation_of(consumer: marq.Consumer) -> Generation:
+    coordinator = consumer._running._reader._consumer._coordinator
+    return Generation(coordinator.generation, coordinator.member_id, None)
+
+
+async def test_each_message_is_delivered_once_and_the_offset_has_the_positions_of_the_queues(
+    producer, new_consumer, servers, settings
+) -> None:
+    await producer.send_many("q", [b"%d" % number for number in range(500)])
+    consumer = new_consumer(max_in_flight=100)
+    await consumer.start()
+
+    seen = []
+    while len(seen) < 500:
+        messages = await receive(consumer, 50)
+        seen += [int(message.value) for message in messages]
+        await consumer.ack(messages)
+
+    assert sorted(seen) == list(range(500))
+    assert await place(settings) == Place(500, Positions({"q": 500}))
+    acquired = [each for each in await read_markers(servers, settings.names.markers) if isinstance(each, Acquire)]
+    assert sum(len(each.offsets) for each in acquired) == 500
+
+
+async def test_what_nobody_acks_comes_back(producer, new_consumer, servers, names: Names) -> None:
+    await producer.send("q", b"value")
+    async with tracking(servers, names, 1):
+        consumer = new_consumer(lease=0.5, max_lease=0.5)
+        await consumer.start()
+        [first] = await receive(consumer, 1)
+        [second] = await receive(consumer, 1)
+
+    assert (first.attempt, second.attempt) == (1, 2)
+
+
+async def test_the_group_refuses_a_former_member_and_nothing_of_its_transaction_is_seen(
+    producer, new_consumer, new_transactions, servers, settings
+) -> None:
+    await producer.send_many("q", [b"value"] * 3)
+    consumer, names = new_consumer(), settings.names
+    await consumer.start()
+    await receive(consumer, 3)
+    ours = generation_of(consumer)
+    before = await committed_markers(servers, names)
+    transactions = new_transactions("zombie")
+
+    for generation in (ours._replace(number=ours.number - 1), ours._replace(member_id="somebody")):
+        with pytest.raises(NotCommitted, match=r"refuses the commit: (ILLEGAL_GENERATION|UNKNOWN_MEMBER_ID)"):
+            await transactions.write(records(names), commit(names, generation), LIMIT_S)
+
+    assert (await place(settings)).start == 3
+    # They are aborted at once, for trackers see nothing that comes after an open one.
+    assert await committed_markers(servers, names) == before
+    await transactions.write(records(names), commit(names, ours, 2), LIMIT_S)
+    assert (await place(settings)).start == 2
+    assert await committed_markers(servers, names) == before + 1
+
+
+async def test_a_member_that_was_thrown_out_does_not_pass_for_an_administrator(producer, new_consumer) -> None:
+    await producer.send("q", b"value")
+    consumer = new_consumer()
+    await consumer.start()
+    await receive(consumer, 1)
+    reader = consumer._running._reader
+
+    reader._consumer._coordinator.reset_generation()
+
+    with pytest.raises(NotCommitted, match="thrown this member out"):
+        reader.commit_of({Source(*partition): 1 for partition in reader._consumer.assignment()})
+
+
+async def test_who_comes_next_waits_for_an_open_transaction_which_a_restart_of_its_member_ends(
+    producer, new_consumer, new_transactions, servers, settings, monkeypatch
+) -> None:
+    await producer.send_many("q", [b"value"] * 3)
+    consumer, names = new_consumer(), settings.names
+    await consumer.start()
+    await receive(consumer, 3)
+    before = await committed_markers(servers, names)
+    dead, hanging = new_transactions("named"), asyncio.Event()
+    running = await dead._running()
+
+    async def hang() -> None:
+        hanging.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(running, "commit_transaction", hang)
+    writing = asyncio.create_task(dead.write(records(names), commit(names, generation_of(consumer), 2), LIMIT_S))
+    await asyncio.wait_for(hanging.wait(), LIMIT_S)
+    with pytest.raises(KafkaError, match="a transaction of a former member is still open"):
+        await place(settings)
+    # A process that was killed says nothing more.
+    writing.cancel()
+    await asyncio.wait([writing])
+    running._txn_manager.state = None
+    await new_transactions("named").start()
+
+    assert (await place(settings)).start == 3
+    assert await committed_markers(servers, names) == before
+
+
+async def test_after_an_unknown_outcome_the_messages_are_read_again_and_handed_out_once(
+    producer, new_consumer, servers, names: Names, monkeypatch
+) -> None:
+    transact, lost = MarkerTransactions._transact, []
+
+    async def lose_the_answer(self: MarkerTransactions, *arguments: Any) -> None:
+        await transact(self, *arguments)
+        if not lost:
+            lost.append(True)
+            raise KafkaError("the answer was lost")
+
+    monkeypatch.setattr(MarkerTransactions, "_transact", lose_the_answer)
+    await producer.send_many("q", [b"%d" % number for number in range(10)])
+    consumer = new_consumer()
+    await consumer.start()
+
+    messages = await receive(consumer, 10)
+    await consumer.ack(messages)
+
+    assert sorted(int(message.value) for message in messages) == list(range(10))
+    assert await consumer.receive(wait=0.5) == []
+    acquired = [each for each in await read_markers(servers, names.markers) if isinstance(each, Acquire)]
+    assert lost
+    assert sum(len(each.offsets) for each in acquired) == 20
+
+
+async def test_members_of_a_group_take_over_from_each_other(producer, new_consumer, servers, prefix) -> None:
+    values = [b"%d" % number for number in range(300)]
+    first, seen = new_consumer(max_in_flight=20), []
+
+    async def handler(message: marq.Message) -> None:
+        seen.append(message.value)
+
+    await first.start()
+    running = [asyncio.create_task(first.run(handler))]
+    await producer.send_many("q", values[:100])
+    await until(lambda: len(seen) == 100)
+    second = marq.Consumer("q", servers, prefix=prefix)
+    await second.start()
+    running.append(asyncio.create_task(second.run(handler)))
+    await producer.send_many("q", values[100:200])
+    await until(lambda: len(seen) == 200)
+    await first.stop()
+    await producer.send_many("q", values[200:])
+    await until(lambda: len(seen) == 300)
+    await second.stop()
+    await asyncio.gather(*running)
+
+    assert sorted(seen) == sorted(values)
