@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol, TypeVar
 
 from aiokafka.errors import KafkaError
@@ -107,6 +107,20 @@ def unavailable(settings: ClientSettings, cause: Obstacle | str) -> BrokerUnavai
         f"{where} {limit} ({cause}): check that it runs (`make broker` starts one) and that the address and the"
         " security settings (bootstrap_servers or MARQ_BOOTSTRAP_SERVERS, MARQ_SECURITY_PROTOCOL …) are right"
     )
+
+
+async def to_its_end(ending: Coroutine[Any, Any, None], hurry: Callable[[], None] = lambda: None) -> None:
+    """Await something that takes a bounded time, and go on with it when cancelled: what it ends would be left behind.
+
+    ``hurry`` is called then.
+    """
+    task = asyncio.create_task(ending)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        hurry()
+        await asyncio.wait([task])
+        raise
 
 
 async def stop_producer(producer: Any, limit_s: float) -> bool:

@@ -13,6 +13,7 @@ from marq.batches import DEFAULT_CONCURRENCY as DEFAULT_BATCH_CONCURRENCY
 from marq.batches import DEFAULT_MAX_MESSAGES, BatchHandler, BatchWorkers
 from marq.cluster import Connection, cluster_of
 from marq.codecs import Codec, check_codec
+from marq.connection import to_its_end
 from marq.core.definitions import Definitions
 from marq.core.errors import BrokerUnavailable, ConfigError, LeaseLost, MarqError
 from marq.core.queue import QueueSettings
@@ -328,6 +329,8 @@ class _Running:
         try:
             topics = await cluster.topics()
             await self._queues.start()
+            # From here on, for joining the group takes its time: a queue that joins meanwhile is served, too.
+            self._queues.listen(self._changed.set)
             definitions = self._queues.definitions
             serving = membership.serving(names, definitions)
             membership.refuse_empty(definitions)
@@ -353,10 +356,9 @@ class _Running:
             )
             await reader.start(self.flow)
         except BaseException:
-            await self._close()
+            await to_its_end(self._close())
             raise
         self.flow.start()
-        self._queues.listen(self._changed.set)
         self._background = [
             asyncio.create_task(self._follow(serving, topics), name="marq-definitions"),
             asyncio.create_task(watch_for_tracker(cluster.tracker_runs, self._settings), name="marq-watch"),
@@ -422,8 +424,16 @@ class _Running:
         return {task for crew in self.crews for task in crew.tasks}
 
     async def stop(self, grace_s: float, release: bool) -> None:
+        """End, also when that is cancelled: then without grace, but a member that stayed would hold its partitions."""
+        await to_its_end(self._wind_down(grace_s, release), self._hurry)
+
+    async def _wind_down(self, grace_s: float, release: bool) -> None:
         await wind_down(self.flow, self.crews, grace_s, release=release)
         await self._close()
+
+    def _hurry(self) -> None:
+        for crew in self.crews:
+            crew.hurry()
 
     async def _close(self) -> None:
         for task in self._background:

@@ -60,6 +60,9 @@ class Crew(ABC, Generic[Work]):
         #: Workers that were cancelled because a lease is over, and have not taken that back yet.
         self._interrupted: set[int] = set()
         self._stopping = False
+        self._hurried = False
+        #: The wait for handlers that may end within the grace.
+        self._grace: asyncio.Future[Any] | None = None
 
     @abstractmethod
     async def _work(self, index: int) -> None:
@@ -110,8 +113,9 @@ class Crew(ABC, Generic[Work]):
         self._stopping = True
         self._shelf.standing -= self._demand
         self._shelf.wake_all()
-        if self._tasks and grace_s > 0:
-            await asyncio.wait(self._tasks, timeout=grace_s)
+        if self._tasks and grace_s > 0 and not self._hurried:
+            self._grace = asyncio.ensure_future(asyncio.wait(self._tasks, timeout=grace_s))
+            await asyncio.wait([self._grace])
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -122,6 +126,12 @@ class Crew(ABC, Generic[Work]):
             self._pool.shutdown(wait=False, cancel_futures=True)
         self._shelf.on_lost.remove(self._lose)
         self._shelf.crews.remove(self)
+
+    def hurry(self) -> None:
+        """Let a stop give no more grace."""
+        self._hurried = True
+        if self._grace is not None:
+            self._grace.cancel()
 
     def _leave(self, tasks: Collection[asyncio.Task[None]]) -> None:
         """Release what handlers have that take no notice of being cancelled; they are not waited for."""

@@ -423,3 +423,29 @@ async def test_a_handler_that_stops_its_own_consumer_is_told_how(producer, make_
         await asyncio.gather(*stops)
 
     assert "can't await it" in str(errors[0])
+
+
+async def test_a_stop_that_is_cancelled_gives_no_grace_and_leaves_the_group_all_the_same(
+    producer, make_consumer
+) -> None:
+    await producer.send("q", b"x")
+    entered = asyncio.Event()
+    before = asyncio.all_tasks()
+
+    async def handler(message: marq.Message) -> None:
+        entered.set()
+        await asyncio.Event().wait()
+
+    consumer = make_consumer(grace=3600)
+    await consumer.start()
+    running = asyncio.create_task(consumer.run(handler))
+    async with asyncio.timeout(20):
+        await entered.wait()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(consumer.stop(), 0.1)
+
+    assert running.done()
+    assert {task for task in asyncio.all_tasks() - before if task.get_name().startswith("marq-")} == set()
+    async with make_consumer() as other:
+        await producer.send_many("q", [b"y"] * 100)
+        await receive(other, 100)

@@ -12,6 +12,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 import marq
 from marq.core.names import Names
+from marq.reader import Assignee, GroupReader
 from tests.client.tracking import tracking
 from tests.client.waiting import until
 
@@ -108,6 +109,35 @@ async def test_a_queue_that_joins_a_running_group_misses_nothing_and_the_others_
     await send(producer, *numbered("a", 50, 50), *numbered("late", 50, 50))
 
     assert await served.has(200) == Counter(numbered("a", 100) + numbered("late", 100))
+
+
+async def test_a_queue_that_joins_while_a_consumer_starts_is_served(
+    producer, queues, servers, prefix, monkeypatch
+) -> None:
+    await queues.change("a", group="g")
+    await producer.send("late", b"0")
+    consumer = marq.Consumer(group="g", bootstrap_servers=servers, prefix=prefix)
+    start = GroupReader.start
+
+    async def start_slowly(reader: GroupReader, assignee: Assignee) -> None:
+        changing.set()
+        await changed.wait()
+        await start(reader, assignee)
+
+    changing, changed = asyncio.Event(), asyncio.Event()
+    monkeypatch.setattr(GroupReader, "start", start_slowly)
+    starting = asyncio.create_task(consumer.start())
+    async with asyncio.timeout(20):
+        await changing.wait()
+        await queues.change("late", group="g")
+        changed.set()
+        await starting
+    served = Served(consumer)
+
+    try:
+        assert await served.has(1) == Counter({("late", b"0"): 1})
+    finally:
+        await served.stop()
 
 
 async def test_a_queue_that_moves_to_another_group_goes_on_where_it_was(producer, queues, serve) -> None:
