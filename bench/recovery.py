@@ -99,16 +99,16 @@ class Recovery:
             worker = await self._kill_and_restart("restart", worker, lose=False)
         for _ in range(self.size.runs):
             worker = await self._kill_and_restart("rebuild", worker, lose=True)
-        for _ in range(self.size.runs):
-            worker = await self._take_over(worker)
+        for turn in range(self.size.runs):
+            worker = await self._take_over(worker, f"standby-{turn}")
 
     def close(self) -> None:
         """End the workers that run: what they had to say was said."""
         for worker in tuple(self._running):
             self._kill(worker)
 
-    def _start(self) -> BenchWorker:
-        worker = BenchWorker(self.servers, self.names.prefix, self.folder)
+    def _start(self, machine: str = "first") -> BenchWorker:
+        worker = BenchWorker(self.servers, self.names.prefix, self.folder, machine)
         self._running.append(worker)
         return worker
 
@@ -120,7 +120,7 @@ class Recovery:
         probes, due = await self._open_probes(worker)
         self._kill(worker)
         if lose:
-            shutil.rmtree(self.folder / self.names.prefix)
+            shutil.rmtree(worker.data)
         await asyncio.sleep(max(0.0, due - time.monotonic()))
         began = time.monotonic()
         worker = self._start()
@@ -138,8 +138,8 @@ class Recovery:
         self._note_memory(name, worker)
         return worker
 
-    async def _take_over(self, worker: BenchWorker) -> BenchWorker:
-        standby = self._start()
+    async def _take_over(self, worker: BenchWorker, machine: str) -> BenchWorker:
+        standby = self._start(machine)
         await self._wait_until_shared(standby)
         probes, due = await self._open_probes(standby)
         self._kill(worker)

@@ -18,18 +18,19 @@ START_SECONDS = 60.0
 
 
 class BenchWorker:
-    """``faust -A app worker`` on a prefix of its own; workers of one prefix share a data directory."""
+    """``faust -A app worker`` on a prefix of its own; ``machine`` names its data directory among those of the prefix."""
 
-    def __init__(self, servers: str, prefix: str, folder: Path) -> None:
+    def __init__(self, servers: str, prefix: str, folder: Path, machine: str = "first") -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
+        self.data = folder / prefix / machine
         self._log = (folder / f"{prefix}-{self.port}.log").open("w")
         environment = {
             **os.environ,
             "MARQ_BOOTSTRAP_SERVERS": servers,
             "MARQ_PREFIX": prefix,
-            "MARQ_DATA_DIR": str(folder / prefix),
+            "MARQ_DATA_DIR": str(self.data),
             "MARQ_WEB_PORT": str(self.port),
             # A worker that was started before on its machine finds its modules compiled.
             "PYTHONDONTWRITEBYTECODE": "",
