@@ -18,7 +18,7 @@ START_SECONDS = 60.0
 
 
 class BenchWorker:
-    """``faust -A app worker`` on a prefix of its own; ``machine`` names its data directory among those of the prefix."""
+    """``faust -A app worker`` on a prefix of its own; ``machine`` names one of the prefix's data directories."""
 
     def __init__(self, servers: str, prefix: str, folder: Path, machine: str = "first") -> None:
         with socket.socket() as probe:
