@@ -20,8 +20,8 @@ def anywhere(key: bytes | None, partitions: Sequence[int], available: Sequence[i
 
 
 async def send(queue: str) -> None:
-    # acks="all": a message that the broker has confirmed is as safe as one that marq.Producer has sent.
-    async with AIOKafkaProducer(bootstrap_servers=SERVERS, acks="all", partitioner=anywhere) as producer:
+    # With acks="all", which comes with it, a confirmed message is as safe as one that marq.Producer has sent.
+    async with AIOKafkaProducer(bootstrap_servers=SERVERS, enable_idempotence=True, partitioner=anywhere) as producer:
         for number in range(1, 4):
             value = b'{"to": "somebody@example.org", "subject": "plain %d"}' % number
             await producer.send_and_wait(MESSAGES, value, key=queue.encode(), headers=[("sender", b"plain")])
@@ -30,7 +30,7 @@ async def send(queue: str) -> None:
 
 async def send_to_own_topic(topic: str) -> None:
     # A queue whose settings say `topic = "orders"` has all records of that topic, whatever their keys.
-    async with AIOKafkaProducer(bootstrap_servers=SERVERS, acks="all") as producer:
+    async with AIOKafkaProducer(bootstrap_servers=SERVERS, enable_idempotence=True) as producer:
         for customer in (b"ann", b"bob", b"cy"):
             await producer.send_and_wait(topic, b"one of everything", key=customer)
     print("sent 3 records to topic", topic)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager, redirect_stdout
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
@@ -235,9 +236,14 @@ class Examination:
         wanted = sorted({*seen, *defined, names.group("check"), names.named_group("check")})[:MAX_GROUPS]
         groups = dict(zip(wanted, await asyncio.gather(*(self._group(view, name) for name in wanted)), strict=True))
         groups[names.app_id] = trackers
-        transact = await self._ask(
-            "the transactional ids", lambda: view.may_transact(names.transactional_id(0)), failed=None
-        )
+        ids = {
+            names.transactional_ids: names.transactional_id(0),
+            names.start_ids: names.start_id(names.group("check"), "check"),
+        }
+        transact = {
+            prefix: await self._ask("the transactional ids", partial(view.may_transact, each), failed=None)
+            for prefix, each in ids.items()
+        }
         allowed = Allowed(topics, {name: facts.allowed for name, facts in groups.items()}, transact)
         use = Use.of(definitions[-1], names, self._settings.roles)
         self._add(*judge_rights(self._client, self._roles, use, allowed))

@@ -49,5 +49,5 @@ async def _allowed(view: ClusterView, client: ClientSettings, use: Use) -> Allow
     return Allowed(
         await view.allowed_on_topics([*topics_of(names, changelog=use.tracker), *use.own_topics]),
         {group: (await view.group(group)).allowed for group in groups},
-        await view.may_transact(names.transactional_id(0)) if use.tracker else None,
+        {names.transactional_ids: await view.may_transact(names.transactional_id(0))} if use.tracker else {},
     )

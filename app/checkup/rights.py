@@ -30,11 +30,11 @@ def operations(bits: int) -> frozenset[str] | None:
 
 @dataclass(frozen=True)
 class Allowed:
-    """What is allowed on each topic and group, as far as it is known, and on transactional ids."""
+    """What is allowed on each topic and group, as far as it is known, and on transactional ids by their beginning."""
 
     topics: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
     groups: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
-    transactional_ids: bool | None = None
+    transactional_ids: Mapping[str, bool | None] = field(default_factory=dict)
 
     def lacks(self, right: Right, every: Collection[str]) -> bool:
         """Whether a right is known to be missing; ``every``: groups that all need the one that goes by prefix.
@@ -42,7 +42,7 @@ class Allowed:
         Of other groups one with the right is enough: services may have theirs one by one.
         """
         if right.kind is Kind.TRANSACTIONAL_ID:
-            return self.transactional_ids is False
+            return self.transactional_ids.get(right.name) is False
         if right.kind is Kind.TOPIC:
             allowed = self.topics.get(right.name)
             return allowed is not None and right.operation not in allowed

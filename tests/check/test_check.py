@@ -17,7 +17,7 @@ from broker import Certificates, EmbeddedBroker
 from marq.core.kafka_tools import Tools
 from marq.core.markers import Tick, encode
 from marq.core.names import Names
-from marq.core.rights import Kind, Right, consumer, grants, sender, worker
+from marq.core.rights import Kind, Right, consumer, grants, sender, transactional_consumer, worker
 from marq.settings import ClientSettings
 from marq.topics import ensure_topics
 from tests.check.checking import Check, obey
@@ -414,6 +414,7 @@ async def allow(secured: EmbeddedBroker, user: str, rights: list[Right]) -> None
         ("worker", worker, "topic", "DescribeConfigs", "quarantine"),
         ("worker", worker, "group", "Read", "app_id"),
         ("worker", worker, "transactional-id", "Write", "transactional_ids"),
+        ("transactional-consumer", transactional_consumer, "transactional-id", "Write", "start_ids"),
     ],
 )
 async def test_a_right_that_is_missing_until_the_command_was_run(
@@ -443,7 +444,7 @@ async def test_a_right_that_is_missing_until_the_command_was_run(
     assert not again.has(Level.PROBLEM, "rights")
 
 
-@pytest.mark.parametrize("role", ["sender", "consumer"])
+@pytest.mark.parametrize("role", ["sender", "consumer", "transactional-consumer"])
 async def test_what_check_grants_to_a_service_is_all_that_it_needs(
     guarded: Check, secured: EmbeddedBroker, names: Names, prefix: str, role: str
 ) -> None:
@@ -454,13 +455,14 @@ async def test_what_check_grants_to_a_service_is_all_that_it_needs(
         "sasl_password": PASSWORD,
     }
     await obey((await guarded("--role", role)).problem("rights"), secured.bootstrap_servers)
-    sending = {} if role == "consumer" else options
-    address = secured.bootstrap_servers if role == "consumer" else secured.listener("SASL_PLAINTEXT")
+    sending = options if role == "sender" else {}
+    address = secured.listener("SASL_PLAINTEXT") if role == "sender" else secured.bootstrap_servers
 
     async with marq.Producer(address, **{"prefix": prefix, **sending}) as producer:
         await producer.send("emails", b"value")
-    if role == "consumer":
-        async with marq.Consumer("emails", secured.listener("SASL_PLAINTEXT"), **options) as receiver:
+    if role != "sender":
+        start = {"start": "transactional"} if role == "transactional-consumer" else {}
+        async with marq.Consumer("emails", secured.listener("SASL_PLAINTEXT"), **start, **options) as receiver:
             [message] = await receiver.receive(wait=20)
             await message.ack()
 

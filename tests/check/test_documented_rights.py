@@ -15,8 +15,13 @@ from marq.core.names import Names
 from marq.core.rights import ROLES, grants
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
-#: What stands before the block of each role.
-TITLES = {"sender": "A sender:", "consumer": "A consumer:", "worker": "A worker:"}
+#: What stands before the blocks of each role.
+TITLES = {
+    "sender": ["A sender:"],
+    "consumer": ["A consumer:"],
+    "transactional-consumer": ["A consumer:", 'A consumer with `start="transactional"`, in addition:'],
+    "worker": ["A worker:"],
+}
 
 
 def block(title: str) -> str:
@@ -43,7 +48,7 @@ def granted(script: str) -> set[tuple[str, ...]]:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_the_documented_commands_grant_what_a_role_needs_and_nothing_else(role: str) -> None:
-    documented = granted(block("Everybody:") + re.sub(r"#.*", "", block(TITLES[role])))
+    documented = granted(block("Everybody:") + "".join(re.sub(r"#.*", "", block(title)) for title in TITLES[role]))
     needed = granted("\n".join(grants(ROLES[role](Names(), ()), "User:x", Tools("HOST:9092"))))
 
     assert documented == needed

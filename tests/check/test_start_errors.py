@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
@@ -212,8 +213,8 @@ class Access:
     def producer(self) -> marq.Producer:
         return marq.Producer(self._address, **self.options)  # type: ignore[arg-type]
 
-    def consumer(self, queue: str) -> marq.Consumer:
-        return marq.Consumer(queue, self._address, **self.options)  # type: ignore[arg-type]
+    def consumer(self, queue: str, **options: Any) -> marq.Consumer:
+        return marq.Consumer(queue, self._address, **options, **self.options)  # type: ignore[arg-type]
 
     async def make_topics(self) -> None:
         await self.run(commands_to_make(self.settings, planned(self.settings, {}).values()))
@@ -261,6 +262,11 @@ async def receive(access: Access) -> None:
         assert await consumer.receive(wait=20)
 
 
+async def receive_in_transactions(access: Access) -> None:
+    async with access.consumer("emails", start="transactional") as consumer:
+        assert await consumer.receive(wait=20)
+
+
 @pytest.mark.parametrize(
     ("role", "use", "operation", "kind", "name"),
     [
@@ -269,6 +275,7 @@ async def receive(access: Access) -> None:
         ("consumer", receive, "Read", "topic", "messages"),
         ("consumer", receive, "Write", "topic", "markers"),
         ("consumer", receive, "Read", "group", "group"),
+        ("transactional-consumer", receive_in_transactions, "Write", "transactional-id", "start_ids"),
     ],
 )
 async def test_a_right_that_is_missing_comes_with_the_command_that_grants_it(

@@ -113,6 +113,25 @@ async def test_what_is_held_is_bounded_and_goes_on_when_something_is_finished(ba
     await backend.figures(queue, acked=12)
 
 
+@pytest.mark.parametrize("start", ["marked", "transactional"])
+async def test_both_ways_to_start_messages_look_alike(backend: Backend, start: str) -> None:
+    queue = backend.new_name()
+    await backend.producer.send_many(queue, [b"%d" % number for number in range(20)])
+
+    async with backend.consumer(queue, start=start) as consumer:
+        messages = await take(consumer, 20)
+        await consumer.ack(messages[1:])
+        await messages[0].release()
+        again = await take_one(consumer)
+        await again.ack()
+
+    assert sorted(int(message.value) for message in messages) == list(range(20))
+    assert (again.value, again.attempt) == (messages[0].value, 2)
+    async with backend.consumer(queue, start=start) as consumer:
+        assert await consumer.receive(wait=1) == []
+    await backend.figures(queue, acked=20, released=1, redelivered=1)
+
+
 async def test_consumers_share_a_queue(backend: Backend) -> None:
     queue, seen = backend.new_name(), []
 

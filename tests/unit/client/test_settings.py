@@ -121,6 +121,9 @@ def test_bad_queue_names_are_refused_at_once(name) -> None:
         ({"max_in_flight": 0}, "max_in_flight=0: expected a whole number from 1"),
         ({"instance_id": ""}, "instance_id=''"),
         ({"grace": -1}, "grace=-1"),
+        ({"start": "eos"}, "start='eos': expected one of 'marked', 'transactional'"),
+        ({"start": None}, "start=None: expected one of"),
+        ({"start": ["marked"]}, r"start=\['marked'\]: expected one of"),
     ],
 )
 def test_bad_consumer_options_are_refused_at_once(options, expected) -> None:

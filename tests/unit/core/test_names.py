@@ -30,6 +30,7 @@ def test_the_default_names_are_those_of_the_design() -> None:
     assert names.group("emails") == "marq.queue.emails"
     assert names.named_group("background") == "marq.group.background"
     assert names.transactional_id(3) == "marq-tracker-3"
+    assert names.start_id("marq.queue.emails", "a:b") == "marq-start-a%3Ab:marq.queue.emails"
 
 
 def test_a_prefix_keeps_installations_apart() -> None:

@@ -21,13 +21,16 @@ def test_a_sender_may_write_messages_and_nothing_else() -> None:
     assert not [right for right in sender(NAMES) if right.kind is not Kind.TOPIC]
 
 
-def test_only_workers_have_rights_on_changelog_dead_letters_and_transactional_ids() -> None:
+def test_only_workers_have_rights_on_changelog_dead_letters_and_the_trackers_transactional_ids() -> None:
+    allowed_ids = {"worker": {NAMES.transactional_ids}, "transactional-consumer": {NAMES.start_ids}}
     for role, needed in ROLES.items():
         rights = needed(NAMES, ())
         is_worker = role == "worker"
         assert bool(operations(rights, NAMES.changelog)) is is_worker
         assert ("Write" in operations(rights, NAMES.dead_letters)) is is_worker
-        assert bool([right for right in rights if right.kind is Kind.TRANSACTIONAL_ID]) is is_worker
+        ids = {right.name for right in rights if right.kind is Kind.TRANSACTIONAL_ID}
+        # A consumer must not be able to fence a tracker.
+        assert ids == allowed_ids.get(role, set())
 
 
 def test_a_worker_needs_what_its_roles_need() -> None:
