@@ -18,12 +18,13 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import (
+    BrokerResponseError,
     InvalidProducerEpoch,
     KafkaError,
     MessageSizeTooLargeError,
@@ -35,6 +36,7 @@ from faust import Event
 
 from agents.fetched import Fetched
 from agents.own_topics import OwnTopics
+from agents.standing import Standing
 from marq.connection import stop_producer
 from marq.core import copies, rows
 from marq.core.errors import UnknownVersion
@@ -104,6 +106,10 @@ class Ownership:
     alarm: str = ""
     recovered_records: int = 0
     transactions: int = 0
+    #: Due messages whose copies were sent.
+    fired: int = 0
+    #: Rows of the table that were taken over.
+    restored: int = 0
     #: Marker records that were folded, and that were read again at or below the applied offset and skipped.
     folded: int = 0
     skipped: int = 0
@@ -116,6 +122,9 @@ class Ownership:
     _producer: AIOKafkaProducer | None = None
     _task: asyncio.Task[None] | None = None
     _position: int | None = None
+    _furthest: int = 0
+    #: Whether the broker has refused what was last tried, until rows are written again.
+    _refused: bool = False
     _unacked: list[Event] = field(default_factory=list)
     _pending: dict[bytes, bytes | None] = field(default_factory=dict)
     _pending_bytes: int = 0
@@ -190,6 +199,7 @@ class Ownership:
                 self._forget()
             except (KafkaError, OSError, TimeoutError) as error:
                 log.warning("markers partition %s: %r; taking it over again", self.partition, error)
+                self._refused = isinstance(error, BrokerResponseError)
                 self.tracker.take_over_again()
             except Exception as error:
                 # A defect: unsaid, the partition would stand still for ever and look healthy.
@@ -255,7 +265,7 @@ class Ownership:
         # 2. The table, up to the end of its changelog; read earlier, it could miss rows of the former owner.
         self.state = "recovering"
         self.recovered_records = await self.around.table.recover(self.partition, producer, self.around.client)
-        self.tracker.book.restore(self.around.table.rows(self.partition))
+        self.tracker.book.restore(self._counted(self.around.table.rows(self.partition)))
         self._position = self.tracker.book.applied + 1
         log.info(
             "owner of markers partition %s: %s changelog records, %s open messages, applied offset %s",
@@ -268,6 +278,11 @@ class Ownership:
         #    changelog was lost.
         await self._check_log(self._position)
         await self.around.seek(self.partition, self._position)
+
+    def _counted(self, rows_of_table: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+        for row in rows_of_table:
+            self.restored += 1
+            yield row
 
     async def _check_log(self, position: int) -> None:
         start, end = await self.around.log_range(self.partition)
@@ -287,6 +302,27 @@ class Ownership:
         producer, self._producer = self._producer, None
         if producer is not None:
             await stop_producer(producer, STOP_PRODUCER_SECONDS)
+
+    # --- whether it gets on -------------------------------------------------------------------------------------------
+
+    def standing(self) -> Standing | None:
+        """Return how far this owner is; None when it is not for a restart to get it further."""
+        if self.state == "stopped" or (self.state == "waiting" and self._refused):
+            return None
+        replayed = self.around.table.replayed[self.partition]
+        return Standing((self._furthest, self.fired, replayed), self._position, self._owes())
+
+    def _owes(self) -> str:
+        if self.state != "owner":
+            return f"it is {self.state}, and no owner"
+        now_ms = _monotonic_ms()
+        if self.tracker.awaited_ms(now_ms):
+            return "its own TICK has not come back"
+        if self.tracker.tick_in_ms(now_ms) == 0:
+            return "a TICK is due and not written"
+        if self._inbox:
+            return "markers that were fetched are not folded"
+        return "what was folded is not written" if self._flush_in() <= 0 else ""
 
     # --- read ---------------------------------------------------------------------------------------------------------
 
@@ -381,6 +417,7 @@ class Ownership:
             self.folded += 1
             self._pending_bytes += len(record.value or b"")
         self._position = max(position, fetched.end)
+        self._furthest = max(self._furthest, self._position)
         self.tracker.book.passed(self._position)
         self._unacked.append(event)
 
@@ -450,7 +487,9 @@ class Ownership:
                 raise
             await producer.commit_transaction()
         self.transactions += 1
+        self.fired += len(fires)
         if changes:
+            self._refused = False
             changelog = self.around.table.changelog_topic_name
             written = [r.offset for r in results if r.topic == changelog]
             self.around.table.write(self.partition, self._pending, max(written))

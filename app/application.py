@@ -8,6 +8,8 @@ applications, too (app/handlers_process.py).
 from __future__ import annotations
 
 import os
+from collections.abc import Hashable
+from dataclasses import replace
 from typing import Any
 
 from faust.app import BootStrategy
@@ -17,6 +19,7 @@ import agents.statistics
 import agents.tracker
 import tables.leases
 from agents.ownership import Surroundings
+from agents.standing import Standing
 from app import commands, identity
 from app.batching import BatchSchema
 from app.checkup.preflight import ensure_rights
@@ -27,8 +30,10 @@ from app.handlers_processes import HandlersProcesses, stop_limit_s
 from app.handlers_role import HandlersRole
 from app.members import Group
 from app.publication import differences, publish
+from app.watchdog import Watchdog
 from app.web import Figures, MarqWeb
 from app.web import attach as attach_web
+from app.witness import Markers, Rebalance, Witness
 from config.queues import QueuesFile, load_queues
 from config.settings import AppSettings, Role, load_client_settings, load_settings
 from marq.connection import client_options
@@ -48,6 +53,8 @@ class WorkerApp(MarqApp):
     group: Group
     #: Only with the role handlers, and once it runs.
     handlers: HandlersRole | None = None
+    #: Once it runs.
+    watchdog: Watchdog | None = None
 
     def _new_web(self) -> MarqWeb:
         return MarqWeb(self)
@@ -70,6 +77,8 @@ class WorkerApp(MarqApp):
             self.owners.around = self._surroundings(topics)
         if self.handlers is not None:
             self.handlers.start(self.queues)
+        self.watchdog = Watchdog(self.settings.watchdog, self._standings, Witness(self.client).ask, work=self._restored)
+        self.watchdog.start()
 
     async def _ensure_rights(self, file: QueuesFile) -> None:
         ours = file.definitions
@@ -93,6 +102,8 @@ class WorkerApp(MarqApp):
         return HandlersProcesses(stop_limit_s(self.settings.stop_timeout), self.log_level)
 
     async def on_stop(self) -> None:
+        if self.watchdog is not None:
+            self.watchdog.stop()
         # First, while the connection to the broker is still there: handlers end and say so, owners write what they
         # have folded.
         if self.handlers is not None:
@@ -104,6 +115,23 @@ class WorkerApp(MarqApp):
 
     def handlers_figures(self) -> list[dict[str, Any]]:
         return [] if self.handlers is None else self.handlers.figures()
+
+    def _standings(self) -> dict[Hashable, Standing]:
+        """How far everything is that must not stand still."""
+        count = self.rebalancing_count
+        found: dict[Hashable, Standing] = {}
+        if self.rebalancing:
+            found[Rebalance(self.conf.id)] = Standing((count,), owes="it does not end")
+        for partition, owner in self.owners.owned.items():
+            standing = owner.standing()
+            if standing is not None:
+                markers = Markers(partition, self.settings.names.changelog)
+                found[markers] = replace(standing, progress=(count, *standing.progress))
+        return found
+
+    def _restored(self) -> int:
+        """A number that rises while a table is read, during which the event loop has no turn."""
+        return sum(owner.restored for owner in list(self.owners.owned.values()))
 
     def _surroundings(self, topics: Topics) -> Surroundings:
         markers = self.settings.names.markers

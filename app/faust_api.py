@@ -125,6 +125,7 @@ RELIANCES = (
     Reliance(_APP, "on_first_start", "async (self)", "topics are looked at before the consumer starts"),
     Reliance(_APP, "on_stop", "async (self)", "owners write before connections close"),
     Reliance(_APP, "rebalancing", "class attribute", "True until Faust has sought to the committed offsets"),
+    Reliance(_APP, "rebalancing_count", "class attribute", "tells a rebalance that does not end from the next one"),
     Reliance(
         "faust.app:BootStrategy",
         "__init__",

@@ -53,6 +53,8 @@ class AppSettings(BaseSettings):
     flush_interval: Annotated[float, Field(gt=0, le=5)] = 1.0
     #: Seconds that a shutdown may take before the process ends anyway.
     stop_timeout: Annotated[float, Field(ge=1, le=300)] = 9.0
+    #: Seconds after which a worker that makes no progress ends itself, so that its supervisor starts it again.
+    watchdog: Annotated[float, Field(ge=5, le=3600)] = 60.0
     #: Static membership: restarts of this worker cause no rebalance.
     instance_id: str | None = None
     #: Separated by commas in the environment.
