@@ -3,11 +3,9 @@
 All methods block; asynchronous callers use `asyncio.to_thread`.
 """
 
-import base64
 import os
 import subprocess
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +14,7 @@ from typing import Self
 from broker import archive, failure, jars, java, ports, probe, settings
 from broker.directory import BrokerDirectory
 from broker.errors import BrokerError
+from broker.membership import FIRST_NODE_ID, Membership, new_cluster_id
 from broker.process import BrokerProcess
 from broker.security import Security
 
@@ -34,7 +33,10 @@ class EmbeddedBroker:
     `address` is a fixed host:port; without it, free ports are chosen once and kept over restarts. `data_directory` is
     kept for ever; without it, a temporary one lives until `close()`. `properties` go over the broker's own settings.
     `heap` is Java's word for a size ("1g"); without it, $MARQ_BROKER_HEAP or 512m. `java_flags` replace those that make
-    the start quick. Nothing happens before `start()`.
+    the start quick; `environment` is added to the process's. Nothing happens before `start()`.
+
+    `membership` makes it one node of a cluster, which is ready only when most of the nodes run. `proxied` adds plain
+    listeners that stand behind a proxy each: their names, and the ports on the same host that clients are told.
 
     `security` adds listeners with SASL and TLS, users and ACLs (see `broker.security`); the plain one is then the
     administrator's. For a service with a password of its own, on a broker where it may nothing yet:
@@ -55,6 +57,9 @@ class EmbeddedBroker:
         address: str | None = None,
         properties: Mapping[str, str] | None = None,
         security: Security | None = None,
+        membership: Membership | None = None,
+        proxied: Mapping[str, int] | None = None,
+        environment: Mapping[str, str] | None = None,
         heap: str | None = None,
         java_flags: Sequence[str] | None = None,
     ) -> None:
@@ -62,7 +67,10 @@ class EmbeddedBroker:
         self._given_address = None if address is None else ports.split_address(address)
         self._security = security or Security(())
         self._properties = {**self._security.properties(), **(properties or {})}
-        self._secured: dict[str, int] = {}
+        self._membership = membership
+        self._proxied = dict(proxied or {})
+        self._environment = dict(environment or {})
+        self._further: dict[str, int] = {}
         self._heap = heap
         self._java_flags = java_flags
         self._address = self._given_address
@@ -76,16 +84,16 @@ class EmbeddedBroker:
             raise BrokerError("the embedded broker has no address before its first start()")
         return ports.join_address(*self._address)
 
-    def listener(self, protocol: str) -> str:
-        """host:port of the listener with this security protocol; the same before and after a restart.
+    def listener(self, name: str) -> str:
+        """host:port of the listener with this security protocol or name; the same before and after a restart.
 
-        Raises BrokerError before the first start, and where `security` names no such listener.
+        Raises BrokerError before the first start, and where neither `security` nor `proxied` names such a listener.
         """
-        if self._address is None or protocol not in self._secured:
+        if self._address is None or name not in self._further:
             raise BrokerError(
-                f"the embedded broker has no listener {protocol!r}: name it in `security`, and start() it"
+                f"the embedded broker has no listener {name!r}: name it in `security` or `proxied`, and start() it"
             )
-        return ports.join_address(self._address[0], self._secured[protocol])
+        return ports.join_address(self._address[0], self._further[name])
 
     @property
     def data_directory(self) -> Path:
@@ -116,10 +124,11 @@ class EmbeddedBroker:
         command = self._java_command(runtime, class_path)
         for _ in range(PORT_ATTEMPTS):
             host, port = self._address or ("127.0.0.1", ports.free_port("127.0.0.1"))
-            secured = self._secured or {name: ports.free_port(host) for name in self._security.protocols}
-            refusal = self._try(command, host, port, secured, limit_seconds)
+            names = [*self._security.protocols, *self._proxied]
+            further = self._further or {name: ports.free_port(host) for name in names}
+            refusal = self._try(command, host, port, further, limit_seconds)
             if refusal is None:
-                self._address, self._secured = (host, port), secured  # from now on clients know them
+                self._address, self._further = (host, port), further  # from now on clients know them
                 return self
             # Between our look at a free port and the broker's bind somebody else may have taken it: only then again.
             if not failure.is_port_conflict(self._started_directory().log()):
@@ -197,27 +206,30 @@ class EmbeddedBroker:
         ]
 
     def _try(
-        self, command: list[str], host: str, port: int, secured: Mapping[str, int], limit_seconds: float
+        self, command: list[str], host: str, port: int, further: Mapping[str, int], limit_seconds: float
     ) -> str | None:
         """Start once. Returns why not, or None when the broker is up."""
         if not ports.is_free(host, port):
             raise BrokerError(failure.port_taken(host, port))
         directory = self._started_directory()
+        membership = self._membership or _alone()
         directory.write_settings(
             settings.server_properties(
                 host=host,
                 port=port,
-                controller_port=ports.free_port("127.0.0.1"),
+                membership=membership,
                 log_directory=str(directory.data),
                 extra=self._properties,
-                secured=secured,
+                further=further,
+                proxied=self._proxied,
             )
         )
         if not directory.formatted:
-            _format(command, directory, self._security.format_options())
-        self._process = BrokerProcess([*command, "kafka.Kafka", str(directory.server_properties)], directory)
+            _format(command, directory, membership.cluster_id, self._security.format_options())
+        server = [*command, "kafka.Kafka", str(directory.server_properties)]
+        self._process = BrokerProcess(server, directory, self._environment)
         try:
-            if _wait_until_ready(self._process, host, port, limit_seconds):
+            if _wait_until_ready(self._process, host, port, membership.node_id, limit_seconds):
                 return None
             exit_code, log = self._process.exit_code, directory.log()
         except BaseException:
@@ -228,10 +240,12 @@ class EmbeddedBroker:
         return failure.explain(what, log, directory=directory.path, address=ports.join_address(host, port))
 
 
-def _format(command: list[str], directory: BrokerDirectory, options: Sequence[str]) -> None:
+def _alone() -> Membership:
+    return Membership(FIRST_NODE_ID, {FIRST_NODE_ID: ports.free_port("127.0.0.1")}, new_cluster_id())
+
+
+def _format(command: list[str], directory: BrokerDirectory, cluster_id: str, options: Sequence[str]) -> None:
     """Write the cluster id, the feature levels and the users, which Kafka does not do by itself."""
-    # The "u" in front: an id that begins with "-" would be taken for an option.
-    cluster_id = "u" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
     tool = ["kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(directory.server_properties), *options]
     with directory.console.open("wb") as output:
         result = subprocess.run(
@@ -247,10 +261,10 @@ def _format(command: list[str], directory: BrokerDirectory, options: Sequence[st
         raise BrokerError(failure.explain(what, directory.log(), directory=directory.path, address=""))
 
 
-def _wait_until_ready(process: BrokerProcess, host: str, port: int, limit_seconds: float) -> bool:
+def _wait_until_ready(process: BrokerProcess, host: str, port: int, node_id: int, limit_seconds: float) -> bool:
     deadline = time.monotonic() + limit_seconds
     while process.running and time.monotonic() < deadline:
-        if probe.is_ready(host, port):
+        if probe.is_ready(host, port, node_id):
             # Somebody else may answer on a port that our broker failed to get.
             return process.running
         time.sleep(POLL_SECONDS)

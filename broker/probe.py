@@ -14,12 +14,12 @@ NO_CLIENT_ID = -1
 ANSWER_LIMIT_BYTES = 1 << 20
 
 
-def is_ready(host: str, port: int, limit_seconds: float = 1.0) -> bool:
-    """Whether a broker answers and counts itself among the live ones."""
+def is_ready(host: str, port: int, node_id: int, limit_seconds: float = 1.0) -> bool:
+    """Whether a broker answers and counts this node, which should be itself, among the live ones."""
     try:
         with socket.create_connection((host, port), timeout=limit_seconds) as connection:
             connection.sendall(_metadata_request())
-            return _live_brokers(connection) > 0
+            return node_id in _live_brokers(connection)
     except (OSError, EOFError, struct.error):
         return False
 
@@ -30,12 +30,26 @@ def _metadata_request() -> bytes:
     return struct.pack(">i", len(body)) + body
 
 
-def _live_brokers(connection: socket.socket) -> int:
+def _live_brokers(connection: socket.socket) -> set[int]:
+    """The ids in the answer's list of brokers; each has host, port and rack after it."""
     (size,) = struct.unpack(">i", _read(connection, 4))
     if not 8 <= size <= ANSWER_LIMIT_BYTES:
-        return 0  # something else than Kafka listens there
+        return set()  # something else than Kafka listens there
     correlation_id, brokers = struct.unpack(">ii", _read(connection, 8))
-    return int(brokers) if correlation_id == CORRELATION_ID else 0
+    if correlation_id != CORRELATION_ID:
+        return set()
+    found: set[int] = set()
+    for _ in range(brokers):
+        found.update(struct.unpack(">i", _read(connection, 4)))
+        _skip_text(connection)
+        _read(connection, 4)
+        _skip_text(connection)
+    return found
+
+
+def _skip_text(connection: socket.socket) -> None:
+    (size,) = struct.unpack(">h", _read(connection, 2))
+    _read(connection, max(0, size))  # -1: there is none
 
 
 def _read(connection: socket.socket, size: int) -> bytes:

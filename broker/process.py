@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 
 from broker.directory import BrokerDirectory
@@ -16,7 +17,7 @@ WATCHDOG = Path(__file__).with_name("watchdog.py")
 class BrokerProcess:
     """A JVM in its own session, so that Ctrl-C in the terminal reaches our code first and the broker goes last."""
 
-    def __init__(self, command: list[str], directory: BrokerDirectory) -> None:
+    def __init__(self, command: list[str], directory: BrokerDirectory, environment: Mapping[str, str]) -> None:
         with directory.console.open("wb") as output:
             self._process = subprocess.Popen(
                 command,
@@ -24,6 +25,7 @@ class BrokerProcess:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=directory.path,
+                env={**os.environ, **environment},
                 start_new_session=True,
             )
         arguments = [str(os.getpid()), str(self._process.pid), *map(str, directory.temporary)]

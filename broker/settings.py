@@ -1,8 +1,9 @@
-"""The broker's server.properties: one KRaft node that is broker and controller, quick to start on two cores."""
+"""The broker's server.properties: a KRaft node that is broker and controller, quick to start on two cores."""
 
 from collections.abc import Mapping
 
-NODE_ID = 1
+from broker.membership import Membership
+
 # Kafka's default is 50 each. Every partition costs files and time at start, and one node has nobody to share them with.
 INTERNAL_TOPIC_PARTITIONS = 8
 # The default of 128 MB is a quarter of the small heap this broker gets.
@@ -10,7 +11,6 @@ CLEANER_BUFFER_BYTES = 16 << 20
 
 _FIXED: Mapping[str, str] = {
     "process.roles": "broker,controller",
-    "node.id": str(NODE_ID),
     "inter.broker.listener.name": "BROKER",
     "controller.listener.names": "CONTROLLER",
     # A misspelt queue name must be an error, not a new topic.
@@ -37,24 +37,33 @@ def server_properties(
     *,
     host: str,
     port: int,
-    controller_port: int,
+    membership: Membership,
     log_directory: str,
     extra: Mapping[str, str],
-    secured: Mapping[str, int] | None = None,
+    further: Mapping[str, int],
+    proxied: Mapping[str, int],
 ) -> dict[str, str]:
-    """All settings of the broker; `extra` wins over the defaults. `secured`: further listeners, protocol -> port."""
+    """All settings of the broker; `extra` wins over the defaults.
+
+    `further`: the ports of more listeners, by name; `proxied`: of these, the ports that clients are told instead. A
+    listener that is not proxied has its security protocol as its name.
+    """
     # IPv6 addresses need their brackets in a listener.
     name = f"[{host}]" if ":" in host else host
-    further = secured or {}
-    open_to_clients = [f"BROKER://{name}:{port}", *(f"{protocol}://{name}:{at}" for protocol, at in further.items())]
-    protocols = ["BROKER:PLAINTEXT", "CONTROLLER:PLAINTEXT", *(f"{protocol}:{protocol}" for protocol in further)]
+    listeners = {"BROKER": port, **further}
+    bound = [f"{listener}://{name}:{at}" for listener, at in listeners.items()]
+    protocols = {listener: "PLAINTEXT" if listener in proxied else listener for listener in further}
+    protocols |= {"BROKER": "PLAINTEXT", "CONTROLLER": "PLAINTEXT"}
     addresses = {
-        "listeners": ",".join([*open_to_clients, f"CONTROLLER://127.0.0.1:{controller_port}"]),
-        "advertised.listeners": ",".join(open_to_clients),
-        "listener.security.protocol.map": ",".join(protocols),
+        "node.id": str(membership.node_id),
+        "listeners": ",".join([*bound, f"CONTROLLER://127.0.0.1:{membership.controllers[membership.node_id]}"]),
+        "advertised.listeners": ",".join(
+            f"{listener}://{name}:{proxied.get(listener, at)}" for listener, at in listeners.items()
+        ),
+        "listener.security.protocol.map": ",".join(f"{listener}:{each}" for listener, each in protocols.items()),
         # A static voter, not a dynamic quorum: that one writes the controller's port into the data, and a data
         # directory then could not be opened again on another port.
-        "controller.quorum.voters": f"{NODE_ID}@127.0.0.1:{controller_port}",
+        "controller.quorum.voters": ",".join(f"{node}@127.0.0.1:{at}" for node, at in membership.controllers.items()),
         "log.dirs": log_directory,
     }
     return {**_FIXED, **addresses, **extra}

@@ -14,6 +14,9 @@ from faults.errors import ConditionError
 #: Where Debian, Ubuntu and Fedora put it. The variant for programs with threads.
 LIBRARIES = ("/usr/lib/*/faketime/libfaketimeMT.so.1", "/usr/lib*/faketime/libfaketimeMT.so.1")
 
+#: Within this time a move counts.
+MOVE_SECONDS = 1
+
 
 class Clock:
     """The wall clock of all processes that are started with `environment`; right until `move()`.
@@ -33,11 +36,13 @@ class Clock:
         return {
             "LD_PRELOAD": str(self._library),
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
-            # Read at each look at the clock, 5 us each: a move counts at once.
-            "FAKETIME_NO_CACHE": "1",
+            # How often the file is read. At each look at the clock would be 5 us a look, and a JVM looks often.
+            "FAKETIME_CACHE_DURATION": str(MOVE_SECONDS),
             # Durations are measured by the monotonic clock, which no machine sets.
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "DONT_FAKE_MONOTONIC": "1",
+            # Switched off: with it, which is the default here, a JVM's timed waits return at once or never.
+            "FAKETIME_FORCE_MONOTONIC_FIX": "0",
         }
 
     def move(self, seconds: float) -> None:

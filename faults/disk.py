@@ -49,7 +49,7 @@ class SmallDisk:
     def __enter__(self) -> Self:
         self.path.mkdir(parents=True, exist_ok=True)
         options = f"size={self._mebibytes}m,mode=0700"
-        command = [self._mount, "-t", "tmpfs", "-o", options, "marq-faults", self.path]
+        command = [self._mount, "-t", "tmpfs", "-o", options, "marq-faults", str(self.path)]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=LIMIT_SECONDS)
         except (OSError, subprocess.CalledProcessError) as error:

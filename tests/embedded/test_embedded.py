@@ -15,6 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from broker import EmbeddedBroker, ports, probe, settings
 from broker.errors import BrokerError
+from broker.membership import FIRST_NODE_ID
 
 LIMIT_SECONDS = 30.0
 
@@ -84,11 +85,11 @@ def test_a_paused_broker_takes_connections_and_answers_nothing(broker: EmbeddedB
     host, port = ports.split_address(broker.bootstrap_servers)
 
     broker.pause()
-    while_paused = probe.is_ready(host, port, limit_seconds=0.2)
+    while_paused = probe.is_ready(host, port, FIRST_NODE_ID, limit_seconds=0.2)
     broker.resume()
 
     assert not while_paused
-    assert probe.is_ready(host, port, limit_seconds=LIMIT_SECONDS)
+    assert probe.is_ready(host, port, FIRST_NODE_ID, limit_seconds=LIMIT_SECONDS)
 
 
 def test_a_paused_broker_can_be_stopped() -> None:
@@ -213,7 +214,7 @@ def test_python_m_broker_serves_until_sigterm(tmp_path: Path) -> None:
         assert server.stdout is not None
         lines = iter(server.stdout.readline, b"")
         assert any(line.startswith(f"Kafka 4.3.1 on {address}".encode()) for line in lines)
-        assert probe.is_ready(*ports.split_address(address))
+        assert probe.is_ready(*ports.split_address(address), FIRST_NODE_ID)
 
         server.send_signal(signal.SIGTERM)
 

@@ -8,6 +8,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaConnectionError, TopicAuthorizationFailedError
 
 from broker import BrokerError, Certificates, EmbeddedBroker, Security, ports, probe
+from broker.membership import FIRST_NODE_ID
 from tests.embedded import kafka_tools
 
 
@@ -111,7 +112,7 @@ def test_listeners_keep_their_ports_over_a_restart(broker: EmbeddedBroker) -> No
     broker.restart()
 
     assert [broker.listener(protocol) for protocol in ("SASL_PLAINTEXT", "SSL", "SASL_SSL")] == before
-    assert probe.is_ready(*ports.split_address(broker.bootstrap_servers), limit_seconds=30)
+    assert probe.is_ready(*ports.split_address(broker.bootstrap_servers), FIRST_NODE_ID, limit_seconds=30)
 
 
 def test_a_listener_that_was_not_asked_for_is_named(broker: EmbeddedBroker) -> None:
