@@ -26,6 +26,7 @@ from marq.core.errors import ConfigError, MarqError
 from marq.core.markers import Source
 from marq.flow import Flow, FlowSettings
 from marq.handlers import Handler, HandlerDefinition, check_handler, definitions_of, handlers_in
+from marq.positions import check_room
 from marq.serving import serving
 from marq.settings import ClientSettings
 from marq.starts import MarkedStart
@@ -76,9 +77,10 @@ class Handlers:
         """Load the handlers and start their workers; messages come when partitions are assigned.
 
         Raises:
-            ConfigError: no handler can be imported.
+            ConfigError: no handler can be imported, or the group has too many queues.
             BrokerUnavailable: no broker answered in time.
         """
+        check_room(self.group.name, self.group.queues)
         handlers = load_handlers(self.group)
         served = serving(client.names.messages, handlers, self.group.topics)
         self.reader = StreamReader(served, partitions)

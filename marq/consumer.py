@@ -40,6 +40,8 @@ DEFAULT_MAX_IN_FLIGHT = 10_000
 DEFAULT_GRACE_S = 3.0
 MAX_CONCURRENCY = 10_000
 MAX_MAX_IN_FLIGHT = 1_000_000
+#: Between two attempts to serve what the definitions say.
+RETRY_S = 1.0
 #: An iteration lets others have their turn at least this often.
 _TURN_S = 0.005
 
@@ -380,6 +382,7 @@ class _Running:
                     serving = wanted
             except BrokerUnavailable as error:
                 log.warning("%s: the definitions have changed, trying again: %s", self._membership, error)
+                await self.cluster.sleep(RETRY_S)
                 self._changed.set()
             except MarqError as error:
                 self.flow.fail(error)

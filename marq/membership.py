@@ -10,6 +10,7 @@ from __future__ import annotations
 from marq.core.definitions import HANDLERS_GROUP, Definitions
 from marq.core.errors import ConfigError
 from marq.core.names import Names, check_group_name, check_queue_name
+from marq.positions import check_room
 from marq.serving import Serving, serving
 
 _TWICE = "to process each message twice, send it to two queues: producer.send([{0!r}, {1!r}], …)"
@@ -52,9 +53,12 @@ class Membership:
         """Return what to read now.
 
         Raises:
-            ConfigError: the queue belongs to a group of several queues, or to the workers' handlers.
+            ConfigError: the queue belongs to a group of several queues, or to the workers' handlers, or the group has
+                too many queues.
         """
         queues = self.queues(definitions)
+        # Before anything is acquired: what can't be committed is never handed out, and its attempts are used up.
+        check_room(self.name, queues)
         for queue in queues:
             _refuse_handled(queue, definitions)
         if self.queue is not None:

@@ -9,7 +9,7 @@ records that a queue has had are passed over for it. A member that has not heard
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,8 @@ from marq.serving import Serving
 
 #: What brokers accept as metadata of an offset (``offset.metadata.max.bytes``).
 MAX_METADATA_BYTES = 4_096
+#: Offsets have no more digits when it is judged whether the positions of a group's queues fit into that.
+_LONG_OFFSET = 10**12
 
 
 @dataclass
@@ -58,10 +60,7 @@ class Positions:
             del past[min(past, key=lambda queue: past[queue])]
             metadata = _metadata(here, past)
         if len(metadata.encode()) > MAX_METADATA_BYTES:
-            raise ConfigError(
-                f"{len(self.by_queue)} queues in one group: their names take more than the {MAX_METADATA_BYTES} bytes "
-                "that an offset's metadata may have; use shorter names, or more groups"
-            )
+            raise _too_many("the group", len(self.by_queue))
         return metadata
 
     def start(self, queues: Iterable[str], log_start: int) -> int:
@@ -91,6 +90,23 @@ class Positions:
         """Note that these queues have had all records before an offset."""
         for queue in queues:
             self.by_queue[queue] = max(self.by_queue.get(queue, 0), offset)
+
+
+def check_room(group: str, queues: Collection[str]) -> None:
+    """Check that a commit can say a position of its own for each queue of a group, as while one of them catches up.
+
+    Raises:
+        ConfigError: they are too many.
+    """
+    if len(_metadata([], dict.fromkeys(queues, _LONG_OFFSET)).encode()) > MAX_METADATA_BYTES:
+        raise _too_many(f"group {group!r}", len(queues))
+
+
+def _too_many(where: str, count: int) -> ConfigError:
+    return ConfigError(
+        f"{where} would have {count} queues: their names and positions take more than the {MAX_METADATA_BYTES} bytes"
+        " that an offset's metadata may have; use shorter names, or more groups"
+    )
 
 
 class Progress:

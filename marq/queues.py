@@ -16,6 +16,7 @@ from marq.core.names import check_queue_name
 from marq.core.queue import QueueSettings, check_document
 from marq.definition_log import DefinitionLog, Entry, definition_log
 from marq.durations import Duration
+from marq.positions import check_room
 from marq.settings import ClientOptions, ClientSettings
 from marq.words import missing, refuse
 
@@ -140,7 +141,8 @@ class Queues:
         Durations are seconds or timedeltas; None for a key takes a former change of it back.
 
         Raises:
-            ConfigError: a name or a value is wrong, a topic belongs to another queue, or the right to write is missing.
+            ConfigError: a name or a value is wrong, a topic belongs to another queue, the group has no room for one
+                queue more, or the right to write is missing.
             BrokerUnavailable: the change is not known to be made.
             TypeError: there is no such setting.
         """
@@ -264,7 +266,11 @@ class Queues:
     def _merged(self, queue: str, former: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
         document = {name: value for name, value in {**former, **wanted}.items() if value is not None}
         document = check_document(document, f"queue {queue!r}")
-        self._check_topic(queue, self.definitions.after({layer_key("change", queue): document}).settings(queue).topic)
+        later = self.definitions.after({layer_key("change", queue): document})
+        self._check_topic(queue, later.settings(queue).topic)
+        group = later.group(queue)
+        if group is not None and group != self.definitions.group(queue):
+            check_room(group, later.queues_of(group))
         return document
 
     def _check_topic(self, queue: str, topic: str | None) -> None:

@@ -101,7 +101,7 @@ class Renewal:
     async def _run(self) -> None:
         renewed = True
         while True:
-            interval_s = self._settings.shortest_lease_ms / 3000
+            interval_s = self._shortest_lease_ms() / 3000
             # After a failure much sooner: there is time for some attempts before the leases are over.
             self._pause_s = interval_s if renewed else interval_s / 4
             self._pausing = asyncio.ensure_future(self._sleep(self._pause_s))
@@ -129,7 +129,7 @@ class Renewal:
         if not shares:
             return True
         try:
-            await self._writer.write(list(self._records(shares)), self._settings.shortest_lease_ms / 3000)
+            await self._writer.write(list(self._records(shares)), self._shortest_lease_ms() / 3000)
         except BrokerUnavailable as error:
             log.warning("leases not renewed: leases=%d %s", len(shares), error)
             return False
@@ -143,6 +143,11 @@ class Renewal:
                     if lease.own_expiry_s.get(offset, done_s) < until_s:
                         lease.own_expiry_s.pop(offset, None)
         return True
+
+    def _shortest_lease_ms(self) -> int:
+        """Of the queues that are served, and of those that are not any more and have messages held."""
+        held = {lease.queue for lease in self._leases if lease.open}
+        return min([self._settings.shortest_lease_ms, *map(self._settings.lease_of, held)])
 
     def _shares(self, now_s: float) -> Iterator[tuple[Lease, int, list[int]]]:
         """Each lease to renew, for how many ms, and its offsets: never for longer than ``max_lease`` in all."""

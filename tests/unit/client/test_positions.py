@@ -3,7 +3,7 @@
 import pytest
 
 from marq.core.errors import ConfigError
-from marq.positions import MAX_METADATA_BYTES, Positions
+from marq.positions import MAX_METADATA_BYTES, Positions, check_room
 
 
 def test_what_was_committed_is_read_back() -> None:
@@ -75,6 +75,17 @@ def test_too_many_queues_for_the_metadata_are_refused_with_a_way_out() -> None:
 
     with pytest.raises(ConfigError, match="more groups"):
         positions.encode(5)
+
+
+def test_as_many_queues_as_a_group_may_have_keep_their_positions_while_one_of_them_catches_up() -> None:
+    queues = ["late"]
+    with pytest.raises(ConfigError, match=r"group 'g' would have \d+ queues.*more groups"):  # noqa: PT012
+        while True:
+            check_room("g", queues)
+            queues.append(f"queue-number-{len(queues)}")
+    positions = Positions(dict.fromkeys(queues[1:-1], 10**11) | {"late": 7})
+
+    assert Positions.decode(7, positions.encode(7)) == positions
 
 
 def test_a_queues_own_group_whose_offset_somebody_else_has_set_goes_on_there() -> None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import pytest
 
 import marq.queues
-from marq.core.errors import BrokerUnavailable, MarqError
+from marq.core.errors import BrokerUnavailable, ConfigError, MarqError
 from marq.core.queue import QueueSettings
 from marq.definition_log import Entry
 from marq.queues import MAX_TRIES, Queues
@@ -86,6 +86,18 @@ async def test_what_another_said_in_between_is_taken_up(queues: Queues, log: Lis
     assert found == QueueSettings(lease_ms=5_000, max_attempts=2, concurrency=9)
     assert json.loads(log.entries[-1].value or b"") == {"lease": 5, "concurrency": 9, "max_attempts": 2}
     assert log.writes == 3
+
+
+async def test_a_group_that_has_no_room_for_one_queue_more_is_left_as_it_is(queues: Queues, log: ListLog) -> None:
+    for number in range(35):
+        log.append(b"file:%d-%s" % (number, b"x" * 97), {"group": "g"})
+    await queues.change("last", lease=5)
+
+    with pytest.raises(ConfigError, match="group 'g' would have 36 queues"):
+        await queues.change("y" * 97, group="g")
+
+    assert log.writes == 1
+    await queues.change("0-" + "x" * 97, lease=7)
 
 
 async def test_what_another_took_back_in_between_is_not_brought_back(queues: Queues, log: ListLog) -> None:

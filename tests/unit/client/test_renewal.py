@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from marq.core.errors import LeaseLost
@@ -117,6 +119,26 @@ async def test_a_lease_that_was_made_much_shorter_is_renewed_in_time_all_the_sam
     renewed = [each for each in rig.settler.of(Renew) if 1 in each.offsets]
     assert {each.lease_ms for each in renewed} == {3_000}
     assert len(renewed) >= 9
+
+
+async def test_what_is_held_of_a_queue_that_is_not_served_any_more_is_renewed_at_its_own_pace(make_rig) -> None:
+    class Served(dict[str, int]):
+        def __iter__(self) -> Iterator[str]:
+            return iter(served)
+
+        def values(self) -> list[int]:
+            return [self[queue] for queue in served]
+
+    served = ["slow", "quick"]
+    rig = make_rig(served, leases_ms=Served(slow=30_000, quick=3_000))
+    rig.reader.add(P0, FakeRecord(0, b"quick"))
+    [message] = await rig.take(1, "quick")
+
+    served.remove("quick")
+    for _ in range(20):
+        await rig.clock.advance(1)
+
+    assert message.offset in message._lease.open
 
 
 async def test_leases_that_stay_as_they_are_are_renewed_every_third_of_them(make_rig) -> None:
