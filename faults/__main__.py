@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -37,6 +38,8 @@ def chosen(only: str, *, quick: bool) -> list[Scenario]:
 
 async def play_all(scenarios: Sequence[Scenario]) -> list[Result]:
     results = []
+    # Brokers that live for seconds: compiling them thoroughly takes as much processor time again as all that they do.
+    os.environ["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1"
     with EmbeddedBroker() as shared:
         for scenario in scenarios:
             result = await play(scenario, shared)

@@ -306,10 +306,12 @@ class Stage:
     async def _read_logs(self) -> None:
         names = self.settings.names
         for topic, op in ((names.messages, "record"), (names.dead_letters, "dead")):
-            async for each in self._records(topic):
-                log = history.log_name(Source(topic, each.partition))
+            committed = {(each.partition, each.offset) async for each in self._records(topic)}
+            # Consumers don't wait for the end of transactions, so a copy may reach them although it was taken back.
+            async for each in self._records(topic, committed=False):
+                log, whole = history.log_name(Source(topic, each.partition)), (each.partition, each.offset) in committed
                 fields = (each.offset, each.timestamp, (each.key or b"").decode(), each.key, each.value, each.headers)
-                self.events.append(history.record(log, *fields, op=op))
+                self.events.append(history.record(log, *fields, committed=whole, op=op))
         async for each in self._records(names.markers):
             log = history.log_name(Source(names.markers, each.partition))
             try:
@@ -323,8 +325,8 @@ class Stage:
             content = history.digest(each.value)
             self.events.append({"process": log, "type": "ok", "op": "quarantine", "origin": origin, "content": content})
 
-    async def _records(self, topic: str) -> AsyncIterator[Any]:
-        async with TopicReader(self.settings, topic) as reader:
+    async def _records(self, topic: str, *, committed: bool = True) -> AsyncIterator[Any]:
+        async with TopicReader(self.settings, topic, committed=committed) as reader:
             async for record in reader.to_end():
                 yield record
 

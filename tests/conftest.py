@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator
 
@@ -10,6 +11,9 @@ from hypothesis import HealthCheck, settings
 
 from broker.embedded import EmbeddedBroker
 from marq.core.names import Names
+
+# Brokers that live for seconds: compiling them thoroughly takes as much processor time again as all that they do.
+os.environ["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1"
 
 # How quickly examples are made and tried is the machine's business.
 settings.register_profile("marq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
