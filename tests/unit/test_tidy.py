@@ -11,7 +11,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("marq", "app", "agents", "tables", "config", "pipeline", "broker", "demo", "bench", "examples", "proof", "faults")
+PACKAGES = (
+    "marq",
+    "app",
+    "agents",
+    "tables",
+    "config",
+    "pipeline",
+    "broker",
+    "demo",
+    "bench",
+    "examples",
+    "proof",
+    "faults",
+)
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 CORE = sorted((ROOT / "marq" / "core").rglob("*.py"))
 #: Modules with a clock, chance, tasks or I/O: the core takes time as an argument and returns its effects.
