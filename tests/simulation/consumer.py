@@ -1,4 +1,5 @@
-"""A consumer, step by step: 1 fetch, 2 write ACQUIRE, 3 commit, 4 hand out; outcomes.py has step 5.
+"""A consumer, step by step: 1 fetch, 2 write ACQUIRE, 3 commit, 4 hand out; outcomes.py has step 5, and starting.py
+what becomes of 2 and 3 when they are one transaction.
 
 ACQUIRE comes before the commit: the other way round, a crash between the two loses messages, for nobody reads them
 again and no tracker knows of them. An ACQUIRE or a commit that did not certainly succeed hands nothing out; the
@@ -18,8 +19,9 @@ from marq.positions import Progress
 from proof import history
 from tests.simulation.actor import Actor
 from tests.simulation.group import Commit, Group
-from tests.simulation.log import Record
+from tests.simulation.log import Record, TransactionalId
 from tests.simulation.outcomes import Outcomes, Sent
+from tests.simulation.starting import Cycle, Starting
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -50,8 +52,9 @@ class Reading:
 class Consumer(Actor):
     """One member of a group."""
 
-    def __init__(self, world: World, group: Group, name: str) -> None:
+    def __init__(self, world: World, group: Group, name: str, transactional_id: TransactionalId | None) -> None:
         super().__init__(world, name)
+        self.starting = None if transactional_id is None else Starting(self, transactional_id)
         self.group = group
         self.serving = group.serving(self)
         self.progress = Progress()
@@ -118,6 +121,11 @@ class Consumer(Actor):
         """Look up where the group is in each partition, and then where other groups are."""
         if not sources or self.stopping or generation != self.generation:
             return
+        if self.group.pending.of(sources):
+            # A former owner's transaction may still move an offset.
+            self.world.stats["waited_for_transactions"] += 1
+            self.later(self.world.rng.randint(5, 30), self._place, sources, generation)
+            return
         search = self._search(sources)
         self.later(self.world.rng.randint(0, 5), self._begin, sources, search, generation, self.known)
 
@@ -132,6 +140,9 @@ class Consumer(Actor):
             return
         if search.needs_others:
             # A queue that came from another group goes on where that one is.
+            if any(group.pending.of(sources) for group in self.world.groups):
+                self.later(self.world.rng.randint(5, 30), self._place, sources, generation)
+                return
             for group in self.world.groups:
                 if group is not self.group:
                     search.consider(group.kafka_name, group.committed)
@@ -148,7 +159,11 @@ class Consumer(Actor):
         world = self.world
         world.stats["consumer_crashes"] += 1
         world.schedule(world.rng.randint(50, 600), self.group.leave, self)
-        world.schedule(world.rng.randint(100, 900), world.add_consumer, self.group)
+        kept = None
+        if self.starting is not None and world.rng.random() < 0.5:
+            # It has a name, and starts again under it.
+            kept = self.starting.transactional_id
+        world.schedule(world.rng.randint(100, 900), world.add_consumer, self.group, kept)
 
     def pause(self, duration_ms: int) -> None:
         super().pause(duration_ms)
@@ -244,6 +259,9 @@ class Consumer(Actor):
                 after[queue] = offsets[-1] + 1
         began_ms = self.monotonic_ms()
         self._note("invoke", reading)
+        if self.starting is not None:
+            self.starting.begin(Cycle(reading, own, end, began_ms, leases_ms, batches, after))
+            return
         results: list[Sent] = []
 
         def written(result: Sent) -> None:
@@ -251,7 +269,7 @@ class Consumer(Actor):
             if len(results) < len(batches):
                 return
             if any(each is not Sent.OK for each in results):
-                self._again(reading, "acquire")
+                self.again(reading, "acquire")
             else:
                 reading.after = after
                 self._commit(reading, own, end, began_ms, leases_ms)
@@ -272,7 +290,7 @@ class Consumer(Actor):
         timestamps, attempts, keys, headers, values = zip(*payloads, strict=True)
         return Columns(queue.encode(), timestamps, values, attempts=attempts, keys=keys, headers=headers)
 
-    def _again(self, reading: Reading, why: str) -> None:
+    def again(self, reading: Reading, why: str) -> None:
         """Hand nothing out; what the tracker knows of comes back, what it does not is read again."""
         world = self.world
         world.stats[f"{why}_not_certain"] += 1
@@ -298,21 +316,21 @@ class Consumer(Actor):
         world = self.world
         after = self.progress.after(self.serving, {reading.source: end})
         if reading.revoked or reading.source not in after or world.hit(world.faults.commit_failed):
-            self._again(reading, "commit")
+            self.again(reading, "commit")
             return
         committed = Committed(end, after[reading.source].encode(end))
         outcome = self.group.commit(reading.source, committed, reading.generation, self)
         if outcome is Commit.REFUSED:
             world.stats["commits_refused"] += 1
         if outcome is Commit.REFUSED or world.hit(world.faults.commit_unknown):
-            self._again(reading, "commit")
+            self.again(reading, "commit")
             return
         self.progress.take(after)
-        self.later(world.rng.randint(0, 3), self._hand_out, reading, own, end, began_ms, leases_ms)
+        self.later(world.rng.randint(0, 3), self.hand_out, reading, own, end, began_ms, leases_ms)
 
     # --- 4 hand out ---------------------------------------------------------------------------------------------------
 
-    def _hand_out(
+    def hand_out(
         self, reading: Reading, own: dict[str, list[Record]], end: int, began_ms: int, leases_ms: dict[str, int]
     ) -> None:
         """Also when the partition has just been revoked: it was committed, so nobody else reads it."""

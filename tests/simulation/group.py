@@ -6,12 +6,14 @@ commits are refused, for they carry an old generation.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from marq.core.markers import Source
 from marq.offsets import Committed
 from marq.serving import Serving, serving
+from tests.simulation.log import Outcome, Transaction
 
 if TYPE_CHECKING:
     from tests.simulation.consumer import Consumer
@@ -22,6 +24,29 @@ class Commit(Enum):
     DONE = 1
     FAILED = 2
     REFUSED = 3
+
+
+class PendingOffsets:
+    """Offsets that were committed in transactions which are open, or whose ends the group has not heard of."""
+
+    def __init__(self, group: Group) -> None:
+        self.name = group.kafka_name
+        self._group = group
+        self._pending: dict[Transaction, list[tuple[int, Source, Committed]]] = {}
+
+    def add(self, transaction: Transaction, number: int, source: Source, committed: Committed) -> None:
+        self._pending.setdefault(transaction, []).append((number, source, committed))
+        transaction.partitions.add(self)
+
+    def finish(self, transaction: Transaction) -> None:
+        for number, source, committed in self._pending.pop(transaction):
+            if transaction.outcome is Outcome.COMMITTED:
+                self._group.set_offset(number, source, committed)
+
+    def of(self, sources: Iterable[Source]) -> bool:
+        """Whether the offset of one of these may still be moved."""
+        wanted = set(sources)
+        return any(source in wanted for each in self._pending.values() for _, source, _ in each)
 
 
 class Group:
@@ -37,6 +62,10 @@ class Group:
         self.committed_reads = world.rng.random() < 0.25
         self.generation = 0
         self.committed: dict[Source, Committed] = {}
+        self.pending = PendingOffsets(self)
+        #: Commits are ordered by when they were asked for, not by when their transactions end.
+        self._commits = 0
+        self._last: dict[Source, int] = {}
         self.members: list[Consumer] = []
         self.assignment: dict[Source, Consumer] = {}
 
@@ -79,8 +108,24 @@ class Group:
     def commit(self, source: Source, committed: Committed, generation: int, member: Consumer) -> Commit:
         if generation != self.generation or self.assignment.get(source) is not member:
             return Commit.REFUSED
-        self.committed[source] = committed
+        self._commits += 1
+        self.set_offset(self._commits, source, committed)
         return Commit.DONE
+
+    def commit_in(
+        self, transaction: Transaction, source: Source, committed: Committed, generation: int, member: Consumer
+    ) -> Commit:
+        """Take an offset that counts when its transaction has been committed."""
+        if generation != self.generation or self.assignment.get(source) is not member:
+            return Commit.REFUSED
+        self._commits += 1
+        self.pending.add(transaction, self._commits, source, committed)
+        return Commit.DONE
+
+    def set_offset(self, number: int, source: Source, committed: Committed) -> None:
+        if number > self._last.get(source, 0):
+            self._last[source] = number
+            self.committed[source] = committed
 
     def offset(self, source: Source) -> int:
         committed = self.committed.get(source)

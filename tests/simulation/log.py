@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 
 class Fenced(Exception):
@@ -136,6 +136,15 @@ def _size(key: bytes | None, value: bytes | None, headers: tuple[tuple[str, byte
     return len(key or b"") + len(value or b"") + sum(len(name) + len(each or b"") for name, each in headers)
 
 
+class Participant(Protocol):
+    """What a transaction has written to."""
+
+    name: str
+
+    def finish(self, transaction: Transaction) -> None:
+        """Learn how it has ended."""
+
+
 class Transaction:
     """The writes of one transaction; decided at once, shown in each partition when its control record is written."""
 
@@ -143,7 +152,7 @@ class Transaction:
         self.epoch = epoch
         self.outcome = Outcome.OPEN
         self.shown = False
-        self.partitions: set[Partition] = set()
+        self.partitions: set[Participant] = set()
 
     def show(self) -> None:
         if not self.shown:
@@ -178,6 +187,15 @@ class TransactionalId:
         assert self._current is None or self._current.shown, "a producer has one transaction at a time"
         self._current = Transaction(epoch)
         return self._current
+
+    def expire(self, transaction: Transaction) -> None:
+        """The broker aborts a transaction that was open for too long, and lets its producer write no more."""
+        if transaction is self._current and transaction.outcome is Outcome.OPEN:
+            self.fence()
+
+    def accepts(self, transaction: Transaction) -> bool:
+        """Whether a transaction can still be written to."""
+        return transaction.epoch == self.epoch and transaction.outcome is Outcome.OPEN
 
     def decide(self, transaction: Transaction, outcome: Outcome) -> None:
         self.check(transaction.epoch)

@@ -46,7 +46,8 @@ CHANGELOG_FIRST = "changelog before acknowledgement"
 ONE_TRANSACTION = "copy, fact and row in one transaction"
 FENCE_FIRST = "fencing before recovery"
 TICK_FIRST = "TICK read back before firing"
-ORDERS = (MARKER_FIRST, CHANGELOG_FIRST, ONE_TRANSACTION, FENCE_FIRST, TICK_FIRST)
+ONE_START = "ACQUIRE and offset in one transaction"
+ORDERS = (MARKER_FIRST, CHANGELOG_FIRST, ONE_TRANSACTION, FENCE_FIRST, TICK_FIRST, ONE_START)
 
 #: Hard cases, each with a test of its own in test_hard_cases.py.
 IDENTITY = "identity"

@@ -8,6 +8,7 @@ from tests.simulation.mutant import (
     LEASE_LOST,
     MARKER_FIRST,
     OLD_STATE,
+    ONE_START,
     ONE_TRANSACTION,
     READERS,
     REOPENING,
@@ -23,6 +24,7 @@ from tests.simulation.mutant import (
 
 _SIMULATION = "tests.simulation."
 _CONSUMER, _OUTCOMES, _OWNER = _SIMULATION + "consumer", _SIMULATION + "outcomes", _SIMULATION + "tracker"
+_STARTING, _GROUP = _SIMULATION + "starting", _SIMULATION + "group"
 _WRITING, _TABLE = _SIMULATION + "writing", _SIMULATION + "table"
 
 SHELL_MUTANTS = (
@@ -56,8 +58,8 @@ SHELL_MUTANTS = (
         _CONSUMER,
         "delivered-twice lost",
         (
-            'commit_failed):\n            self._again(reading, "commit")\n',
-            "commit_failed):\n            self._hand_out(reading, own, end, began_ms, leases_ms)\n",
+            'commit_failed):\n            self.again(reading, "commit")\n',
+            "commit_failed):\n            self.hand_out(reading, own, end, began_ms, leases_ms)\n",
         ),
     ),
     mutant(
@@ -334,6 +336,61 @@ SHELL_MUTANTS = (
         ("self.world.definitions.of(self).settings(queue)", "self.world.definitions.versions[1].settings(queue)"),
         settings_every_ms=200.0,
         forgotten=0.3,
+    ),
+    # --- ACQUIRE and offset in one transaction ------------------------------------------------------------------------
+    mutant(
+        ONE_START,
+        "messages are handed out before the transaction has committed",
+        _STARTING,
+        "delivered-twice not-open lost from-nowhere not-drained",
+        (
+            "        consumer.later(world.rng.randint(0, 3), self._decide, cycle, transaction)\n",
+            (
+                "        reading, own, leases_ms = cycle.reading, cycle.own, cycle.leases_ms\n"
+                "        consumer.hand_out(reading, own, cycle.end, cycle.began_ms, leases_ms)\n"
+                "        cycle.own = {}\n"
+                "        consumer.later(world.rng.randint(0, 3), self._decide, cycle, transaction)\n"
+            ),
+        ),
+    ),
+    mutant(
+        ONE_START,
+        "the offset is committed outside of the transaction",
+        _STARTING,
+        "lost not-drained",
+        (
+            "consumer.group.commit_in(transaction, source, committed, cycle.generation, consumer)",
+            "consumer.group.commit(source, committed, cycle.generation, consumer)",
+        ),
+    ),
+    mutant(
+        ONE_START,
+        "the offset is committed although the markers are not known to be written",
+        _STARTING,
+        "lost not-drained not-durable",
+        ("if any(each is not Sent.OK for each in cycle.results) or", "if"),
+    ),
+    mutant(
+        ONE_START,
+        "a group takes the commit of a former member in a transaction",
+        _GROUP,
+        "delivered-twice lost not-drained",
+        (
+            (
+                "        if generation != self.generation or self.assignment.get(source) is not member:\n"
+                "            return Commit.REFUSED\n"
+                "        self._commits += 1\n"
+                "        self.pending.add"
+            ),
+            "        self._commits += 1\n        self.pending.add",
+        ),
+    ),
+    mutant(
+        ONE_START,
+        "a new owner does not wait for the transactions of the former one",
+        _CONSUMER,
+        "delivered-twice",
+        ("        if self.group.pending.of(sources):\n", "        if False:\n"),
     ),
     # --- readers ------------------------------------------------------------------------------------------------------
     mutant(

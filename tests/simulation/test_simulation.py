@@ -55,9 +55,12 @@ def test_the_simulation_is_not_vacuous(summary: seeds.Summary) -> None:
     assert summary.events > 1_000 * SEEDS
     assert stats["handed_out"] > 10 * SEEDS
     assert summary.duplicates > SEEDS
-    often = "redelivered released rebalances commits_refused acquire_not_certain clock_step served_anew"
+    often = (
+        "redelivered released rebalances commits_refused acquire_not_certain clock_step served_anew start_transactions"
+    )
     at_times = (
         "tracker_crashes tracker_rebalance consumer_crashes aborted commits_unknown fenced starved suspensions gaps"
+        " start_not_certain waited_for_transactions"
     )
     now_and_then = (
         "rejected dead clock_jump calm overtaken move settings old_tables changelogs_made_anew compacted"

@@ -87,6 +87,10 @@ class World:
         self.loose_ticks = rng.random() < 0.25
         self.release_share = rng.choice([0.0, 0.1, 0.3])
         self.reject_share = rng.choice([0.0, 0.05])
+        # Lots of their own, so that worlds without such consumers stay as they were.
+        self._start_lots = random.Random(f"start {seed}")
+        #: How many consumers acquire and commit in one transaction.
+        self.transactional_share = self._start_lots.choice([0.0, 0.0, 0.5, 1.0])
         self._set_limits()
         self._make_topics()
         self._make_queues()
@@ -173,9 +177,11 @@ class World:
             self.owners.append(self._owner(partition))
         self._living.append(self.producer)
 
-    def _consumer(self, group: Group) -> Consumer:
+    def _consumer(self, group: Group, transactional_id: TransactionalId | None = None) -> Consumer:
         self._numbers["consumer"] += 1
-        consumer = Consumer(self, group, f"consumer-{self._numbers['consumer']}")
+        if transactional_id is None and self._start_lots.random() < self.transactional_share:
+            transactional_id = TransactionalId()
+        consumer = Consumer(self, group, f"consumer-{self._numbers['consumer']}", transactional_id)
         self._living.append(consumer)
         return consumer
 
@@ -278,8 +284,8 @@ class World:
 
     # --- processes ----------------------------------------------------------------------------------------------------
 
-    def add_consumer(self, group: Group) -> None:
-        group.join(self._consumer(group))
+    def add_consumer(self, group: Group, transactional_id: TransactionalId | None = None) -> None:
+        group.join(self._consumer(group, transactional_id))
 
     def start_owner(self, partition: int) -> None:
         """The assigned host owns the partition; what an earlier owner on the same host is doing ends with that."""
