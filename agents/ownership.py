@@ -221,8 +221,7 @@ class Ownership:
         except (KafkaError, TimeoutError) as error:
             log.warning("markers partition %s: not written before it stopped: %r", self.partition, error)
         self.state, self.alarm = "stopped", alarm
-        self._inbox.clear()
-        self._room.set()
+        self._drop_inbox()
         self.around.pause(self.partition)
         await self._drop_producer()
 
@@ -234,7 +233,11 @@ class Ownership:
         self._noted_jump_ms = 0
         self._pending, self._pending_bytes = {}, 0
         self._unacked.clear()
+        self._drop_inbox()
+
+    def _drop_inbox(self) -> None:
         self._inbox.clear()
+        # Whoever waits for room holds up the batches of all partitions.
         self._room.set()
 
     async def _take_over(self) -> None:
@@ -406,7 +409,7 @@ class Ownership:
             # Records were passed over (a rebalance dropped a batch that was on its way): read them again.
             await self._check_log(position)
             log.info("partition %s: going back from %s to %s", self.partition, fetched.start, position)
-            self._inbox.clear()
+            self._drop_inbox()
             await self.around.seek(self.partition, position)
             return
         for record in fetched.records:
