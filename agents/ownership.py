@@ -18,7 +18,7 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +44,7 @@ from marq.core.leases import Destination, Fire
 from marq.core.markers import Payload, Tick, encode
 from marq.core.names import Names
 from marq.core.queue import QueueSettings
+from marq.core.restoration import ROWS_AT_ONCE
 from marq.core.tracker import Tracker
 from tables.leases import LeaseTable
 
@@ -268,7 +269,9 @@ class Ownership:
         # 2. The table, up to the end of its changelog; read earlier, it could miss rows of the former owner.
         self.state = "recovering"
         self.recovered_records = await self.around.table.recover(self.partition, producer, self.around.client)
-        self.tracker.book.restore(self._counted(self.around.table.rows(self.partition)))
+        for _ in self.tracker.book.restoring(self.around.table.rows(self.partition)):
+            self.restored += ROWS_AT_ONCE
+            await asyncio.sleep(0)
         self._position = self.tracker.book.applied + 1
         log.info(
             "owner of markers partition %s: %s changelog records, %s open messages, applied offset %s",
@@ -281,11 +284,6 @@ class Ownership:
         #    changelog was lost.
         await self._check_log(self._position)
         await self.around.seek(self.partition, self._position)
-
-    def _counted(self, rows_of_table: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-        for row in rows_of_table:
-            self.restored += 1
-            yield row
 
     async def _check_log(self, position: int) -> None:
         start, end = await self.around.log_range(self.partition)
@@ -313,7 +311,7 @@ class Ownership:
         if self.state == "stopped" or (self.state == "waiting" and self._refused):
             return None
         replayed = self.around.table.replayed[self.partition]
-        return Standing((self._furthest, self.fired, replayed), self._position, self._owes())
+        return Standing((self._furthest, self.fired, replayed, self.restored), self._position, self._owes())
 
     def _owes(self) -> str:
         if self.state != "owner":

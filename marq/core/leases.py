@@ -62,6 +62,7 @@ from marq.core.markers import (
 )
 from marq.core.marks import Marks
 from marq.core.queue import QueueSettings
+from marq.core.restoration import Restoration
 from marq.core.rows import Counts, Lease, State
 
 #: Offsets of closed messages that the due index may hold on to before it is built anew.
@@ -323,8 +324,12 @@ class LeaseBook:
         self._hinted = 0
         for source, opened in self._sources.items():
             groups: dict[Lease, list[int]] = {}
+            last: Lease | None = None
             for offset, lease in opened.leases.items():
-                groups.setdefault(lease, []).append(offset)
+                # Looked up once for all that follow each other, of which there are many.
+                if lease is not last:
+                    group, last = groups.setdefault(lease, []), lease
+                group.append(offset)
             for lease, offsets in groups.items():
                 self._sequence += 1
                 self._heap.append((lease.due_ms, self._sequence, source, offsets, lease))
@@ -454,36 +459,17 @@ class LeaseBook:
 
     def restore(self, table: Iterable[tuple[bytes, bytes]]) -> None:
         """Take over the rows of a table: the book is then as it was at its ``applied`` offset."""
-        restated: dict[tuple[Source, int], Lease] = {}
-        shared: dict[tuple[object, ...], Lease] = {}
-        for key, row in table:
-            self._restore_row(key, row, restated)
-        for (source, offset), lease in restated.items():
-            opened = self._sources.get(source, _NONE)
-            if offset in opened.leases:
-                opened.leases[offset] = lease
-                opened.restated.add(offset)
-        for opened in self._sources.values():
-            for offset, lease in opened.leases.items():
-                # One object for all that are alike keeps a million rows small.
-                opened.leases[offset] = shared.setdefault(_lease_values(lease), lease)
-        self._rebuild_heap()
+        for _ in self.restoring(table):
+            pass
 
-    def _restore_row(self, key: bytes, row: bytes, restated: dict[tuple[Source, int], Lease]) -> None:
-        kind = key[:1]
-        if kind == b"r":
-            source, offset = rows.parse_row_key(key)
-            self._sources.setdefault(source, _Open()).leases[offset] = rows.decode_lease(row)[0]
-        elif kind == b"s":
-            restated[rows.parse_row_key(key)] = rows.decode_lease(row)[0]
-        elif kind == b"m":
-            self._marks[rows.parse_mark_key(key)] = Marks(rows.decode_marks(row))
-        elif kind == b"c":
-            self.counts[key[1:].decode()] = rows.decode_counts(row)
-        elif key == rows.APPLIED_KEY:
-            self.applied, self.clock = rows.decode_applied(row)
-        else:
-            raise ValueError(f"lease table: a row with the unknown key {key!r}")
+    def restoring(self, table: Iterable[tuple[bytes, bytes]]) -> Iterator[None]:
+        """Do as :meth:`restore`, and stop after each few thousand rows, so that others can work in between."""
+        found = Restoration()
+        yield from found.read(table)
+        self.applied, self.clock, self.counts, self._marks = found.applied, found.clock, found.counts, found.marks
+        for source, leases in found.leases.items():
+            self._sources[source] = _Open(leases, restated=found.restated.get(source, set()))
+        self._rebuild_heap()
 
     # --- statistics ---------------------------------------------------------------------------------------------------
 
@@ -521,19 +507,6 @@ def _by_attempt(batch: Acquire, offsets: Sequence[int]) -> Iterable[tuple[int, S
 
 def _payload(batch: Acquire, offset: int) -> Payload:
     return batch.payloads[bisect_left(batch.offsets, offset)]
-
-
-def _lease_values(lease: Lease) -> tuple[object, ...]:
-    return (
-        lease.queue,
-        lease.holder,
-        lease.attempt,
-        lease.due_ms,
-        lease.since_ms,
-        lease.state,
-        lease.counted,
-        lease.text,
-    )
 
 
 #: Stands in for a source that has no open messages; never written to.

@@ -94,9 +94,13 @@ def row_keys(source: Source, offsets: Sequence[int], kind: bytes) -> list[bytes]
 
 
 def parse_row_key(key: bytes) -> tuple[Source, int]:
-    length = key[1]
-    partition, offset = unpack_from(">IQ", key, 2 + length)
-    return Source(key[2 : 2 + length].decode(), partition), offset
+    return parse_source(key[1:-8]), unpack(">Q", key[-8:])[0]
+
+
+def parse_source(encoded: bytes) -> Source:
+    """Return the source that a row's key names between its first byte and its offset."""
+    length = encoded[0]
+    return Source(encoded[1 : 1 + length].decode(), unpack_from(">I", encoded, 1 + length)[0])
 
 
 def mark_key(queue: str, source: Source) -> bytes:
@@ -160,6 +164,12 @@ def decode_lease(row: bytes) -> tuple[Lease, int]:
     queue = row[start : start + queue_length].decode()
     text = row[start + queue_length : end].decode()
     return Lease(queue, holder, attempt, due, since, State(state), bool(counted), text), end
+
+
+def encoded_lease(row: bytes) -> bytes:
+    """Return the bytes of the lease at the start of an ``r`` or ``s`` row, which :func:`encode_lease` made."""
+    *_, queue_length, text_length = _LEASE.unpack_from(row)
+    return row[: _LEASE.size + queue_length + text_length]
 
 
 def decode_payload(row: bytes) -> Payload:
