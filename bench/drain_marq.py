@@ -53,9 +53,9 @@ async def iterate(consumer: marq.Consumer, count: int) -> tuple[list[bytes], flo
     return seen, first, time.perf_counter()
 
 
-async def main(servers: str, prefix: str, count: int, way: str) -> None:
+async def main(servers: str, prefix: str, count: int, way: str, start: str = "marked") -> None:
     begun = time.perf_counter()
-    consumer = marq.Consumer(QUEUE, servers, prefix=prefix)
+    consumer = marq.Consumer(QUEUE, servers, prefix=prefix, start=start)
     await consumer.start()
     drain = run_handler if way == "run" else iterate
     seen, first, ended = await drain(consumer, count)
@@ -72,4 +72,4 @@ async def main(servers: str, prefix: str, count: int, way: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]))
+    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), *sys.argv[4:]))

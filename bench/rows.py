@@ -37,19 +37,19 @@ class Rows:
     def _fill(self, prefix: str) -> float:
         return asyncio.run(fill(self._servers, prefix, self._size.messages, self._size.value_bytes))
 
-    def drain(self) -> dict[str, float]:
-        return self._drain("run")
+    def drain(self, start: str = "marked") -> dict[str, float]:
+        return self._drain("run", start)
 
     def iterate(self) -> dict[str, float]:
         return self._drain("iterate")
 
-    def _drain(self, way: str) -> dict[str, float]:
+    def _drain(self, *how: str) -> dict[str, float]:
         prefix = self._prefix()
         sent = self._fill(prefix)
         with BenchWorker(self._servers, prefix, self._folder) as worker:
             worker.wait_until_owner()
             before = worker.cpu_seconds()
-            figures = _run("bench.drain_marq", self._servers, prefix, str(self._size.messages), way)
+            figures = _run("bench.drain_marq", self._servers, prefix, str(self._size.messages), *how)
             worker.wait_until_drained(QUEUE, self._size.messages)
             figures["tracker_behind_seconds"] = max(0.0, time.time() - figures.pop("ended_at"))
             figures["tracker_cpu_seconds"] = worker.cpu_seconds() - before

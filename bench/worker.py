@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 
 
 class BenchWorker:
