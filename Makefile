@@ -14,6 +14,7 @@ RUN := .venv/bin/python
 SEEDS ?= 10000
 START ?= 0
 MUTANT_SEEDS ?= 1000
+MINUTES ?= 20
 export PYTHONPATH := .
 export PYTHONUNBUFFERED := 1
 
@@ -21,7 +22,7 @@ export PYTHONUNBUFFERED := 1
 step = @echo "==> $(1)"; began=$$(date +%s); if $(2); then echo "    $$(( $$(date +%s) - began )) s"; \
 	else echo "==> $(1): FAILED after $$(( $$(date +%s) - began )) s" >&2; exit 1; fi
 
-.PHONY: help setup python packages kafka demo test broker bench simulate mutants lint clean lock
+.PHONY: help setup python packages kafka demo test broker bench simulate mutants faults soak lint clean lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -33,7 +34,7 @@ demo: setup ## the main job, on a Kafka of its own
 	@$(RUN) -m demo
 
 test: lint kafka ## all checks and all tests
-	$(call step,pytest,$(RUN) -m pytest -q)
+	$(call step,pytest,$(RUN) -m pytest -q -n 2 --dist loadfile)
 
 lint: packages ## the checks alone: ruff, mypy, import-linter
 	$(call step,ruff check,.venv/bin/ruff check)
@@ -53,6 +54,12 @@ simulate: packages ## the seeded simulation: make simulate SEEDS=10000 START=0
 mutants: packages ## the simulation against broken cores, all of which it must find
 	@$(RUN) -m tests.simulation.mutants --blind --seeds $(MUTANT_SEEDS)
 	@$(RUN) -m tests.simulation.mutants --seeds $(MUTANT_SEEDS)
+
+faults: setup ## real processes killed, paused, cut off, under load: make faults ONLY=worker-killed,consumer
+	@$(RUN) -m faults $(if $(ONLY),--only "$(ONLY)",--write)
+
+soak: setup ## steady load with a fault each minute: make soak MINUTES=20
+	@$(RUN) -m faults.soak --minutes $(MINUTES)
 
 clean: ## remove .venv, the broker's data and all caches of this checkout
 	rm -rf .venv .marq .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist *.egg-info

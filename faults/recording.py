@@ -6,11 +6,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-from proof.history import Event
 
 
 class Recorder:
@@ -28,16 +25,3 @@ class Recorder:
         """Kill -9 to this very process, said before."""
         self.add("info", "kill", target=self.process)
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def merged(paths: Sequence[Path]) -> Iterator[Event]:
-    """Return the events of all files by their time; a line that kill -9 cut short is left out."""
-    events = [event for path in paths for event in _read(path)]
-    # Sorted as a whole: threads of one process may write a little out of order.
-    return iter(sorted(events, key=lambda event: event["at_ms"]))
-
-
-def _read(path: Path) -> Iterator[Event]:
-    for line in path.read_bytes().splitlines(keepends=True):
-        if line.endswith(b"\n"):
-            yield json.loads(line)

@@ -63,12 +63,13 @@ class Stage:
         self.consumers: list[ConsumerProcess] = []
         #: Everything that processes have told so far, and what this one tells.
         self.events: list[Event] = []
-        #: Messages that are known to be in the topic, and those that were acknowledged or rejected.
-        self.accepted = self.ended = self.delivered = 0
+        #: Messages that are known to be in the topic; deliveries, and those of them that were a message's first.
+        self.accepted = self.delivered = self.received = 0
         self._numbers = itertools.count()
         self._names = itertools.count(1)
         self._load: asyncio.Task[None] | None = None
         self._newest_messages: dict[int, int] = {}
+        self._ready: set[str] = set()
         self._queues_file = folder / "queues.toml"
         self._queues_file.write_text(QUEUES)
         self.note("ok", "settings", process="queues", version=1, queues={QUEUE: SETTINGS})
@@ -117,38 +118,36 @@ class Stage:
         name = f"consumer-{next(self._names)}"
         consumer = ConsumerProcess(name, QUEUE, options, {**self._environment, **environment}, self.folder)
         self.consumers.append(consumer)
-        await self.until(lambda: self._told(name, "ready"), f"{name} is ready")
+        await self.until(lambda: name in self._ready, f"{name} is ready")
         return consumer
-
-    def _told(self, process: str, op: str) -> bool:
-        return any(event["process"] == process and event["op"] == op for event in self.events)
 
     async def owned(self) -> None:
         """Wait until each markers partition has one owner among the workers."""
         await self.until(self._all_owned, "each markers partition has an owner")
 
     async def _all_owned(self) -> bool:
-        found = [part["state"] for part in await self._partitions()]
+        found = [part["state"] for part in await self.partitions()]
         return len(found) == PARTITIONS and set(found) <= {"owner", "stopped"}
 
-    async def _partitions(self) -> list[dict[str, Any]]:
+    async def partitions(self) -> list[dict[str, Any]]:
+        """Return the figures of the markers partitions of all workers that answer."""
         running = [worker for worker in self.workers if worker.running]
         found = await asyncio.gather(*[asyncio.to_thread(worker.partitions) for worker in running])
         return [part for parts in found for part in parts.values()]
 
     # --- load ---------------------------------------------------------------------------------------------------------
 
-    def load(self) -> None:
-        """Send from now on, at a steady rate, until the end of the scenario."""
-        self._load = asyncio.create_task(self._send())
+    def load(self, rate: int = RATE) -> None:
+        """Send from now on, so many messages a second, until the end of the scenario."""
+        self._load = asyncio.create_task(self._send(rate))
 
-    async def _send(self) -> None:
+    async def _send(self, rate: int) -> None:
         async with marq.Producer(self.servers, prefix=self.prefix) as producer:
             next_s = time.monotonic()
             while True:
                 await asyncio.gather(*[self._send_one(producer) for _ in range(STEP)])
                 # What an outage has held up is not made up for.
-                next_s = max(next_s + STEP / RATE, time.monotonic() - 1)
+                next_s = max(next_s + STEP / rate, time.monotonic() - 1)
                 await asyncio.sleep(max(0, next_s - time.monotonic()))
 
     async def _send_one(self, producer: marq.Producer) -> None:
@@ -237,9 +236,12 @@ class Stage:
     def _look(self) -> None:
         for participant in self.everybody:
             for event in participant.new_events():
+                if event["op"] == "ready":
+                    self._ready.add(event["process"])
+                    continue
                 self.events.append(event)
                 self.delivered += event["op"] == "deliver"
-                self.ended += event["type"] == "ok" and event["op"] in {"ack", "reject"}
+                self.received += event["op"] == "deliver" and event["attempt"] == 1
             try:
                 participant.check()
             except DemoError as error:
@@ -262,9 +264,7 @@ class Stage:
         for consumer in self.consumers:
             await asyncio.to_thread(consumer.join)
         self._look()
-        self.events = sorted(
-            (event for event in self.events if event["op"] != "ready"), key=lambda event: float(event["at_ms"])
-        )
+        self.events.sort(key=lambda event: float(event["at_ms"]))
         await self._read_logs()
 
     async def _drain(self) -> None:
@@ -282,7 +282,7 @@ class Stage:
                         newest[record.partition] = max(newest.get(record.partition, -1), record.offset)
                 except KafkaError:
                     return False
-                partitions = await self._partitions()
+                partitions = await self.partitions()
                 return read and len(partitions) == PARTITIONS and all(_is_done(part, newest) for part in partitions)
 
             await self.until(drained, "each message has come to its end", DRAIN_SECONDS)
