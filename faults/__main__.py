@@ -14,11 +14,13 @@ import time
 from collections.abc import Sequence
 
 from broker import EmbeddedBroker
-from faults import consumers, workers
+from faults import brokers, consumers, networks, times, upgrades, workers
 from faults.report import DOCUMENT, write_table
 from faults.scenario import Result, Scenario, play
 
-SCENARIOS: Sequence[Scenario] = [*consumers.SCENARIOS, *workers.SCENARIOS]
+SCENARIOS: Sequence[Scenario] = [
+    scenario for module in (consumers, workers, brokers, networks, times, upgrades) for scenario in module.SCENARIOS
+]
 
 
 def chosen(only: str, *, quick: bool) -> list[Scenario]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import marq
+from faults import newer
 from faults.recording import Recorder
 from marq.core.markers import Ack, Acquire, Renew, Source, decode
 from marq.flow import Flow
@@ -193,7 +194,10 @@ def main() -> None:
     parser.add_argument("--die-after", type=int, default=1, metavar="N")
     parser.add_argument("--work", type=float, default=0.02, metavar="SECONDS")
     parser.add_argument("--lease", type=float, metavar="SECONDS")
+    parser.add_argument("--newer", action="store_true", help="be of the next version")
     given = parser.parse_args()
+    if given.newer:
+        newer.install()
     recorder = Recorder(given.name, given.history)
     death = Death(recorder, given.die_at, given.die_after)
     Watched(recorder, death).install()

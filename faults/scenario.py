@@ -52,7 +52,7 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        return not self.wrong and self.figures.get("lost") == 0
+        return not self.wrong and self.figures.get("lost") == 0 and not self.figures.get("stranded")
 
     def line(self) -> str:
         """The result in one line."""

@@ -18,6 +18,7 @@ from aiokafka.errors import KafkaError
 import marq
 from demo.errors import DemoError
 from demo.history import TopicReader
+from faults import newer
 from faults.processes import ConsumerProcess, Participant, WorkerProcess
 from marq.core.errors import CorruptMarker
 from marq.core.markers import Source, decode
@@ -315,7 +316,7 @@ class Stage:
         async for each in self._records(names.markers):
             log = history.log_name(Source(names.markers, each.partition))
             try:
-                batch = decode(each.value)
+                batch = decode(newer.readable(each.value))
             except CorruptMarker:
                 batch = None
             self.events.append(history.marker(log, each.offset, each.timestamp, batch, each.value))

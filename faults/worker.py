@@ -15,6 +15,7 @@ from typing import Any
 from faust.cli.faust import cli
 
 from agents.ownership import Ownership
+from faults import newer
 from faults.recording import Recorder
 from marq.core.errors import CorruptMarker
 from marq.core.leases import Fire
@@ -111,7 +112,10 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("history", type=Path)
     parser.add_argument("--die-in-transaction", type=int, metavar="N")
+    parser.add_argument("--newer", action="store_true", help="be of the next version")
     given = parser.parse_args()
+    if given.newer:
+        newer.install()
     Watched(Recorder(given.name, given.history), given.die_in_transaction).install()
     cli(["-A", "app", "worker", "-l", "info"])
 
