@@ -1,7 +1,8 @@
 """Whether copies can go back to the topics that queues have of their own.
 
-Such a topic is somebody else's: it may be deleted, or closed to the worker. The copy then goes to the installation's
-messages topic, which the queue's consumers read, too. Waiting for the topic would hold up all queues of the partition.
+Such a topic is somebody else's: it may be deleted, compacted, or closed to the worker. The copy then goes to the
+installation's messages topic, which the queue's consumers read, too. Waiting for the topic would hold up all queues of
+the partition.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class OwnTopics:
         self._usable[topic] = True, time.monotonic() + BELIEVE_SECONDS
         return True
 
-    def close(self, topic: str, error: KafkaError) -> None:
+    def close(self, topic: str, error: KafkaError | TimeoutError) -> None:
         """Send no copies there for a while."""
         log.error(
             "topic %s can't be written (%s): copies of its queue's messages go to the installation's messages topic",

@@ -30,7 +30,7 @@ from aiokafka.errors import (
     MessageSizeTooLargeError,
     ProducerFenced,
     RecordListTooLargeError,
-    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
 )
 from faust import Event
 
@@ -433,7 +433,11 @@ class Ownership:
         except (MessageSizeTooLargeError, RecordListTooLargeError):
             # The broker refuses a copy for its size, so nothing of this transaction was written.
             await self._fire_apart(fires)
-        except TopicAuthorizationFailedError as error:
+        except (ProducerFenced, InvalidProducerEpoch):
+            raise
+        except (KafkaError, TimeoutError) as error:
+            # Nobody says which topic it is. One that is somebody else's (compacted, short of replicas) would be so
+            # again at each attempt, and hold up all queues of the partition.
             for topic in {self._own_topic(fire) for fire in fires} - {None}:
                 self._own_topics.close(topic, error)
             raise
@@ -529,9 +533,14 @@ class Ownership:
             return await producer.send(names.dead_letters, copy.value, copy.key, headers=copy.headers)
         if copy.own_topic:
             source = fire.source
-            return await producer.send(
-                source.topic, copy.value, copy.key, partition=source.partition, headers=copy.headers
-            )
+            try:
+                return await producer.send(
+                    source.topic, copy.value, copy.key, partition=source.partition, headers=copy.headers
+                )
+            except AssertionError:
+                # So aiokafka says that the partition is gone: the topic was made anew with fewer.
+                self._own_topics.close(source.topic, UnknownTopicOrPartitionError())
+                return await self._send_copy(producer, fire)
         self._spread = (self._spread + 1) % self.around.messages_partitions
         return await producer.send(names.messages, copy.value, copy.key, partition=self._spread, headers=copy.headers)
 

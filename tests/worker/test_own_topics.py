@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 import marq
 from marq.core.names import Names
@@ -118,6 +119,22 @@ async def test_without_its_topic_a_message_comes_back_through_the_shared_one(
 
     assert (again.value, again.key, again.attempt) == (b"value", b"customer", 2)
     assert again.id == message.id
+
+
+async def test_a_topic_that_refuses_copies_holds_nobody_up(
+    servers: str, names: Names, topic: str, kafka: AIOKafkaProducer, admin: AIOKafkaAdminClient, worker: Worker
+) -> None:
+    await kafka.send_and_wait(topic, b"value")
+    async with marq.Consumer("orders", servers, prefix=names.prefix, lease=60) as consumer:
+        [message] = await take(consumer)
+        # Where records without a key are refused.
+        await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, {"cleanup.policy": "compact"})])
+        await message.release(0)
+
+        [again] = await take(consumer)
+        await again.ack()
+
+    assert (again.value, again.key, again.attempt) == (b"value", None, 2)
 
 
 async def test_after_the_setting_is_taken_away_nothing_is_left_behind(

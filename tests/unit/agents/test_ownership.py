@@ -6,10 +6,24 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from aiokafka.errors import KafkaError, NotEnoughReplicasError, UnknownError
+
 from agents.fetched import Fetched
 from agents.ownership import MAX_INBOX_BATCHES, Ownership, Surroundings
+from marq.core.leases import Destination, Fire
+from marq.core.markers import Cause, Payload, Source
 from marq.core.names import Names
 from marq.core.queue import QueueSettings
+from marq.core.rows import Lease
+
+
+def surroundings(**changes: Any) -> Surroundings:
+    return Surroundings(**{
+        "names": Names("t"), "table": None, "settings": lambda queue: QueueSettings(topic="theirs"), "client": {},
+        "messages_partitions": 1, "max_message_bytes": 1_000_000, "flush_seconds": 1, "seek": None, "log_range": None,
+        "pause": lambda partition: None, **changes,
+    })  # fmt: skip
 
 
 def event(start: int) -> Any:
@@ -26,11 +40,7 @@ async def test_an_owner_that_goes_back_lets_in_who_waits_for_room() -> None:
     async def log_range(partition: int) -> tuple[int, int]:
         return 0, 100
 
-    around = Surroundings(
-        Names("t"), table=None, settings=lambda queue: QueueSettings(), client={}, messages_partitions=1,
-        max_message_bytes=1, flush_seconds=1, seek=seek, log_range=log_range, pause=lambda partition: None,
-    )  # type: ignore[arg-type]  # fmt: skip
-    owner = Ownership(3, around, state="owner")
+    owner = Ownership(3, surroundings(seek=seek, log_range=log_range), state="owner")
     owner._position = 0
     for start in range(MAX_INBOX_BATCHES):
         await owner.deliver(event(6 + start))
@@ -44,3 +54,64 @@ async def test_an_owner_that_goes_back_lets_in_who_waits_for_room() -> None:
         await waiting
 
     assert sought == [(3, 0)]
+
+
+class RefusingProducer:
+    """Takes no copies for the topic ``theirs``: at once, or when the broker answers."""
+
+    def __init__(self, at_once: BaseException | None = None, later: BaseException | None = None) -> None:
+        self._at_once, self._later = at_once, later
+        self._sent: list[str] = []
+        self.committed: list[str] = []
+
+    async def partitions_for(self, topic: str) -> set[int]:
+        return {0}
+
+    async def begin_transaction(self) -> None:
+        self._sent = []
+
+    async def send(self, topic: str, *value: object, **options: object) -> asyncio.Future[object]:
+        answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        if topic == "theirs" and self._at_once is not None:
+            raise self._at_once
+        if topic == "theirs" and self._later is not None:
+            answer.set_exception(self._later)
+        else:
+            answer.set_result(SimpleNamespace(topic=topic, offset=0))
+        self._sent.append(topic)
+        return answer
+
+    async def commit_transaction(self) -> None:
+        self.committed += self._sent
+
+
+def firing(monkeypatch: pytest.MonkeyPatch, producer: RefusingProducer) -> tuple[Ownership, list[Fire]]:
+    owner = Ownership(0, surroundings(), state="owner")
+    owner._producer = producer  # type: ignore[assignment]
+    monkeypatch.setattr(owner, "_payload", lambda fire: Payload(0, 1, b"customer", [], b"value"))
+    lease = Lease("orders", 1, 1, 0, 0)
+    return owner, [Fire(Source("theirs", 2), 5, lease, Destination.QUEUE, 2, Cause.EXPIRED)]
+
+
+@pytest.mark.parametrize("error", [UnknownError(), NotEnoughReplicasError(), TimeoutError()])
+async def test_a_topic_of_somebody_elses_that_refuses_a_copy_is_not_tried_again_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Else its copies would be tried for ever, and nothing of the partition's other queues would come."""
+    producer = RefusingProducer(later=error)
+    owner, fires = firing(monkeypatch, producer)
+
+    with pytest.raises((KafkaError, TimeoutError)):
+        await owner._fire(fires)
+    await owner._fire(fires)
+
+    assert producer.committed == ["t.messages", "t.markers"]
+
+
+async def test_a_copy_whose_partition_is_gone_goes_to_the_shared_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    producer = RefusingProducer(at_once=AssertionError("Unrecognized partition"))
+    owner, fires = firing(monkeypatch, producer)
+
+    await owner._fire(fires)
+
+    assert producer.committed == ["t.messages", "t.markers"]
