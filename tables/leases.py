@@ -19,6 +19,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from itertools import chain, takewhile
 from pathlib import Path
@@ -51,6 +52,10 @@ _OPTIONS = {
 }
 
 
+class LocalTableError(OSError):
+    """RocksDB could not be opened or written, as on a full disk; the table is whole all the same, in its changelog."""
+
+
 class LeaseTable(faust.Table):
     """Rows of :mod:`marq.core.rows`, by markers partition."""
 
@@ -73,7 +78,11 @@ class LeaseTable(faust.Table):
         return rows
 
     def write(self, partition: int, rows: Mapping[bytes, bytes | None], changelog_offset: int) -> None:
-        """Write rows (None: delete) that the changelog has up to ``changelog_offset``, atomically."""
+        """Write rows (None: delete) that the changelog has up to ``changelog_offset``, atomically.
+
+        Raises:
+            LocalTableError: the disk did not take them; they may be written again.
+        """
         batch = rocksdict.WriteBatch(raw_mode=True)
         for key, value in rows.items():
             if value is None:
@@ -81,7 +90,13 @@ class LeaseTable(faust.Table):
             else:
                 batch.put(key, value)
         batch.put(self.data.offset_key, b"%d" % changelog_offset)
-        self._database(partition).write(batch)
+        database = self._database(partition)
+        try:
+            database.write(batch)
+        except Exception as error:  # rocksdict knows no narrower one
+            # What could not be written once refuses all that follows, even when there is room again.
+            self._close(partition)
+            raise self._unusable(partition, error) from error
         self._written(partition).touch()
 
     async def recover(self, partition: int, producer: AIOKafkaProducer, client_settings: Mapping[str, Any]) -> int:
@@ -151,7 +166,16 @@ class LeaseTable(faust.Table):
         return 0 if written is None else int(written) + 1
 
     def _database(self, partition: int) -> Any:
-        return self.data._db_for_partition(partition)
+        try:
+            return self.data._db_for_partition(partition)
+        except Exception as error:  # rocksdict knows no narrower one
+            raise self._unusable(partition, error) from error
+
+    def _unusable(self, partition: int, error: Exception) -> LocalTableError:
+        return LocalTableError(
+            f"lease table: the local files of partition {partition} in {self.data.partition_path(partition)} can't be"
+            f" used ({error}): make room there, or mend the disk; then it goes on by itself"
+        )
 
     def _discard_if_old(self, partition: int) -> None:
         written = self._written(partition)
@@ -169,10 +193,14 @@ class LeaseTable(faust.Table):
         return Path(self.data.partition_path(partition)) / "marq-written"
 
     def _discard(self, partition: int) -> None:
+        self._close(partition)
+        shutil.rmtree(self.data.partition_path(partition), ignore_errors=True)
+
+    def _close(self, partition: int) -> None:
         database = self.data._dbs.pop(partition, None)
         if database is not None:
-            database.close()
-        shutil.rmtree(self.data.partition_path(partition), ignore_errors=True)
+            with suppress(Exception):  # it says again that it could not be written, and is closed
+                database.close()
 
 
 class _FencedRecovery(Recovery):
