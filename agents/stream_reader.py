@@ -13,6 +13,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord
 
 from agents.fetched import Fetched
+from agents.standing import Standing
 from marq.core.markers import Source
 from marq.offsets import Place
 from marq.positions import Positions
@@ -28,6 +29,8 @@ FETCH_WAIT_SECONDS = 0.5
 COMMIT_SECONDS = 10.0
 #: How long finding out where to read on may take; it is tried again.
 PLACE_SECONDS = 10.0
+#: After which somebody who has stopped asking for records is taken to have no room for them.
+ASKING_SECONDS = 2.0
 #: How long a batch may take from Faust's consumer to the reader before it is taken for lost.
 DELIVERY_SECONDS = 1.0
 
@@ -82,6 +85,18 @@ class StreamReader:
         #: Lanes to which a batch was on its way at the last look, with their positions then.
         self._awaited: dict[Source, int] = {}
         self._looked_s = 0.0
+        self._asking = False
+        self._asked_s = -ASKING_SECONDS
+
+    def standings(self) -> dict[Source, Standing]:
+        """How far each partition is of which records are wanted: none while there is no room for more."""
+        if not (self._asking or time.monotonic() - self._asked_s < ASKING_SECONDS):
+            return {}
+        return {
+            source: Standing((lane.position,), lane.position)
+            for source, lane in self._lanes.items()
+            if not lane.records
+        }
 
     def assigned(self, sources: Iterable[Source]) -> None:
         """Begin with new partitions: nothing of them is taken before it is known where to go on."""
@@ -133,6 +148,13 @@ class StreamReader:
     # --- what the flow asks -------------------------------------------------------------------------------------------
 
     async def fetch(self, max_records: int) -> Mapping[Source, Sequence[Record]]:
+        self._asking = True
+        try:
+            return await self._fetch(max_records)
+        finally:
+            self._asking, self._asked_s = False, time.monotonic()
+
+    async def _fetch(self, max_records: int) -> Mapping[Source, Sequence[Record]]:
         await self._place()
         await self._seek_back()
         await self._look_for_lost()

@@ -77,7 +77,7 @@ class WorkerApp(MarqApp):
             self.owners.around = self._surroundings(topics)
         if self.handlers is not None:
             self.handlers.start(self.queues)
-        self.watchdog = Watchdog(self.settings.watchdog, self._standings, Witness(self.client).ask, work=self._restored)
+        self.watchdog = Watchdog(self.settings.watchdog, self._standings, Witness(self.client).ask)
         self.watchdog.start()
 
     async def _ensure_rights(self, file: QueuesFile) -> None:
@@ -128,10 +128,6 @@ class WorkerApp(MarqApp):
                 markers = Markers(partition, self.settings.names.changelog)
                 found[markers] = replace(standing, progress=(count, *standing.progress))
         return found
-
-    def _restored(self) -> int:
-        """A number that rises while a table is read, during which the event loop has no turn."""
-        return sum(owner.restored for owner in list(self.owners.owned.values()))
 
     def _surroundings(self, topics: Topics) -> Surroundings:
         markers = self.settings.names.markers

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Hashable, Iterable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,13 @@ from faust.types import TP
 
 import agents.handlers
 from agents.handler_groups import HandlerGroup
+from agents.standing import Standing
 from agents.stream_reader import Partitions
 from app.batching import BatchSchema
 from app.faust_app import MarqApp, new_app, or_exit
 from app.parent import follow_parent
+from app.watchdog import Watchdog
+from app.witness import Messages, Witness
 from config.settings import AppSettings
 from marq.core.errors import MarqError
 from marq.core.markers import Source
@@ -63,6 +66,8 @@ class HandlersApp(MarqApp):
     group: HandlerGroup
     queues: Queues
     handlers: agents.handlers.Handlers
+    #: Once it runs.
+    watchdog: Watchdog | None = None
     #: As all consumers of messages: the open transaction of a dead tracker must not hold them up.
     isolation_level = "read_uncommitted"
 
@@ -75,8 +80,20 @@ class HandlersApp(MarqApp):
         await own_topics(self.client, self.group.topics.values(), topics)
         await self.queues.start()
         await self.handlers.start(self.client, topics, self.queues.definitions, self._partitions())
+        # Handlers may block the event loop for as long as they like: only a consumer that brings nothing is ended for.
+        ask = Witness(self.client).ask
+        self.watchdog = Watchdog(self.settings.watchdog, self._standings, ask, watches_loop=False)
+        self.watchdog.start()
+
+    def _standings(self) -> dict[Hashable, Standing]:
+        reader = self.handlers.reader
+        if self.rebalancing or reader is None:
+            return {}
+        return {Messages(*source): standing for source, standing in reader.standings().items()}
 
     async def on_stop(self) -> None:
+        if self.watchdog is not None:
+            self.watchdog.stop()
         # First, while the connection to the broker is still there.
         await self.handlers.stop()
         await self.queues.stop()

@@ -30,7 +30,7 @@ LAST_WORDS_SECONDS = 5.0
 
 
 class Watchdog:
-    """Watches one process. ``standings``: how far everything is; ``work``: a number that rises while the loop works."""
+    """Watches one process, whose event loop says by ``standings`` how far everything is."""
 
     def __init__(
         self,
@@ -38,12 +38,10 @@ class Watchdog:
         standings: Callable[[], Mapping[Hashable, Standing]],
         ask: Ask,
         *,
-        work: Callable[[], int] = lambda: 0,
         watches_loop: bool = True,
     ) -> None:
         self._limit_s = limit_s
         self._standings = standings
-        self._work = work
         self._stillness = Stillness(limit_s, ask, watches_loop)
         self._turns = 0
         self._said: Mapping[Hashable, Standing] = {}
@@ -79,7 +77,7 @@ class Watchdog:
             # However long ago the last look was: so long did everything stand still, this thread too.
             passed_s = min(now_s - before_s, 2 * LOOK_SECONDS)
             before_s = now_s
-            found = self._stillness.look(Sample(self._turns + self._work(), self._said), passed_s)
+            found = self._stillness.look(Sample(self._turns, self._said), passed_s)
             if found and not self._stopped.is_set():
                 self._end(found)
 
@@ -87,12 +85,15 @@ class Watchdog:
         timer = threading.Timer(LAST_WORDS_SECONDS, os._exit, [EXIT_CODE])
         timer.daemon = True
         timer.start()
-        log.critical(
-            "watchdog: %s, for %g s (MARQ_WATCHDOG), and not for want of a broker. Ending this process with exit code "
-            "%d, so that its supervisor starts it again. Nothing is lost: what was not written is read again",
-            found,
-            self._limit_s,
-            EXIT_CODE,
-        )
-        faulthandler.dump_traceback()
-        os._exit(EXIT_CODE)
+        try:
+            log.critical(
+                "watchdog: %s, for %g s (MARQ_WATCHDOG), and not for want of a broker. Ending this process with exit "
+                "code %d, so that its supervisor starts it again. Nothing is lost: what was not written is read again",
+                found,
+                self._limit_s,
+                EXIT_CODE,
+            )
+            # Where each thread stands.
+            faulthandler.dump_traceback()
+        finally:
+            os._exit(EXIT_CODE)

@@ -1,0 +1,108 @@
+"""The watchdog's thread: which time counts, and what is done at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import Hashable, Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from agents.standing import Standing
+from app import watchdog
+from app.stillness import Answer
+from app.watchdog import EXIT_CODE, LOOK_SECONDS, Watchdog
+
+SIGNAL_SECONDS = 30.0
+
+
+def work_waits(subject: Hashable, standing: Standing, last: bool) -> Answer:
+    return Answer.WORK_WAITS
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Set when the process would have been ended; the thread that does it waits for the end of the test instead."""
+    event, over = threading.Event(), threading.Event()
+
+    def end(code: int) -> None:
+        assert code == EXIT_CODE
+        event.set()
+        over.wait()
+
+    monkeypatch.setattr(watchdog.os, "_exit", end)
+    monkeypatch.setattr(watchdog, "LAST_WORDS_SECONDS", 3600.0)
+    yield event
+    over.set()
+
+
+def clock(monkeypatch: pytest.MonkeyPatch, step_s: float) -> None:
+    """Let each look of the watchdog come so long after the one before, by its clock."""
+    times = itertools.count(0.0, step_s)
+    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    monkeypatch.setattr(watchdog, "LOOK_SECONDS", 0.001)
+
+
+async def test_an_event_loop_that_is_blocked_ends_the_process_with_a_code_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, ended: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock(monkeypatch, 0.001)
+    dog = Watchdog(0.05, dict, work_waits)
+    dog.start()
+
+    assert ended.wait(SIGNAL_SECONDS)
+    dog.stop()
+    assert "watchdog: the event loop has had no turn, for 0.05 s (MARQ_WATCHDOG)" in caplog.text
+    assert "exit code 75" in caplog.text
+
+
+async def test_a_process_that_was_stopped_and_goes_on_is_no_older_for_it(
+    monkeypatch: pytest.MonkeyPatch, ended: threading.Event
+) -> None:
+    """An hour passes between two looks: the process was stopped, or the machine stood still."""
+    looks = threading.Semaphore(0)
+    clock(monkeypatch, 3600.0)
+    dog = Watchdog(3600.0, dict, work_waits)
+    look = dog._stillness.look
+
+    def counted(*arguments: object) -> str:
+        looks.release()
+        return look(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(dog._stillness, "look", counted)
+    dog.start()
+    for _ in range(5):
+        assert looks.acquire(timeout=SIGNAL_SECONDS)
+    dog.stop()
+
+    assert not ended.is_set()
+
+
+async def test_a_defect_in_what_is_said_is_logged_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, ended: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(watchdog, "SAY_SECONDS", 0.0)
+
+    def defect() -> dict[Hashable, Standing]:
+        raise RuntimeError("nobody knows")
+
+    dog = Watchdog(LOOK_SECONDS, defect, work_waits)
+    dog.start()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    dog.stop()
+
+    assert "the watchdog sees nothing but the event loop" in caplog.text
+    assert dog._turns > 1
+    assert not ended.is_set()
+
+
+async def test_a_watchdog_that_was_stopped_ends_nobody(monkeypatch: pytest.MonkeyPatch, ended: threading.Event) -> None:
+    clock(monkeypatch, 1.0)
+    dog = Watchdog(0.001, dict, work_waits)
+    dog.stop()
+    dog._watch()
+
+    assert not ended.is_set()

@@ -1,0 +1,94 @@
+"""Ways for a real worker to stand still: each replaces something in its process, when a file says so.
+
+``site_folder`` makes what a worker's PYTHONPATH needs for it. Names are imported when the order comes, and not before:
+the process has them by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+FOREVER_SECONDS = 3_600.0
+_POLL_SECONDS = 0.05
+
+
+def event_loop() -> None:
+    """Code that blocks has got into the worker's event loop."""
+    from app import app
+
+    app.loop.call_soon_threadsafe(time.sleep, FOREVER_SECONDS)
+
+
+def fetch() -> None:
+    """The Kafka consumer's thread stays in its group and fetches no more."""
+    from app.batching import BatchThread
+
+    BatchThread._fetch_records = _hang
+
+
+def fold() -> None:
+    """An owner does not come back from folding."""
+    from agents.ownership import Ownership
+
+    Ownership._read = _hang
+
+
+def rebalance() -> None:
+    """Who is told that partitions are revoked never answers."""
+    from agents.tracker import TrackerOwners
+
+    TrackerOwners.revoked = _hang
+
+
+def handlers_fetch() -> None:
+    """The consumer of a handlers process fetches no more."""
+    from app import app
+    from app.handlers_process import HandlersApp
+
+    if isinstance(app, HandlersApp):
+        fetch()
+
+
+async def _hang(*_: Any, **__: Any) -> None:
+    await asyncio.sleep(FOREVER_SECONDS)
+
+
+def site_folder(directory: Path) -> Path:
+    """Make a folder for PYTHONPATH: its processes stand still as soon as :func:`stand_still` says how."""
+    folder = directory / "site"
+    folder.mkdir()
+    order = directory / "order"
+    (folder / "sitecustomize.py").write_text(
+        f"import tests.worker.standstill\ntests.worker.standstill.obey({str(order)!r})\n"
+    )
+    return folder
+
+
+def stand_still(directory: Path, how: Callable[[], None]) -> None:
+    """Give the order; it is followed within moments."""
+    written = directory / "order.new"
+    written.write_text(how.__name__)
+    written.rename(directory / "order")
+
+
+def is_obeyed(directory: Path) -> bool:
+    """Whether it was followed."""
+    return (directory / "order.obeyed").exists()
+
+
+def obey(order: str) -> None:
+    """Wait for the order, in a worker's process."""
+
+    def wait() -> None:
+        path = Path(order)
+        while not path.exists():
+            time.sleep(_POLL_SECONDS)
+        globals()[path.read_text()]()
+        path.with_name("order.obeyed").touch()
+
+    threading.Thread(target=wait, daemon=True).start()
