@@ -60,9 +60,10 @@ class Death:
 class Watched:
     """Records what the library writes, and lets death come between."""
 
-    def __init__(self, recorder: Recorder, death: Death) -> None:
+    def __init__(self, recorder: Recorder, death: Death, *, careless: bool) -> None:
         self._recorder = recorder
         self._death = death
+        self._careless = careless
         #: What the last ACQUIREs took: cycles never overlap, so it is what a commit is about.
         self._acquired: list[dict[str, Any]] = []
 
@@ -89,6 +90,8 @@ class Watched:
         if any(isinstance(batch, Ack) for batch in batches):
             self._death.at(Point.BEFORE_ACK)
         acquires = [_names(batch) for batch in batches if isinstance(batch, Acquire)]
+        if acquires and self._careless:
+            return
         if acquires:
             self._acquired = acquires
             self._death.at(Point.BEFORE_ACQUIRE)
@@ -194,13 +197,14 @@ def main() -> None:
     parser.add_argument("--die-after", type=int, default=1, metavar="N")
     parser.add_argument("--work", type=float, default=0.02, metavar="SECONDS")
     parser.add_argument("--lease", type=float, metavar="SECONDS")
+    parser.add_argument("--careless", action="store_true", help="write no ACQUIREs: a loss, for the test of the check")
     parser.add_argument("--newer", action="store_true", help="be of the next version")
     given = parser.parse_args()
     if given.newer:
         newer.install()
     recorder = Recorder(given.name, given.history)
     death = Death(recorder, given.die_at, given.die_after)
-    Watched(recorder, death).install()
+    Watched(recorder, death, careless=given.careless).install()
     handler = Handler(recorder, death, given.work)
     asyncio.run(consume(given.queue, {"lease": given.lease}, handler, recorder))
 

@@ -1,6 +1,6 @@
 """A marq of the next version: it writes markers of version 2, and reads those of version 1, too.
 
-There is no version 2 yet, so it is version 1 under another number: what is shown is what happens to who does not know it.
+There is no version 2 yet, so it is version 1 under another number: it shows what happens to who does not know that one.
 """
 
 from __future__ import annotations

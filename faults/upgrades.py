@@ -14,6 +14,7 @@ SOME = 300
 
 
 async def stopped(stage: Stage, participant: Participant) -> None:
+    stage.note("info", "stop", target=participant.name)
     participant.terminate()
     await asyncio.to_thread(participant.join)
 
