@@ -85,6 +85,7 @@ class Victims:
 
     servers: str
     prefix: str
+    #: Where the consumers write what they have handled.
     folder: Path
     start: str
     lease_s: float
@@ -122,25 +123,26 @@ class Victims:
             raise
         return process
 
-    async def run(self, kills: int, say: Say) -> Figures:
+    async def run(self, worker: BenchWorker, kills: int, say: Say) -> Figures:
         """Kill so many, let the last one drain the queue, and count."""
-        with await asyncio.to_thread(BenchWorker, self.servers, self.prefix, self.folder) as worker:
-            await asyncio.to_thread(worker.wait_until_owner)
-            feeding = asyncio.create_task(self.feed())
+        await asyncio.to_thread(worker.wait_until_owner)
+        feeding = asyncio.create_task(self.feed())
+        try:
             for number in range(kills):
                 process = await self.consumer()
                 await asyncio.sleep(random.uniform(*KILL_AFTER_S))
                 process.kill()
                 await process.wait()
                 say(f"{self.start}, lease {self.lease_s:g} s: kill {number + 1} of {kills}")
+        finally:
             feeding.cancel()
             await asyncio.wait([feeding])
-            last = await self.consumer()
-            try:
-                await until(partial(self._drained, worker), 0.5)
-            finally:
-                last.kill()
-                await last.wait()
+        last = await self.consumer()
+        try:
+            await until(partial(self._drained, worker), 0.5)
+        finally:
+            last.kill()
+            await last.wait()
         return {"kills": kills, **self._count(), **await self._acquired()}
 
     async def _drained(self, worker: BenchWorker) -> bool:
@@ -192,12 +194,15 @@ async def committed(servers: str, topic: str) -> list[bytes]:
 
 async def measure_kills(servers: str, folder: Path, extent: Extent, say: Say) -> dict[str, Figures]:
     found: dict[str, Figures] = {}
+
+    async def kill(start: str, lease_s: float) -> None:
+        prefix, name = f"kills{int(time.time())}-{start}", f"{start}, lease {lease_s:g} s"
+        with await asyncio.to_thread(BenchWorker, servers, prefix, folder) as worker:
+            found[name] = await Victims(servers, prefix, folder, start, lease_s).run(worker, extent.kills, say)
+        say(f"{name}: {found[name]}")
+
     for lease_s in extent.leases:
-        victims = [Victims(servers, f"kills{int(time.time())}-{start}", folder, start, lease_s) for start in STARTS]
-        figures = await asyncio.gather(*(each.run(extent.kills, say) for each in victims))
-        for start, each in zip(STARTS, figures, strict=True):
-            found[f"{start}, lease {lease_s:g} s"] = each
-            say(f"{start}, lease {lease_s:g} s: {each}")
+        await asyncio.gather(*(kill(start, lease_s) for start in STARTS))
     return found
 
 
@@ -253,12 +258,13 @@ async def measure_delays(servers: str, folder: Path, extent: Extent, say: Say) -
         await asyncio.to_thread(worker.wait_until_owner)
         for turn in range(extent.rounds):
             for name, late in found.items():
-                late += await _round(servers, prefix, name)
+                late += await one_round(servers, prefix, name)
                 say(f"{turn + 1}/{extent.rounds} {name}: {max(late):.2f} s at the most so far")
     return {name: {"late_p50_s": median(late), "late_max_s": max(late)} for name, late in found.items()}
 
 
-async def _round(servers: str, prefix: str, name: str) -> list[float]:
+async def one_round(servers: str, prefix: str, name: str) -> list[float]:
+    """Return how late the redeliveries of a round are; ``name`` says what is open meanwhile."""
     if name == "no open transaction":
         return await late_redeliveries(servers, prefix, nothing)
     process = await asyncio.create_subprocess_exec(*command("leave_open", servers, prefix), stdin=PIPE, stdout=PIPE)
