@@ -104,7 +104,8 @@ class Fold:
         anchor_holder, anchor_now_ms, anchor_monotonic_ms = self.anchor
         if anchor_holder == holder:
             expected_ms = anchor_now_ms + (monotonic_ms - anchor_monotonic_ms)
-            if not -TOLERATED_JUMP_MS <= self.now_ms - expected_ms <= TOLERATED_JUMP_MS:
+            own_ms = event["time_ms"] - self.skew_ms
+            if self.now_ms > expected_ms + TOLERATED_JUMP_MS or own_ms < expected_ms - TOLERATED_JUMP_MS:
                 self.now_ms = expected_ms
                 self.skew_ms = event["time_ms"] - expected_ms
         self.anchor = (holder, self.now_ms, monotonic_ms)

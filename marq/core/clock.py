@@ -41,8 +41,12 @@ class LogClock:
         jump = 0
         if holder == self.anchor_holder:
             expected = self.anchor_now_ms + monotonic_ms - self.anchor_monotonic_ms
-            if abs(self.now_ms - expected) > MAX_DRIFT_MS:
-                jump = self.now_ms - expected
+            ahead = self.now_ms - expected
+            # Of the TICK itself, not of the maximum: that one would stand still after a jump back, and between TICKs
+            # that follow each other quickly nobody would see it.
+            behind = append_time_ms - self.skew_ms - expected
+            if ahead > MAX_DRIFT_MS or behind < -MAX_DRIFT_MS:
+                jump = ahead if ahead > MAX_DRIFT_MS else behind
                 self.now_ms = expected
                 self.skew_ms = append_time_ms - expected
         self.anchor_holder = holder

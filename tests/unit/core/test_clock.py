@@ -71,10 +71,31 @@ def test_after_a_jump_back_the_clock_goes_on() -> None:
 
     jump_ms = clock.tick(100_000 - 3_600_000, ME, 10_000)
 
-    assert jump_ms == -10_000
+    assert jump_ms == -3_610_000
     assert clock.now_ms == 110_000
     clock.advance(100_000 - 3_600_000 + 10)
     assert clock.now_ms == 110_010
+
+
+def test_a_jump_back_is_seen_between_ticks_that_follow_each_other_quickly() -> None:
+    """Found by the fault run "broker-clock-moved": no lease ended until the broker's clock had caught up."""
+    clock = LogClock()
+    clock.tick(100_000, ME, 0)
+
+    jumps = [clock.tick(100_000 - 3_600_000 + now_ms, ME, now_ms) for now_ms in range(50, 10_000, 50)]
+
+    assert jumps == [-3_600_000, *[0] * (len(jumps) - 1)]
+    assert clock.now_ms == 109_950
+
+
+def test_a_single_record_of_a_leader_whose_clock_is_ahead_does_not_stop_the_clock() -> None:
+    clock = LogClock()
+    clock.tick(100_000, ME, 0)
+    clock.advance(100_000 + 3_600_000)
+
+    clock.tick(100_050, ME, 50)
+
+    assert (clock.now_ms, clock.skew_ms) == (100_050, 0)
 
 
 def test_a_late_tick_looks_like_a_jump_and_the_next_one_mends_it() -> None:
