@@ -14,6 +14,7 @@ from aiokafka.errors import KafkaError
 
 from marq.cluster import Cluster, Followed, Sender, cluster_of
 from marq.codecs import Codec, check_codec
+from marq.connection import to_its_end
 from marq.content import Content, Header, check_headers, check_queues, encode
 from marq.core.errors import BrokerUnavailable, ConfigError, MarqError
 from marq.receipt import Receipt
@@ -116,7 +117,7 @@ class Producer:
                         while self._sending:
                             await asyncio.wait(self._sending)
             finally:
-                await self._close()
+                await to_its_end(self._close())
 
     async def _close(self) -> None:
         for task in list(self._sending):

@@ -10,6 +10,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 
+from marq.connection import to_its_end
 from marq.core.definitions import Definitions, layer_key
 from marq.core.errors import BrokerUnavailable, ConfigError, MarqError
 from marq.core.names import check_queue_name
@@ -106,10 +107,13 @@ class Queues:
             source, self._log = self._log, None
             if following is None or source is None:
                 return
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
-            self._moved.set()
-            await source.stop()
+            await to_its_end(self._end(following, source))
+
+    async def _end(self, following: asyncio.Task[None], source: DefinitionLog) -> None:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        self._moved.set()
+        await source.stop()
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -253,3 +253,19 @@ async def test_many_callers_at_once_are_all_served(producer) -> None:
     receipts = await asyncio.gather(*[producer.send_many(f"q{n}", [b"x" * 200] * 500) for n in range(200)])
 
     assert [len(each) for each in receipts] == [500] * 200
+
+
+@pytest.mark.parametrize("kind", [marq.Producer, marq.Queues])
+async def test_a_stop_that_is_cancelled_closes_all_connections_all_the_same(servers, prefix, kind) -> None:
+    before = asyncio.all_tasks()
+
+    for turns in (1, 2, 4, 8):
+        client = kind(servers, prefix=prefix)
+        await client.start()
+        stopping = asyncio.create_task(client.stop())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        stopping.cancel()
+        await asyncio.wait([stopping])
+
+    await until(lambda: asyncio.all_tasks() == before)
