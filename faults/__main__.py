@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
 import sys
 import time
@@ -76,6 +77,8 @@ def main() -> int:
     if given.list:
         print("\n".join(f"{scenario.name:36} {scenario.fault}" for scenario in scenarios))
         return 0
+    # The outages are meant.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     began_s = time.monotonic()
     results = asyncio.run(play_all(scenarios))
     if given.write:

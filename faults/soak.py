@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import datetime as dt
 import json
+import logging
 import os
 import random
 import sys
@@ -252,6 +253,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="which faults come (default: by chance)")
     parser.add_argument("--plot", type=Path, default=PLOT, help=f"where to draw (default: {PLOT.name} in docs)")
     given = parser.parse_args()
+    # The outages are meant.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     seed = random.randrange(1_000_000) if given.seed is None else given.seed
     try:
         found = asyncio.run(run(given.minutes, seed, given.plot))
