@@ -17,6 +17,8 @@ from marq.transactions import MarkerTransactions
 
 #: The least that brokers allow.
 SESSION_TIMEOUT_S = 6.0
+#: A machine that does other things, too, may let a start wait for long.
+CONNECT_TIMEOUT_S = 180.0
 #: The member whose transaction is left open.
 DEAD_MEMBER = "dead"
 
@@ -28,14 +30,14 @@ async def consume(servers: str, prefix: str, start: str, lease: str, path: str) 
     async def handler(message: marq.Message) -> None:
         os.write(seen, b"%s %d\n" % (message.value, message.attempt))
 
-    options = {"prefix": prefix, "session_timeout": SESSION_TIMEOUT_S}
+    options = {"prefix": prefix, "session_timeout": SESSION_TIMEOUT_S, "connect_timeout": CONNECT_TIMEOUT_S}
     async with marq.Consumer(QUEUE, servers, start=start, lease=float(lease), **options) as consumer:  # type: ignore[misc]
         await consumer.run(handler)
 
 
 async def transactions(servers: str, prefix: str) -> MarkerTransactions:
     """Return the transactions of a member; one that starts ends what was open under the name."""
-    settings = ClientSettings(servers, Names(prefix))
+    settings = ClientSettings(servers, Names(prefix), connect_timeout_ms=int(CONNECT_TIMEOUT_S * 1000))
     limit = (await ensure_topics(settings)).markers_limit_bytes
     return MarkerTransactions(settings, limit, settings.names.start_id("bench", DEAD_MEMBER))
 

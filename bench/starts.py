@@ -33,7 +33,7 @@ from bench.load import QUEUE
 from bench.result import write_result
 from bench.rows import Rows
 from bench.settings import Size
-from bench.start_process import command, transactions
+from bench.start_process import CONNECT_TIMEOUT_S, command, transactions
 from bench.worker import BenchWorker
 from broker import EmbeddedBroker
 from marq.core.markers import Acquire, decode
@@ -101,7 +101,7 @@ class Victims:
         return [(int(number), int(attempt)) for number, attempt in map(bytes.split, lines)]
 
     async def feed(self) -> None:
-        async with marq.Producer(self.servers, prefix=self.prefix) as producer:
+        async with marq.Producer(self.servers, prefix=self.prefix, connect_timeout=CONNECT_TIMEOUT_S) as producer:
             while True:
                 await producer.send_many(QUEUE, [b"%d" % number for number in range(self.sent, self.sent + BURST)])
                 self.sent += BURST
@@ -227,9 +227,10 @@ def measure_drain(servers: str, folder: Path, extent: Extent, say: Say) -> dict[
 async def late_redeliveries(servers: str, prefix: str, during: Callable[[], Awaitable[None]]) -> list[float]:
     """Forget some messages; return by how many seconds each came too late. ``during`` is done when all are held."""
     late: list[float] = []
+    options: Any = {"prefix": prefix, "connect_timeout": CONNECT_TIMEOUT_S}
     async with (
-        marq.Producer(servers, prefix=prefix) as producer,
-        marq.Consumer("other", servers, prefix=prefix, lease=PROBE_LEASE_S, max_lease=PROBE_LEASE_S) as consumer,
+        marq.Producer(servers, **options) as producer,
+        marq.Consumer("other", servers, lease=PROBE_LEASE_S, max_lease=PROBE_LEASE_S, **options) as consumer,
         asyncio.timeout(LIMIT_S),
     ):
         await producer.send_many("other", [b"%d" % number for number in range(PROBES)])

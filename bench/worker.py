@@ -32,6 +32,8 @@ class BenchWorker:
             "MARQ_PREFIX": prefix,
             "MARQ_DATA_DIR": str(self.data),
             "MARQ_WEB_PORT": str(self.port),
+            # A machine that does other things, too, may let a start wait for long.
+            "MARQ_CONNECT_TIMEOUT": str(START_SECONDS),
             # A worker that was started before on its machine finds its modules compiled.
             "PYTHONDONTWRITEBYTECODE": "",
             "PYTHONPYCACHEPREFIX": str(folder / "compiled"),
