@@ -45,13 +45,15 @@ def rebalance() -> None:
     TrackerOwners.revoked = _hang
 
 
-def handlers_fetch() -> None:
-    """The consumer of a handlers process fetches no more."""
+def handlers_fetch() -> bool:
+    """The consumer of a handlers process fetches no more; the worker itself is not meant."""
     from app import app
     from app.handlers_process import HandlersApp
 
-    if isinstance(app, HandlersApp):
+    meant = isinstance(app, HandlersApp)
+    if meant:
         fetch()
+    return meant
 
 
 async def _hang(*_: Any, **__: Any) -> None:
@@ -69,11 +71,16 @@ def site_folder(directory: Path) -> Path:
     return folder
 
 
-def stand_still(directory: Path, how: Callable[[], None]) -> None:
+def stand_still(directory: Path, how: Callable[[], object]) -> None:
     """Give the order; it is followed within moments."""
     written = directory / "order.new"
     written.write_text(how.__name__)
     written.rename(directory / "order")
+
+
+def take_back(directory: Path) -> None:
+    """Take the order away, for processes that begin later."""
+    (directory / "order").unlink()
 
 
 def is_obeyed(directory: Path) -> bool:
@@ -88,7 +95,7 @@ def obey(order: str) -> None:
         path = Path(order)
         while not path.exists():
             time.sleep(_POLL_SECONDS)
-        globals()[path.read_text()]()
-        path.with_name("order.obeyed").touch()
+        if globals()[path.read_text()]() is not False:
+            path.with_name("order.obeyed").touch()
 
     threading.Thread(target=wait, daemon=True).start()

@@ -3,39 +3,66 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+import pytest_asyncio
+from aiokafka import AIOKafkaProducer
+
+import marq
+from agents.standing import Standing
+from app.stillness import Answer
 from app.watchdog import EXIT_CODE
-from broker import EmbeddedBroker
+from app.witness import Markers, Witness
+from broker import EmbeddedBroker, ports
+from marq.core.names import Names
+from marq.settings import ClientSettings
+from marq.topics import ensure_topics
 from tests.worker import standstill
-from tests.worker.harness import ROOT, Installation, Worker, eventually
+from tests.worker.conftest import workers
+from tests.worker.handling import Handlers
+from tests.worker.harness import ROOT, Installation, Worker, admin, eventually
 
 Make = Callable[..., Worker]
+QUEUES = """
+[queues]
+coroutine = { handler = "handlers_of_the_test:coroutine" }
+"""
+#: Of somebody who has read nothing and owes nothing.
+READ = Standing((0,), 0)
 #: Far above what any step of a worker takes, also on a starved machine.
 WATCHDOG_SECONDS = 12
 LIMIT_SECONDS = 120.0
+patiently = functools.partial(eventually, limit=LIMIT_SECONDS)
 
 
 class Victim:
     """A worker that can be made to stand still."""
 
-    def __init__(self, new_worker: Make, directory: Path, **settings: str) -> None:
+    def __init__(
+        self, new_worker: Make, directory: Path, *, queues: str = "", modules: Path = ROOT, **settings: str
+    ) -> None:
         self.directory = directory
         directory.mkdir()
         self.worker = new_worker(
             data_directory=directory / "data",
-            queues=settings.pop("queues", ""),
+            queues=queues,
             environment={
-                "PYTHONPATH": f"{standstill.site_folder(directory)}:{ROOT}",
+                "PYTHONPATH": f"{standstill.site_folder(directory)}:{ROOT}:{modules}",
                 "MARQ_WATCHDOG": str(WATCHDOG_SECONDS),
                 **settings,
             },
         )
 
-    async def stands_still(self, how: Callable[[], None]) -> None:
-        await self.worker.ready()
+    async def starts_and_stands_still(self, how: Callable[[], object]) -> None:
+        await self.worker.start().ready(limit=LIMIT_SECONDS)
+        await self.stands_still(how)
+
+    async def stands_still(self, how: Callable[[], object]) -> None:
         standstill.stand_still(self.directory, how)
         await eventually(self._obeyed)
 
@@ -55,6 +82,7 @@ async def write_markers(broker: EmbeddedBroker, victim: Victim) -> None:
             await marq.acquire(await marq.send("waits", partition=partition), lease=60)
 
 
+@pytest.mark.timeout(300)
 async def test_a_worker_that_stands_still_ends_itself_and_says_what_stood_still(
     new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
@@ -66,12 +94,10 @@ async def test_a_worker_that_stands_still_ends_itself_and_says_what_stood_still(
     blocked, deaf, stuck = (Victim(new_worker, tmp_path / name) for name in ("blocked", "deaf", "stuck"))
     # Or the broker would wait for it to join, and a rebalance that others are in as well is none to end for.
     lost = Victim(new_worker, tmp_path / "lost", BROKER_REBALANCE_TIMEOUT="6")
-    for victim in (blocked, deaf, stuck, lost):
-        victim.worker.start()
-    await blocked.stands_still(standstill.event_loop)
-    await deaf.stands_still(standstill.fetch)
-    await stuck.stands_still(standstill.fold)
-    await lost.stands_still(standstill.rebalance)
+    await blocked.starts_and_stands_still(standstill.event_loop)
+    await deaf.starts_and_stands_still(standstill.fetch)
+    await stuck.starts_and_stands_still(standstill.fold)
+    await lost.starts_and_stands_still(standstill.rebalance)
     await asyncio.gather(write_markers(broker, deaf), write_markers(broker, stuck))
     other = new_worker(like=lost.worker, PYTHONPATH=str(ROOT)).start()
 
@@ -90,3 +116,116 @@ async def test_a_worker_that_stands_still_ends_itself_and_says_what_stood_still(
         assert re.search(expected, said), said
     assert "most recent call first" in blocked.worker.log(), "where each thread stood"
     assert other.exit_code is None
+
+
+@pytest.mark.timeout(300)
+async def test_a_handlers_process_whose_consumer_brings_nothing_ends_and_is_followed_by_another(
+    new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    handlers = Handlers(tmp_path / "handlers")
+    victim = Victim(new_worker, tmp_path / "victim", queues=QUEUES, modules=handlers.directory)
+    await victim.worker.start().ready(limit=LIMIT_SECONDS)
+
+    async with marq.Producer(broker.bootstrap_servers, prefix=victim.worker.names.prefix) as producer:
+        await producer.send("coroutine", b"one")
+        [one] = await handlers.has_noted("coroutine", 1)
+        await victim.stands_still(standstill.handlers_fetch)
+        standstill.take_back(victim.directory)
+        await producer.send("coroutine", b"two")
+        noted = await eventually(
+            lambda: handlers.noted("coroutine"), lambda found: len(found) >= 2, limit=LIMIT_SECONDS
+        )
+
+    assert noted[1]["value"] == "two"
+    assert noted[1]["worker"] != one["worker"]
+    assert f"{one['worker']} has ended with exit code {EXIT_CODE}" in victim.worker.log()
+    assert "stands still: what is there for it is not read" in victim.worker.log()
+    assert victim.worker.exit_code is None
+
+
+@pytest.mark.timeout(300)
+async def test_a_worker_whose_broker_hangs_and_one_that_was_stopped_itself_go_on(tmp_path: Path) -> None:
+    with EmbeddedBroker() as broker, contextlib.contextmanager(workers)(broker, tmp_path) as new_worker:
+        worker = await new_worker(environment={"MARQ_WATCHDOG": "5"}).start().ready(limit=LIMIT_SECONDS)
+        async with Installation(broker.bootstrap_servers, worker.names) as marq_:
+            sent = await marq_.send_many("waits", 2)
+            await marq_.applied(await marq_.acquire(sent[0], lease=1))
+            await eventually(lambda: marq_.copies_of(sent[0]))
+            await marq_.applied(await marq_.acquire(sent[1], lease=3))
+
+            broker.pause()
+            # Something is due meanwhile, and the witness finds more than once that nobody could do it.
+            await eventually(
+                lambda: times(worker, "the watchdog waits: "), lambda count: count >= 2, limit=LIMIT_SECONDS
+            )
+            broker.resume()
+            await patiently(lambda: marq_.copies_of(sent[1]))
+            worker.pause()
+            last = await marq_.send("waits")
+            await marq_.acquire(last, lease=12)
+            # As long as it takes to be thrown out of the group.
+            await eventually(lambda: members(broker, worker), lambda count: count == 0)
+            worker.resume()
+            await patiently(lambda: marq_.copies_of(last))
+
+        assert worker.exit_code is None, worker.log()
+
+
+async def times(worker: Worker, text: str) -> int:
+    """How often something stands in a worker's log."""
+    return worker.log().count(text)
+
+
+async def members(broker: EmbeddedBroker, worker: Worker) -> int:
+    async with admin(broker.bootstrap_servers) as client:
+        [response] = await client.describe_consumer_groups([worker.names.app_id])
+    return len(response.groups[0][5])
+
+
+@pytest_asyncio.fixture
+async def client(broker: EmbeddedBroker, names: Names) -> ClientSettings:
+    """Of an installation whose topics are there."""
+    settings = ClientSettings.read(broker.bootstrap_servers, {"prefix": names.prefix, "partitions": 1}, environment={})
+    await ensure_topics(settings, changelog=True)
+    return settings
+
+
+async def ask(client: ClientSettings, standing: Standing, *, last: bool = False) -> Answer:
+    markers = Markers(0, client.names.changelog)
+    return await asyncio.to_thread(Witness(client).ask, markers, standing, last)
+
+
+async def test_a_witness_finds_markers_and_takes_control_records_for_none(client: ClientSettings) -> None:
+    owner = AIOKafkaProducer(
+        transactional_id=client.names.transactional_id(0), bootstrap_servers=client.bootstrap_servers
+    )
+    async with owner:
+        nothing = await ask(client, READ)
+        await owner.begin_transaction()
+        await owner.send_and_wait(client.names.markers, b"never", partition=0)
+        await owner.abort_transaction()
+        aborted = await ask(client, READ)
+        await owner.begin_transaction()
+        await owner.send_and_wait(client.names.markers, b"marker", partition=0)
+        await owner.commit_transaction()
+        written, behind = await ask(client, READ), await ask(client, Standing((0,), 3))
+
+    assert (nothing, aborted, written, behind) == (
+        Answer.NOTHING_TO_DO,
+        Answer.NOTHING_TO_DO,
+        Answer.WORK_WAITS,
+        Answer.NOTHING_TO_DO,
+    )
+
+
+async def test_the_last_question_leaves_nothing_that_anybody_reads(client: ClientSettings) -> None:
+    owes = Standing((0,), None, "it is recovering, and no owner")
+
+    assert await ask(client, owes, last=True) is Answer.WORK_WAITS
+    assert await ask(client, READ) is Answer.NOTHING_TO_DO
+
+
+async def test_a_witness_without_a_broker_says_so() -> None:
+    nowhere = ClientSettings.read(f"127.0.0.1:{ports.free_port('127.0.0.1')}", {}, environment={})
+
+    assert await ask(nowhere, Standing((0,), None, "it is waiting, and no owner"), last=True) is Answer.AWAY

@@ -294,3 +294,23 @@ async def test_what_has_come_is_not_read_again(monkeypatch: pytest.MonkeyPatch) 
         await reader.fetch(100)
 
     assert kafka.sought == []
+
+
+async def test_a_reader_says_how_far_it_is_while_records_are_wanted_and_none_have_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the watchdog of a handlers process ends it for; one without room for more is left alone."""
+    reader = await reading(Kafka())
+    never_asked = reader.standings()
+    await reader.fetch(10)
+    asked = reader.standings()
+    await reader.deliver(P0, fetched(0, 5))
+    has_some = reader.standings()
+    await reader.fetch(10)
+    read_on = reader.standings()
+    monkeypatch.setattr(stream_reader, "ASKING_SECONDS", 0.0)
+    without_room = reader.standings()
+
+    assert (never_asked, has_some, without_room) == ({}, {}, {})
+    assert (asked[P0].position, read_on[P0].position) == (0, 5)
+    assert asked[P0].progress != read_on[P0].progress
