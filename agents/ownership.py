@@ -529,20 +529,19 @@ class Ownership:
         if own_topic is not None and not await self._own_topics.usable(producer, own_topic):
             own_topic = None
         copy = copies.copy(fire, self._payload(fire), self.tracker.book.clock.now_ms, own_topic)
+        options = {"headers": copy.headers, "timestamp_ms": self.tracker.book.clock.appended_ms}
         if copy.destination is Destination.DEAD_LETTERS:
-            return await producer.send(names.dead_letters, copy.value, copy.key, headers=copy.headers)
+            return await producer.send(names.dead_letters, copy.value, copy.key, **options)
         if copy.own_topic:
             source = fire.source
             try:
-                return await producer.send(
-                    source.topic, copy.value, copy.key, partition=source.partition, headers=copy.headers
-                )
+                return await producer.send(source.topic, copy.value, copy.key, partition=source.partition, **options)
             except AssertionError:
                 # So aiokafka says that the partition is gone: the topic was made anew with fewer.
                 self._own_topics.close(source.topic, UnknownTopicOrPartitionError())
                 return await self._send_copy(producer, fire)
         self._spread = (self._spread + 1) % self.around.messages_partitions
-        return await producer.send(names.messages, copy.value, copy.key, partition=self._spread, headers=copy.headers)
+        return await producer.send(names.messages, copy.value, copy.key, partition=self._spread, **options)
 
     def _own_topic(self, fire: Fire) -> str | None:
         """Where a copy goes back to, when that is a topic of its queue's own."""
@@ -551,15 +550,16 @@ class Ownership:
 
     async def _send_rows(self, producer: AIOKafkaProducer) -> list[Any]:
         topic, sends = self.around.table.changelog_topic_name, []
+        at_ms = self.tracker.book.clock.appended_ms
         batch = producer.create_batch()
         for key, value in self._pending.items():
-            if batch.append(key=key, value=value, timestamp=None) is None:
+            if batch.append(key=key, value=value, timestamp=at_ms) is None:
                 if batch.record_count():
                     sends.append(await producer.send_batch(batch, topic, partition=self.partition))
                     batch = producer.create_batch()
-                if batch.append(key=key, value=value, timestamp=None) is None:
+                if batch.append(key=key, value=value, timestamp=at_ms) is None:
                     # Larger than a batch: the producer makes one for it alone.
-                    sends.append(await producer.send(topic, value, key, partition=self.partition))
+                    sends.append(await producer.send(topic, value, key, self.partition, timestamp_ms=at_ms))
         if batch.record_count():
             sends.append(await producer.send_batch(batch, topic, partition=self.partition))
         return sends
@@ -572,7 +572,8 @@ class Ownership:
             ("marq-reason", why.encode()),
         ]
         # aiokafka refuses a record without key and value.
-        return await producer.send(names.quarantine, value or b"", headers=headers)
+        at_ms = self.tracker.book.clock.appended_ms
+        return await producer.send(names.quarantine, value or b"", headers=headers, timestamp_ms=at_ms)
 
 
 def _epoch(producer: AIOKafkaProducer) -> tuple[int, int]:

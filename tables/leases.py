@@ -120,7 +120,8 @@ class LeaseTable(faust.Table):
             identity = await self._identity(consumer, source)
             if identity is None:
                 async with producer.transaction():
-                    await producer.send(source.topic, uuid.uuid4().bytes, IDENTITY_KEY, partition=partition)
+                    # No wall clock: the broker refuses records from more than an hour ahead of its own.
+                    await producer.send(source.topic, uuid.uuid4().bytes, IDENTITY_KEY, partition, timestamp_ms=0)
             return await self._replay(consumer, source, identity)
         finally:
             await stop_consumer(consumer, STOP_CONSUMER_SECONDS)

@@ -29,6 +29,15 @@ class LogClock:
     anchor_now_ms: int = 0
     anchor_monotonic_ms: int = 0
 
+    @property
+    def appended_ms(self) -> int:
+        """The newest append time as the broker said it: what a tracker writes as a record's time.
+
+        By a wall clock that is more than an hour ahead of the broker's, the broker would refuse the record
+        (message.timestamp.after.max.ms); by one that is behind, retention would remove it too early.
+        """
+        return self.now_ms + self.skew_ms
+
     def advance(self, append_time_ms: int) -> None:
         """Fold the append time of a record."""
         corrected = append_time_ms - self.skew_ms
