@@ -147,10 +147,15 @@ class Ownership:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
+        if self._position is not None:
+            # Assigned again after a rebalance: the book is kept if nobody else had the partition meanwhile, which
+            # fencing will show. What was written last may not have been read, so nothing fires before a TICK.
+            self.tracker.take_over_again()
+            self.state, self._stopping = "recovering", False
         self._task = asyncio.create_task(self._live(), name=f"owner of markers partition {self.partition}")
 
-    async def stop(self) -> None:
-        """Write what has been folded if that is quickly done, and let go."""
+    async def stop(self) -> bool:
+        """Write what has been folded if that is quickly done, and let go; return whether all of it was written."""
         task, self._task = self._task, None
         self._stopping = True
         self._arrived.set()
@@ -161,15 +166,19 @@ class Ownership:
             finished = not unfinished
             task.cancel()
             await asyncio.wait([task])
+        written = False
         if self.state == "owner" and finished:
             try:
                 async with asyncio.timeout(FLUSH_ON_STOP_SECONDS):
                     await self._write(changes=True)
+                written = True
             except (KafkaError, TimeoutError) as error:
                 log.info("partition %s: left to the next owner to fold again: %r", self.partition, error)
         self.state = "stopped"
         await self._drop_producer()
-        self._room.set()
+        self._unacked.clear()
+        self._drop_inbox()
+        return written
 
     async def deliver(self, event: Event) -> None:
         """Take a fetched batch; waits while the owner is busy."""
@@ -262,6 +271,8 @@ class Ownership:
             self._forget()
         if self._position is None:
             await self._recover(producer)
+        elif self.state == "recovering":
+            await self._read_on(self._position)
         self.state = "owner"
         self._flushed_at = time.monotonic()
 
@@ -282,8 +293,11 @@ class Ownership:
         )
         # 3. The markers after it. Faust reads from its committed offset, which is never after this one unless the
         #    changelog was lost.
-        await self._check_log(self._position)
-        await self.around.seek(self.partition, self._position)
+        await self._read_on(self._position)
+
+    async def _read_on(self, position: int) -> None:
+        await self._check_log(position)
+        await self.around.seek(self.partition, position)
 
     async def _check_log(self, position: int) -> None:
         start, end = await self.around.log_range(self.partition)

@@ -9,6 +9,7 @@ import faust
 from faust.types import TP, StreamT
 
 from agents.ownership import Ownership, Surroundings
+from tables.standby import Standby
 
 
 @dataclass
@@ -17,23 +18,33 @@ class TrackerOwners:
 
     topic: str
     around: Surroundings | None = None
+    standby: Standby | None = None
     owned: dict[int, Ownership] = field(default_factory=dict)
+    #: Let go in the rebalance that is under way, with all they know: nearly all are assigned here again.
+    _let_go: dict[int, Ownership] = field(default_factory=dict)
 
     def assigned(self, partitions: set[TP]) -> None:
         """Begin to own what has been assigned; what was owned before has been let go by :meth:`revoked`."""
         assert self.around is not None, "the topics are looked at before the consumer starts"
         for tp in partitions:
             if tp.topic == self.topic and tp.partition not in self.owned:
-                owner = self.owned[tp.partition] = Ownership(tp.partition, self.around)
+                owner = self._let_go.pop(tp.partition, None) or Ownership(tp.partition, self.around)
+                self.owned[tp.partition] = owner
                 owner.start()
+        self._let_go.clear()
+        if self.standby is not None:
+            self.standby.follow_all_but(self.owned)
 
     async def revoked(self, partitions: set[TP]) -> None:
-        """Let go of partitions: even one that is assigned again at once is recovered anew, which is quickly done."""
+        """Let go of partitions, until :meth:`assigned` says who has them now."""
+        if self.standby is not None:
+            await self.standby.stop()
         gone = [
             self.owned.pop(tp.partition) for tp in partitions if tp.topic == self.topic and tp.partition in self.owned
         ]
         if gone:
-            await asyncio.gather(*(owner.stop() for owner in gone))
+            written = await asyncio.gather(*(owner.stop() for owner in gone))
+            self._let_go = {owner.partition: owner for owner, all_of_it in zip(gone, written, strict=True) if all_of_it}
 
     async def stop(self) -> None:
         await self.revoked({TP(self.topic, partition) for partition in self.owned})

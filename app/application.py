@@ -7,9 +7,11 @@ applications, too (app/handlers_process.py).
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Hashable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from faust.app import BootStrategy
@@ -20,7 +22,7 @@ import agents.tracker
 import tables.leases
 from agents.ownership import Surroundings
 from agents.standing import Standing
-from app import commands, identity
+from app import commands, former_member, identity
 from app.batching import BatchSchema
 from app.checkup.preflight import ensure_rights
 from app.checkup.rights import Use
@@ -40,6 +42,7 @@ from marq.connection import client_options
 from marq.queues import Queues
 from marq.settings import ClientSettings
 from marq.topics import Topics, ensure_topics
+from tables.standby import Standby
 
 
 class WorkerApp(MarqApp):
@@ -51,6 +54,7 @@ class WorkerApp(MarqApp):
     leases: tables.leases.LeaseTable
     #: The trackers.
     group: Group
+    _expelling: asyncio.Task[None] | None = None
     #: Only with the role handlers, and once it runs.
     handlers: HandlersRole | None = None
     #: Once it runs.
@@ -75,6 +79,12 @@ class WorkerApp(MarqApp):
             await self._define(file, topics)
         if Role.TRACKER in roles:
             self.owners.around = self._surroundings(topics)
+            self.owners.standby = Standby(self.leases, client_options(self.client), topics.markers_partitions)
+            if settings.instance_id is None:
+                # A static member takes the place of the dead one by its name.
+                self._expelling = asyncio.create_task(
+                    former_member.expel(self.client, Path(self.conf.datadir), settings.session_timeout)
+                )
         if self.handlers is not None:
             self.handlers.start(self.queues)
         self.watchdog = Watchdog(self.settings.watchdog, self._standings, Witness(self.client).ask)
@@ -108,6 +118,8 @@ class WorkerApp(MarqApp):
         # have folded.
         if self.handlers is not None:
             await self.handlers.stop()
+        if self._expelling is not None:
+            self._expelling.cancel()
         await self.owners.stop()
         await self.queues.stop()
         await self.group.stop()
@@ -202,6 +214,7 @@ def attach_tracker(app: WorkerApp) -> None:
 
 
 async def _on_assigned(app: WorkerApp, assigned: set[TP], **_: Any) -> None:
+    former_member.remember(Path(app.conf.datadir), app.consumer.member)
     app.owners.assigned(assigned)
 
 

@@ -105,6 +105,11 @@ class BatchThread(driver.AIOKafkaConsumerThread):
         passed_from, passed_to = self._passed.get(tp, (None, None))
         return passed_from if passed_to == position else position
 
+    @property
+    def member(self) -> str:
+        """The id by which the group knows this consumer."""
+        return str(self._ensure_consumer()._coordinator.member_id)
+
     async def commit_exactly(self, offsets: Mapping[TP, tuple[int, str]]) -> None:
         """Commit offsets, each with its metadata.
 
@@ -146,6 +151,11 @@ class BatchConsumer(driver.Consumer):
         acked.clear()
         self._acked_index[tp].clear()
         return int(end)
+
+    @property
+    def member(self) -> str:
+        """The id by which the group knows this consumer."""
+        return self.thread.member
 
     @property
     def thread(self) -> BatchThread:

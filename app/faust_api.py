@@ -104,6 +104,13 @@ RELIANCES = (
     Reliance(_KAFKA, "_isolation_level", "instance attribute", "read before start()"),
     Reliance(_KAFKA, "_fetch_max_wait_ms", "instance attribute", "read before start(); Faust fixes it at 1500"),
     Reliance(_KAFKA, "_subscription", "instance attribute", "the way to positions"),
+    Reliance(_KAFKA, "_coordinator", "instance attribute", "the way to the member's id"),
+    Reliance(
+        "aiokafka.consumer.group_coordinator:GroupCoordinator",
+        "member_id",
+        "instance attribute",
+        "a worker that is started after a kill -9 takes its former member out of the group",
+    ),
     Reliance(f"{_STATE}:SubscriptionState", "subscription", "property", "None before the first assignment"),
     Reliance(f"{_STATE}:Subscription", "assignment", "property", "None during a rebalance"),
     Reliance(f"{_STATE}:Assignment", "state_value", "(self, tp)", "None for partitions that are not assigned"),

@@ -19,6 +19,9 @@ from marq.settings import ClientSettings
 #: How often to look whether a rebalance is over, for which Faust has no event.
 _POLL_SECONDS = 0.02
 
+#: A member learns of a rebalance by its next heartbeat, so a takeover takes up to so much longer than the session.
+HEARTBEAT_SECONDS = 0.5
+
 Kind = TypeVar("Kind", bound="MarqApp")
 Found = TypeVar("Found")
 
@@ -71,7 +74,7 @@ def new_app(kind: type[Kind], app_id: str, settings: AppSettings, client: Client
         consumer_max_fetch_size=8 << 20,
         consumer_group_instance_id=settings.instance_id,
         broker_session_timeout=settings.session_timeout,
-        broker_heartbeat_interval=settings.session_timeout / 4,
+        broker_heartbeat_interval=HEARTBEAT_SECONDS,
         broker_max_poll_records=4_000,
         # With standbys Faust would assign partitions itself, also where there are no tables.
         table_standby_replicas=0,

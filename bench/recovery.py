@@ -47,6 +47,7 @@ QUIET_SECONDS = 2.0
 #: How long anything may take before the run is given up.
 LIMIT_SECONDS = 600.0
 
+_COPIED = re.compile(r"local copies of .* up to date")
 _OWNED = re.compile(r"owner of markers partition (\d+)")
 
 
@@ -185,7 +186,7 @@ class Recovery:
         return time.monotonic()
 
     async def _wait_until_shared(self, standby: BenchWorker) -> None:
-        """Return when both workers own partitions, and the standby knows what it may have to take over."""
+        """Return when both workers own partitions, and the standby has copies of those that it may take over."""
 
         def shared() -> bool:
             found = [worker["partitions"] for worker in standby.figures().get("workers", [])]
@@ -193,6 +194,7 @@ class Recovery:
             return len(found) == 2 and all(found) and len(owners) == self.size.partitions
 
         await self._until(shared, pause=1.0)
+        await self._until(lambda: bool(_COPIED.search(standby.log())), pause=0.1)
 
     async def _until(self, fits: Callable[[], bool], *, pause: float) -> None:
         until = time.monotonic() + LIMIT_SECONDS

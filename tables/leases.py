@@ -105,15 +105,8 @@ class LeaseTable(faust.Table):
         ``producer`` is the partition's transactional one, which the caller has just taken over: nobody else can write
         to the changelog any more. A changelog without records gets its identity from it.
         """
-        self._discard_if_old(partition)
         source = TopicPartition(self.changelog_topic_name, partition)
-        consumer = AIOKafkaConsumer(
-            enable_auto_commit=False,
-            isolation_level="read_committed",
-            auto_offset_reset="earliest",
-            max_partition_fetch_bytes=8 << 20,
-            **client_settings,
-        )
+        consumer = changelog_reader(client_settings)
         await consumer.start()
         try:
             consumer.assign([source])
@@ -122,9 +115,14 @@ class LeaseTable(faust.Table):
                 async with producer.transaction():
                     # No wall clock: the broker refuses records from more than an hour ahead of its own.
                     await producer.send(source.topic, uuid.uuid4().bytes, IDENTITY_KEY, partition, timestamp_ms=0)
-            return await self._replay(consumer, source, identity)
+            return await self._replay(consumer, source, await self._local_start(consumer, source, identity))
         finally:
             await stop_consumer(consumer, STOP_CONSUMER_SECONDS)
+
+    async def start_copying(self, consumer: AIOKafkaConsumer, source: TopicPartition) -> int:
+        """Return the offset from which a local copy of this part of the changelog is to be read on."""
+        consumer.assign([source])
+        return await self._local_start(consumer, source, await self._identity(consumer, source))
 
     async def _identity(self, consumer: AIOKafkaConsumer, source: TopicPartition) -> bytes | None:
         """Return the value of the changelog's first record, None when it has no record."""
@@ -135,31 +133,38 @@ class LeaseTable(faust.Table):
                 return records[0].value or b""
         return None
 
-    async def _replay(self, consumer: AIOKafkaConsumer, source: TopicPartition, identity: bytes | None) -> int:
+    async def _local_start(self, consumer: AIOKafkaConsumer, source: TopicPartition, identity: bytes | None) -> int:
+        """Return where the local files end in the changelog; those that can't be believed are thrown away first."""
+        partition = source.partition
+        self._discard_if_old(partition)
         start = (await consumer.beginning_offsets([source]))[source]
         end = (await consumer.end_offsets([source]))[source]
-        position = self._local_position(source.partition)
-        if position and (position > end or self._database(source.partition).get(IDENTITY_KEY) != identity):
+        position = self._local_position(partition)
+        if position and (position > end or self._database(partition).get(IDENTITY_KEY) != identity):
             self.log.warning(
                 "lease table: local files of partition %s belong to a changelog that was lost or made anew: rebuilding "
                 "them from the one that is there",
-                source.partition,
+                partition,
             )
-            self._discard(source.partition)
+            self._discard(partition)
             position = 0
-        position = max(position, start)
+        return int(max(position, start))
+
+    async def _replay(self, consumer: AIOKafkaConsumer, source: TopicPartition, position: int) -> int:
+        end = (await consumer.end_offsets([source]))[source]
         consumer.seek(source, position)
         count = 0
         while position < end:
             records = await consumer.getmany(source, timeout_ms=1000, max_records=RECORDS_AT_ONCE)
             for batch in records.values():
-                self._write_records(source.partition, batch)
+                self.write_records(source.partition, batch)
                 count += len(batch)
                 self.replayed[source.partition] += len(batch)
             position = await consumer.position(source)
         return count
 
-    def _write_records(self, partition: int, records: list[ConsumerRecord[bytes, bytes]]) -> None:
+    def write_records(self, partition: int, records: list[ConsumerRecord[bytes, bytes]]) -> None:
+        """Write what was read of the changelog, atomically with how far that is."""
         self.write(partition, {record.key: record.value for record in records}, records[-1].offset)
 
     def _local_position(self, partition: int) -> int:
@@ -228,6 +233,17 @@ class Tables(TableManager):
         if self._recovery is None:
             self._recovery = _FencedRecovery(self.app, self, beacon=self.beacon, loop=self.loop)
         return self._recovery
+
+
+def changelog_reader(client_settings: Mapping[str, Any]) -> AIOKafkaConsumer:
+    """Return a consumer of what was committed to the changelog; it is in no group."""
+    return AIOKafkaConsumer(
+        enable_auto_commit=False,
+        isolation_level="read_committed",
+        auto_offset_reset="earliest",
+        max_partition_fetch_bytes=8 << 20,
+        **client_settings,
+    )
 
 
 def attach(app: faust.App) -> LeaseTable:
