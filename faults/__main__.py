@@ -15,12 +15,12 @@ import time
 from collections.abc import Sequence
 
 from broker import EmbeddedBroker
-from faults import brokers, consumers, networks, times, upgrades, workers
+from faults import brokers, consumers, disks, networks, times, upgrades, workers
 from faults.report import DOCUMENT, write_table
 from faults.scenario import Result, Scenario, play
 
 SCENARIOS: Sequence[Scenario] = [
-    scenario for module in (consumers, workers, brokers, networks, times, upgrades) for scenario in module.SCENARIOS
+    scenario for module in (consumers, workers, brokers, disks, networks, times, upgrades) for scenario in module.SCENARIOS
 ]
 
 
