@@ -20,7 +20,9 @@ from faults.report import DOCUMENT, write_table
 from faults.scenario import Result, Scenario, play
 
 SCENARIOS: Sequence[Scenario] = [
-    scenario for module in (consumers, workers, brokers, disks, networks, times, upgrades) for scenario in module.SCENARIOS
+    scenario
+    for module in (consumers, workers, brokers, disks, networks, times, upgrades)
+    for scenario in module.SCENARIOS
 ]
 
 
