@@ -43,8 +43,8 @@ from marq.starts import MARKED, STARTS, TRANSACTIONAL
 Figures = dict[str, float]
 Say = Callable[[str], None]
 
-#: The load: so many messages, so often.
-BURST, BURST_S = 100, 0.05
+#: The load: so many messages, so often that a consumer is always at work, and a kill may meet it at any step.
+BURST, BURST_S = 10, 0.005
 #: A kill comes so many seconds after the consumer has handled something.
 KILL_AFTER_S = (0.2, 1.2)
 #: Redeliveries that are looked at in each round, and their leases.
