@@ -88,33 +88,37 @@ async def test_a_worker_that_stands_still_ends_itself_and_says_what_stood_still(
 ) -> None:
     """Consumers that die slowly (faust-streaming #175, #640) stay in their group and are never heard of again.
 
-    All at once, for each takes its time: code that blocks the event loop, a consumer that fetches no more, an owner
-    that does not come back from folding, and a rebalance that the worker does not get out of.
+    All at once, for each takes its time: code that blocks the event loop, a consumer that fetches no more, and an owner
+    that does not come back from folding.
     """
     blocked, deaf, stuck = (Victim(new_worker, tmp_path / name) for name in ("blocked", "deaf", "stuck"))
-    # Or the broker would wait for it to join, and a rebalance that others are in as well is none to end for.
-    lost = Victim(new_worker, tmp_path / "lost", BROKER_REBALANCE_TIMEOUT="6")
     await blocked.starts_and_stands_still(standstill.event_loop)
     await deaf.starts_and_stands_still(standstill.fetch)
     await stuck.starts_and_stands_still(standstill.fold)
-    await lost.starts_and_stands_still(standstill.rebalance)
     await asyncio.gather(write_markers(broker, deaf), write_markers(broker, stuck))
+
+    words = await asyncio.gather(*(victim.last_words() for victim in (blocked, deaf, stuck)))
+
+    assert f"watchdog: the event loop has had no turn, for {WATCHDOG_SECONDS} s" in words[0]
+    assert "most recent call first" in blocked.worker.log(), "where each thread stood"
+    # A consumer may bring what it had fetched before, and so its own TICK is what is missing.
+    assert re.search(r"markers partition \d stands still: (what is there for it is not read|its own TICK)", words[1])
+    assert re.search(r"markers partition \d stands still: ", words[2])
+
+
+@pytest.mark.timeout(300)
+async def test_a_worker_that_does_not_get_out_of_a_rebalance_ends_itself(
+    new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    # A variable of Faust: until then the broker waits for it, and a rebalance that others are in, too, is none to end
+    # for.
+    lost = Victim(new_worker, tmp_path / "lost", BROKER_REBALANCE_TIMEOUT="6")
+    await lost.starts_and_stands_still(standstill.rebalance)
     other = new_worker(like=lost.worker, PYTHONPATH=str(ROOT)).start()
 
-    words = await asyncio.gather(*(victim.last_words() for victim in (blocked, deaf, stuck, lost)))
+    words = await lost.last_words()
 
-    for said, expected in zip(
-        words,
-        (
-            "the event loop has had no turn, for 12 s",
-            r"markers partition \d stands still: what is there for it is not read",
-            r"markers partition \d stands still: .*(folded|not read)",
-            r"a rebalance of the group .*-app stands still: it does not end",
-        ),
-        strict=True,
-    ):
-        assert re.search(expected, said), said
-    assert "most recent call first" in blocked.worker.log(), "where each thread stood"
+    assert re.search(r"a rebalance of the group .*-app stands still: it does not end", words), words
     assert other.exit_code is None
 
 
@@ -131,13 +135,14 @@ async def test_a_handlers_process_whose_consumer_brings_nothing_ends_and_is_foll
         [one] = await handlers.has_noted("coroutine", 1)
         await victim.stands_still(standstill.handlers_fetch)
         standstill.take_back(victim.directory)
-        await producer.send("coroutine", b"two")
-        noted = await eventually(
-            lambda: handlers.noted("coroutine"), lambda found: len(found) >= 2, limit=LIMIT_SECONDS
-        )
 
-    assert noted[1]["value"] == "two"
-    assert noted[1]["worker"] != one["worker"]
+        async def by_others() -> set[int]:
+            # Always something to be read: a fetch that was under way brings the first of it.
+            await producer.send("coroutine", b"more")
+            return {start["worker"] for start in await handlers.noted("coroutine")} - {one["worker"]}
+
+        await patiently(by_others)
+
     assert f"{one['worker']} has ended with exit code {EXIT_CODE}" in victim.worker.log()
     assert "stands still: what is there for it is not read" in victim.worker.log()
     assert victim.worker.exit_code is None
