@@ -140,12 +140,14 @@ class EmbeddedBroker:
         if self._process is not None:
             self._process.stop(limit_seconds)
             self._process = None
+        self._unlock()
 
     def kill(self) -> None:
         """kill -9: nothing is flushed or handed over. `start()` brings it back with its data."""
         if self._process is not None:
             self._process.kill()
             self._process = None
+        self._unlock()
 
     def pause(self) -> None:
         """SIGSTOP: connections stay open and nothing answers, as with a broker that hangs."""
@@ -182,6 +184,10 @@ class EmbeddedBroker:
     ) -> None:
         self.close()
 
+    def _unlock(self) -> None:
+        if self._directory is not None:
+            self._directory.unlock()
+
     def _started_directory(self) -> BrokerDirectory:
         if self._directory is None:
             raise BrokerError("the embedded broker has no data directory before its first start()")
@@ -212,6 +218,7 @@ class EmbeddedBroker:
         if not ports.is_free(host, port):
             raise BrokerError(failure.port_taken(host, port))
         directory = self._started_directory()
+        directory.lock()
         membership = self._membership or _alone()
         directory.write_settings(
             settings.server_properties(
