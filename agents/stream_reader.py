@@ -14,6 +14,7 @@ from aiokafka.structs import ConsumerRecord
 
 from agents.fetched import Fetched
 from agents.standing import Standing
+from marq.core.errors import MarqError
 from marq.core.markers import Source
 from marq.offsets import Place
 from marq.positions import Positions
@@ -50,8 +51,9 @@ class Partitions:
     commit: Callable[[Mapping[Source, tuple[int, str]]], Awaitable[None]]
     #: Where to go on in partitions that were assigned; raises KafkaError.
     places: Callable[[Serving, Iterable[Source]], Awaitable[Mapping[Source, Place]]]
-    #: Where the log of a partition begins.
+    #: Where the log of a partition begins, and where it ends.
     log_start: Callable[[Source], Awaitable[int]]
+    log_end: Callable[[Source], Awaitable[int]]
     #: The offset after the last record that was fetched, whether or not it has been delivered; None: not known.
     returned_to: Callable[[Source], int | None]
 
@@ -62,6 +64,8 @@ class _Lane:
 
     position: int
     positions: Positions
+    #: Where reading began.
+    start: int
     records: deque[Record] = field(default_factory=deque)
 
 
@@ -80,6 +84,7 @@ class StreamReader:
         #: How often partitions have come or gone.
         self._changes = 0
         self._rewound: dict[Source, int] = {}
+        self._made_anew: MarqError | None = None
         self._arrived = asyncio.Event()
         self._paused = False
         #: Lanes to which a batch was on its way at the last look, with their positions then.
@@ -120,10 +125,23 @@ class StreamReader:
         if fetched.start > lane.position:
             await self._close_gap(source, lane, fetched.start)
             return
+        if fetched.start < lane.start and self._made_anew is None:
+            await self._check_end(source, lane)
         lane.records.extend(record for record in fetched.records if record.offset >= lane.position)
         lane.position = max(lane.position, fetched.end)
         self._arrived.set()
         self._hold()
+
+    async def _check_end(self, source: Source, lane: _Lane) -> None:
+        """Notice that a topic was made anew: its new messages must not be taken for those that were read before."""
+        end = await self._partitions.log_end(source)
+        if end < lane.start:
+            self._made_anew = MarqError(
+                f"topic {source.topic}, partition {source.partition}: reading began at offset {lane.start}, and the "
+                f"log ends at {end}: the topic was made anew, or has lost records; beginning again with what is "
+                "committed"
+            )
+            self._arrived.set()
 
     async def _close_gap(self, source: Source, lane: _Lane, start: int) -> None:
         log_start = await self._partitions.log_start(source)
@@ -155,6 +173,9 @@ class StreamReader:
             self._asking, self._asked_s = False, time.monotonic()
 
     async def _fetch(self, max_records: int) -> Mapping[Source, Sequence[Record]]:
+        if self._made_anew is not None:
+            # The process ends by it, and the next one asks the group anew where to read on.
+            raise self._made_anew
         await self._place()
         await self._seek_back()
         await self._look_for_lost()
@@ -188,7 +209,7 @@ class StreamReader:
         self._unplaced.clear()
         for source, place in found.items():
             start = max(place.start, starts[source])
-            self._lanes[source] = _Lane(start, place.positions)
+            self._lanes[source] = _Lane(start, place.positions, start)
             self._rewound[source] = start
 
     async def _look_for_lost(self) -> None:

@@ -113,6 +113,9 @@ class HandlersApp(MarqApp):
         async def log_start(source: Source) -> int:
             return int((await consumer.earliest_offsets(TP(*source)))[TP(*source)])
 
+        async def log_end(source: Source) -> int:
+            return int((await consumer.highwaters(TP(*source)))[TP(*source)])
+
         return Partitions(
             seek=lambda source, offset: consumer.seek_wait({TP(*source): offset}),
             settled=self.settled,
@@ -121,6 +124,7 @@ class HandlersApp(MarqApp):
             commit=lambda offsets: consumer.thread.commit_exactly({TP(*s): each for s, each in offsets.items()}),
             places=lambda serving, sources: places(self.client, self.conf.id, serving, sources),
             log_start=log_start,
+            log_end=log_end,
             returned_to=lambda source: consumer.thread.returned_to(TP(*source)),
         )
 

@@ -377,7 +377,8 @@ class Flow:
         for source, read in records.items():
             for queue, own in self._serving.own(source, read):
                 lane = (queue, Source(*source))
-                begin = self._acquired_to.get(lane, read[0].offset)
+                # Not past the first: a topic that was made anew begins again.
+                begin = min(self._acquired_to.get(lane, read[0].offset), own[0].offset)
                 self._acquired_to[lane] = own[-1].offset + 1
                 own_topic = self._serving.is_own(source.topic)
                 yield from acquisitions(lane, self._holder, own, begin, self._settings, own_topic=own_topic)

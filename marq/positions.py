@@ -114,14 +114,25 @@ class Progress:
 
     def __init__(self) -> None:
         self._positions: dict[Source, Positions] = {}
+        self._starts: dict[Source, int] = {}
 
-    def begin(self, source: Source, positions: Positions) -> None:
-        """Read a partition from now on."""
+    def begin(self, source: Source, positions: Positions, start: int) -> None:
+        """Read a partition from now on, from ``start``."""
         self._positions[source] = positions
+        self._starts[source] = start
 
     def clear(self) -> None:
         """Read none any more."""
         self._positions.clear()
+        self._starts.clear()
+
+    def made_anew(self, fetched: Mapping[Any, Sequence[Any]]) -> dict[Source, int]:
+        """Return what was read from before where reading began, and where that was: its log ended before that."""
+        return {
+            Source(*source): start
+            for source, read in fetched.items()
+            if (start := self._starts.get(Source(*source))) is not None and read[0].offset < start
+        }
 
     def unmet(self, serving: Serving, fetched: Mapping[Any, Sequence[Any]]) -> dict[Source, Sequence[Any]]:
         """Take the keys from records that their queues have had: only where queues are at different positions."""

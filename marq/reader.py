@@ -137,6 +137,8 @@ class GroupReader:
         #: Assigned partitions of which it is not known yet where to read on; they are paused.
         self._unplaced: set[Source] = set()
         self._progress = Progress()
+        #: Partitions that were read from before where reading began, and where that was.
+        self._anew: dict[Source, int] = {}
         #: How often partitions have come or gone, or other queues have come to be served.
         self._changes = 0
 
@@ -221,7 +223,7 @@ class GroupReader:
                 self._consumer.resume(partition)
             except IllegalStateError:
                 continue
-            self._progress.begin(source, place.positions)
+            self._progress.begin(source, place.positions, place.start)
         self._unplaced.clear()
 
     # --- what the flow asks -------------------------------------------------------------------------------------------
@@ -231,7 +233,27 @@ class GroupReader:
             await self._place()
         fetched = await self._poll(timeout_ms=int(FETCH_WAIT_S * 1000), max_records=max_records)
         # Assigned anew meanwhile: whatever it is, it is read again from its place.
-        return {} if self._unplaced else self._progress.unmet(self._serving, fetched)
+        if self._unplaced or self._begins_anew(fetched):
+            return {}
+        return self._progress.unmet(self._serving, fetched)
+
+    def _begins_anew(self, fetched: Mapping[Any, Sequence[Any]]) -> bool:
+        """Whether a topic was deleted and made anew, or has lost its end: then all partitions are assigned anew.
+
+        With a topic its offsets go, so that its new messages are not taken for those of the former one.
+        """
+        anew = self._progress.made_anew(fetched)
+        # Offsets that are still there after that are somebody's decision, or the topic's end was lost.
+        if not anew or anew == self._anew:
+            return False
+        self._anew = anew
+        log.error(
+            "group %s: %s: the log ended before the offset that was read next: the topic was made anew, or has lost"
+            " records; beginning again with what is committed",
+            self._group, ", ".join(f"{topic}/{partition} at {start}" for (topic, partition), start in anew.items()),
+        )  # fmt: skip
+        self.serve(self._serving)
+        return True
 
     async def keep_alive(self) -> None:
         await self._poll(_NOTHING, timeout_ms=0)

@@ -150,7 +150,7 @@ class Member:
                     search.consider(name, other.committed)
         for source, place in search.places().items():
             self._read_to[source] = place.start
-            self._progress.begin(source, place.positions)
+            self._progress.begin(source, place.positions, place.start)
         self._assignments += 1
         self._assignee.assigned()
         self._more.set()

@@ -150,7 +150,7 @@ class Consumer(Actor):
             reading = Reading(source, self.world.rng.getrandbits(64), generation)
             reading.again_from(place.start)
             self.readings[source] = reading
-            self.progress.begin(source, place.positions)
+            self.progress.begin(source, place.positions, place.start)
             self.later(self.world.rng.randint(0, 5), self._fetch, reading)
 
     def crash(self) -> None:

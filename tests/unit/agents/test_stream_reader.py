@@ -10,6 +10,7 @@ from aiokafka.structs import ConsumerRecord
 from agents import stream_reader
 from agents.fetched import Fetched
 from agents.stream_reader import Partitions, StreamReader
+from marq.core.errors import MarqError
 from marq.core.markers import Source
 from marq.offsets import Place
 from marq.positions import Positions
@@ -36,6 +37,7 @@ class Kafka:
     offset: int | None = None
     metadata: str = ""
     log_start: int = 0
+    log_end: int = 1_000
     sought: list[tuple[Source, int]] = field(default_factory=list)
     paused: bool = False
     refuses: bool = False
@@ -65,6 +67,9 @@ class Kafka:
         async def log_start(source: Source) -> int:
             return self.log_start
 
+        async def log_end(source: Source) -> int:
+            return self.log_end
+
         return Partitions(
             seek,
             settled,
@@ -73,6 +78,7 @@ class Kafka:
             commit,
             places,
             log_start,
+            log_end,
             self.returned.get,
         )
 
@@ -314,3 +320,16 @@ async def test_a_reader_says_how_far_it_is_while_records_are_wanted_and_none_hav
     assert (never_asked, has_some, without_room) == ({}, {}, {})
     assert (asked[P0].position, read_on[P0].position) == (0, 5)
     assert asked[P0].progress != read_on[P0].progress
+
+
+async def test_a_topic_that_was_made_anew_is_noticed_and_not_taken_for_what_was_read() -> None:
+    kafka = Kafka(offset=100, metadata=Positions({"emails": 100}).encode(100))
+    reader = await reading(kafka)
+
+    await reader.deliver(P0, fetched(90, 110))
+    assert [record.offset for record in (await reader.fetch(20))[P0]] == list(range(100, 110))
+    kafka.log_end = 7
+    await reader.deliver(P0, fetched(0, 7))
+
+    with pytest.raises(MarqError, match=r"messages, partition 0: reading began at offset 100, and the log ends at 7"):
+        await reader.fetch(20)

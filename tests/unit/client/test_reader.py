@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from aiokafka import TopicPartition
+from aiokafka import ConsumerRecord, TopicPartition
 
 from marq.core.markers import Source
 from marq.offsets import Place
@@ -22,19 +22,22 @@ class FakeConsumer:
 
     def __init__(self) -> None:
         self.sought: list[tuple[TopicPartition, int]] = []
+        self.subscribed = 0
+        self.records: list[object] = []
 
     def pause(self, *partitions: TopicPartition) -> None: ...
 
     def resume(self, *partitions: TopicPartition) -> None: ...
 
-    def subscribe(self, topics: list[str], listener: object) -> None: ...
+    def subscribe(self, topics: list[str], listener: object) -> None:
+        self.subscribed += 1
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         self.sought.append((partition, offset))
 
     async def getmany(self, *partitions: TopicPartition, **options: int) -> dict[TopicPartition, list[object]]:
         await asyncio.sleep(0)
-        return {}
+        return {TopicPartition(*P0): self.records} if self.records else {}
 
 
 @pytest.mark.parametrize("other_queues", [False, True])
@@ -68,3 +71,23 @@ async def test_places_that_were_looked_up_before_a_rebalance_do_not_count(monkey
 
     assert asked == [("here",), ("here", "joins") if other_queues else ("here",)]
     assert consumer.sought == [(TopicPartition("t", 0), 7)]
+
+
+async def test_a_read_from_before_where_reading_began_begins_anew_but_only_once_for_the_same_place(monkeypatch) -> None:
+    async def places(settings, group, served, sources) -> dict[Source, Place]:
+        return {P0: Place(100, Positions({"here": 100}))}
+
+    monkeypatch.setattr("marq.reader.places", places)
+    reader = GroupReader(ClientSettings(), "g", serving("t", ["here"], {}))
+    reader._consumer = consumer = FakeConsumer()  # type: ignore[assignment]
+    reader._listener = None  # type: ignore[assignment]
+    consumer.records = [ConsumerRecord("t", 0, 3, 0, 0, b"here", b"v", None, 0, 0, ())]
+    reader.assigned([P0])
+
+    assert await reader.fetch(10) == {}
+    assert consumer.subscribed == 1
+    reader.revoked()
+    reader.assigned([P0])
+    # The offset was there again: it is the topic's end that was lost, and this record was read before.
+    assert [record.key for record in (await reader.fetch(10))[TopicPartition(*P0)]] == [None]
+    assert consumer.subscribed == 1
