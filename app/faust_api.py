@@ -178,6 +178,8 @@ RELIANCES = (
     Reliance(_STORE, "partition_path", "(self, partition)", "where its files are"),
     Reliance(_STORE, "offset_key", "class attribute", "the row with the changelog offset"),
     Reliance("faust.tables.table:Table", "get", "inherited", "hidden by rows of one partition"),
+    Reliance(_MANAGER, "on_start", "async (self)", "done without its wait of one second"),
+    Reliance(_MANAGER, "_update_channels", "async (self)", "what lets the consumer subscribe"),
     Reliance(_MANAGER, "recovery", "property", "replaced: owners recover by themselves, after fencing"),
     Reliance(_MANAGER, "_recovery", "class attribute", "where the property keeps it"),
     Reliance(_RECOVERY, "_build_highwaters", "async (self, consumer, tps, destination, title)", "nothing to recover"),

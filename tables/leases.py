@@ -228,6 +228,11 @@ class _FencedRecovery(Recovery):
 class Tables(TableManager):
     """Faust's table manager, without its recovery (see the module's docstring)."""
 
+    async def on_start(self) -> None:
+        # As Faust does it, but for a second of waiting for further tables, which would be one more without an owner.
+        await self._update_channels()
+        await self.recovery.start()
+
     @property
     def recovery(self) -> Recovery:
         if self._recovery is None:

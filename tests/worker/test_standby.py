@@ -1,0 +1,40 @@
+"""A worker keeps copies of the partitions that others own, and takes one over from there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from broker import EmbeddedBroker
+from tests.worker.harness import Installation, Worker, eventually
+
+Make = Callable[..., Worker]
+OPEN = 200
+
+
+async def test_a_takeover_reads_only_what_the_local_copy_has_not(
+    new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    first = await new_worker(environment={"MARQ_DATA_DIR": str(tmp_path / "one")}).start().ready()
+    async with Installation(broker.bootstrap_servers, first.names) as marq:
+        for partition in (0, 1):
+            sent = await marq.send_many("held", OPEN, partition=partition)
+            await marq.applied(await marq.acquire(*sent, lease=600))
+        standby = new_worker(like=first, MARQ_DATA_DIR=str(tmp_path / "two")).start()
+        standby.web_port += 1
+
+        async def copied() -> bool:
+            return "up to date" in standby.log()
+
+        await eventually(copied)
+        theirs = set(await first.partitions())
+        first.kill()
+        await standby.ready(2)
+        partitions: dict[int, Any] = await standby.partitions()
+
+    assert {number: part["open"] for number, part in partitions.items()} == {0: OPEN, 1: OPEN}
+    [taken] = theirs
+    [kept] = set(partitions) - theirs
+    # What it owned from the start had to be read from the changelog, and was not read a second time.
+    assert partitions[kept]["recovered_records"] > OPEN > partitions[taken]["recovered_records"]
