@@ -121,8 +121,7 @@ class Soak:
 
     async def _restart_worker(self) -> None:
         worker = self._worker()
-        worker.terminate()
-        await asyncio.to_thread(worker.join)
+        await self._stage.stop(worker)
         await self._stage.worker(data=worker.data)
 
     async def _kill_broker(self) -> None:

@@ -191,6 +191,12 @@ class Stage:
         self.note("info", "kill", target=participant.name)
         await asyncio.to_thread(participant.kill)
 
+    async def stop(self, participant: Participant) -> None:
+        """SIGTERM, and wait for its end."""
+        self.note("info", "stop", target=participant.name)
+        participant.terminate()
+        await asyncio.to_thread(participant.join)
+
     async def pause(self, participant: Participant, seconds: float) -> None:
         """SIGSTOP, and SIGCONT after so long."""
         with self.fault("pause", participant.name):

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
-from faults.processes import Participant
 from faults.scenario import Scenario
 from faults.stage import Stage
 
 #: Messages before, between and after upgrades.
 SOME = 300
-
-
-async def stopped(stage: Stage, participant: Participant) -> None:
-    stage.note("info", "stop", target=participant.name)
-    participant.terminate()
-    await asyncio.to_thread(participant.join)
 
 
 async def consumers_first(stage: Stage, _: Any) -> None:
@@ -33,10 +25,10 @@ async def consumers_first(stage: Stage, _: Any) -> None:
     await stage.until(halted, "a worker has stopped a partition")
     await stage.delivered_more(SOME)
     await stage.worker("--newer", ready=False)
-    await stopped(stage, worker)
+    await stage.stop(worker)
     await stage.owned()
     await stage.delivered_more(SOME)
-    await stopped(stage, old)
+    await stage.stop(old)
     await stage.delivered_more(SOME)
 
 
@@ -47,11 +39,11 @@ async def workers_first(stage: Stage, _: Any) -> None:
     consumers = [await stage.consumer(), await stage.consumer()]
     await stage.delivered_more(SOME)
     for worker in workers:
-        await stopped(stage, worker)
+        await stage.stop(worker)
         await stage.worker("--newer", data=worker.data)
         await stage.delivered_more(SOME)
     for consumer in consumers:
-        await stopped(stage, consumer)
+        await stage.stop(consumer)
         await stage.consumer("--newer")
         await stage.delivered_more(SOME)
 

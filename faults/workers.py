@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 import time
 from typing import Any
@@ -94,8 +93,7 @@ async def paused_past_the_session(stage: Stage, _: Any) -> None:
 async def rolling_restart(stage: Stage, _: Any) -> None:
     workers = [await begin(stage), await stage.worker()]
     for worker in workers:
-        worker.terminate()
-        await asyncio.to_thread(worker.join)
+        await stage.stop(worker)
         await stage.worker(data=worker.data)
         await stage.delivered_more(SOME)
 
@@ -111,8 +109,7 @@ async def join_and_leave(stage: Stage, _: Any) -> None:
         if kills % 2:
             await stage.kill(guest)
         else:
-            guest.terminate()
-            await asyncio.to_thread(guest.join)
+            await stage.stop(guest)
         await stage.play(CHURN_EVERY_SECONDS / 2)
     await stage.owned()
     await stage.delivered_more(SOME)
