@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -21,6 +22,8 @@ HOST = "127.0.0.1"
 #: For each node; two nodes must carry the load of three.
 HEAP = "256m"
 MIN_IN_SYNC = 2
+#: Three Java machines start at the same time, and each waits for the others.
+START_LIMIT_SECONDS = 180.0
 
 
 class Cluster:
@@ -60,7 +63,7 @@ class Cluster:
         Raises:
             BrokerError: one could not be started.
         """
-        _at_once([self.nodes[node].start for node in nodes or self.nodes])
+        _at_once([partial(self.nodes[node].start, START_LIMIT_SECONDS) for node in nodes or self.nodes])
         return self
 
     def stop(self, *nodes: int) -> None:
