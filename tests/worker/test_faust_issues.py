@@ -28,6 +28,9 @@ PARTITION = 0
 RECOVERY_SECONDS = 30.0
 #: Of the load: what comes back does so because it was released.
 LEASE_SECONDS = 600.0
+PAUSE_SECONDS = 0.1
+#: Of a worker that starts while all this goes on.
+START_SECONDS = 90.0
 
 
 class Changelog:
@@ -264,6 +267,8 @@ class Load:
             self.finished += sent[::2]
             self.still_open += sent[1::2]
             self.rounds += 1
+            # A load, and no race with the workers for the machine.
+            await asyncio.sleep(PAUSE_SECONDS)
 
     async def goes_on(self, rounds: int = 5) -> None:
         """Return after some more rounds."""
@@ -278,6 +283,7 @@ class Load:
         self._over = True
 
 
+@pytest.mark.timeout(300)
 async def test_rebalances_and_kills_under_load_lose_no_row_and_fold_none_twice(
     new_worker: Make, broker: EmbeddedBroker
 ) -> None:
@@ -293,14 +299,14 @@ async def test_rebalances_and_kills_under_load_lose_no_row_and_fold_none_twice(
             await load.goes_on()
             second = new_worker(like=first).start()
             second.web_port += 1
-            await second.ready(1)
+            await second.ready(1, limit=START_SECONDS)
             await load.goes_on()
             second.kill()
-            await first.ready(2)
+            await first.ready(2, limit=START_SECONDS)
             await load.goes_on()
             first.kill()
             await load.goes_on()
-            last = await new_worker(like=first).start().ready()
+            last = await new_worker(like=first).start().ready(limit=START_SECONDS)
             await load.goes_on()
             load.stop()
 
