@@ -46,7 +46,7 @@ from marq.core.names import Names
 from marq.core.queue import QueueSettings
 from marq.core.restoration import ROWS_AT_ONCE
 from marq.core.tracker import Tracker
-from tables.leases import LeaseTable
+from tables.leases import LeaseTable, LocalTableError
 
 log = logging.getLogger("marq.tracker")
 
@@ -124,7 +124,7 @@ class Ownership:
     _task: asyncio.Task[None] | None = None
     _position: int | None = None
     _furthest: int = 0
-    #: Whether the broker has refused what was last tried, until rows are written again.
+    #: Whether the broker or the disk has refused what was last tried, until rows are written again.
     _refused: bool = False
     _unacked: list[Event] = field(default_factory=list)
     _pending: dict[bytes, bytes | None] = field(default_factory=dict)
@@ -209,7 +209,8 @@ class Ownership:
                 self._forget()
             except (KafkaError, OSError, TimeoutError) as error:
                 log.warning("markers partition %s: %r; taking it over again", self.partition, error)
-                self._refused = isinstance(error, BrokerResponseError)
+                # Neither a broker that says no nor a full disk is mended by a restart.
+                self._refused = isinstance(error, BrokerResponseError | LocalTableError)
                 self.tracker.take_over_again()
             except Exception as error:
                 # A defect: unsaid, the partition would stand still for ever and look healthy.

@@ -11,6 +11,7 @@ from aiokafka.errors import KafkaConnectionError, MessageSizeTooLargeError
 
 from agents.ownership import Ownership
 from marq.core.queue import QueueSettings
+from tables.leases import LocalTableError
 
 
 @pytest.fixture
@@ -38,9 +39,15 @@ def test_nothing_is_expected_of_a_partition_that_people_have_to_decide_on(owner:
 
 
 @pytest.mark.parametrize(
-    ("error", "expected"), [(MessageSizeTooLargeError(), False), (KafkaConnectionError(), True), (TimeoutError(), True)]
+    ("error", "expected"),
+    [
+        (MessageSizeTooLargeError(), False),
+        (LocalTableError("the disk is full"), False),
+        (KafkaConnectionError(), True),
+        (TimeoutError(), True),
+    ],
 )
-async def test_nothing_is_expected_of_an_owner_that_the_broker_refuses(
+async def test_nothing_is_expected_of_an_owner_that_the_broker_or_the_disk_refuses(
     owner: Ownership, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: bool
 ) -> None:
     class Over(BaseException):
