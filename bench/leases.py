@@ -19,8 +19,10 @@ HOLDER = 0xA11CE
 LONG_MS = 24 * 3_600_000
 #: Messages of one ACQUIRE, as a consumer's fetch brings them.
 BATCH = 500
+#: How long a machine that is busy with others may take for one.
+REQUEST_TIMEOUT_MS = 300_000
 #: Batches on their way at a time.
-WINDOW = 64
+WINDOW = 16
 STOP_SECONDS = 5.0
 
 
@@ -65,7 +67,11 @@ class Opener:
 @asynccontextmanager
 async def opener(servers: str, names: Names, partitions: int, value_bytes: int) -> AsyncIterator[Opener]:
     producer = AIOKafkaProducer(
-        bootstrap_servers=servers, enable_idempotence=True, max_batch_size=1 << 20, max_request_size=4 << 20
+        bootstrap_servers=servers,
+        enable_idempotence=True,
+        max_batch_size=1 << 20,
+        max_request_size=4 << 20,
+        request_timeout_ms=REQUEST_TIMEOUT_MS,
     )
     await producer.start()
     try:
