@@ -23,6 +23,7 @@ from faults.recording import Recorder
 from marq.core.markers import Ack, Acquire, Renew, Source, decode
 from marq.flow import Flow
 from marq.reader import GroupReader
+from marq.transactions import MarkerTransactions
 from marq.writer import KafkaMarkerWriter, MarkerRecord
 from proof import history
 
@@ -81,6 +82,26 @@ class Watched:
             self._recorder.add("info", "revoke", target=self._recorder.process)
             await revoked(flow)
 
+        transact, start = MarkerTransactions._transact, MarkerTransactions.write
+
+        async def watched_transact(writer: Any, producer: Any, records: Any, group_commit: Any) -> None:
+            commit_transaction = producer.commit_transaction
+
+            async def commit_unless_dead() -> None:
+                self._death.at(Point.AFTER_ACQUIRE)
+                await commit_transaction()
+
+            producer.commit_transaction = commit_unless_dead
+            try:
+                await transact(writer, producer, records, group_commit)
+            finally:
+                producer.commit_transaction = commit_transaction
+
+        async def watched_start(writer: Any, records: Any, group_commit: Any, limit_s: float) -> None:
+            await self._start(records, lambda: start(writer, records, group_commit, limit_s))
+
+        MarkerTransactions._transact = watched_transact  # type: ignore[method-assign]
+        MarkerTransactions.write = watched_start  # type: ignore[method-assign]
         KafkaMarkerWriter.write = watched_write  # type: ignore[method-assign]
         GroupReader.commit = watched_commit  # type: ignore[method-assign]
         Flow.revoked = watched_revoked  # type: ignore[method-assign]
@@ -101,6 +122,12 @@ class Watched:
             await write()
         if acquires:
             self._death.at(Point.AFTER_ACQUIRE)
+
+    async def _start(self, records: Sequence[MarkerRecord], start: Callable[[], Awaitable[None]]) -> None:
+        self._death.at(Point.BEFORE_ACQUIRE)
+        with self._told("acquire", [_names(decode(value)) for _, value in records]):  # type: ignore[arg-type]
+            await start()
+        self._death.at(Point.AFTER_COMMIT)
 
     async def _commit(self, commit: Callable[[], Awaitable[None]]) -> None:
         with self._told("commit", self._acquired):
@@ -197,6 +224,7 @@ def main() -> None:
     parser.add_argument("--die-after", type=int, default=1, metavar="N")
     parser.add_argument("--work", type=float, default=0.02, metavar="SECONDS")
     parser.add_argument("--lease", type=float, metavar="SECONDS")
+    parser.add_argument("--start", default="marked", help="as of marq.Consumer")
     parser.add_argument("--careless", action="store_true", help="write no ACQUIREs: a loss, for the test of the check")
     parser.add_argument("--newer", action="store_true", help="be of the next version")
     given = parser.parse_args()
@@ -206,7 +234,7 @@ def main() -> None:
     death = Death(recorder, given.die_at, given.die_after)
     Watched(recorder, death, careless=given.careless).install()
     handler = Handler(recorder, death, given.work)
-    asyncio.run(consume(given.queue, {"lease": given.lease}, handler, recorder))
+    asyncio.run(consume(given.queue, {"lease": given.lease, "start": given.start}, handler, recorder))
 
 
 if __name__ == "__main__":

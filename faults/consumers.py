@@ -22,6 +22,16 @@ async def killed_at_each_point(stage: Stage, _: Any) -> None:
         await stage.delivered_more(SOME)
 
 
+async def killed_within_transactions(stage: Stage, _: Any) -> None:
+    await stage.worker()
+    stage.load()
+    await stage.consumer("--start=transactional")
+    for point in Point:
+        victim = await stage.consumer("--start=transactional", f"--die-at={point}", "--die-after=3")
+        await stage.dead(victim)
+        await stage.delivered_more(SOME)
+
+
 async def killed_with_all_others(stage: Stage, _: Any) -> None:
     """Nobody is left to take over, until somebody comes."""
     await stage.worker()
@@ -62,6 +72,12 @@ SCENARIOS = [
         "what it held comes back when its lease ends",
         killed_at_each_point,
         quick=True,
+    ),
+    Scenario(
+        "transactional-consumer-killed",
+        'the same with `start="transactional"`: within the transaction of ACQUIRE and commit, and around it',
+        "the same; an open transaction holds up redelivery in its markers partitions until the broker aborts it",
+        killed_within_transactions,
     ),
     Scenario(
         "all-consumers-killed",
