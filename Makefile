@@ -15,6 +15,7 @@ SEEDS ?= 10000
 START ?= 0
 MUTANT_SEEDS ?= 1000
 MINUTES ?= 20
+LEASES ?= 1000000
 export PYTHONPATH := .
 export PYTHONUNBUFFERED := 1
 
@@ -22,7 +23,7 @@ export PYTHONUNBUFFERED := 1
 step = @echo "==> $(1)"; began=$$(date +%s); if $(2); then echo "    $$(( $$(date +%s) - began )) s"; \
 	else echo "==> $(1): FAILED after $$(( $$(date +%s) - began )) s" >&2; exit 1; fi
 
-.PHONY: help setup python packages kafka demo test broker bench simulate mutants faults soak lint clean lock
+.PHONY: help setup python packages kafka demo test broker bench simulate mutants faults soak recovery starts lint clean lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -60,6 +61,12 @@ faults: setup ## real processes killed, paused, cut off, under load: make faults
 
 soak: setup ## steady load with a fault each minute: make soak MINUTES=20
 	@$(RUN) -m faults.soak --minutes $(MINUTES)
+
+recovery: setup ## how soon a worker with open leases fires again: make recovery LEASES=1000000
+	@$(RUN) -m bench.recovery --leases $(LEASES)
+
+starts: setup ## what consumers that start in transactions save, cost and delay
+	@$(RUN) -m bench.starts
 
 clean: ## remove .venv, the broker's data and all caches of this checkout
 	rm -rf .venv .marq .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist *.egg-info
