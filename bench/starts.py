@@ -100,9 +100,9 @@ class Victims:
         lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []
         return [(int(number), int(attempt)) for number, attempt in map(bytes.split, lines)]
 
-    async def feed(self) -> None:
+    async def feed(self, stopped: asyncio.Event) -> None:
         async with marq.Producer(self.servers, prefix=self.prefix, connect_timeout=CONNECT_TIMEOUT_S) as producer:
-            while True:
+            while not stopped.is_set():
                 await producer.send_many(QUEUE, [b"%d" % number for number in range(self.sent, self.sent + BURST)])
                 self.sent += BURST
                 await asyncio.sleep(BURST_S)
@@ -126,7 +126,8 @@ class Victims:
     async def run(self, worker: BenchWorker, kills: int, say: Say) -> Figures:
         """Kill so many, let the last one drain the queue, and count."""
         await asyncio.to_thread(worker.wait_until_owner)
-        feeding = asyncio.create_task(self.feed())
+        stopped = asyncio.Event()
+        feeding = asyncio.create_task(self.feed(stopped))
         try:
             for number in range(kills):
                 process = await self.consumer()
@@ -135,8 +136,9 @@ class Victims:
                 await process.wait()
                 say(f"{self.start}, lease {self.lease_s:g} s: kill {number + 1} of {kills}")
         finally:
-            feeding.cancel()
-            await asyncio.wait([feeding])
+            # Not cancelled: what was sent is counted.
+            stopped.set()
+            await feeding
         last = await self.consumer()
         try:
             await until(partial(self._drained, worker), 0.5)
