@@ -19,6 +19,8 @@ from marq.settings import ClientSettings
 #: How often to look whether a rebalance is over, for which Faust has no event.
 _POLL_SECONDS = 0.02
 
+#: How long a broker may take to answer, and how much longer than a session that may be.
+_REQUEST_SECONDS, _JOIN_SECONDS = 90.0, 10.0
 #: A member learns of a rebalance by its next heartbeat, so a takeover takes up to so much longer than the session.
 HEARTBEAT_SECONDS = 0.5
 
@@ -74,6 +76,8 @@ def new_app(kind: type[Kind], app_id: str, settings: AppSettings, client: Client
         consumer_max_fetch_size=8 << 20,
         consumer_group_instance_id=settings.instance_id,
         broker_session_timeout=settings.session_timeout,
+        # Faust wants it to be the longer one; a member that joins is answered when the session of a dead one is over.
+        broker_request_timeout=max(_REQUEST_SECONDS, settings.session_timeout + _JOIN_SECONDS),
         broker_heartbeat_interval=HEARTBEAT_SECONDS,
         broker_max_poll_records=4_000,
         # With standbys Faust would assign partitions itself, also where there are no tables.
