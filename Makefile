@@ -35,7 +35,7 @@ demo: setup ## the main job, on a Kafka of its own
 	@$(RUN) -m demo
 
 test: lint kafka ## all checks and all tests
-	$(call step,pytest,$(RUN) -m pytest -q -n 2 --dist loadfile)
+	$(call step,pytest,$(RUN) -m pytest -q -n 2 --dist loadfile --durations 20)
 
 lint: packages ## the checks alone: ruff, mypy, import-linter
 	$(call step,ruff check,.venv/bin/ruff check)

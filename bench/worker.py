@@ -25,7 +25,7 @@ class BenchWorker:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.data = folder / prefix / machine
-        self._log = (folder / f"{prefix}-{self.port}.log").open("w")
+        self._log = folder / f"{prefix}-{self.port}.log"
         environment = {
             **os.environ,
             "MARQ_BOOTSTRAP_SERVERS": servers,
@@ -39,7 +39,8 @@ class BenchWorker:
             "PYTHONPYCACHEPREFIX": str(folder / "compiled"),
         }
         command = [sys.executable, "-m", "faust", "-A", "app", "worker", "-l", "info"]
-        self.process = subprocess.Popen(command, env=environment, stdout=self._log, stderr=subprocess.STDOUT)
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
     def kill(self) -> None:
         """kill -9."""
@@ -47,7 +48,7 @@ class BenchWorker:
         self.process.wait()
 
     def log(self) -> str:
-        return Path(self._log.name).read_text(errors="replace")
+        return self._log.read_text(errors="replace")
 
     def figures(self) -> dict[str, Any]:
         """What ``/api/queues`` says; empty while it does not answer."""
@@ -66,7 +67,7 @@ class BenchWorker:
             if states and all(state == "owner" for state in states):
                 return
             time.sleep(0.1)
-        raise SystemExit(f"bench: the worker was not ready after {START_SECONDS} s; see {self._log.name}")
+        raise SystemExit(f"bench: the worker was not ready after {START_SECONDS} s; see {self._log}")
 
     def wait_until_drained(self, queue: str, acked: int, limit: float = 60.0) -> None:
         """Return when the tracker has folded every ack and its table is empty."""
@@ -99,4 +100,3 @@ class BenchWorker:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self._log.close()

@@ -58,11 +58,13 @@ async def test_what_can_not_be_decoded_becomes_a_dead_letter_and_does_not_distur
     servers, prefix, names
 ) -> None:
     handled: list[Email] = []
+    asked: list[str] = []
 
     async def handle(message: marq.Message) -> None:
-        handled.append(message.value)
-        if len(handled) == 2:
+        asked.append(message.id)
+        if len(asked) == 4:
             done.set()
+        handled.append(message.value)
 
     done = asyncio.Event()
     async with marq.Producer(servers, prefix=prefix) as producer:

@@ -21,6 +21,7 @@ from tests.simulation.mutant import (
 
 _CORE = "marq.core."
 _LEASES, _TRACKER, _CLOCK, _MARKS = _CORE + "leases", _CORE + "tracker", _CORE + "clock", _CORE + "marks"
+_RESTORATION = _CORE + "restoration"
 _COPIES, _ROWS, _POSITIONS = _CORE + "copies", _CORE + "rows", "marq.positions"
 
 CORE_MUTANTS = (
@@ -120,12 +121,9 @@ CORE_MUTANTS = (
     mutant(
         COALESCING,
         "a restored lease is the one of its ACQUIRE",
-        _LEASES,
+        _RESTORATION,
         "table-differs",
-        (
-            "                opened.leases[offset] = lease\n                opened.restated",
-            "                opened.restated",
-        ),
+        ("            leases.update({offset: changed[offset] for offset in still_open})\n", ""),
     ),
     # --- holder -------------------------------------------------------------------------------------------------------
     mutant(

@@ -117,7 +117,7 @@ SHELL_MUTANTS = (
         ONE_TRANSACTION,
         "copies are written outside of the transaction",
         _WRITING,
-        "transaction",
+        "transaction rejected",
         ("headers=made.headers, transaction=write.transaction, timestamp", "headers=made.headers, timestamp"),
     ),
     mutant(

@@ -47,6 +47,8 @@ ROOT = Path(__file__).resolve().parents[2]
 #: How long anything may take that is not limited by what the test is about.
 LIMIT_SECONDS = 40.0
 POLL_SECONDS = 0.05
+#: Between the web ports of workers of different tests, which run at the same time.
+SPACED_PORTS = 4
 #: Seconds after its lease within which a message must be on its way again.
 LATENESS_SECONDS = 1.0
 HOLDER, OTHER = 0xA11CE, 0xB0B
@@ -80,6 +82,14 @@ async def throughout(seconds: float, look: Callable[[], Awaitable[Found]], fits:
         await asyncio.sleep(POLL_SECONDS)
 
 
+def free_web_port() -> int:
+    """Return a port for a worker; a second one with the same settings takes the next, which is no other test's."""
+    while True:
+        port = ports.free_port("127.0.0.1") // SPACED_PORTS * SPACED_PORTS
+        if all(ports.is_free("127.0.0.1", port + further) for further in range(SPACED_PORTS)):
+            return port
+
+
 class Worker:
     """``faust -A app worker`` in a directory of its own; never outlives the test, nor pytest."""
 
@@ -100,7 +110,7 @@ class Worker:
         self.names = Names(prefix or f"t{uuid.uuid4().hex[:12]}")
         self.directory = directory
         self.data_directory = data_directory or directory / "data"
-        self.web_port = web_port or ports.free_port("127.0.0.1")
+        self.web_port = web_port or free_web_port()
         self.log_file = directory / f"worker-{uuid.uuid4().hex[:6]}.log"
         queues_file = directory / "queues.toml"
         if queues or not queues_file.exists():
