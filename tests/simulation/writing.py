@@ -23,11 +23,16 @@ PATIENCE_MS = 200
 class Write:
     """One transaction on its way."""
 
-    __slots__ = ("applied", "changes", "fires", "markers", "position", "quarantine", "stages", "tick", "transaction")
+    __slots__ = (
+        *("applied", "changes", "fires", "markers", "payloads", "position", "quarantine", "stages", "tick"),
+        "transaction",
+    )
 
     def __init__(self, transaction: Transaction) -> None:
         self.transaction = transaction
         self.fires: list[Fire] = []
+        #: As they were when it began: a shell folds no further marker before its copies are sent.
+        self.payloads: dict[tuple[Source, int], Payload] = {}
         self.markers: list[Fact | Tick] = []
         self.tick: Tick | None = None
         #: Where the changelog ends with these rows, and the last marker record that they contain.
@@ -59,7 +64,8 @@ class Writing:
         owner, rng = self._owner, self._world.rng
         write = Write(owner.transactions.begin(owner.epoch))
         self.write = write
-        write.fires, write.tick = [self._fitting(fire) for fire in fires], tick
+        write.payloads = {(fire.source, fire.offset): self._payload(fire) for fire in fires}
+        write.fires, write.tick = [self._fitting(fire, write) for fire in fires], tick
         self._note("invoke", write.fires)
         write.markers = list(owner.tracker.facts(write.fires))
         if tick is not None:
@@ -76,10 +82,10 @@ class Writing:
         rng.shuffle(write.stages)
         self._stage(write)
 
-    def _fitting(self, fire: Fire) -> Fire:
+    def _fitting(self, fire: Fire, write: Write) -> Fire:
         if (fire.source, fire.offset) in self._refused:
             return too_large(fire)
-        return fitting(fire, self._payload(fire), self._world.limit_bytes)
+        return fitting(fire, write.payloads[fire.source, fire.offset], self._world.limit_bytes)
 
     def _note(self, type_: str, fires: Sequence[Fire]) -> None:
         owner = self._owner
@@ -139,7 +145,7 @@ class Writing:
         owner, world = self._owner, self._world
         own_topic = owner.setting(fire.lease.queue).topic
         own_topic = own_topic if own_topic == fire.source.topic else None
-        made = copy(fire, self._payload(fire), owner.tracker.book.clock.now_ms, own_topic)
+        made = copy(fire, write.payloads[fire.source, fire.offset], owner.tracker.book.clock.now_ms, own_topic)
         if made.destination is Destination.DEAD_LETTERS:
             target = world.dead_letters
         elif made.own_topic:
