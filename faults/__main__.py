@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from broker import EmbeddedBroker
+from broker import EmbeddedBroker, java
 from faults import brokers, consumers, disks, networks, times, upgrades, workers
 from faults.report import DOCUMENT, write_table
 from faults.scenario import Result, Scenario, play
@@ -43,8 +43,7 @@ def chosen(only: str, *, quick: bool) -> list[Scenario]:
 
 async def play_all(scenarios: Sequence[Scenario]) -> list[Result]:
     results = []
-    # Brokers that live for seconds: compiling them thoroughly takes as much processor time again as all that they do.
-    os.environ["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1"
+    os.environ["JAVA_TOOL_OPTIONS"] = java.SHORT_LIVED_OPTIONS
     with EmbeddedBroker() as shared:
         for scenario in scenarios:
             result = await play(scenario, shared)

@@ -23,6 +23,7 @@ from faults.recording import Recorder
 from marq.core.markers import Ack, Acquire, Renew, Source, decode
 from marq.flow import Flow
 from marq.reader import GroupReader
+from marq.starts import MARKED, STARTS
 from marq.transactions import MarkerTransactions
 from marq.writer import KafkaMarkerWriter, MarkerRecord
 from proof import history
@@ -224,7 +225,7 @@ def main() -> None:
     parser.add_argument("--die-after", type=int, default=1, metavar="N")
     parser.add_argument("--work", type=float, default=0.02, metavar="SECONDS")
     parser.add_argument("--lease", type=float, metavar="SECONDS")
-    parser.add_argument("--start", default="marked", help="as of marq.Consumer")
+    parser.add_argument("--start", choices=STARTS, default=MARKED, help="as of marq.Consumer")
     parser.add_argument("--careless", action="store_true", help="write no ACQUIREs: a loss, for the test of the check")
     parser.add_argument("--newer", action="store_true", help="be of the next version")
     given = parser.parse_args()

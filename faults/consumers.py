@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from faults.consumer import Point
 from faults.scenario import Scenario
 from faults.stage import LEASE_SECONDS, SESSION_SECONDS, Stage
+from marq.starts import MARKED, TRANSACTIONAL
 
 #: Messages before, between and after faults.
 SOME = 300
 
 
-async def killed_at_each_point(stage: Stage, _: Any) -> None:
-    await stage.worker()
-    stage.load()
-    await stage.consumer()
-    for point in Point:
-        victim = await stage.consumer(f"--die-at={point}", "--die-after=3")
-        await stage.dead(victim)
-        await stage.delivered_more(SOME)
+def killed_at_each_point(start: str) -> Callable[[Stage, Any], Awaitable[None]]:
+    async def play(stage: Stage, _: Any) -> None:
+        await stage.worker()
+        stage.load()
+        await stage.consumer(f"--start={start}")
+        for point in Point:
+            victim = await stage.consumer(f"--start={start}", f"--die-at={point}", "--die-after=3")
+            await stage.dead(victim)
+            await stage.delivered_more(SOME)
 
-
-async def killed_within_transactions(stage: Stage, _: Any) -> None:
-    await stage.worker()
-    stage.load()
-    await stage.consumer("--start=transactional")
-    for point in Point:
-        victim = await stage.consumer("--start=transactional", f"--die-at={point}", "--die-after=3")
-        await stage.dead(victim)
-        await stage.delivered_more(SOME)
+    return play
 
 
 async def killed_with_all_others(stage: Stage, _: Any) -> None:
@@ -70,14 +65,14 @@ SCENARIOS = [
         "consumer-killed-at-each-point",
         "kill -9 of a consumer before ACQUIRE, between ACQUIRE and commit, after the commit, in a handler, before ACK",
         "what it held comes back when its lease ends",
-        killed_at_each_point,
+        killed_at_each_point(MARKED),
         quick=True,
     ),
     Scenario(
         "transactional-consumer-killed",
         'the same with `start="transactional"`: within the transaction of ACQUIRE and commit, and around it',
         "the same; an open transaction holds up redelivery in its markers partitions until the broker aborts it",
-        killed_within_transactions,
+        killed_at_each_point(TRANSACTIONAL),
     ),
     Scenario(
         "all-consumers-killed",

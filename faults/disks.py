@@ -10,7 +10,7 @@ from pathlib import Path
 
 from broker import EmbeddedBroker
 from faults.disk import SmallDisk
-from faults.scenario import Scenario
+from faults.scenario import AtBroker, Scenario
 from faults.stage import Stage
 
 #: Messages before and after the fault.
@@ -21,15 +21,10 @@ FULL_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class WithSmallDisk:
+class WithSmallDisk(AtBroker):
     """A broker, and a disk for a worker."""
 
-    broker: EmbeddedBroker
     disk: SmallDisk
-
-    @property
-    def bootstrap_servers(self) -> str:
-        return self.broker.bootstrap_servers
 
 
 @contextmanager

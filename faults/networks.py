@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from broker import EmbeddedBroker
 from faults.proxy import Proxy
-from faults.scenario import Scenario
+from faults.scenario import AtBroker, Scenario
 from faults.stage import LEASE_SECONDS, SESSION_SECONDS, Stage
 
 #: Messages before, between and after faults.
@@ -20,15 +20,10 @@ GONE_SECONDS = SESSION_SECONDS + 2 * LEASE_SECONDS
 
 
 @dataclass(frozen=True)
-class BehindProxies:
+class BehindProxies(AtBroker):
     """A broker that some reach through a proxy, and all others without one."""
 
-    broker: EmbeddedBroker
     proxy: Proxy
-
-    @property
-    def bootstrap_servers(self) -> str:
-        return self.broker.bootstrap_servers
 
 
 @contextmanager
@@ -61,11 +56,13 @@ async def worker_behind(stage: Stage, here: BehindProxies) -> str:
 Begin = Callable[[Stage, BehindProxies], Awaitable[str]]
 
 
-def slow(begin: Begin) -> Callable[[Stage, BehindProxies], Awaitable[None]]:
+def disturbed(begin: Begin, disturb: Callable[[Proxy], None]) -> Callable[[Stage, BehindProxies], Awaitable[None]]:
+    """Disturb the connections of somebody for a while; what the proxy holds then arrives at last."""
+
     async def play(stage: Stage, here: BehindProxies) -> None:
         victim = await begin(stage, here)
         with stage.fault("cut", victim):
-            here.proxy.delay(DELAY_SECONDS)
+            disturb(here.proxy)
             await stage.play(GONE_SECONDS)
             here.proxy.restore()
         await stage.delivered_more(SOME)
@@ -73,16 +70,8 @@ def slow(begin: Begin) -> Callable[[Stage, BehindProxies], Awaitable[None]]:
     return play
 
 
-def cut(begin: Begin) -> Callable[[Stage, BehindProxies], Awaitable[None]]:
-    async def play(stage: Stage, here: BehindProxies) -> None:
-        victim = await begin(stage, here)
-        with stage.fault("cut", victim):
-            here.proxy.cut()
-            await stage.play(GONE_SECONDS)
-            here.proxy.restore()
-        await stage.delivered_more(SOME)
-
-    return play
+def slow_down(proxy: Proxy) -> None:
+    proxy.delay(DELAY_SECONDS)
 
 
 def half_open(begin: Begin) -> Callable[[Stage, BehindProxies], Awaitable[None]]:
@@ -101,20 +90,6 @@ def half_open(begin: Begin) -> Callable[[Stage, BehindProxies], Awaitable[None]]
     return play
 
 
-def thawed(begin: Begin) -> Callable[[Stage, BehindProxies], Awaitable[None]]:
-    """Everything that was held arrives at last, long after its time."""
-
-    async def play(stage: Stage, here: BehindProxies) -> None:
-        victim = await begin(stage, here)
-        with stage.fault("cut", victim):
-            here.proxy.freeze()
-            await stage.play(GONE_SECONDS)
-            here.proxy.restore()
-        await stage.delivered_more(SOME)
-
-    return play
-
-
 _SLOW = f"{DELAY_SECONDS * 1000:.0f} ms in each direction between {{}} and broker, for {GONE_SECONDS:.0f} s"
 _CUT = f"connections between {{}} and broker are cut and refused, for {GONE_SECONDS:.0f} s"
 _HALF_OPEN = (
@@ -127,15 +102,41 @@ _WORKER_SEEN = "redelivery stands still meanwhile"
 
 SCENARIOS = [
     Scenario(
-        "consumer-slow-network", _SLOW.format("consumer"), "lower throughput", slow(consumer_behind), behind_proxies
+        "consumer-slow-network",
+        _SLOW.format("consumer"),
+        "lower throughput",
+        disturbed(consumer_behind, slow_down),
+        behind_proxies,
     ),
-    Scenario("consumer-cut-off", _CUT.format("consumer"), _CONSUMER_SEEN, cut(consumer_behind), behind_proxies),
+    Scenario(
+        "consumer-cut-off",
+        _CUT.format("consumer"),
+        _CONSUMER_SEEN,
+        disturbed(consumer_behind, Proxy.cut),
+        behind_proxies,
+    ),
     Scenario(
         "consumer-half-open", _HALF_OPEN.format("consumer"), _CONSUMER_SEEN, half_open(consumer_behind), behind_proxies
     ),
-    Scenario("consumer-held-up", _THAWED.format("consumer"), _CONSUMER_SEEN, thawed(consumer_behind), behind_proxies),
-    Scenario("worker-slow-network", _SLOW.format("worker"), "later redelivery", slow(worker_behind), behind_proxies),
-    Scenario("worker-cut-off", _CUT.format("worker"), _WORKER_SEEN, cut(worker_behind), behind_proxies),
+    Scenario(
+        "consumer-held-up",
+        _THAWED.format("consumer"),
+        _CONSUMER_SEEN,
+        disturbed(consumer_behind, Proxy.freeze),
+        behind_proxies,
+    ),
+    Scenario(
+        "worker-slow-network",
+        _SLOW.format("worker"),
+        "later redelivery",
+        disturbed(worker_behind, slow_down),
+        behind_proxies,
+    ),
+    Scenario(
+        "worker-cut-off", _CUT.format("worker"), _WORKER_SEEN, disturbed(worker_behind, Proxy.cut), behind_proxies
+    ),
     Scenario("worker-half-open", _HALF_OPEN.format("worker"), _WORKER_SEEN, half_open(worker_behind), behind_proxies),
-    Scenario("worker-held-up", _THAWED.format("worker"), _WORKER_SEEN, thawed(worker_behind), behind_proxies),
+    Scenario(
+        "worker-held-up", _THAWED.format("worker"), _WORKER_SEEN, disturbed(worker_behind, Proxy.freeze), behind_proxies
+    ),
 ]

@@ -25,6 +25,17 @@ class Place(Protocol):
 
 
 @dataclass(frozen=True)
+class AtBroker:
+    """A place with one broker, and whatever else a scenario needs beside it."""
+
+    broker: EmbeddedBroker
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return self.broker.bootstrap_servers
+
+
+@dataclass(frozen=True)
 class Scenario:
     """One fault, or one sequence of faults, under load."""
 

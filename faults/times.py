@@ -11,7 +11,7 @@ from typing import Any
 
 from broker import EmbeddedBroker
 from faults.clocks import MOVE_SECONDS, Clock
-from faults.scenario import Scenario
+from faults.scenario import AtBroker, Scenario
 from faults.stage import LEASE_SECONDS, Stage
 from proof.causes import EVERYBODY
 
@@ -23,15 +23,10 @@ STAY_SECONDS = 2 * LEASE_SECONDS
 
 
 @dataclass(frozen=True)
-class MovableBroker:
+class MovableBroker(AtBroker):
     """A broker whose wall clock can be moved."""
 
-    broker: EmbeddedBroker
     clock: Clock
-
-    @property
-    def bootstrap_servers(self) -> str:
-        return self.broker.bootstrap_servers
 
 
 @contextmanager

@@ -20,8 +20,13 @@ UNSTABLE_OFFSET_COMMIT = 88
 
 _TEXT = CompactString("utf-8")
 _TAGS: dict[int, bytes] = {}
+_OFFSET = (("partition", Int32), ("offset", Int64), ("leader_epoch", Int32), ("metadata", _TEXT))
 
 Value = TypeVar("Value")
+
+
+def _topics(partitions: CompactArray) -> CompactArray:
+    return CompactArray(("name", _TEXT), ("partitions", partitions), ("tags", TaggedFields))
 
 
 class Generation(NamedTuple):
@@ -37,14 +42,7 @@ class _TxnOffsetCommitResponse(Response):  # type: ignore[misc]
     API_VERSION = 3
     SCHEMA = Schema(
         ("throttle_time_ms", Int32),
-        (
-            "topics",
-            CompactArray(
-                ("name", _TEXT),
-                ("partitions", CompactArray(("partition", Int32), ("error_code", Int16), ("tags", TaggedFields))),
-                ("tags", TaggedFields),
-            ),
-        ),
+        ("topics", _topics(CompactArray(("partition", Int32), ("error_code", Int16), ("tags", TaggedFields)))),
         ("tags", TaggedFields),
     )
 
@@ -62,23 +60,7 @@ class _TxnOffsetCommitRequest(RequestStruct):  # type: ignore[misc]
         ("generation_id", Int32),
         ("member_id", _TEXT),
         ("group_instance_id", _TEXT),
-        (
-            "topics",
-            CompactArray(
-                ("name", _TEXT),
-                (
-                    "partitions",
-                    CompactArray(
-                        ("partition", Int32),
-                        ("offset", Int64),
-                        ("leader_epoch", Int32),
-                        ("metadata", _TEXT),
-                        ("tags", TaggedFields),
-                    ),
-                ),
-                ("tags", TaggedFields),
-            ),
-        ),
+        ("topics", _topics(CompactArray(*_OFFSET, ("tags", TaggedFields)))),
         ("tags", TaggedFields),
     )
 
@@ -112,24 +94,7 @@ class _OffsetFetchResponse(Response):  # type: ignore[misc]
     API_VERSION = 7
     SCHEMA = Schema(
         ("throttle_time_ms", Int32),
-        (
-            "topics",
-            CompactArray(
-                ("name", _TEXT),
-                (
-                    "partitions",
-                    CompactArray(
-                        ("partition", Int32),
-                        ("offset", Int64),
-                        ("leader_epoch", Int32),
-                        ("metadata", _TEXT),
-                        ("error_code", Int16),
-                        ("tags", TaggedFields),
-                    ),
-                ),
-                ("tags", TaggedFields),
-            ),
-        ),
+        ("topics", _topics(CompactArray(*_OFFSET, ("error_code", Int16), ("tags", TaggedFields)))),
         ("error_code", Int16),
         ("tags", TaggedFields),
     )
@@ -142,10 +107,7 @@ class _OffsetFetchRequest(RequestStruct):  # type: ignore[misc]
     RESPONSE_TYPE = _OffsetFetchResponse
     SCHEMA = Schema(
         ("group_id", _TEXT),
-        (
-            "topics",
-            CompactArray(("name", _TEXT), ("partitions", CompactArray(Int32)), ("tags", TaggedFields)),
-        ),
+        ("topics", _topics(CompactArray(Int32))),
         ("require_stable", Boolean),
         ("tags", TaggedFields),
     )

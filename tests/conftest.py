@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from broker import java
 from broker.embedded import EmbeddedBroker
 from marq.core.names import Names
 
-# Brokers that live for seconds: compiling them thoroughly takes as much processor time again as all that they do.
-os.environ["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1"
+os.environ["JAVA_TOOL_OPTIONS"] = java.SHORT_LIVED_OPTIONS
 
 # How quickly examples are made and tried is the machine's business.
 settings.register_profile("marq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
