@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: How long an owner waits for the outcome of a transaction.
 PATIENCE_MS = 200
+#: After which the broker aborts a transaction that nobody ends: that of a dead owner, when its successor is at rest.
+TIMEOUT_MS = 15_000
 
 
 class Write:
@@ -64,6 +66,7 @@ class Writing:
         owner, rng = self._owner, self._world.rng
         write = Write(owner.transactions.begin(owner.epoch))
         self.write = write
+        self._world.schedule(TIMEOUT_MS, owner.transactions.expire, write.transaction)
         write.payloads = {(fire.source, fire.offset): self._payload(fire) for fire in fires}
         write.fires, write.tick = [self._fitting(fire, write) for fire in fires], tick
         self._note("invoke", write.fires)
