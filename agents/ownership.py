@@ -1,7 +1,8 @@
 """The owner of one markers partition: the shell around :class:`marq.core.tracker.Tracker`.
 
 One task per owned partition. Its life is the order that the core's tracker demands: fence, recover, TICK, read, fire.
-All that it writes goes through one transactional producer, so that a paused former owner can write nothing more:
+All that it writes (agents/writing.py) goes through one transactional producer, so that a paused former owner can write
+nothing more:
 
 * the changed rows of the lease table, as changelog records, with the applied offset among them;
 * copies of due messages and the facts that tell of them;
@@ -18,11 +19,9 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from aiokafka import AIOKafkaProducer
 from aiokafka.errors import (
     BrokerResponseError,
     InvalidProducerEpoch,
@@ -30,23 +29,20 @@ from aiokafka.errors import (
     MessageSizeTooLargeError,
     ProducerFenced,
     RecordListTooLargeError,
-    UnknownTopicOrPartitionError,
 )
 from faust import Event
 
 from agents.fetched import Fetched
-from agents.own_topics import OwnTopics
 from agents.standing import Standing
-from marq.connection import stop_producer
-from marq.core import copies, rows
+from agents.surroundings import Surroundings
+from agents.writing import TRANSACTION_SECONDS, Writing
+from marq.core import copies
 from marq.core.errors import UnknownVersion
-from marq.core.leases import Destination, Fire
-from marq.core.markers import Payload, Tick, encode
-from marq.core.names import Names
-from marq.core.queue import QueueSettings
+from marq.core.leases import Fire
+from marq.core.markers import Tick
 from marq.core.restoration import ROWS_AT_ONCE
 from marq.core.tracker import Tracker
-from tables.leases import LeaseTable, LocalTableError
+from tables.leases import LocalTableError
 
 log = logging.getLogger("marq.tracker")
 
@@ -57,8 +53,6 @@ MAX_PENDING_ROWS = 200_000
 MAX_PENDING_BYTES = 64 << 20
 #: Copies in one transaction.
 MAX_COPIES = 500
-#: How long a transaction may take before the producer is given up.
-TRANSACTION_SECONDS = 15.0
 #: How long a TICK may take from its clock to the log: well below marq.core.clock.MAX_DRIFT_MS.
 TICK_SECONDS = 3.0
 #: After which an own TICK that was written and not read back is looked for.
@@ -68,31 +62,10 @@ RETRY_SECONDS = (0.2, 5.0)
 #: How long a revoked owner may take to write what it has folded; what it can't, the next owner folds again.
 FLUSH_ON_STOP_SECONDS = 2.0
 _MEND = "Nothing is read until somebody decides: see docs/operations.md, 'Starting anew, recreating topics'"
-STOP_PRODUCER_SECONDS = 1.0
 
 
 class PositionLost(Exception):
     """The markers topic no longer has the records after the applied offset."""
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What all owners of a worker share."""
-
-    names: Names
-    table: LeaseTable
-    settings: Callable[[str], QueueSettings]
-    #: Arguments of every Kafka client: addresses and security.
-    client: Mapping[str, Any]
-    messages_partitions: int
-    max_message_bytes: int
-    flush_seconds: float
-    #: Moves the reading of a markers partition: (partition, offset).
-    seek: Callable[[int, int], Awaitable[None]]
-    #: Where a markers partition begins and ends.
-    log_range: Callable[[int], Awaitable[tuple[int, int]]]
-    #: Stops the reading of a markers partition.
-    pause: Callable[[int], None]
 
 
 @dataclass
@@ -120,26 +93,23 @@ class Ownership:
     _inbox: deque[tuple[Event, Fetched]] = field(default_factory=deque)
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _room: asyncio.Event = field(default_factory=asyncio.Event)
-    _producer: AIOKafkaProducer | None = None
+    _writing: Writing = field(init=False)
     _task: asyncio.Task[None] | None = None
     _position: int | None = None
     _furthest: int = 0
     #: Whether the broker or the disk has refused what was last tried, until rows are written again.
     _refused: bool = False
     _unacked: list[Event] = field(default_factory=list)
-    _pending: dict[bytes, bytes | None] = field(default_factory=dict)
+    #: Of markers that were folded and not yet written.
     _pending_bytes: int = 0
     _flushed_at: float = 0.0
-    _spread: int = 0
-    _own_topics: OwnTopics = field(default_factory=OwnTopics)
     _noted_jump_ms: int = 0
     _sought_ms: int = 0
-    #: Id and epoch of the producer that this owner took over last.
-    _epoch: tuple[int, int] = (-1, -1)
     _stopping: bool = False
 
     def __post_init__(self) -> None:
         self.tracker = self._new_tracker()
+        self._writing = Writing(self.partition, self.around)
 
     def _new_tracker(self) -> Tracker:
         return Tracker(self.around.settings, secrets.randbits(63) | 1)
@@ -175,7 +145,7 @@ class Ownership:
             except (KafkaError, TimeoutError) as error:
                 log.info("partition %s: left to the next owner to fold again: %r", self.partition, error)
         self.state = "stopped"
-        await self._drop_producer()
+        await self._writing.stop()
         self._unacked.clear()
         self._drop_inbox()
         return written
@@ -220,7 +190,7 @@ class Ownership:
                 return
             self.state = "waiting"
             self._room.set()
-            await self._drop_producer()
+            await self._writing.stop()
             await asyncio.sleep(min(RETRY_SECONDS[0] * 2**attempt, RETRY_SECONDS[1]))
             attempt += 1
 
@@ -234,7 +204,7 @@ class Ownership:
         self.state, self.alarm = "stopped", alarm
         self._drop_inbox()
         self.around.pause(self.partition)
-        await self._drop_producer()
+        await self._writing.stop()
 
     def _forget(self) -> None:
         """Begin again from the table: what was folded and not written will be read again."""
@@ -242,7 +212,8 @@ class Ownership:
         self._position = None
         # The new tracker knows of no jump, which is none to report.
         self._noted_jump_ms = 0
-        self._pending, self._pending_bytes = {}, 0
+        self._writing.forget()
+        self._pending_bytes = 0
         self._unacked.clear()
         self._drop_inbox()
 
@@ -252,35 +223,23 @@ class Ownership:
         self._room.set()
 
     async def _take_over(self) -> None:
-        names = self.around.names
         # 1. Fence: from here on a former owner can write nothing, and what it had not committed is aborted.
-        producer = AIOKafkaProducer(
-            transactional_id=names.transactional_id(self.partition),
-            transaction_timeout_ms=int(TRANSACTION_SECONDS * 1000),
-            linger_ms=0,
-            max_batch_size=1 << 20,
-            max_request_size=self.around.max_message_bytes * 2 + (1 << 20),
-            **self.around.client,
-        )
-        self._producer = producer
-        async with asyncio.timeout(TRANSACTION_SECONDS):
-            await producer.start()
-        former, self._epoch = self._epoch, _epoch(producer)
-        if self._position is not None and self._epoch != (former[0], former[1] + 1):
+        alone = await self._writing.fence()
+        if self._position is not None and not alone:
             # Somebody else had the partition meanwhile, so the table has moved on: what is pending here would undo it.
             log.warning("markers partition %s had another owner meanwhile", self.partition)
             self._forget()
         if self._position is None:
-            await self._recover(producer)
+            await self._recover()
         elif self.state == "recovering":
             await self._read_on(self._position)
         self.state = "owner"
         self._flushed_at = time.monotonic()
 
-    async def _recover(self, producer: AIOKafkaProducer) -> None:
+    async def _recover(self) -> None:
         # 2. The table, up to the end of its changelog; read earlier, it could miss rows of the former owner.
         self.state = "recovering"
-        self.recovered_records = await self.around.table.recover(self.partition, producer, self.around.client)
+        self.recovered_records = await self._writing.recover_table()
         for _ in self.tracker.book.restoring(self.around.table.rows(self.partition)):
             self.restored += ROWS_AT_ONCE
             await asyncio.sleep(0)
@@ -313,11 +272,6 @@ class Ownership:
                 f"{place}, but it ends at {end}: it was deleted and made anew, or lost records. What the table knows "
                 f"belongs to the former topic. {_MEND}"
             )
-
-    async def _drop_producer(self) -> None:
-        producer, self._producer = self._producer, None
-        if producer is not None:
-            await stop_producer(producer, STOP_PRODUCER_SECONDS)
 
     # --- whether it gets on -------------------------------------------------------------------------------------------
 
@@ -409,7 +363,7 @@ class Ownership:
     def _flush_in(self) -> float:
         """Seconds until the folded markers are to be written; infinite when there are none."""
         book = self.tracker.book
-        if not (book.changed or self._pending or self._unacked):
+        if not (book.changed or self._writing.pending or self._unacked):
             return float("inf")
         if self._pending_bytes > MAX_PENDING_BYTES or book.pending_rows > MAX_PENDING_ROWS:
             return 0.0
@@ -442,7 +396,7 @@ class Ownership:
     async def _fire(self, fires: list[Fire]) -> None:
         self._note_lateness(fires)
         limit = self.around.max_message_bytes
-        fires = [copies.fitting(fire, self._payload(fire), limit) for fire in fires]
+        fires = [copies.fitting(fire, self._writing.payload(self.tracker, fire), limit) for fire in fires]
         try:
             await self._write(fires=fires)
         except (MessageSizeTooLargeError, RecordListTooLargeError):
@@ -451,10 +405,7 @@ class Ownership:
         except (ProducerFenced, InvalidProducerEpoch):
             raise
         except (KafkaError, TimeoutError) as error:
-            # Nobody says which topic it is. One that is somebody else's (compacted, short of replicas) would be so
-            # again at each attempt, and hold up all queues of the partition.
-            for topic in {self._own_topic(fire) for fire in fires} - {None}:
-                self._own_topics.close(topic, error)
+            self._writing.close_own_topics(fires, error)
             raise
 
     async def _fire_apart(self, fires: list[Fire]) -> None:
@@ -473,15 +424,6 @@ class Ownership:
         now_ms = self.tracker.estimate_ms(_monotonic_ms())
         self.lateness_ms.extend(max(0, now_ms - fire.lease.due_ms) for fire in fires)
 
-    def _payload(self, fire: Fire) -> Payload:
-        payload = self.tracker.book.fresh_payload(fire.source, fire.offset)
-        if payload is not None:
-            return payload
-        key = rows.row_key(fire.source, fire.offset)
-        row = self._pending.get(key) or self.around.table.get(self.partition, [key])[0]
-        assert row is not None, f"no row for {copies.record_id(fire.source, fire.offset)}"
-        return rows.decode_payload(row)
-
     async def _write(
         self,
         *,
@@ -491,29 +433,13 @@ class Ownership:
         limit_seconds: float = TRANSACTION_SECONDS,
     ) -> None:
         """Write, in one transaction, copies with their facts, a TICK, and the rows that changed."""
-        if changes:
-            # Kept until they are known to be written: a failed transaction writes them again under newer ones.
-            self._pending.update(self.tracker.book.take_changes())
         unacked = len(self._unacked)
-        producer = self._producer
-        assert producer is not None
-        async with asyncio.timeout(limit_seconds):
-            await producer.begin_transaction()
-            try:
-                sends = await self._sends(producer, fires, tick, changes)
-                results = [await send for send in sends]
-            except (MessageSizeTooLargeError, RecordListTooLargeError):
-                await producer.abort_transaction()
-                raise
-            await producer.commit_transaction()
+        written = await self._writing.commit(self.tracker, fires, tick, changes, limit_seconds)
         self.transactions += 1
         self.fired += len(fires)
         if changes:
             self._refused = False
-            changelog = self.around.table.changelog_topic_name
-            written = [r.offset for r in results if r.topic == changelog]
-            self.around.table.write(self.partition, self._pending, max(written))
-            self._pending = {}
+            self._writing.write_table(written)
             self._pending_bytes = 0
             self._flushed_at = time.monotonic()
             self.quarantined += len(self.tracker.unreadable)
@@ -522,77 +448,6 @@ class Ownership:
             for event in self._unacked[:unacked]:
                 event.ack()
             del self._unacked[:unacked]
-
-    async def _sends(
-        self, producer: AIOKafkaProducer, fires: Sequence[Fire], tick: Tick | None, changes: bool
-    ) -> list[Any]:
-        names, sends = self.around.names, []
-        sends += [await self._send_copy(producer, f) for f in fires if f.destination is not Destination.NOWHERE]
-        for batch in self.tracker.facts(list(fires)):
-            sends += [await producer.send(names.markers, encode(batch), partition=self.partition)]
-        if tick is not None:
-            sends.append(await producer.send(names.markers, encode(tick), partition=self.partition))
-        if changes:
-            sends += await self._send_rows(producer)
-            for offset, value, why in self.tracker.unreadable:
-                sends.append(await self._send_quarantine(producer, offset, value, why))
-        return sends
-
-    async def _send_copy(self, producer: AIOKafkaProducer, fire: Fire) -> Any:
-        names = self.around.names
-        own_topic = self._own_topic(fire)
-        if own_topic is not None and not await self._own_topics.usable(producer, own_topic):
-            own_topic = None
-        copy = copies.copy(fire, self._payload(fire), self.tracker.book.clock.now_ms, own_topic)
-        options = {"headers": copy.headers, "timestamp_ms": self.tracker.book.clock.appended_ms}
-        if copy.destination is Destination.DEAD_LETTERS:
-            return await producer.send(names.dead_letters, copy.value, copy.key, **options)
-        if copy.own_topic:
-            source = fire.source
-            try:
-                return await producer.send(source.topic, copy.value, copy.key, partition=source.partition, **options)
-            except AssertionError:
-                # So aiokafka says that the partition is gone: the topic was made anew with fewer.
-                self._own_topics.close(source.topic, UnknownTopicOrPartitionError())
-                return await self._send_copy(producer, fire)
-        self._spread = (self._spread + 1) % self.around.messages_partitions
-        return await producer.send(names.messages, copy.value, copy.key, partition=self._spread, **options)
-
-    def _own_topic(self, fire: Fire) -> str | None:
-        """Where a copy goes back to, when that is a topic of its queue's own."""
-        topic = self.around.settings(fire.lease.queue).topic
-        return topic if topic == fire.source.topic and fire.destination is Destination.QUEUE else None
-
-    async def _send_rows(self, producer: AIOKafkaProducer) -> list[Any]:
-        topic, sends = self.around.table.changelog_topic_name, []
-        at_ms = self.tracker.book.clock.appended_ms
-        batch = producer.create_batch()
-        for key, value in self._pending.items():
-            if batch.append(key=key, value=value, timestamp=at_ms) is None:
-                if batch.record_count():
-                    sends.append(await producer.send_batch(batch, topic, partition=self.partition))
-                    batch = producer.create_batch()
-                if batch.append(key=key, value=value, timestamp=at_ms) is None:
-                    # Larger than a batch: the producer makes one for it alone.
-                    sends.append(await producer.send(topic, value, key, self.partition, timestamp_ms=at_ms))
-        if batch.record_count():
-            sends.append(await producer.send_batch(batch, topic, partition=self.partition))
-        return sends
-
-    async def _send_quarantine(self, producer: AIOKafkaProducer, offset: int, value: bytes | None, why: str) -> Any:
-        names = self.around.names
-        log.error("unreadable marker %s/%s/%s put into quarantine: %s", names.markers, self.partition, offset, why)
-        headers = [
-            ("marq-origin", f"{names.markers}/{self.partition}/{offset}".encode()),
-            ("marq-reason", why.encode()),
-        ]
-        # aiokafka refuses a record without key and value.
-        at_ms = self.tracker.book.clock.appended_ms
-        return await producer.send(names.quarantine, value or b"", headers=headers, timestamp_ms=at_ms)
-
-
-def _epoch(producer: AIOKafkaProducer) -> tuple[int, int]:
-    return producer._txn_manager.producer_id, producer._txn_manager.producer_epoch
 
 
 def _monotonic_ms() -> int:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import faust
 from faust.types import TP, StreamT
 
-from agents.ownership import Ownership, Surroundings
+from agents.ownership import Ownership
+from agents.surroundings import Surroundings
 from tables.standby import Standby
 
 

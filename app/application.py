@@ -20,8 +20,8 @@ from faust.types import TP
 import agents.statistics
 import agents.tracker
 import tables.leases
-from agents.ownership import Surroundings
 from agents.standing import Standing
+from agents.surroundings import Surroundings
 from app import commands, former_member, identity
 from app.batching import BatchSchema
 from app.checkup.preflight import ensure_rights

@@ -121,7 +121,7 @@ RELIANCES = (
         "(self, position)",
         "called with each piece that is read, before records are returned; seeks do not come through it",
     ),
-    # agents/ownership.py
+    # agents/writing.py
     Reliance("aiokafka:AIOKafkaProducer", "_txn_manager", "instance attribute", "the way to the producer's epoch"),
     Reliance(_TRANSACTIONS, "producer_id", "property", "the same for each producer of a transactional id"),
     Reliance(_TRANSACTIONS, "producer_epoch", "property", "rises by one for each: nobody else was there meanwhile"),

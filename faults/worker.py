@@ -94,7 +94,7 @@ class Watched:
             )  # fmt: skip
 
     def _die_before_commit(self, owner: Ownership) -> None:
-        producer = owner._producer
+        producer = owner._writing.producer
         assert producer is not None
 
         async def commit_transaction() -> None:

@@ -10,7 +10,8 @@ import pytest
 from aiokafka.errors import KafkaError, NotEnoughReplicasError, UnknownError
 
 from agents.fetched import Fetched
-from agents.ownership import MAX_INBOX_BATCHES, Ownership, Surroundings
+from agents.ownership import MAX_INBOX_BATCHES, Ownership
+from agents.surroundings import Surroundings
 from marq.core.leases import Destination, Fire
 from marq.core.markers import Cause, Payload, Source
 from marq.core.names import Names
@@ -87,8 +88,8 @@ class RefusingProducer:
 
 def firing(monkeypatch: pytest.MonkeyPatch, producer: RefusingProducer) -> tuple[Ownership, list[Fire]]:
     owner = Ownership(0, surroundings(), state="owner")
-    owner._producer = producer  # type: ignore[assignment]
-    monkeypatch.setattr(owner, "_payload", lambda fire: Payload(0, 1, b"customer", [], b"value"))
+    owner._writing.producer = producer  # type: ignore[assignment]
+    monkeypatch.setattr(owner._writing, "payload", lambda tracker, fire: Payload(0, 1, b"customer", [], b"value"))
     lease = Lease("orders", 1, 1, 0, 0)
     return owner, [Fire(Source("theirs", 2), 5, lease, Destination.QUEUE, 2, Cause.EXPIRED)]
 

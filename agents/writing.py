@@ -1,0 +1,212 @@
+"""What the owner of one markers partition writes: one transactional producer, and what goes into its transactions.
+
+Taking the producer over fences a former owner, and aborts what that one had not committed. Rows are kept here from the
+fold until they are known to be in the changelog: they are then written to the table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import (
+    KafkaError,
+    MessageSizeTooLargeError,
+    RecordListTooLargeError,
+    UnknownTopicOrPartitionError,
+)
+
+from agents.own_topics import OwnTopics
+from agents.surroundings import Surroundings
+from marq.connection import stop_producer
+from marq.core import copies, rows
+from marq.core.leases import Destination, Fire
+from marq.core.markers import Payload, Tick, encode
+from marq.core.tracker import Tracker
+
+log = logging.getLogger("marq.tracker")
+
+#: How long a transaction may take before the producer is given up.
+TRANSACTION_SECONDS = 15.0
+STOP_PRODUCER_SECONDS = 1.0
+
+
+@dataclass
+class Writing:
+    """The writes of one markers partition's owner."""
+
+    partition: int
+    around: Surroundings
+    #: None while the partition is not taken over.
+    producer: AIOKafkaProducer | None = None
+    #: Rows that were folded and are not known to be written.
+    pending: dict[bytes, bytes | None] = field(default_factory=dict)
+    #: Id and epoch of the producer that was taken over last.
+    _epoch: tuple[int, int] = (-1, -1)
+    _spread: int = 0
+    _own_topics: OwnTopics = field(default_factory=OwnTopics)
+
+    async def fence(self) -> bool:
+        """Take the partition's producer over; return whether nobody else has had it since this was done before."""
+        producer = AIOKafkaProducer(
+            transactional_id=self.around.names.transactional_id(self.partition),
+            transaction_timeout_ms=int(TRANSACTION_SECONDS * 1000),
+            linger_ms=0,
+            max_batch_size=1 << 20,
+            max_request_size=self.around.max_message_bytes * 2 + (1 << 20),
+            **self.around.client,
+        )
+        self.producer = producer
+        async with asyncio.timeout(TRANSACTION_SECONDS):
+            await producer.start()
+        former, self._epoch = self._epoch, _epoch(producer)
+        return self._epoch == (former[0], former[1] + 1)
+
+    async def recover_table(self) -> int:
+        """Bring the table up to the end of its changelog; return how many records that took."""
+        assert self.producer is not None
+        return await self.around.table.recover(self.partition, self.producer, self.around.client)
+
+    async def stop(self) -> None:
+        producer, self.producer = self.producer, None
+        if producer is not None:
+            await stop_producer(producer, STOP_PRODUCER_SECONDS)
+
+    def forget(self) -> None:
+        """Drop what is not written: it will be folded again."""
+        self.pending = {}
+
+    def payload(self, tracker: Tracker, fire: Fire) -> Payload:
+        """Return the message of a copy to send, from the book, the rows to write or the table."""
+        payload = tracker.book.fresh_payload(fire.source, fire.offset)
+        if payload is not None:
+            return payload
+        key = rows.row_key(fire.source, fire.offset)
+        row = self.pending.get(key) or self.around.table.get(self.partition, [key])[0]
+        assert row is not None, f"no row for {copies.record_id(fire.source, fire.offset)}"
+        return rows.decode_payload(row)
+
+    def close_own_topics(self, fires: Iterable[Fire], error: KafkaError | TimeoutError) -> None:
+        """Send none of these copies to topics of their queues' own for a while.
+
+        Nobody says which topic it was that refused. One that is somebody else's (compacted, short of replicas) would
+        do so again at each attempt, and hold up all queues of the partition.
+        """
+        for topic in {self._own_topic(fire) for fire in fires} - {None}:
+            self._own_topics.close(topic, error)
+
+    async def commit(
+        self, tracker: Tracker, fires: Sequence[Fire], tick: Tick | None, changes: bool, limit_seconds: float
+    ) -> int:
+        """Send all this in one transaction; return the changelog's last offset among it, -1 without changes.
+
+        Raises:
+            MessageSizeTooLargeError: a copy or a row is refused for its size; nothing was written.
+            RecordListTooLargeError: likewise.
+            KafkaError: it is not known whether anything was written.
+        """
+        if changes:
+            # Kept until they are known to be written: a failed transaction writes them again under newer ones.
+            self.pending.update(tracker.book.take_changes())
+        producer = self.producer
+        assert producer is not None
+        async with asyncio.timeout(limit_seconds):
+            await producer.begin_transaction()
+            try:
+                sends = await self._sends(producer, tracker, fires, tick, changes)
+                results = [await send for send in sends]
+            except (MessageSizeTooLargeError, RecordListTooLargeError):
+                await producer.abort_transaction()
+                raise
+            await producer.commit_transaction()
+        if not changes:
+            return -1
+        changelog = self.around.table.changelog_topic_name
+        return max(result.offset for result in results if result.topic == changelog)
+
+    def write_table(self, changelog_offset: int) -> None:
+        """Write the rows, which the changelog has up to this offset.
+
+        Raises:
+            LocalTableError: the disk did not take them; they stay pending.
+        """
+        self.around.table.write(self.partition, self.pending, changelog_offset)
+        self.pending = {}
+
+    async def _sends(
+        self, producer: AIOKafkaProducer, tracker: Tracker, fires: Sequence[Fire], tick: Tick | None, changes: bool
+    ) -> list[Any]:
+        names, sends = self.around.names, []
+        sends += [
+            await self._send_copy(producer, tracker, f) for f in fires if f.destination is not Destination.NOWHERE
+        ]
+        for batch in tracker.facts(list(fires)):
+            sends += [await producer.send(names.markers, encode(batch), partition=self.partition)]
+        if tick is not None:
+            sends.append(await producer.send(names.markers, encode(tick), partition=self.partition))
+        if changes:
+            at_ms = tracker.book.clock.appended_ms
+            sends += await self._send_rows(producer, at_ms)
+            for offset, value, why in tracker.unreadable:
+                sends.append(await self._send_quarantine(producer, at_ms, offset, value, why))
+        return sends
+
+    async def _send_copy(self, producer: AIOKafkaProducer, tracker: Tracker, fire: Fire) -> Any:
+        names, clock = self.around.names, tracker.book.clock
+        own_topic = self._own_topic(fire)
+        if own_topic is not None and not await self._own_topics.usable(producer, own_topic):
+            own_topic = None
+        copy = copies.copy(fire, self.payload(tracker, fire), clock.now_ms, own_topic)
+        options = {"headers": copy.headers, "timestamp_ms": clock.appended_ms}
+        if copy.destination is Destination.DEAD_LETTERS:
+            return await producer.send(names.dead_letters, copy.value, copy.key, **options)
+        if copy.own_topic:
+            source = fire.source
+            try:
+                return await producer.send(source.topic, copy.value, copy.key, partition=source.partition, **options)
+            except AssertionError:
+                # So aiokafka says that the partition is gone: the topic was made anew with fewer.
+                self._own_topics.close(source.topic, UnknownTopicOrPartitionError())
+                return await self._send_copy(producer, tracker, fire)
+        self._spread = (self._spread + 1) % self.around.messages_partitions
+        return await producer.send(names.messages, copy.value, copy.key, partition=self._spread, **options)
+
+    def _own_topic(self, fire: Fire) -> str | None:
+        """Where a copy goes back to, when that is a topic of its queue's own."""
+        topic = self.around.settings(fire.lease.queue).topic
+        return topic if topic == fire.source.topic and fire.destination is Destination.QUEUE else None
+
+    async def _send_rows(self, producer: AIOKafkaProducer, at_ms: int) -> list[Any]:
+        topic, sends = self.around.table.changelog_topic_name, []
+        batch = producer.create_batch()
+        for key, value in self.pending.items():
+            if batch.append(key=key, value=value, timestamp=at_ms) is None:
+                if batch.record_count():
+                    sends.append(await producer.send_batch(batch, topic, partition=self.partition))
+                    batch = producer.create_batch()
+                if batch.append(key=key, value=value, timestamp=at_ms) is None:
+                    # Larger than a batch: the producer makes one for it alone.
+                    sends.append(await producer.send(topic, value, key, self.partition, timestamp_ms=at_ms))
+        if batch.record_count():
+            sends.append(await producer.send_batch(batch, topic, partition=self.partition))
+        return sends
+
+    async def _send_quarantine(
+        self, producer: AIOKafkaProducer, at_ms: int, offset: int, value: bytes | None, why: str
+    ) -> Any:
+        names = self.around.names
+        log.error("unreadable marker %s/%s/%s put into quarantine: %s", names.markers, self.partition, offset, why)
+        headers = [
+            ("marq-origin", f"{names.markers}/{self.partition}/{offset}".encode()),
+            ("marq-reason", why.encode()),
+        ]
+        # aiokafka refuses a record without key and value.
+        return await producer.send(names.quarantine, value or b"", headers=headers, timestamp_ms=at_ms)
+
+
+def _epoch(producer: AIOKafkaProducer) -> tuple[int, int]:
+    return producer._txn_manager.producer_id, producer._txn_manager.producer_epoch
