@@ -308,6 +308,7 @@ class Ownership:
             now_ms = _monotonic_ms()
             self.tracker.saw(now_ms)
             self._note_jump()
+            await self._answer()
             fires = self.tracker.due()
             for start in range(0, len(fires), MAX_COPIES):
                 await self._fire(fires[start : start + MAX_COPIES])
@@ -315,6 +316,12 @@ class Ownership:
             await self._read_again_without_tick()
             if self._flush_in() <= 0:
                 await self._write(changes=True)
+
+    async def _answer(self) -> None:
+        """Say what became of RESCHEDULEs and CANCELs, before what they moved to now is delivered."""
+        self._writing.answers += self.tracker.answers()
+        if self._writing.answers:
+            await self._write()
 
     async def _tick(self) -> None:
         now_ms = _monotonic_ms()

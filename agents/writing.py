@@ -25,7 +25,8 @@ from agents.surroundings import Surroundings
 from marq.connection import stop_producer
 from marq.core import copies, rows
 from marq.core.leases import Destination, Fire
-from marq.core.markers import Payload, Tick, encode
+from marq.core.marker_codec import encode
+from marq.core.markers import Answer, Payload, Tick
 from marq.core.tracker import Tracker
 
 log = logging.getLogger("marq.tracker")
@@ -45,6 +46,8 @@ class Writing:
     producer: AIOKafkaProducer | None = None
     #: Rows that were folded and are not known to be written.
     pending: dict[bytes, bytes | None] = field(default_factory=dict)
+    #: To RESCHEDULEs and CANCELs, and not known to be written.
+    answers: list[Answer] = field(default_factory=list)
     #: Id and epoch of the producer that was taken over last.
     _epoch: tuple[int, int] = (-1, -1)
     _spread: int = 0
@@ -79,6 +82,7 @@ class Writing:
     def forget(self) -> None:
         """Drop what is not written: it will be folded again."""
         self.pending = {}
+        self.answers = []
 
     def payload(self, tracker: Tracker, fire: Fire) -> Payload:
         """Return the message of a copy to send, from the book, the rows to write or the table."""
@@ -112,6 +116,7 @@ class Writing:
         if changes:
             # Kept until they are known to be written: a failed transaction writes them again under newer ones.
             self.pending.update(tracker.book.take_changes())
+        answers = len(self.answers)
         producer = self.producer
         assert producer is not None
         async with asyncio.timeout(limit_seconds):
@@ -123,6 +128,7 @@ class Writing:
                 await producer.abort_transaction()
                 raise
             await producer.commit_transaction()
+        del self.answers[:answers]
         if not changes:
             return -1
         changelog = self.around.table.changelog_topic_name
@@ -144,7 +150,7 @@ class Writing:
         sends += [
             await self._send_copy(producer, tracker, f) for f in fires if f.destination is not Destination.NOWHERE
         ]
-        for batch in tracker.facts(list(fires)):
+        for batch in [*self.answers, *tracker.facts(list(fires))]:
             sends += [await producer.send(names.markers, encode(batch), partition=self.partition)]
         if tick is not None:
             sends.append(await producer.send(names.markers, encode(tick), partition=self.partition))

@@ -19,7 +19,8 @@ from aiokafka.errors import KafkaError, for_code
 from agents.standing import Standing
 from app.stillness import Answer
 from marq.connection import client_options, close_admin, stop_consumer, stop_producer
-from marq.core.markers import Tick, encode
+from marq.core.marker_codec import encode
+from marq.core.markers import Tick
 from marq.settings import ClientSettings
 
 log = logging.getLogger("marq.watchdog")

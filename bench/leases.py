@@ -11,7 +11,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from bench.load import QUEUE, values
 from marq.connection import stop_consumer, stop_producer
-from marq.core.markers import Acquire, Columns, Source, encode
+from marq.core.marker_codec import encode
+from marq.core.markers import Acquire, Columns, Source
 from marq.core.names import ATTEMPT_HEADER, Names, markers_partition
 
 HOLDER = 0xA11CE

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import marq
 from bench.load import QUEUE
-from marq.core.markers import Ack, Source, encode
+from marq.core.marker_codec import encode
+from marq.core.markers import Ack, Source
 from marq.core.names import Names
 from marq.settings import ClientSettings
 from marq.topics import ensure_topics

@@ -36,7 +36,8 @@ from bench.settings import Size
 from bench.start_process import CONNECT_TIMEOUT_S, command, transactions
 from bench.worker import BenchWorker
 from broker import EmbeddedBroker
-from marq.core.markers import Acquire, decode
+from marq.core.marker_codec import decode
+from marq.core.markers import Acquire
 from marq.core.names import Names
 from marq.starts import MARKED, STARTS, TRANSACTIONAL
 

@@ -13,7 +13,7 @@ from demo.errors import DemoError
 from demo.plan import read_number
 from demo.trails import Key, Trails
 from marq.connection import client_options, stop_consumer
-from marq.core.markers import decode
+from marq.core.marker_codec import decode
 from marq.core.names import ATTEMPT_HEADER, ORIGIN_HEADER, REASON_HEADER
 from marq.settings import ClientSettings
 

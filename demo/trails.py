@@ -13,7 +13,18 @@ from enum import Enum
 from typing import NamedTuple
 
 from demo.plan import read_number
-from marq.core.markers import Ack, Acquire, Batch, Cause, Fact, Kind, Reject, Release, Renew, Tick
+from marq.core.markers import (
+    Ack,
+    Acquire,
+    Batch,
+    Cause,
+    Fact,
+    Kind,
+    Reject,
+    Release,
+    Renew,
+    Tick,
+)
 
 #: A record of the messages topic: partition and offset.
 Key = tuple[int, int]

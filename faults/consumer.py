@@ -20,7 +20,8 @@ from typing import Any
 import marq
 from faults import newer
 from faults.recording import Recorder
-from marq.core.markers import Ack, Acquire, Renew, Source, decode
+from marq.core.marker_codec import decode
+from marq.core.markers import Ack, Acquire, Renew, Source
 from marq.flow import Flow
 from marq.reader import GroupReader
 from marq.starts import MARKED, STARTS

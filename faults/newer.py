@@ -5,7 +5,7 @@ There is no version 2 yet, so it is version 1 under another number: it shows wha
 
 from __future__ import annotations
 
-from marq.core import markers
+from marq.core import marker_codec
 from marq.core.markers import Batch
 
 NEWER = 2
@@ -13,13 +13,13 @@ NEWER = 2
 
 def install() -> None:
     """Make this process one of the next version."""
-    former = markers._decode
+    former = marker_codec._decode
 
     def decode(data: bytes) -> Batch:
         return former(bytes([NEWER]) + data[1:] if data[:1] == b"\1" else data)
 
-    markers._decode = decode
-    markers.VERSION = NEWER
+    marker_codec._decode = decode
+    marker_codec.VERSION = NEWER
 
 
 def readable(value: bytes) -> bytes:

@@ -21,7 +21,8 @@ from demo.history import TopicReader
 from faults import newer
 from faults.processes import ConsumerProcess, Participant, WorkerProcess
 from marq.core.errors import CorruptMarker
-from marq.core.markers import Source, decode
+from marq.core.marker_codec import decode
+from marq.core.markers import Source
 from marq.settings import ClientSettings
 from proof import history
 from proof.history import Event, History

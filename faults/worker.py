@@ -19,7 +19,8 @@ from faults import newer
 from faults.recording import Recorder
 from marq.core.errors import CorruptMarker
 from marq.core.leases import Fire
-from marq.core.markers import Source, Tick, decode
+from marq.core.marker_codec import decode
+from marq.core.markers import Source, Tick
 from proof import history
 
 

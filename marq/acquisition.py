@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 from marq.core.copies import origin
 from marq.core.errors import ConfigError
-from marq.core.markers import MAX_BATCH_MARKERS, Acquire, Columns, Payload, Source, encode, payload_bytes, spans
+from marq.core.marker_codec import encode
+from marq.core.markers import (
+    MAX_BATCH_MARKERS,
+    Acquire,
+    Columns,
+    Payload,
+    Source,
+    payload_bytes,
+    spans,
+)
 from marq.core.names import markers_partition
 from marq.message import Record
 from marq.writer import FRAME_BYTES, MarkerRecord

@@ -14,9 +14,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 
-from marq.core import markers
+from marq.core import marker_codec
 from marq.core.errors import BrokerUnavailable
-from marq.core.markers import MAX_BATCH_MARKERS, MAX_TEXT_BYTES, Ack, Reject, Release, Renew, Source, spans
+from marq.core.marker_codec import MAX_TEXT_BYTES
+from marq.core.markers import (
+    MAX_BATCH_MARKERS,
+    Ack,
+    Reject,
+    Release,
+    Renew,
+    Source,
+    spans,
+)
 from marq.core.names import markers_partition
 from marq.lease import Lease, Released
 from marq.writer import FRAME_BYTES, MarkerRecord, MarkerWriter
@@ -199,7 +208,7 @@ class Outbox:
         source = batch.source
         partition = markers_partition(source.topic, source.partition, self._markers_partitions)
         for piece in self._pieces(batch):
-            yield MarkerRecord(partition, markers.encode(piece))
+            yield MarkerRecord(partition, marker_codec.encode(piece))
 
     def _pieces(self, batch: _Batch) -> Iterator[_Batch]:
         """Split a batch that would not fit into a record."""

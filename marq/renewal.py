@@ -14,7 +14,8 @@ from math import floor, inf
 from typing import TYPE_CHECKING
 
 from marq.core.errors import BrokerUnavailable
-from marq.core.markers import MAX_BATCH_MARKERS, Renew, Source, encode
+from marq.core.marker_codec import encode
+from marq.core.markers import MAX_BATCH_MARKERS, Renew, Source
 from marq.core.names import markers_partition
 from marq.lease import Lease
 from marq.writer import FRAME_BYTES, MarkerRecord, MarkerWriter

@@ -46,7 +46,18 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from marq.core.markers import Acquire, Batch, Cause, Fact, Headers, Reject, Release, Renew, Source, Tick
+from marq.core.markers import (
+    Acquire,
+    Batch,
+    Cause,
+    Fact,
+    Headers,
+    Reject,
+    Release,
+    Renew,
+    Source,
+    Tick,
+)
 from marq.core.names import (
     ATTEMPT_HEADER,
     ERROR_HEADER,

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from marq.core.leases import Destination, Fire
-from marq.core.markers import Cause, Headers, Payload, Source, cut_text
+from marq.core.marker_codec import cut_text
+from marq.core.markers import Cause, Headers, Payload, Source
 from marq.core.names import (
     ATTEMPT_HEADER,
     DIED_AT_HEADER,

@@ -1,7 +1,8 @@
 """The lease book: who holds which message, until when, and what to do when nobody does.
 
-The book of one markers partition is a fold over its markers. A message is *open* from its ACQUIRE until an ACK or a
-fact of the tracker (REDELIVERED, DEAD_LETTERED) ends it, and in one of three states meanwhile::
+The book of one markers partition is a fold over its markers. A message is *open* from its ACQUIRE or DELAY until an ACK
+or a fact of the tracker (REDELIVERED, DEAD_LETTERED, DELIVERED, CANCELLED) ends it. A message that was delivered is in
+one of three states::
 
                        RENEW (holder)
                       +-----+
@@ -12,10 +13,14 @@ fact of the tracker (REDELIVERED, DEAD_LETTERED) ends it, and in one of three st
            (takes over)  |                                |         |
                          +-- ACK (anyone), or a fact -----+---------+---> closed
 
+A delayed message is DELAYED before that: a lease that nobody holds. RESCHEDULE gives whatever waits (DELAYED, RELEASED)
+another time, and CANCEL makes it CANCELLED.
+
 Every state has a due time. When it has come and no marker has ended the message, the tracker sends a copy: a LEASED
 or RELEASED message goes back to its queue with the next attempt, or to the dead letters after the last one; a REJECTED
-message goes to the dead letters. The copy is a new record with an identity of its own, so whatever a former holder
-still says about the old record reaches a closed message and is ignored: the identity fences.
+message goes to the dead letters; a DELAYED one is delivered for the first time; of a CANCELLED one only the fact is
+written. The copy is a new record with an identity of its own, so whatever a former holder still says about the old
+record reaches a closed message and is ignored: the identity fences.
 
 Rules that are easy to get wrong, and what they are there for:
 
@@ -26,6 +31,8 @@ Rules that are easy to get wrong, and what they are there for:
 * RENEW, RELEASE and REJECT count only from the holder. ACK counts from anyone: the work is done.
 * :meth:`LeaseBook.due` moves nothing: a message stays open until the fact is read back. What is on its way is only
   remembered (*firing*), so that it is not sent twice, and forgotten with the owner.
+* A RESCHEDULE is answered when it is certain that it came in time: not while the message is on its way. A CANCEL that
+  came in time is answered by its fact.
 * A row is due by the clock of the owner's own TICK (:mod:`marq.core.clock`), never by a wall clock.
 
 The book keeps an index of the open messages in memory; payloads stay in the ACQUIRE they came in until the rows are
@@ -35,11 +42,10 @@ message that was acquired and acknowledged in between leaves none.
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -47,23 +53,31 @@ from marq.core import rows
 from marq.core.clock import LogClock
 from marq.core.markers import (
     BACKOFF,
+    NOW,
     Ack,
     Acquire,
+    Answer,
     Batch,
+    Cancel,
     Cause,
+    Delay,
     Fact,
     Kind,
     Payload,
     Reject,
     Release,
     Renew,
+    Reschedule,
     Source,
     Tick,
 )
 from marq.core.marks import Marks
+from marq.core.names import is_drawn
+from marq.core.open_messages import DueIndex, OpenMessages
+from marq.core.questions import Questions
 from marq.core.queue import QueueSettings
 from marq.core.restoration import Restoration
-from marq.core.rows import Counts, Lease, State
+from marq.core.rows import WAITING, Counts, Lease, State
 
 #: Offsets of closed messages that the due index may hold on to before it is built anew.
 MAX_STALE_HINTS = 200_000
@@ -93,35 +107,27 @@ class Fire:
 
     @property
     def fact_kind(self) -> Kind:
-        return Kind.REDELIVERED if self.destination is Destination.QUEUE else Kind.DEAD_LETTERED
-
-
-@dataclass(slots=True)
-class _Open:
-    """The open messages of one source: the index, and which rows differ from the table's."""
-
-    leases: dict[int, Lease] = field(default_factory=dict)
-    #: Acquired since the last take_changes, with the ACQUIRE that still holds the payload.
-    fresh: dict[int, Acquire] = field(default_factory=dict)
-    #: In the table, with a lease that has changed since.
-    changed: set[int] = field(default_factory=set)
-    #: In the table, ended since.
-    ended: list[int] = field(default_factory=list)
-    #: In the table with an `s` row beside the `r` row.
-    restated: set[int] = field(default_factory=set)
-    firing: set[int] = field(default_factory=set)
+        if self.lease.state is State.CANCELLED:
+            return Kind.CANCELLED
+        if self.destination is not Destination.QUEUE:
+            return Kind.DEAD_LETTERED
+        return Kind.DELIVERED if self.lease.state is State.DELAYED else Kind.REDELIVERED
 
 
 @dataclass(slots=True)
 class Gauge:
-    """How many messages of a queue are open now; ``oldest_ms`` is the clock at the oldest one's ACQUIRE."""
+    """How many messages of a queue are open now; ``oldest_ms`` is the clock at the oldest ACQUIRE of them."""
 
     in_flight: int = 0
     released: int = 0
     rejected: int = 0
     oldest_ms: int | None = None
+    delayed: int = 0
 
     def add(self, lease: Lease, count: int) -> None:
+        if lease.state in _BEFORE_DELIVERY:
+            self.delayed += count
+            return
         if lease.state is State.LEASED:
             self.in_flight += count
         elif lease.state is State.RELEASED:
@@ -141,13 +147,14 @@ class LeaseBook:
         self.applied = -1
         self.counts: dict[str, Counts] = {}
         self._settings = settings
-        self._sources: dict[Source, _Open] = {}
+        self._sources: dict[Source, OpenMessages] = {}
+        #: Those of which rows may have changed since the last take_changes.
+        self._touched: dict[Source, OpenMessages] = {}
         self._marks: dict[tuple[str, Source], Marks] = {}
-        #: (due, sequence, source, offsets, lease): a hint; whoever is not held by that very lease any more is skipped.
-        self._heap: list[tuple[int, int, Source, Sequence[int], Lease]] = []
-        self._sequence = 0
-        self._hinted = 0
+        self._due = DueIndex()
+        self._open_count = 0
         self._firing_count = 0
+        self._questions = Questions()
         self._touched_counts: set[str] = set()
         self._touched_marks: set[tuple[str, Source]] = set()
         self._changed = False
@@ -173,9 +180,23 @@ class LeaseBook:
         """Note that no record before ``end`` is left to fold: what else stands there is Kafka's own."""
         self.applied = max(self.applied, end - 1)
 
+    def _of(self, source: Source) -> OpenMessages:
+        """Return the open messages of a source whose rows may change now."""
+        opened = self._sources.get(source)
+        if opened is None:
+            return _NONE
+        self._touched[source] = opened
+        return opened
+
+    def _new_of(self, source: Source) -> OpenMessages:
+        opened = self._of(source)
+        if opened is _NONE:
+            opened = self._sources[source] = self._touched[source] = OpenMessages(source)
+        return opened
+
     def _fold_acquire(self, batch: Acquire) -> None:
         source, offsets = batch.source, batch.offsets
-        opened = self._sources.setdefault(source, _Open())
+        opened = self._new_of(source)
         mark = (batch.queue, source)
         marks = self._marks.setdefault(mark, Marks())
         if offsets[0] >= marks.end:
@@ -190,39 +211,64 @@ class LeaseBook:
         marks.add(batch.from_offset, offsets[-1] + 1)
         self._touched_marks.add(mark)
 
-    def _open(self, opened: _Open, batch: Acquire, offsets: Sequence[int]) -> None:
+    def _fold_delay(self, batch: Delay) -> None:
+        source, offsets = batch.source, batch.offsets
+        opened = self._new_of(source)
+        unseen = [offset for offset in offsets if offset not in opened.leases]
+        if batch.from_offset is not None:
+            mark = ("", source)
+            marks = self._marks.setdefault(mark, Marks())
+            unseen = [offset for offset in unseen if offset not in marks]
+            marks.add(batch.from_offset, offsets[-1] + 1)
+            self._touched_marks.add(mark)
+        self._count(batch.queue).reacquired += len(offsets) - len(unseen)
+        self._open(opened, batch, unseen)
+
+    def _open(self, opened: OpenMessages, batch: Acquire | Delay, offsets: Sequence[int]) -> None:
         if not offsets:
             return
-        self._count(batch.queue).acquired += len(offsets)
-        for attempt, group in _by_attempt(batch, offsets):
-            lease = self._new_lease(batch, attempt)
+        counts = self._count(batch.queue)
+        for attempt, due_ms, group in _alike(batch, offsets):
+            lease = self._new_lease(batch, attempt, due_ms)
+            if due_ms == NOW:
+                counts.acquired += len(group)
+            else:
+                counts.delayed += len(group)
             opened.leases.update(dict.fromkeys(group, lease))
             opened.fresh.update(dict.fromkeys(group, batch))
-            self._push(batch.source, group, lease)
+            self._push(opened, group, lease)
+        self._open_count += len(offsets)
 
-    def _new_lease(self, batch: Acquire, attempt: int) -> Lease:
+    def _new_lease(self, batch: Acquire | Delay, attempt: int, due_ms: int) -> Lease:
         now_ms = self.clock.now_ms
-        return Lease(batch.queue, batch.holder, attempt, now_ms + batch.lease_ms, now_ms)
+        if isinstance(batch, Delay):
+            due_ms = self._due_ms(batch, due_ms)
+        elif due_ms == NOW:
+            return Lease(batch.queue, batch.holder, attempt, now_ms + batch.lease_ms, now_ms)
+        return Lease(batch.queue, 0, attempt, due_ms, now_ms, State.DELAYED)
 
-    def _take_over(self, opened: _Open, batch: Acquire, offsets: Sequence[int]) -> None:
-        for attempt, group in _by_attempt(batch, offsets):
-            lease = self._new_lease(batch, attempt)
+    def _due_ms(self, batch: Delay | Reschedule, time_ms: int) -> int:
+        return self.clock.now_ms + time_ms if batch.relative else time_ms
+
+    def _take_over(self, opened: OpenMessages, batch: Acquire, offsets: Sequence[int]) -> None:
+        for attempt, due_ms, group in _alike(batch, offsets):
+            lease = self._new_lease(batch, attempt, due_ms)
             taken = [offset for offset in group if opened.leases[offset].state is State.LEASED]
-            self._replace(opened, batch.source, taken, lease)
+            self._replace(opened, taken, lease)
 
     def _fold_renew(self, batch: Renew) -> None:
-        opened = self._sources.get(batch.source, _NONE)
+        opened = self._of(batch.source)
         due_ms = self.clock.now_ms + batch.lease_ms
         groups: dict[Lease, list[int]] = {}
         for offset, lease in self._held(opened, batch):
             groups.setdefault(lease, []).append(offset)
         for lease, offsets in groups.items():
             renewed = Lease(lease.queue, lease.holder, lease.attempt, due_ms, lease.since_ms)
-            self._replace(opened, batch.source, offsets, renewed)
+            self._replace(opened, offsets, renewed)
             self._count(lease.queue).renewed += len(offsets)
 
     def _fold_release(self, batch: Release) -> None:
-        opened = self._sources.get(batch.source, _NONE)
+        opened = self._of(batch.source)
         now_ms = self.clock.now_ms
         index = dict(zip(batch.offsets, zip(batch.delays_ms, batch.errors, strict=True), strict=True))
         groups: dict[tuple[Lease, int, str], list[int]] = {}
@@ -237,10 +283,10 @@ class LeaseBook:
             released = Lease(
                 lease.queue, 0, lease.attempt, due_ms, lease.since_ms, State.RELEASED, batch.counted, error
             )
-            self._replace(opened, batch.source, offsets, released)
+            self._replace(opened, offsets, released)
 
     def _fold_reject(self, batch: Reject) -> None:
-        opened = self._sources.get(batch.source, _NONE)
+        opened = self._of(batch.source)
         index = dict(zip(batch.offsets, batch.reasons, strict=True))
         for offset, lease in self._held(opened, batch):
             self._count(lease.queue).rejected += 1
@@ -253,9 +299,36 @@ class LeaseBook:
                 State.REJECTED,
                 text=index[offset],
             )
-            self._replace(opened, batch.source, [offset], rejected)
+            self._replace(opened, [offset], rejected)
 
-    def _held(self, opened: _Open, batch: Renew | Release | Reject) -> Iterator[tuple[int, Lease]]:
+    def _fold_reschedule(self, batch: Reschedule) -> None:
+        opened = self._of(batch.source)
+        groups: dict[tuple[Lease, int], list[int]] = {}
+        for offset, time_ms in zip(batch.offsets, batch.times_ms, strict=True):
+            lease = opened.leases.get(offset)
+            if lease is not None and lease.state in WAITING:
+                groups.setdefault((lease, self._due_ms(batch, time_ms)), []).append(offset)
+            else:
+                self._questions.ask(batch, [offset], None)
+        for (lease, due_ms), offsets in groups.items():
+            moved = replace(lease, due_ms=due_ms)
+            self._replace(opened, offsets, moved)
+            self._questions.ask(batch, offsets, moved)
+
+    def _fold_cancel(self, batch: Cancel) -> None:
+        opened = self._of(batch.source)
+        groups: dict[Lease, list[int]] = {}
+        for offset in batch.offsets:
+            lease = opened.leases.get(offset)
+            if lease is not None and lease.state in WAITING:
+                groups.setdefault(lease, []).append(offset)
+            elif lease is None or lease.state is not State.CANCELLED:
+                self._questions.ask(batch, [offset], None)
+        for lease, offsets in groups.items():
+            cancelled = replace(lease, due_ms=self.clock.now_ms, state=State.CANCELLED)
+            self._replace(opened, offsets, cancelled)
+
+    def _held(self, opened: OpenMessages, batch: Renew | Release | Reject) -> Iterator[tuple[int, Lease]]:
         """The messages of the batch that its holder does hold."""
         for offset in batch.offsets:
             lease = opened.leases.get(offset)
@@ -264,22 +337,22 @@ class LeaseBook:
             elif not isinstance(batch, Renew):
                 self._count(batch.queue).late += 1
 
-    def _replace(self, opened: _Open, source: Source, offsets: Sequence[int], lease: Lease) -> None:
+    def _replace(self, opened: OpenMessages, offsets: Sequence[int], lease: Lease) -> None:
         if not offsets:
             return
         opened.leases.update(dict.fromkeys(offsets, lease))
         opened.changed.update(offsets)
-        self._push(source, offsets, lease)
+        self._push(opened, offsets, lease)
 
     def _fold_ack(self, batch: Ack) -> None:
-        opened = self._sources.get(batch.source, _NONE)
+        opened = self._of(batch.source)
         closed = self._close(opened, batch.offsets)
         counts = self._count(batch.queue)
         counts.acked += closed
         counts.late += len(batch.offsets) - closed
 
     def _fold_fact(self, batch: Fact) -> None:
-        opened = self._sources.get(batch.source, _NONE)
+        opened = self._of(batch.source)
         before = len(opened.firing)
         opened.firing.difference_update(batch.offsets)
         self._firing_count -= before - len(opened.firing)
@@ -289,10 +362,14 @@ class LeaseBook:
         # Counted although an ACK may have closed the message meanwhile: the copy is out there.
         if batch.kind is Kind.REDELIVERED:
             counts.redelivered += len(batch.offsets)
-        else:
+        elif batch.kind is Kind.DEAD_LETTERED:
             counts.dead += len(batch.offsets)
+        elif batch.kind is Kind.DELIVERED:
+            counts.delivered += len(batch.offsets)
+        else:
+            counts.cancelled += len(batch.offsets)
 
-    def _close(self, opened: _Open, offsets: Sequence[int]) -> int:
+    def _close(self, opened: OpenMessages, offsets: Sequence[int]) -> int:
         pop_lease, pop_fresh = opened.leases.pop, opened.fresh.pop
         ended, closed = opened.ended, 0
         for offset in offsets:
@@ -300,6 +377,7 @@ class LeaseBook:
                 closed += 1
                 if pop_fresh(offset, None) is None:
                     ended.append(offset)
+        self._open_count -= closed
         return closed
 
     def _count(self, queue: str) -> Counts:
@@ -311,43 +389,20 @@ class LeaseBook:
 
     # --- due ----------------------------------------------------------------------------------------------------------
 
-    def _push(self, source: Source, offsets: Sequence[int], lease: Lease) -> None:
-        self._sequence += 1
-        heapq.heappush(self._heap, (lease.due_ms, self._sequence, source, offsets, lease))
-        self._hinted += len(offsets)
-        if self._hinted > 2 * len(self) + MAX_STALE_HINTS:
-            self._rebuild_heap()
+    def _push(self, opened: OpenMessages, offsets: Sequence[int], lease: Lease) -> None:
+        self._due.push(opened, offsets, lease)
+        if self._due.size > 2 * self._open_count + MAX_STALE_HINTS:
+            # Hints of closed messages would otherwise stay until their leases would have run out.
+            for _ in self._hint_anew():
+                pass
 
-    def _rebuild_heap(self) -> None:
-        """Forget the hints of closed messages, which would otherwise stay until their leases would have run out."""
-        self._heap = []
-        self._hinted = 0
-        for source, opened in self._sources.items():
-            groups: dict[Lease, list[int]] = {}
-            last: Lease | None = None
-            for offset, lease in opened.leases.items():
-                # Looked up once for all that follow each other, of which there are many.
-                if lease is not last:
-                    group, last = groups.setdefault(lease, []), lease
-                group.append(offset)
-            for lease, offsets in groups.items():
-                self._sequence += 1
-                self._heap.append((lease.due_ms, self._sequence, source, offsets, lease))
-                self._hinted += len(offsets)
-        heapq.heapify(self._heap)
+    def _hint_anew(self) -> Iterator[None]:
+        return self._due.rebuild(lambda: iter(self._sources.values()))
 
     @property
     def next_due_ms(self) -> int | None:
         """When the next message may be due by the clock, or None; early at worst, never late."""
-        heap = self._heap
-        while heap and not self._waiting(heap[0]):
-            self._hinted -= len(heapq.heappop(heap)[3])
-        return heap[0][0] if heap else None
-
-    def _waiting(self, entry: tuple[int, int, Source, Sequence[int], Lease]) -> bool:
-        _, _, source, offsets, lease = entry
-        opened = self._sources[source]
-        return any(opened.leases.get(offset) is lease and offset not in opened.firing for offset in offsets)
+        return self._due.next_due_ms()
 
     def due(self, now_ms: int) -> list[Fire]:
         """Return what to send now and remember it as on its way; at most :data:`MAX_FIRING` at a time.
@@ -356,20 +411,16 @@ class LeaseBook:
         that were acquired together.
         """
         fires: list[Fire] = []
-        heap = self._heap
-        while heap and heap[0][0] <= now_ms and self._firing_count < MAX_FIRING:
-            due_ms, sequence, source, offsets, lease = heapq.heappop(heap)
-            self._hinted -= len(offsets)
-            opened = self._sources[source]
-            waiting = [o for o in offsets if opened.leases.get(o) is lease and o not in opened.firing]
+        while self._firing_count < MAX_FIRING and (hint := self._due.take(now_ms)) is not None:
+            opened, lease = hint.opened, hint.lease
+            waiting = opened.waiting(hint.offsets, lease)
             room = MAX_FIRING - self._firing_count
             if len(waiting) > room:
-                heapq.heappush(heap, (due_ms, sequence, source, waiting[room:], lease))
-                self._hinted += len(waiting) - room
+                self._due.push_again(hint, waiting[room:])
                 del waiting[room:]
             opened.firing.update(waiting)
             self._firing_count += len(waiting)
-            fires += [self._fire(source, offset, lease) for offset in waiting]
+            fires += [self._fire(opened.source, offset, lease) for offset in waiting]
         return fires
 
     def _fire(self, source: Source, offset: int, lease: Lease) -> Fire:
@@ -377,6 +428,10 @@ class LeaseBook:
         dead = Destination.DEAD_LETTERS if settings.dead_letter else Destination.NOWHERE
         if lease.state is State.REJECTED:
             return Fire(source, offset, lease, dead, lease.attempt, Cause.REJECTED)
+        if lease.state is State.DELAYED:
+            return Fire(source, offset, lease, Destination.QUEUE, lease.attempt, Cause.DUE)
+        if lease.state is State.CANCELLED:
+            return Fire(source, offset, lease, Destination.NOWHERE, lease.attempt, Cause.CANCELLED)
         cause = Cause.EXPIRED if lease.state is State.LEASED else Cause.RELEASED
         if lease.counted and lease.attempt >= settings.max_attempts:
             return Fire(source, offset, lease, dead, lease.attempt, cause)
@@ -386,25 +441,35 @@ class LeaseBook:
     def unfire(self, fires: Iterable[Fire]) -> None:
         """Forget that these are on their way: their transaction is known to have been aborted."""
         for fire in fires:
-            opened = self._sources[fire.source]
+            opened = self._sources.get(fire.source, _NONE)
             if fire.offset in opened.firing:
                 opened.firing.discard(fire.offset)
                 self._firing_count -= 1
-                lease = opened.leases.get(fire.offset)
-                if lease is not None:
-                    self._push(fire.source, [fire.offset], lease)
+                self._hint_at(opened, fire.offset)
 
     def forget_firing(self) -> None:
         """Forget all that is on its way: every committed fact has been folded, so what is open was not sent."""
         for opened in self._sources.values():
-            opened.firing.clear()
+            if opened.firing:
+                fired = sorted(opened.firing)
+                opened.firing.clear()
+                for offset in fired:
+                    self._hint_at(opened, offset)
         self._firing_count = 0
-        self._rebuild_heap()
+
+    def _hint_at(self, opened: OpenMessages, offset: int) -> None:
+        lease = opened.leases.get(offset)
+        if lease is not None:
+            self._push(opened, [offset], lease)
 
     def fresh_payload(self, source: Source, offset: int) -> Payload | None:
         """Return the payload of an open message whose row is not in the table yet, else None."""
         batch = self._sources.get(source, _NONE).fresh.get(offset)
         return None if batch is None else _payload(batch, offset)
+
+    def take_answers(self) -> list[Answer]:
+        """Return the answers to what was asked; to be written before anything else is fired."""
+        return self._questions.take(lambda source: self._sources.get(source, _NONE))
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
@@ -416,7 +481,7 @@ class LeaseBook:
     @property
     def pending_rows(self) -> int:
         """How many rows take_changes would write at most: what to bound between two calls."""
-        return sum(len(o.fresh) + len(o.changed) + len(o.ended) for o in self._sources.values())
+        return sum([opened.pending_rows for opened in self._touched.values()])
 
     def take_changes(self) -> dict[bytes, bytes | None]:
         """Return the rows to write (None: delete) so that the table holds the fold up to ``applied``.
@@ -424,8 +489,12 @@ class LeaseBook:
         The caller must write them, or hold on to them and write them under the next ones: they are not given twice.
         """
         changes: dict[bytes, bytes | None] = {}
-        for source, opened in self._sources.items():
+        for source, opened in self._touched.items():
             self._take_rows(source, opened, changes)
+            if not (opened.leases or opened.firing) and is_drawn(source.topic):
+                # Whoever drew it may never come back.
+                del self._sources[source]
+        self._touched.clear()
         for queue, source in self._touched_marks:
             changes[rows.mark_key(queue, source)] = rows.encode_marks(self._marks[queue, source].intervals)
         for queue in self._touched_counts:
@@ -437,7 +506,7 @@ class LeaseBook:
         changes[rows.APPLIED_KEY] = rows.encode_applied(self.applied, self.clock)
         return changes
 
-    def _take_rows(self, source: Source, opened: _Open, changes: dict[bytes, bytes | None]) -> None:
+    def _take_rows(self, source: Source, opened: OpenMessages, changes: dict[bytes, bytes | None]) -> None:
         changes.update(dict.fromkeys(rows.row_keys(source, opened.ended, b"r")))
         gone = [offset for offset in opened.ended if offset in opened.restated]
         changes.update(dict.fromkeys(rows.row_keys(source, gone, b"s")))
@@ -468,13 +537,14 @@ class LeaseBook:
         yield from found.read(table)
         self.applied, self.clock, self.counts, self._marks = found.applied, found.clock, found.counts, found.marks
         for source, leases in found.leases.items():
-            self._sources[source] = _Open(leases, restated=found.restated.get(source, set()))
-        self._rebuild_heap()
+            self._sources[source] = OpenMessages(source, leases, restated=found.restated.get(source, set()))
+            self._open_count += len(leases)
+        yield from self._hint_anew()
 
     # --- statistics ---------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return sum(len(opened.leases) for opened in self._sources.values())
+        return self._open_count
 
     def open_leases(self) -> Iterator[tuple[Source, int, Lease]]:
         """Each open message, in no particular order."""
@@ -492,25 +562,29 @@ class LeaseBook:
         return gauges
 
 
-def _by_attempt(batch: Acquire, offsets: Sequence[int]) -> Iterable[tuple[int, Sequence[int]]]:
-    """Group offsets of an ACQUIRE by their attempts, which are nearly always 1."""
+def _alike(batch: Acquire | Delay, offsets: Sequence[int]) -> Iterable[tuple[int, int, Sequence[int]]]:
+    """Group offsets of a batch by their attempts and times, which are nearly always 1 and :data:`NOW`."""
+    attempts, times = batch.attempts, batch.times_ms if isinstance(batch, Delay) else batch.dues_ms
     if not offsets:
         return ()
-    attempts = batch.attempts
-    if attempts is None:
-        return ((1, offsets),)
-    groups: dict[int, list[int]] = {}
+    if attempts is None and times is None:
+        return ((1, NOW, offsets),)
+    groups: dict[tuple[int, int], list[int]] = {}
     for offset in offsets:
-        groups.setdefault(attempts[bisect_left(batch.offsets, offset)], []).append(offset)
-    return groups.items()
+        index = bisect_left(batch.offsets, offset)
+        alike = (1 if attempts is None else attempts[index], NOW if times is None else times[index])
+        groups.setdefault(alike, []).append(offset)
+    return [(attempt, time_ms, group) for (attempt, time_ms), group in groups.items()]
 
 
-def _payload(batch: Acquire, offset: int) -> Payload:
+def _payload(batch: Acquire | Delay, offset: int) -> Payload:
     return batch.payloads[bisect_left(batch.offsets, offset)]
 
 
 #: Stands in for a source that has no open messages; never written to.
-_NONE = _Open()
+_NONE = OpenMessages(Source("", 0))
+
+_BEFORE_DELIVERY = (State.DELAYED, State.CANCELLED)
 
 _FOLDS: dict[type, Callable[[LeaseBook, Any], None]] = {
     Acquire: LeaseBook._fold_acquire,
@@ -518,5 +592,9 @@ _FOLDS: dict[type, Callable[[LeaseBook, Any], None]] = {
     Ack: LeaseBook._fold_ack,
     Release: LeaseBook._fold_release,
     Reject: LeaseBook._fold_reject,
+    Delay: LeaseBook._fold_delay,
+    Reschedule: LeaseBook._fold_reschedule,
+    Cancel: LeaseBook._fold_cancel,
+    Answer: lambda book, batch: None,
     Fact: LeaseBook._fold_fact,
 }

@@ -1,36 +1,25 @@
-"""Marker batches: what happened to messages, as bytes.
+"""Markers: what is said about messages, in batches.
 
 One record of the markers topic is one *batch*: one kind of marker, by one holder, for messages of one queue that came
-from one partition of one topic. Batches are where the speed comes from: what is equal for all messages of a batch is
-written once, and what differs is written in columns, which the ``struct`` module packs thousands at a time.
+from one source. Batches are where the speed comes from: what is equal for all messages of a batch is written once, and
+what differs is written in columns. Their bytes are made and read by :mod:`marq.core.marker_codec`.
 
-The layout is documented field by field in docs/protocol.md; every number is big-endian, as everywhere in Kafka. The
-first byte is the version and the next two are a magic, so that a record of a newer version (whose partition must stop)
-can be told from garbage (which is put into quarantine).
-
-Decoding is total: any bytes give a batch or :class:`CorruptMarker`. The decoder therefore checks each length before it
-trusts it, and that nothing is left over. Values are not copied out of an ACQUIRE until somebody asks for them: most
-messages are acknowledged before the tracker has to keep them.
+A message is known by its source and a number. The source of a record is the partition where it stands, and the number
+its offset. A message that was delayed by its sender is no record yet: its source is one that the sender has drawn for
+itself (:func:`marq.core.names.drawn_topic`), and it numbers its messages there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import accumulate
-from operator import ge
-from struct import Struct, error, pack, unpack_from
 from typing import NamedTuple
 
-from marq.core.errors import CorruptMarker, UnknownVersion
-
-VERSION = 1
-MAGIC = b"mq"
 #: The release delay that stands for "the backoff of the queue".
 BACKOFF = -1
-#: Bytes of an error or reason text that travel with a marker; longer ones are cut.
-MAX_TEXT_BYTES = 1024
+#: The due time of a message that may be delivered at once.
+NOW = -1
 #: Markers in one batch; a longer one is split by the encoder's caller.
 MAX_BATCH_MARKERS = 65_536
 
@@ -52,24 +41,35 @@ class Kind(IntEnum):
     DEAD_LETTERED = 34
     DELIVERED = 35
     CANCELLED = 36
+    ANSWERED = 37
     TICK = 64
 
 
-#: Kinds whose code is taken but whose layout this version does not know.
-RESERVED = frozenset({Kind.DELAY, Kind.RESCHEDULE, Kind.CANCEL, Kind.DELIVERED, Kind.CANCELLED})
+#: What a tracker did to end messages.
+FACTS = (Kind.REDELIVERED, Kind.DEAD_LETTERED, Kind.DELIVERED, Kind.CANCELLED)
 
 
 class Cause(IntEnum):
-    """Why a tracker sent a copy of a message."""
+    """Why a tracker ended a message."""
 
     EXPIRED = 1
     RELEASED = 2
     REJECTED = 3
     TOO_LARGE = 4
+    DUE = 5
+    CANCELLED = 6
+
+
+class Outcome(IntEnum):
+    """What a tracker answers to a RESCHEDULE or CANCEL."""
+
+    DONE = 1
+    #: It is not waiting: delivered or cancelled before, held by somebody, or not known at all.
+    TOO_LATE = 2
 
 
 class Source(NamedTuple):
-    """The partition that messages were read from."""
+    """The partition that messages were read from, or what stands for it of messages that are no records yet."""
 
     topic: str
     partition: int
@@ -85,7 +85,14 @@ class Payload(NamedTuple):
     value: bytes | None
 
 
-class Columns(Sequence[Payload]):
+class Payloads(Sequence[Payload]):
+    """Payloads that are kept as columns; ``attempts`` is None when all are 1."""
+
+    __slots__ = ()
+    attempts: Sequence[int] | None
+
+
+class Columns(Payloads):
     """The payloads of an ACQUIRE as columns, for a writer that has thousands of them: no object for each.
 
     None stands for a column of which nothing is written: attempts that are all 1, keys that are all the queue's name,
@@ -121,18 +128,13 @@ class Columns(Sequence[Payload]):
         return Payload(self.timestamps[index], attempt, key, headers, self.values[index])
 
 
-_CONTIGUOUS, _ATTEMPTS, _KEYS, _HEADERS, _UNCOUNTED, _TEXTS = 1, 2, 4, 8, 16, 32
-
-_HEAD = Struct(">B2sBBQB")  # version, magic, kind, flags, holder, length of the queue's name
-_U8, _U16, _U32, _U64, _I32, _I64 = (Struct(f">{code}") for code in "BHIQiq")
-
-
 @dataclass(frozen=True, slots=True)
 class Acquire:
     """Messages taken by a holder for ``lease_ms``; ``from_offset`` is where the read that found them began.
 
     Each message of the queue from ``from_offset`` to the batch's last offset is in this batch: so the tracker can tell
-    a record that it has seen before from one whose marker was lost.
+    a record that it has seen before from one whose marker was lost. ``dues_ms``: for each message the time before which
+    it must not be delivered, which nobody holds then, or :data:`NOW`; None when all are held.
     """
 
     queue: str
@@ -142,14 +144,58 @@ class Acquire:
     lease_ms: int
     from_offset: int
     payloads: Sequence[Payload]
+    dues_ms: Sequence[int] | None = None
 
     @property
     def attempts(self) -> Sequence[int] | None:
         """The attempt of each message, or None when all are 1."""
-        if isinstance(self.payloads, _Payloads):
-            return self.payloads.attempts
-        attempts = [payload.attempt for payload in self.payloads]
-        return attempts if attempts.count(1) != len(attempts) else None
+        return attempts_of(self.payloads)
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """Messages that are not out yet: to be delivered at their ``times_ms``, unless they are cancelled before.
+
+    Times are milliseconds from the batch's place in the log on when ``relative``, else since the epoch. ``from_offset``
+    says as in an ACQUIRE from where on all is known, so that a batch which is written twice counts once; None where its
+    writer never repeats itself.
+    """
+
+    queue: str
+    holder: int
+    source: Source
+    offsets: Sequence[int]
+    times_ms: Sequence[int]
+    relative: bool
+    from_offset: int | None
+    payloads: Sequence[Payload]
+
+    @property
+    def attempts(self) -> Sequence[int] | None:
+        """The attempt of each message, or None when all are 1."""
+        return attempts_of(self.payloads)
+
+
+@dataclass(frozen=True, slots=True)
+class Reschedule:
+    """Messages that wait are to be delivered at other times, which are as those of a DELAY."""
+
+    queue: str
+    holder: int
+    source: Source
+    offsets: Sequence[int]
+    times_ms: Sequence[int]
+    relative: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Messages that wait are not to be delivered at all."""
+
+    queue: str
+    holder: int
+    source: Source
+    offsets: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +248,10 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """What a tracker did: copies with these attempts went to the queue or to the dead letters, for these causes."""
+    """What a tracker did: copies with these attempts went to the queue or to the dead letters, for these causes.
+
+    CANCELLED: no copies were sent, and none ever will be.
+    """
 
     kind: Kind
     queue: str
@@ -214,6 +263,17 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a RESCHEDULE or CANCEL, whose ``holder`` this is."""
+
+    queue: str
+    holder: int
+    source: Source
+    offsets: Sequence[int]
+    outcomes: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """A tracker's clock: its own monotonic time when it wrote this."""
 
@@ -221,370 +281,24 @@ class Tick:
     monotonic_ms: int
 
 
-Batch = Acquire | Renew | Ack | Release | Reject | Fact | Tick
-
-
-# --- encoding ---------------------------------------------------------------------------------------------------------
-
-
-def encode(batch: Batch) -> bytes:
-    """Return the bytes of a batch.
-
-    Raises:
-        ValueError: the batch has no markers or too many, offsets do not rise, or a field is out of range.
-    """
-    try:
-        return b"".join(_parts(batch))
-    except error as why:
-        raise ValueError(f"a field of {type(batch).__name__} is out of range: {why}") from why
-
-
-def _parts(batch: Batch) -> list[bytes]:
-    if isinstance(batch, Tick):
-        return [_HEAD.pack(VERSION, MAGIC, Kind.TICK, 0, batch.holder, 0), _U64.pack(batch.monotonic_ms)]
-    if isinstance(batch, Acquire):
-        return _acquire_parts(batch)
-    if isinstance(batch, Renew):
-        return [*_start(Kind.RENEW, 0, batch), _U32.pack(batch.lease_ms)]
-    if isinstance(batch, Ack):
-        return _start(Kind.ACK, 0, batch)
-    if isinstance(batch, Release):
-        return _release_parts(batch)
-    if isinstance(batch, Reject):
-        return [*_start(Kind.REJECT, 0, batch), *_text_column(batch.reasons, len(batch.offsets))]
-    count = len(batch.offsets)
-    return [
-        *_start(batch.kind, 0, batch),
-        pack(f">{count}I", *batch.attempts),
-        pack(f">{count}B", *batch.causes),
-    ]
-
-
-def _start(kind: Kind, flags: int, batch: Acquire | Renew | Ack | Release | Reject | Fact) -> list[bytes]:
-    queue, topic, offsets = batch.queue.encode(), batch.source.topic.encode(), batch.offsets
-    count = len(offsets)
-    if not 0 < count <= MAX_BATCH_MARKERS:
-        raise ValueError(f"a batch has 1 to {MAX_BATCH_MARKERS} markers, not {count}")
-    base = offsets[0]
-    # Unchecked, offsets in disorder would be written as others, or as bytes that no tracker can read.
-    if base < 0 or (not isinstance(offsets, range) and any(map(ge, offsets, offsets[1:]))):
-        raise ValueError("the offsets of a batch must rise, from 0 on")
-    contiguous = offsets[-1] - base == count - 1
-    head = _HEAD.pack(VERSION, MAGIC, kind, flags | (_CONTIGUOUS if contiguous else 0), batch.holder, len(queue))
-    source = pack(f">B{len(topic)}sIIq", len(topic), topic, batch.source.partition, count, base)
-    if contiguous:
-        return [head, queue, source]
-    return [head, queue, source, pack(f">{count}I", *[offset - base for offset in offsets])]
-
-
-def _acquire_parts(batch: Acquire) -> list[bytes]:
-    payloads = batch.payloads
-    count = len(payloads)
-    if count != len(batch.offsets):
-        raise ValueError(f"{len(batch.offsets)} offsets but {count} payloads")
-    if count and not 0 <= batch.from_offset <= batch.offsets[0]:
-        raise ValueError(f"a read that began at {batch.from_offset}, behind its first record {batch.offsets[0]}")
-    given = payloads if isinstance(payloads, Columns) else _columns(payloads, batch.queue.encode())
-    flags = 0
-    columns: list[bytes] = [pack(f">{count}q", *given.timestamps)]
-    if given.attempts is not None:
-        flags |= _ATTEMPTS
-        columns.append(pack(f">{count}I", *given.attempts))
-    if given.keys is not None:
-        flags |= _KEYS
-        columns += _bytes_column(given.keys)
-    if given.headers is not None:
-        flags |= _HEADERS
-        columns += _bytes_column([encode_headers(each) for each in given.headers])
-    columns += _bytes_column(given.values)
-    return [*_start(Kind.ACQUIRE, flags, batch), pack(">Iq", batch.lease_ms, batch.from_offset), *columns]
-
-
-def _columns(payloads: Sequence[Payload], queue_key: bytes) -> Columns:
-    timestamps, attempts, keys, headers, values = zip(*payloads, strict=True)
-    count = len(timestamps)
-    return Columns(
-        queue_key,
-        timestamps,
-        values,
-        attempts=attempts if attempts.count(1) != count else None,
-        keys=keys if keys.count(queue_key) != count else None,
-        headers=headers if any(headers) else None,
-    )
-
-
-def _release_parts(batch: Release) -> list[bytes]:
-    flags = 0 if batch.counted else _UNCOUNTED
-    texts: list[bytes] = []
-    if any(batch.errors):
-        flags |= _TEXTS
-        texts = _text_column(batch.errors, len(batch.offsets))
-    if min(batch.delays_ms) < BACKOFF:
-        raise ValueError(f"a release with the delay {min(batch.delays_ms)} ms")
-    return [*_start(Kind.RELEASE, flags, batch), pack(f">{len(batch.offsets)}q", *batch.delays_ms), *texts]
-
-
-def _bytes_column(values: Sequence[bytes | None]) -> list[bytes]:
-    if None not in values:
-        return [pack(f">{len(values)}i", *map(len, values)), *values]  # type: ignore[arg-type, list-item]
-    lengths = [-1 if value is None else len(value) for value in values]
-    return [pack(f">{len(values)}i", *lengths), *[value for value in values if value is not None]]
-
-
-def _text_column(texts: Sequence[str], count: int) -> list[bytes]:
-    if len(texts) != count:
-        raise ValueError(f"{count} offsets but {len(texts)} texts")
-    cut = [cut_text(text) for text in texts]
-    return [pack(f">{len(cut)}H", *map(len, cut)), *cut]
-
-
-def cut_text(text: str) -> bytes:
-    """Return at most :data:`MAX_TEXT_BYTES` of a text as UTF-8, never half a character."""
-    return text.encode("utf-8", "replace")[:MAX_TEXT_BYTES].decode("utf-8", "ignore").encode()
-
-
-def encode_headers(headers: Headers) -> bytes:
-    """Return the headers of one record as bytes, order and doubles kept."""
-    parts = [_U16.pack(len(headers))]
-    for name, value in headers:
-        encoded = name.encode()
-        parts += [_U16.pack(len(encoded)), encoded, _I32.pack(-1 if value is None else len(value)), value or b""]
-    return b"".join(parts)
-
-
-# --- decoding ---------------------------------------------------------------------------------------------------------
-
-
-def decode(data: bytes | None) -> Batch:
-    """Return the batch that the bytes hold.
-
-    Raises:
-        UnknownVersion: a batch of a newer version, or of a kind that this version only reserves.
-        CorruptMarker: anything else that is no batch.
-    """
-    if data is None:
-        raise CorruptMarker("a marker record without a value")
-    try:
-        return _decode(data)
-    except (error, UnicodeDecodeError, OverflowError, MemoryError) as why:
-        raise CorruptMarker(f"{len(data)} bytes that are no marker batch: {why}") from why
-
-
-def _decode(data: bytes) -> Batch:
-    if data[1:3] != MAGIC:
-        raise CorruptMarker(f"{len(data)} bytes without the magic of a marker batch")
-    if data[0] != VERSION:
-        raise UnknownVersion(f"marker version {data[0]}; this marq knows version {VERSION}: upgrade the trackers first")
-    _, _, code, flags, holder, queue_length = _HEAD.unpack_from(data, 0)
-    if code in RESERVED:
-        raise UnknownVersion(f"marker kind {Kind(code).name} is not known to this marq: upgrade the trackers first")
-    reader = _Reader(data, _HEAD.size)
-    if code == Kind.TICK:
-        tick = Tick(holder, reader.number(_U64))
-        reader.finish()
-        return tick
-    decoder = _DECODERS.get(code)
-    if decoder is None:
-        raise CorruptMarker(f"marker kind {code} does not exist")
-    queue = reader.text(queue_length)
-    source, offsets = _decode_identities(reader, flags)
-    batch = decoder(reader, flags, (queue, holder, source, offsets))
-    reader.finish()
-    return batch
-
-
-#: What every kind but TICK begins with: queue, holder, source, offsets.
-_Frame = tuple[str, int, Source, Sequence[int]]
-_Decoder = Callable[["_Reader", int, _Frame], Batch]
-
-
-class _Reader:
-    """A position in bytes, which never passes their end."""
-
-    __slots__ = ("data", "position")
-
-    def __init__(self, data: bytes, position: int) -> None:
-        self.data = data
-        self.position = position
-
-    def number(self, layout: Struct) -> int:
-        value: int = layout.unpack_from(self.data, self.position)[0]
-        self.position += layout.size
-        return value
-
-    def numbers(self, code: str, size: int, count: int) -> tuple[int, ...]:
-        # Compared before unpacking: a hostile count must not become a huge format.
-        if self.position + size * count > len(self.data):
-            raise CorruptMarker(f"a column of {count} numbers passes the end of the batch")
-        values = unpack_from(f">{count}{code}", self.data, self.position)
-        self.position += size * count
-        return values
-
-    def span(self, length: int) -> bytes:
-        end = self.position + length
-        if end > len(self.data):
-            raise CorruptMarker(f"a field of {length} bytes passes the end of the batch")
-        piece = self.data[self.position : end]
-        self.position = end
-        return piece
-
-    def text(self, length: int) -> str:
-        return self.span(length).decode()
-
-    def finish(self) -> None:
-        if self.position != len(self.data):
-            raise CorruptMarker(f"{len(self.data) - self.position} bytes follow the end of the batch")
-
-
-def _decode_identities(reader: _Reader, flags: int) -> tuple[Source, Sequence[int]]:
-    topic = reader.text(reader.number(_U8))
-    partition, count, base = reader.number(_U32), reader.number(_U32), reader.number(_I64)
-    if not 0 < count <= MAX_BATCH_MARKERS or base < 0 or base + count > 2**63 - 1:
-        raise CorruptMarker(f"{count} markers from offset {base}")
-    if flags & _CONTIGUOUS:
-        return Source(topic, partition), range(base, base + count)
-    deltas = reader.numbers("I", 4, count)
-    if deltas[0] != 0 or any(map(int.__ge__, deltas, deltas[1:])):
-        raise CorruptMarker("offsets that do not rise")
-    return Source(topic, partition), tuple([base + delta for delta in deltas])
-
-
-class _Column:
-    """Values of one column; where each of them stands is worked out when the first is asked for."""
-
-    __slots__ = ("_data", "_ends", "_lengths", "_start")
-
-    def __init__(self, reader: _Reader, count: int) -> None:
-        lengths = reader.numbers("i", 4, count)
-        if min(lengths) < -1:
-            raise CorruptMarker("a value of negative length")
-        self._data = reader.data
-        self._start = reader.position
-        self._lengths = lengths
-        self._ends: list[int] | None = None
-        # A length of -1 stands for None, which takes no room.
-        reader.position += sum(lengths) + lengths.count(-1)
-        if reader.position > len(reader.data):
-            raise CorruptMarker("the values pass the end of the batch")
-
-    def __getitem__(self, index: int) -> bytes | None:
-        if self._ends is None:
-            sizes = self._lengths if -1 not in self._lengths else [max(length, 0) for length in self._lengths]
-            self._ends = list(accumulate(sizes, initial=self._start))
-        length = self._lengths[index]
-        return None if length < 0 else self._data[self._ends[index] : self._ends[index + 1]]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Payloads(Sequence[Payload]):
-    """The payloads of an ACQUIRE, cut out of its bytes when they are asked for."""
-
-    timestamps: tuple[int, ...]
-    attempts: tuple[int, ...] | None
-    keys: _Column | None
-    headers: _Column | None
-    values: _Column
-    queue_key: bytes
-
-    def __len__(self) -> int:
-        return len(self.timestamps)
-
-    def __getitem__(self, index: int) -> Payload:  # type: ignore[override]
-        key = self.queue_key if self.keys is None else self.keys[index]
-        headers = () if self.headers is None else decode_headers(self.headers[index] or _NO_HEADERS)
-        attempt = 1 if self.attempts is None else self.attempts[index]
-        return Payload(self.timestamps[index], attempt, key, headers, self.values[index])
-
-
-_NO_HEADERS = _U16.pack(0)
-
-
-def _decode_acquire(reader: _Reader, flags: int, frame: _Frame) -> Acquire:
-    queue, holder, source, offsets = frame
-    lease_ms, from_offset = reader.number(_U32), reader.number(_I64)
-    if not 0 <= from_offset <= offsets[0]:
-        raise CorruptMarker(f"a read that began at {from_offset}, behind its first record {offsets[0]}")
-    count = len(offsets)
-    timestamps = reader.numbers("q", 8, count)
-    attempts = reader.numbers("I", 4, count) if flags & _ATTEMPTS else None
-    keys = _Column(reader, count) if flags & _KEYS else None
-    headers = _Column(reader, count) if flags & _HEADERS else None
-    if headers is not None:
-        for index in range(count):
-            decode_headers(headers[index] or _NO_HEADERS)
-    values = _Column(reader, count)
-    payloads = _Payloads(timestamps, attempts, keys, headers, values, queue.encode())
-    return Acquire(queue, holder, source, offsets, lease_ms, from_offset, payloads)
-
-
-def decode_headers(data: bytes) -> Headers:
-    """Return the headers of one record.
-
-    Raises:
-        CorruptMarker: the bytes hold no headers.
-    """
-    reader = _Reader(data, 0)
-    headers: list[tuple[str, bytes | None]] = []
-    for _ in range(reader.number(_U16)):
-        name = reader.text(reader.number(_U16))
-        length = reader.number(_I32)
-        if length < -1:
-            raise CorruptMarker("a header of negative length")
-        headers.append((name, None if length == -1 else reader.span(length)))
-    reader.finish()
-    return tuple(headers)
-
-
-def _decode_renew(reader: _Reader, flags: int, frame: _Frame) -> Renew:
-    return Renew(*frame, reader.number(_U32))
-
-
-def _decode_ack(reader: _Reader, flags: int, frame: _Frame) -> Ack:
-    return Ack(*frame)
-
-
-def _decode_release(reader: _Reader, flags: int, frame: _Frame) -> Release:
-    count = len(frame[3])
-    delays = reader.numbers("q", 8, count)
-    if min(delays) < BACKOFF:
-        raise CorruptMarker(f"a release with the delay {min(delays)} ms")
-    errors = _texts(reader, count) if flags & _TEXTS else ("",) * count
-    return Release(*frame, delays, not flags & _UNCOUNTED, errors)
-
-
-def _decode_reject(reader: _Reader, flags: int, frame: _Frame) -> Reject:
-    return Reject(*frame, _texts(reader, len(frame[3])))
-
-
-def _texts(reader: _Reader, count: int) -> tuple[str, ...]:
-    return tuple([reader.text(length) for length in reader.numbers("H", 2, count)])
-
-
-def _fact_decoder(kind: Kind) -> _Decoder:
-    def decode_fact(reader: _Reader, flags: int, frame: _Frame) -> Fact:
-        return Fact(kind, *frame, reader.numbers("I", 4, len(frame[3])), reader.numbers("B", 1, len(frame[3])))
-
-    return decode_fact
-
-
-_DECODERS: dict[int, _Decoder] = {
-    Kind.ACQUIRE: _decode_acquire,
-    Kind.RENEW: _decode_renew,
-    Kind.ACK: _decode_ack,
-    Kind.RELEASE: _decode_release,
-    Kind.REJECT: _decode_reject,
-    Kind.REDELIVERED: _fact_decoder(Kind.REDELIVERED),
-    Kind.DEAD_LETTERED: _fact_decoder(Kind.DEAD_LETTERED),
-}
+Batch = Acquire | Renew | Ack | Release | Reject | Delay | Reschedule | Cancel | Fact | Answer | Tick
+
+
+def attempts_of(payloads: Sequence[Payload]) -> Sequence[int] | None:
+    """Return the attempt of each payload, or None when all are 1."""
+    if isinstance(payloads, Payloads):
+        return payloads.attempts
+    attempts = [payload.attempt for payload in payloads]
+    return attempts if attempts.count(1) != len(attempts) else None
 
 
 # --- splitting --------------------------------------------------------------------------------------------------------
 
 
 def payload_bytes(payload: Payload) -> int:
-    """Return how many bytes a payload takes in an ACQUIRE, at the most."""
+    """Return how many bytes a payload takes in an ACQUIRE or DELAY, at the most."""
     headers = sum([6 + 4 * len(name) + len(value or b"") for name, value in payload.headers])
-    return 32 + len(payload.key or b"") + len(payload.value or b"") + headers
+    return 40 + len(payload.key or b"") + len(payload.value or b"") + headers
 
 
 def spans(sizes: Iterable[int], limit_bytes: int) -> Iterator[slice]:

@@ -14,6 +14,8 @@ DEFAULT_PREFIX = "marq"
 RESERVED_HEADER = "marq-"
 ID_HEADER = "marq-id"
 ATTEMPT_HEADER = "marq-attempt"
+#: Before when a record must not be delivered, in milliseconds since the epoch; anybody may set it.
+DELIVER_AT_HEADER = "marq-deliver-at"
 FIRST_SENT_HEADER = "marq-first-sent"
 REASON_HEADER = "marq-reason"
 ERROR_HEADER = "marq-error"
@@ -132,6 +134,19 @@ class Names:
 def markers_partition(topic: str, partition: int, count: int) -> int:
     """Return the markers partition of all messages of a source partition: (crc32(topic) + partition) mod count."""
     return (crc32(topic.encode()) + partition) % count
+
+
+def drawn_topic(number: int) -> str:
+    """Return what stands for a topic in the identities of messages that are no records yet.
+
+    Whoever delays messages draws a number of 128 bits for itself. Kafka allows no topic of such a name.
+    """
+    return f"~{number:032x}"
+
+
+def is_drawn(topic: str) -> bool:
+    """Whether it is no topic, but was drawn by somebody who delays messages."""
+    return topic.startswith("~")
 
 
 def check_queue_name(name: object) -> str:

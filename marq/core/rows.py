@@ -6,7 +6,8 @@ which it is:
 ========  =========================  ==================================================================
 ``i``                                which changelog this is: random bytes, the first record of its partition
 ``a``                                the offset of the last marker record that the other rows contain, and the clock
-``m``     queue, source              the offsets that the queue has acquired before (:mod:`marq.core.marks`)
+``m``     queue, source              the offsets that the queue has acquired before (:mod:`marq.core.marks`); without
+                                     a queue: those that were delayed before
 ``c``     queue                      what has happened in the queue so far (:class:`Counts`)
 ``r``     source, offset             an open message: its lease and its payload
 ``s``     source, offset             the lease of an open message, where it has changed since its ``r`` row was written
@@ -23,7 +24,8 @@ from enum import IntEnum
 from struct import Struct, calcsize, pack, unpack, unpack_from
 
 from marq.core.clock import LogClock
-from marq.core.markers import Payload, Source, cut_text, decode_headers, encode_headers
+from marq.core.marker_codec import cut_text, decode_headers, encode_headers
+from marq.core.markers import Payload, Source
 
 VERSION = 1
 
@@ -35,18 +37,28 @@ _PAYLOAD = Struct(">qiii")
 
 
 class State(IntEnum):
-    """Where an open message stands: held, waiting to be delivered again, or waiting to become a dead letter."""
+    """Where an open message stands: held, or waiting for what is to become of it."""
 
     LEASED = 1
+    #: To be delivered again.
     RELEASED = 2
+    #: To become a dead letter.
     REJECTED = 3
+    #: To be delivered for the first time.
+    DELAYED = 4
+    #: To be told of as cancelled.
+    CANCELLED = 5
+
+
+#: Of messages that wait for a time, which may still be changed.
+WAITING = (State.RELEASED, State.DELAYED)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lease:
     """The lease of one open message, or of many that were acquired alike: compared by identity.
 
-    ``since_ms`` is the clock at its ACQUIRE, ``text`` the error or reason that a release or reject gave.
+    ``since_ms`` is the clock at its ACQUIRE or DELAY, ``text`` the error or reason that a release or reject gave.
     """
 
     queue: str
@@ -73,6 +85,9 @@ class Counts:
     dead: int = 0
     late: int = 0
     reacquired: int = 0
+    delayed: int = 0
+    delivered: int = 0
+    cancelled: int = 0
 
 
 _COUNT_FIELDS = tuple(field.name for field in fields(Counts))

@@ -6,7 +6,8 @@ The shell (agents/tracker.py) and the simulator drive the same object. The order
 2. read the table's changelog to its end (before 1, rows of the former owner could come after what was read, and a row
    whose ACK is folded together with its ACQUIRE would then never be deleted),
 3. write a TICK and read the markers from ``book.applied`` + 1 on,
-4. after its own TICK has been read back: fire what is due by the clock of that TICK. All markers before it have been
+4. write the answers to RESCHEDULEs and CANCELs that were read,
+5. after its own TICK has been read back: fire what is due by the clock of that TICK. All markers before it have been
    folded by then, so an ACK or RENEW that was in the log in time is never overlooked, however late it is read.
 """
 
@@ -17,7 +18,8 @@ from dataclasses import dataclass, field
 
 from marq.core.errors import CorruptMarker, UnknownVersion
 from marq.core.leases import Fire, LeaseBook
-from marq.core.markers import Fact, Kind, Source, Tick, decode
+from marq.core.marker_codec import decode
+from marq.core.markers import Answer, Fact, Kind, Source, Tick
 from marq.core.queue import QueueSettings
 
 #: The least time between two TICKs of a partition.
@@ -119,6 +121,10 @@ class Tracker:
         if self._tick_clock_ms is None or self._awaiting_tick:
             return []
         return self.book.due(self._tick_clock_ms)
+
+    def answers(self) -> list[Answer]:
+        """Return what to write before anything is fired; given once."""
+        return self.book.take_answers()
 
     def facts(self, fires: list[Fire]) -> list[Fact]:
         """Return the markers that tell of these copies, to be written in one transaction with them."""

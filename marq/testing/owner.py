@@ -13,7 +13,8 @@ from typing import NamedTuple, Protocol
 from marq.core import copies
 from marq.core.errors import CorruptMarker
 from marq.core.leases import Destination, Fire
-from marq.core.markers import Ack, Batch, Payload, Source, decode, encode
+from marq.core.marker_codec import decode, encode
+from marq.core.markers import Ack, Batch, Payload, Source
 from marq.core.queue import QueueSettings
 from marq.core.rows import Lease
 from marq.core.tracker import Tracker
@@ -104,6 +105,8 @@ class Owner:
     def _step(self) -> bool:
         tracker, now_ms = self._tracker, self._clock.now_ms
         tracker.saw(now_ms)
+        for answer in tracker.answers():
+            self._append(encode(answer))
         fires = tracker.due()
         if fires:
             self._fire(fires)

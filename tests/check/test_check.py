@@ -15,7 +15,8 @@ from app.checkup.examination import LIMIT_S
 from app.checkup.findings import Level
 from broker import Certificates, EmbeddedBroker
 from marq.core.kafka_tools import Tools
-from marq.core.markers import Tick, encode
+from marq.core.marker_codec import encode
+from marq.core.markers import Tick
 from marq.core.names import Names
 from marq.core.rights import Kind, Right, consumer, grants, sender, transactional_consumer, worker
 from marq.settings import ClientSettings

@@ -12,7 +12,8 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
 import marq
-from marq.core.markers import Ack, Acquire, Source, encode
+from marq.core.marker_codec import encode
+from marq.core.markers import Ack, Acquire, Source
 from marq.core.names import Names
 from marq.offsets import Place, places
 from marq.positions import Positions

@@ -12,7 +12,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from marq.core.copies import copy
 from marq.core.leases import Destination
-from marq.core.markers import encode
+from marq.core.marker_codec import encode
 from marq.core.names import Names
 from marq.core.queue import QueueSettings
 from marq.core.tracker import Tracker

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from marq.core.markers import Batch, decode
+from marq.core.marker_codec import decode
+from marq.core.markers import Batch
 
 LIMIT_S = 20.0
 

@@ -24,7 +24,8 @@ from aiokafka.admin import NewTopic
 
 import marq
 from marq.core.errors import CorruptMarker
-from marq.core.markers import Batch, Source, decode
+from marq.core.marker_codec import decode
+from marq.core.markers import Batch, Source
 from marq.core.names import Names
 from marq.testing import Broker, DeadLetter
 from marq.testing.memory import memory_at

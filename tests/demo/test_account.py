@@ -8,7 +8,18 @@ from demo.account import Account, DeadLetter, Evidence, Reason, draw_up, percent
 from demo.journal import Entry, What
 from demo.plan import make_value
 from demo.trails import Key, Trails
-from marq.core.markers import Ack, Acquire, Batch, Cause, Fact, Kind, Payload, Release, Source, Tick
+from marq.core.markers import (
+    Ack,
+    Acquire,
+    Batch,
+    Cause,
+    Fact,
+    Kind,
+    Payload,
+    Release,
+    Source,
+    Tick,
+)
 
 LEASE_MS = 5_000
 #: Two consumers, and the tracker.

@@ -15,7 +15,7 @@ from zlib import crc32
 import pytest
 
 import marq.core.names
-from marq.core import markers, rows
+from marq.core import marker_codec, markers, rows
 from marq.core.copies import origin
 from marq.core.errors import CorruptMarker, UnknownVersion
 from marq.core.names import RESERVED_HEADER, Names, markers_partition
@@ -93,7 +93,7 @@ def understood(batch: Any, about: Frame) -> None:
 
 @pytest.mark.parametrize("about", [GAPS, ROW])
 def test_an_acquire_of_first_deliveries(about: Frame) -> None:
-    batch = markers.decode(acquire(about, 30_000, 5, [1, 2, 3], [b"a", None, b""]))
+    batch = marker_codec.decode(acquire(about, 30_000, 5, [1, 2, 3], [b"a", None, b""]))
 
     assert isinstance(batch, markers.Acquire)
     understood(batch, about)
@@ -107,7 +107,7 @@ def test_an_acquire_with_every_column() -> None:
 
     data = acquire(GAPS, 1, 41, [0, -1, 2**62], [b"x"] * 3, attempts=[1, 2**32 - 1, 7], keys=[None, b"", b"k"],
                    headers=headers)  # fmt: skip
-    batch = markers.decode(data)
+    batch = marker_codec.decode(data)
 
     assert isinstance(batch, markers.Acquire)
     assert list(batch.payloads) == [
@@ -119,7 +119,7 @@ def test_an_acquire_with_every_column() -> None:
 
 @pytest.mark.parametrize("about", [GAPS, ROW])
 def test_renew_and_ack(about: Frame) -> None:
-    renewed, acked = markers.decode(renew(about, 2**32 - 1)), markers.decode(ack(about))
+    renewed, acked = marker_codec.decode(renew(about, 2**32 - 1)), markers.decode(ack(about))
 
     assert isinstance(renewed, markers.Renew)
     understood(renewed, about)
@@ -133,7 +133,7 @@ def test_renew_and_ack(about: Frame) -> None:
     [(True, (), ("", "", "")), (False, (), ("", "", "")), (True, ("boom", "", "ä"), ("boom", "", "ä"))],
 )
 def test_release(counted: bool, errors: Sequence[str], seen: Sequence[str]) -> None:
-    batch = markers.decode(release(GAPS, [-1, 0, 60_000], counted=counted, errors=errors))
+    batch = marker_codec.decode(release(GAPS, [-1, 0, 60_000], counted=counted, errors=errors))
 
     assert isinstance(batch, markers.Release)
     understood(batch, GAPS)
@@ -141,7 +141,7 @@ def test_release(counted: bool, errors: Sequence[str], seen: Sequence[str]) -> N
 
 
 def test_reject() -> None:
-    batch = markers.decode(reject(ROW, ["bad", "", "ü"]))
+    batch = marker_codec.decode(reject(ROW, ["bad", "", "ü"]))
 
     assert isinstance(batch, markers.Reject)
     understood(batch, ROW)
@@ -150,7 +150,7 @@ def test_reject() -> None:
 
 @pytest.mark.parametrize("kind", [33, 34])
 def test_facts(kind: int) -> None:
-    batch = markers.decode(fact(kind, GAPS, [2, 3, 4], [1, 2, 4]))
+    batch = marker_codec.decode(fact(kind, GAPS, [2, 3, 4], [1, 2, 4]))
 
     assert isinstance(batch, markers.Fact)
     understood(batch, GAPS)
@@ -158,7 +158,7 @@ def test_facts(kind: int) -> None:
 
 
 def test_tick() -> None:
-    assert markers.decode(tick(5, 2**63)) == markers.Tick(5, 2**63)
+    assert marker_codec.decode(tick(5, 2**63)) == markers.Tick(5, 2**63)
 
 
 # --- what the page says besides ---------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_the_partition_rule() -> None:
 )
 def test_what_the_page_calls_unreadable_is_put_aside(data: bytes | None) -> None:
     with pytest.raises(CorruptMarker) as caught:
-        markers.decode(data)
+        marker_codec.decode(data)
     assert not isinstance(caught.value, UnknownVersion)
 
 
@@ -187,14 +187,14 @@ def test_what_the_page_calls_unreadable_is_put_aside(data: bytes | None) -> None
 )
 def test_what_the_page_says_stops_a_partition_does(data: bytes) -> None:
     with pytest.raises(UnknownVersion):
-        markers.decode(data)
+        marker_codec.decode(data)
 
 
 def test_flags_that_the_page_does_not_name_are_ignored() -> None:
     data = bytearray(ack(ROW))
     data[4] |= 64 | 128
 
-    understood(markers.decode(bytes(data)), ROW)
+    understood(marker_codec.decode(bytes(data)), ROW)
 
 
 def test_the_tables_name_every_kind_flag_and_topic() -> None:
@@ -311,4 +311,4 @@ def test_the_bytes_of_the_example_are_what_the_text_says_and_marq_reads_them(nam
     data = example_blocks()[name]
 
     assert data == EXAMPLE[name]()
-    assert markers.encode(markers.decode(data)) == data
+    assert marker_codec.encode(markers.decode(data)) == data

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import marq
-from marq.core import markers
+from marq.core import marker_codec, markers
 from marq.core.definitions import Definitions
 from marq.core.errors import ConfigError
 from marq.core.names import Names
@@ -66,12 +66,12 @@ def values_of(batch: markers.Batch) -> Values:
 
 @given(batches)
 def test_it_writes_the_bytes_that_marq_writes(batch: markers.Batch) -> None:
-    assert PROTOCOL.encode(kind_of(batch), values_of(batch)) == markers.encode(batch)
+    assert PROTOCOL.encode(kind_of(batch), values_of(batch)) == marker_codec.encode(batch)
 
 
 @given(batches)
 def test_it_reads_what_marq_has_written(batch: markers.Batch) -> None:
-    kind, values = PROTOCOL.decode(markers.encode(batch))
+    kind, values = PROTOCOL.decode(marker_codec.encode(batch))
 
     assert kind == kind_of(batch)
     assert {name: values[name] for name in values_of(batch)} == values_of(batch)
@@ -81,7 +81,7 @@ def test_it_reads_what_marq_has_written(batch: markers.Batch) -> None:
 def test_marq_reads_columns_that_a_writer_need_not_have_written(batch: markers.Batch) -> None:
     written = {"ACQUIRE": ("ATTEMPTS", "KEYS", "HEADERS"), "RELEASE": ("TEXTS",)}.get(kind_of(batch), ())
 
-    read = markers.decode(PROTOCOL.encode(kind_of(batch), values_of(batch), written=written))
+    read = marker_codec.decode(PROTOCOL.encode(kind_of(batch), values_of(batch), written=written))
 
     assert values_of(read) == values_of(batch)
 

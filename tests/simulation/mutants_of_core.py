@@ -21,7 +21,7 @@ from tests.simulation.mutant import (
 
 _CORE = "marq.core."
 _LEASES, _TRACKER, _CLOCK, _MARKS = _CORE + "leases", _CORE + "tracker", _CORE + "clock", _CORE + "marks"
-_RESTORATION = _CORE + "restoration"
+_RESTORATION, _OPEN_MESSAGES = _CORE + "restoration", _CORE + "open_messages"
 _COPIES, _ROWS, _POSITIONS = _CORE + "copies", _CORE + "rows", "marq.positions"
 
 CORE_MUTANTS = (
@@ -60,7 +60,10 @@ CORE_MUTANTS = (
         "what is acquired for the first time counts as acquired again",
         _LEASES,
         "book-differs",
-        ("reacquired += len(offsets) - len(unseen)", "reacquired += len(offsets)"),
+        (
+            "reacquired += len(offsets) - len(unseen)\n            self._open",
+            "reacquired += len(offsets)\n            self._open",
+        ),
     ),
     mutant(
         REOPENING,
@@ -165,7 +168,7 @@ CORE_MUTANTS = (
         "a REJECT is forgotten",
         _LEASES,
         "book-differs",
-        ("            self._replace(opened, batch.source, [offset], rejected)\n", ""),
+        ("            self._replace(opened, [offset], rejected)\n", ""),
     ),
     # --- firing -------------------------------------------------------------------------------------------------------
     mutant(
@@ -194,7 +197,7 @@ CORE_MUTANTS = (
         "an aborted copy is not sent again",
         _LEASES,
         "stuck",
-        ("                    self._push(fire.source, [fire.offset], lease)\n", "                    pass\n"),
+        ("                self._hint_at(opened, fire.offset)\n", "                pass\n"),
     ),
     mutant(
         ONE_TRANSACTION,
@@ -206,11 +209,11 @@ CORE_MUTANTS = (
     mutant(
         FIRING,
         "a stale entry of the heap is trusted",
-        _LEASES,
+        _OPEN_MESSAGES,
         "early renewed wrong-cause raised",
         (
-            "waiting = [o for o in offsets if opened.leases.get(o) is lease and o not in opened.firing]",
-            "waiting = [o for o in offsets if o in opened.leases and o not in opened.firing]",
+            "if leases.get(offset) is lease and offset not in firing]",
+            "if offset in leases and offset not in firing]",
         ),
     ),
     # --- sizes --------------------------------------------------------------------------------------------------------
@@ -260,9 +263,9 @@ CORE_MUTANTS = (
     mutant(
         TIME,
         "a row is due a little early",
-        _LEASES,
+        _OPEN_MESSAGES,
         "early renewed",
-        ("heap[0][0] <= now_ms and", "heap[0][0] <= now_ms + 20 and"),
+        ("self._heap[0].due_ms <= now_ms else", "self._heap[0].due_ms <= now_ms + 20 else"),
     ),
     mutant(
         TIME,
@@ -320,7 +323,7 @@ CORE_MUTANTS = (
     mutant(
         ATTEMPTS,
         "attempts are not written",
-        _CORE + "markers",
+        _CORE + "marker_codec",
         "book-differs attempts",
         ("    if given.attempts is not None:\n", "    if False:\n"),
     ),

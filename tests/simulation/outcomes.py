@@ -8,7 +8,16 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from marq.core.copies import origin
-from marq.core.markers import BACKOFF, Ack, Acquire, Reject, Release, Renew, Source, encode
+from marq.core.marker_codec import encode
+from marq.core.markers import (
+    BACKOFF,
+    Ack,
+    Acquire,
+    Reject,
+    Release,
+    Renew,
+    Source,
+)
 from proof import history
 from tests.simulation.log import Record
 

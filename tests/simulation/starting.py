@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from marq.core.markers import Acquire, encode
+from marq.core.marker_codec import encode
+from marq.core.markers import Acquire
 from marq.offsets import Committed
 from marq.positions import Positions
 from proof import history

@@ -13,7 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from marq.core.errors import UnknownVersion
-from marq.core.markers import VERSION, Tick
+from marq.core.marker_codec import VERSION
+from marq.core.markers import Tick
 from marq.core.queue import QueueSettings
 from marq.core.tracker import Tracker
 from proof import history

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marq.core import leases, tracker
-from marq.core.markers import Batch, Source, encode
+from marq.core.marker_codec import encode
+from marq.core.markers import Batch, Source
 from marq.core.names import Names, markers_partition
 from proof import history
 from proof.checker import check

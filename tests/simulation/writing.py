@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from marq.core import rows
 from marq.core.copies import copy, fitting, too_large
 from marq.core.leases import Destination, Fire
-from marq.core.markers import Fact, Payload, Source, Tick, encode
+from marq.core.marker_codec import encode
+from marq.core.markers import Fact, Payload, Source, Tick
 from proof import history
 from tests.simulation.log import Fenced, Outcome, TooLarge, Transaction
 from tests.simulation.oracle import Violation

@@ -26,6 +26,7 @@ from broker.process import WATCHDOG
 from marq.connection import stop_consumer, stop_producer
 from marq.core import copies, rows
 from marq.core.errors import CorruptMarker
+from marq.core.marker_codec import decode, encode
 from marq.core.markers import (
     Ack,
     Acquire,
@@ -38,8 +39,6 @@ from marq.core.markers import (
     Renew,
     Source,
     Tick,
-    decode,
-    encode,
 )
 from marq.core.names import ATTEMPT_HEADER, ID_HEADER, Names, markers_partition
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import marq
-from marq.core.markers import Source, decode
+from marq.core.marker_codec import decode
+from marq.core.markers import Source
 from marq.core.names import Names
 from proof import history
 from proof.checker import check

@@ -11,7 +11,16 @@ import pytest_asyncio
 
 from broker import EmbeddedBroker
 from marq.core.copies import record_id
-from marq.core.markers import BACKOFF, Ack, Cause, Fact, Kind, Payload, Source, encode
+from marq.core.marker_codec import encode
+from marq.core.markers import (
+    BACKOFF,
+    Ack,
+    Cause,
+    Fact,
+    Kind,
+    Payload,
+    Source,
+)
 from marq.core.names import (
     ATTEMPT_HEADER,
     DIED_AT_HEADER,

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marq.core.errors import BrokerUnavailable
-from marq.core.markers import Batch, Source, decode
+from marq.core.marker_codec import decode
+from marq.core.markers import Batch, Source
 from marq.flow import Flow, FlowSettings
 from marq.message import Message
 from marq.reader import NotCommitted

@@ -3,7 +3,8 @@ from __future__ import annotations
 import asyncio
 
 from marq.core.errors import ConfigError
-from marq.core.markers import Ack, Acquire, Release, Source, encode
+from marq.core.marker_codec import encode
+from marq.core.markers import Ack, Acquire, Release, Source
 from marq.core.names import markers_partition
 from tests.unit.client.fakes import FakeRecord, Rig, spin
 

@@ -8,21 +8,31 @@ from hypothesis import strategies as st
 
 from marq.core.markers import (
     BACKOFF,
+    FACTS,
+    NOW,
     Ack,
     Acquire,
+    Answer,
     Batch,
+    Cancel,
     Cause,
+    Delay,
     Fact,
     Kind,
+    Outcome,
     Payload,
     Reject,
     Release,
     Renew,
+    Reschedule,
     Source,
     Tick,
 )
+from marq.core.names import drawn_topic
 
 SOURCE = Source("marq.messages", 0)
+#: Of messages that were delayed by their sender.
+DRAWN = Source(drawn_topic(5), 2)
 QUEUE = "emails"
 HOLDER, OTHER = 7, 8
 LEASE_MS = 1_000
@@ -64,6 +74,28 @@ def reject(offsets: Sequence[int], *, holder: int = HOLDER, reason: str = "no go
     return Reject(QUEUE, holder, SOURCE, offsets, [reason] * len(offsets))
 
 
+def delay(
+    offsets: Sequence[int],
+    times_ms: Sequence[int],
+    *,
+    relative: bool = True,
+    from_offset: int | None = None,
+    source: Source = DRAWN,
+    queue: str = QUEUE,
+) -> Delay:
+    return Delay(queue, HOLDER, source, offsets, times_ms, relative, from_offset, [payload()] * len(offsets))
+
+
+def reschedule(
+    offsets: Sequence[int], time_ms: int, *, relative: bool = True, source: Source = DRAWN, holder: int = OTHER
+) -> Reschedule:
+    return Reschedule(QUEUE, holder, source, offsets, [time_ms] * len(offsets), relative)
+
+
+def cancel(offsets: Sequence[int], *, source: Source = DRAWN, holder: int = OTHER) -> Cancel:
+    return Cancel(QUEUE, holder, source, offsets)
+
+
 def fact(offsets: Sequence[int], kind: Kind = Kind.REDELIVERED, cause: Cause = Cause.EXPIRED) -> Fact:
     return Fact(kind, QUEUE, 99, SOURCE, offsets, [2] * len(offsets), [cause] * len(offsets))
 
@@ -90,7 +122,14 @@ def _column(values: st.SearchStrategy[object], offsets: Sequence[int]) -> st.Sea
 
 def _acquire_of(offsets: tuple[int, ...]) -> st.SearchStrategy[Acquire]:
     start, payloads = st.integers(0, offsets[0]), _column(_payloads, offsets)
-    return st.builds(Acquire, _names, _U64, _sources, st.just(offsets), _U32, start, payloads)
+    dues = st.none() | _column(st.integers(NOW, 2**63 - 1), offsets)
+    return st.builds(Acquire, _names, _U64, _sources, st.just(offsets), _U32, start, payloads, dues)
+
+
+def _delay_of(offsets: tuple[int, ...]) -> st.SearchStrategy[Delay]:
+    start, payloads = st.none() | st.integers(0, offsets[0]), _column(_payloads, offsets)
+    times = _column(st.integers(0, 2**63 - 1), offsets)
+    return st.builds(Delay, _names, _U64, _sources, st.just(offsets), times, st.booleans(), start, payloads)
 
 
 def _with_offsets(offsets: tuple[int, ...]) -> st.SearchStrategy[Batch]:
@@ -110,9 +149,21 @@ def _with_offsets(offsets: tuple[int, ...]) -> st.SearchStrategy[Batch]:
             _column(_texts, offsets),
         ),
         st.builds(Reject, _names, _U64, _sources, same, _column(_texts, offsets)),
+        _delay_of(offsets),
+        st.builds(
+            Reschedule,
+            _names,
+            _U64,
+            _sources,
+            same,
+            _column(st.integers(0, 2**63 - 1), offsets),
+            st.booleans(),
+        ),
+        st.builds(Cancel, _names, _U64, _sources, same),
+        st.builds(Answer, _names, _U64, _sources, same, _column(st.sampled_from([*Outcome]).map(int), offsets)),
         st.builds(
             Fact,
-            st.sampled_from([Kind.REDELIVERED, Kind.DEAD_LETTERED]),
+            st.sampled_from(FACTS),
             _names,
             _U64,
             _sources,

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from marq.core.copies import Copy, copy, origin, reason, record_id
 from marq.core.leases import Destination, Fire
-from marq.core.markers import MAX_TEXT_BYTES, Cause, Payload, Source
+from marq.core.marker_codec import MAX_TEXT_BYTES
+from marq.core.markers import Cause, Payload, Source
 from marq.core.rows import Lease, State
 
 SOURCE = Source("marq.messages", 2)

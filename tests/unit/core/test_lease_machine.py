@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from marq.core import leases, rows
 from marq.core.backoff import Backoff
 from marq.core.leases import Fire, LeaseBook
+from marq.core.marker_codec import decode, encode
 from marq.core.markers import (
     BACKOFF,
     Ack,
@@ -23,8 +24,6 @@ from marq.core.markers import (
     Renew,
     Source,
     Tick,
-    decode,
-    encode,
 )
 from marq.core.queue import QueueSettings
 from marq.core.tracker import Tracker

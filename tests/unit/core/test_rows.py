@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from marq.core import rows
 from marq.core.clock import LogClock
-from marq.core.markers import MAX_TEXT_BYTES, Payload, Source
+from marq.core.marker_codec import MAX_TEXT_BYTES
+from marq.core.markers import Payload, Source
 from marq.core.rows import Counts, Lease, State
 
 _U32, _U63, _U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1), st.integers(0, 2**64 - 1)

@@ -8,7 +8,8 @@ from marq.core import tracker as tracker_module
 from marq.core.backoff import Backoff
 from marq.core.errors import UnknownVersion
 from marq.core.leases import Fire
-from marq.core.markers import Batch, Fact, Kind, Source, Tick, encode
+from marq.core.marker_codec import encode
+from marq.core.markers import Batch, Fact, Kind, Source, Tick
 from marq.core.queue import QueueSettings
 from marq.core.tracker import TICK_INTERVAL_MS, Tracker
 from tests.unit.core.batches import LEASE_MS, QUEUE, SOURCE, ack, acquire, reject, release, renew

@@ -14,7 +14,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
-from marq.core.markers import Ack, Acquire, Batch, Cause, Fact, Kind, Payload, Reject, Release, Renew, Source, Tick
+from marq.core.markers import (
+    Ack,
+    Acquire,
+    Batch,
+    Cause,
+    Fact,
+    Kind,
+    Payload,
+    Reject,
+    Release,
+    Renew,
+    Source,
+    Tick,
+)
 from proof import history
 from proof.checker import check
 from proof.findings import Report
