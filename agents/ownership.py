@@ -48,8 +48,9 @@ log = logging.getLogger("marq.tracker")
 
 #: Batches that wait for an owner; past that the agent waits, and Faust stops fetching.
 MAX_INBOX_BATCHES = 16
-#: Rows, and bytes of markers, folded and not yet written.
-MAX_PENDING_ROWS = 200_000
+#: Rows, and bytes of markers, folded and not yet written: of all partitions of a worker, which share this evenly. A row
+#: that waits takes up to a kilobyte, with its marker, and once more while it is on its way.
+MAX_PENDING_ROWS = 50_000
 MAX_PENDING_BYTES = 64 << 20
 #: Copies in one transaction.
 MAX_COPIES = 500
@@ -303,7 +304,7 @@ class Ownership:
                 event, fetched = self._inbox.popleft()
                 self._room.set()
                 await self._read(event, fetched)
-                if self._pending_bytes > MAX_PENDING_BYTES:
+                if self._is_full():
                     break
             now_ms = _monotonic_ms()
             self.tracker.saw(now_ms)
@@ -372,9 +373,16 @@ class Ownership:
         book = self.tracker.book
         if not (book.changed or self._writing.pending or self._unacked):
             return float("inf")
-        if self._pending_bytes > MAX_PENDING_BYTES or book.pending_rows > MAX_PENDING_ROWS:
+        if self._is_full():
             return 0.0
         return self._flushed_at + self.around.flush_seconds - time.monotonic()
+
+    def _is_full(self) -> bool:
+        """Whether what was folded is to be written before more is read."""
+        sharers = max(1, self.around.owned())
+        return self._pending_bytes > MAX_PENDING_BYTES // sharers or (
+            self.tracker.book.pending_rows > MAX_PENDING_ROWS // sharers
+        )
 
     async def _read(self, event: Event, fetched: Fetched) -> None:
         position = self._position

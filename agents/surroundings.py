@@ -23,6 +23,8 @@ class Surroundings:
     messages_partitions: int
     max_message_bytes: int
     flush_seconds: float
+    #: How many partitions the worker owns.
+    owned: Callable[[], int]
     #: Moves the reading of a markers partition: (partition, offset).
     seek: Callable[[int, int], Awaitable[None]]
     #: Where a markers partition begins and ends.

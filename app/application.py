@@ -159,6 +159,7 @@ class WorkerApp(MarqApp):
             messages_partitions=topics.messages_partitions,
             max_message_bytes=topics.messages_limit_bytes,
             flush_seconds=self.settings.flush_interval,
+            owned=lambda: len(self.owners.owned),
             seek=seek,
             log_range=log_range,
             pause=lambda partition: self.consumer.pause_partitions({TP(markers, partition)}),

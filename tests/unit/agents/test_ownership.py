@@ -13,7 +13,8 @@ from agents.fetched import Fetched
 from agents.ownership import MAX_INBOX_BATCHES, Ownership
 from agents.surroundings import Surroundings
 from marq.core.leases import Destination, Fire
-from marq.core.markers import Cause, Payload, Source
+from marq.core.marker_codec import encode
+from marq.core.markers import Acquire, Cause, Columns, Payload, Source
 from marq.core.names import Names
 from marq.core.queue import QueueSettings
 from marq.core.rows import Lease
@@ -22,8 +23,8 @@ from marq.core.rows import Lease
 def surroundings(**changes: Any) -> Surroundings:
     return Surroundings(**{
         "names": Names("t"), "table": None, "settings": lambda queue: QueueSettings(topic="theirs"), "client": {},
-        "messages_partitions": 1, "max_message_bytes": 1_000_000, "flush_seconds": 1, "seek": None, "log_range": None,
-        "pause": lambda partition: None, **changes,
+        "messages_partitions": 1, "max_message_bytes": 1_000_000, "flush_seconds": 1, "owned": lambda: 1, "seek": None,
+        "log_range": None, "pause": lambda partition: None, **changes,
     })  # fmt: skip
 
 
@@ -55,6 +56,37 @@ async def test_an_owner_that_goes_back_lets_in_who_waits_for_room() -> None:
         await waiting
 
     assert sought == [(3, 0)]
+
+
+def acquired(turn: int) -> Any:
+    """One record with an ACQUIRE of ten messages."""
+    first, source = 10 * turn, Source("t.messages", 0)
+    columns = Columns(b"orders", [0] * 10, [b""] * 10)
+    acquire = Acquire("orders", 7, source, range(first, first + 10), 60_000, first, columns)
+    record = SimpleNamespace(offset=turn, value=encode(acquire), timestamp=1_000)
+    return SimpleNamespace(value=Fetched(turn, turn + 1, [record]))
+
+
+@pytest.mark.parametrize(("owned", "batches"), [(1, 6), (2, 3)])
+async def test_an_owner_writes_before_it_reads_more_than_its_share_of_rows(
+    monkeypatch: pytest.MonkeyPatch, owned: int, batches: int
+) -> None:
+    """Else a worker's memory would grow with what its partitions find waiting for them."""
+    monkeypatch.setattr("agents.ownership.MAX_PENDING_ROWS", 50)
+    owner = Ownership(0, surroundings(owned=lambda: owned), state="owner")
+    owner._position = owner._flushed_at = 0
+    written: list[int] = []
+
+    async def write(**what: object) -> None:
+        written.append(owner.tracker.book.pending_rows)
+        owner._stopping = True
+
+    monkeypatch.setattr(owner, "_write", write)
+    for turn in range(MAX_INBOX_BATCHES):
+        await owner.deliver(acquired(turn))
+    await owner._work()
+
+    assert written[-1] == 10 * batches
 
 
 class RefusingProducer:

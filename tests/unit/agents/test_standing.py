@@ -17,7 +17,7 @@ from tables.leases import LocalTableError
 @pytest.fixture
 def owner() -> Ownership:
     table = SimpleNamespace(replayed=Counter())
-    around: Any = SimpleNamespace(table=table, settings=lambda _: QueueSettings(), flush_seconds=1.0)
+    around: Any = SimpleNamespace(table=table, settings=lambda _: QueueSettings(), flush_seconds=1.0, owned=lambda: 1)
     return Ownership(0, around)
 
 
