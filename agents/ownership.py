@@ -233,17 +233,25 @@ class Ownership:
         if self._position is None:
             await self._recover()
         elif self.state == "recovering":
-            await self._read_on(self._position)
+            await self._read_on(self._position, await self.around.log_range(self.partition))
         self.state = "owner"
         self._flushed_at = time.monotonic()
 
     async def _recover(self) -> None:
         # 2. The table, up to the end of its changelog; read earlier, it could miss rows of the former owner.
         self.state = "recovering"
-        self.recovered_records = await self._writing.recover_table()
-        for _ in self.tracker.book.restoring(self.around.table.rows(self.partition)):
-            self.restored += ROWS_AT_ONCE
-            await asyncio.sleep(0)
+        # Where the markers end is asked meanwhile: later the request would wait behind the consumer's fetch. The table
+        # knows of nothing behind that, for the former owner could write nothing more when it was asked.
+        looking = asyncio.create_task(self.around.log_range(self.partition))
+        try:
+            self.recovered_records = await self._writing.recover_table()
+            for _ in self.tracker.book.restoring(self.around.table.rows(self.partition)):
+                self.restored += ROWS_AT_ONCE
+                await asyncio.sleep(0)
+            log_range = await looking
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
         self._position = self.tracker.book.applied + 1
         log.info(
             "owner of markers partition %s: %s changelog records, %s open messages, applied offset %s",
@@ -254,14 +262,13 @@ class Ownership:
         )
         # 3. The markers after it. Faust reads from its committed offset, which is never after this one unless the
         #    changelog was lost.
-        await self._read_on(self._position)
+        await self._read_on(self._position, log_range)
 
-    async def _read_on(self, position: int) -> None:
-        await self._check_log(position)
+    async def _read_on(self, position: int, log_range: tuple[int, int]) -> None:
+        self._check_log(position, *log_range)
         await self.around.seek(self.partition, position)
 
-    async def _check_log(self, position: int) -> None:
-        start, end = await self.around.log_range(self.partition)
+    def _check_log(self, position: int, start: int, end: int) -> None:
         place = f"the tracker has to read {self.around.names.markers}/{self.partition} from offset {position}"
         if start > position:
             raise PositionLost(
@@ -389,7 +396,7 @@ class Ownership:
         assert position is not None
         if fetched.start > position:
             # Records were passed over (a rebalance dropped a batch that was on its way): read them again.
-            await self._check_log(position)
+            self._check_log(position, *await self.around.log_range(self.partition))
             log.info("partition %s: going back from %s to %s", self.partition, fetched.start, position)
             self._drop_inbox()
             await self.around.seek(self.partition, position)

@@ -148,8 +148,8 @@ class WorkerApp(MarqApp):
             await self.consumer.seek_wait({TP(markers, partition): offset})
 
         async def log_range(partition: int) -> tuple[int, int]:
-            tp = TP(markers, partition)
-            return int((await self.consumer.earliest_offsets(tp))[tp]), int((await self.consumer.highwaters(tp))[tp])
+            found: tuple[int, int] = await self.consumer.thread.log_range(TP(markers, partition))
+            return found
 
         return Surroundings(
             names=self.settings.names,

@@ -110,6 +110,17 @@ class BatchThread(driver.AIOKafkaConsumerThread):
         """The id by which the group knows this consumer."""
         return str(self._ensure_consumer()._coordinator.member_id)
 
+    async def log_range(self, tp: TP) -> tuple[int, int]:
+        """Return where a partition begins and ends."""
+        found: tuple[int, int] = await self.call_thread(self._log_range, _aiokafka(tp))
+        return found
+
+    async def _log_range(self, partition: aiokafka.TopicPartition) -> tuple[int, int]:
+        # Both at once: a broker answers them after a fetch that waits for records, and one by one after two.
+        consumer = self._ensure_consumer()
+        starts, ends = await asyncio.gather(consumer.beginning_offsets([partition]), consumer.end_offsets([partition]))
+        return int(starts[partition]), int(ends[partition])
+
     async def commit_exactly(self, offsets: Mapping[TP, tuple[int, str]]) -> None:
         """Commit offsets, each with its metadata.
 

@@ -41,6 +41,10 @@ MAX_LOCAL_AGE_SECONDS = DELETE_RETENTION_MS / 1000 / 2
 
 STOP_CONSUMER_SECONDS = 2.0
 
+#: How long a read of the changelog waits for records. At its end there is often none left, only the mark that ends a
+#: transaction: it is passed and not returned, so whoever takes a partition over waits for all of this.
+READ_WAIT_MS = 50
+
 #: Changelog records that are written without giving way to others: some 20 ms.
 RECORDS_AT_ONCE = 5_000
 
@@ -129,7 +133,7 @@ class LeaseTable(faust.Table):
         await consumer.seek_to_beginning(source)
         end = (await consumer.end_offsets([source]))[source]
         while await consumer.position(source) < end:
-            for records in (await consumer.getmany(source, timeout_ms=1000, max_records=1)).values():
+            for records in (await consumer.getmany(source, timeout_ms=READ_WAIT_MS, max_records=1)).values():
                 return records[0].value or b""
         return None
 
@@ -155,7 +159,7 @@ class LeaseTable(faust.Table):
         consumer.seek(source, position)
         count = 0
         while position < end:
-            records = await consumer.getmany(source, timeout_ms=1000, max_records=RECORDS_AT_ONCE)
+            records = await consumer.getmany(source, timeout_ms=READ_WAIT_MS, max_records=RECORDS_AT_ONCE)
             for batch in records.values():
                 self.write_records(source.partition, batch)
                 count += len(batch)

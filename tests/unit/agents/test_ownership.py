@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError, NotEnoughReplicasError, UnknownError
 
 from agents.fetched import Fetched
@@ -18,6 +21,7 @@ from marq.core.markers import Acquire, Cause, Columns, Payload, Source
 from marq.core.names import Names
 from marq.core.queue import QueueSettings
 from marq.core.rows import Lease
+from tables.leases import LeaseTable
 
 
 def surroundings(**changes: Any) -> Surroundings:
@@ -87,6 +91,95 @@ async def test_an_owner_writes_before_it_reads_more_than_its_share_of_rows(
     await owner._work()
 
     assert written[-1] == 10 * batches
+
+
+class BareTable:
+    """A table that has nothing, and is recovered when it may be."""
+
+    changelog_topic_name = "t.changelog"
+
+    def __init__(self, recovering: Callable[[], Awaitable[int]]) -> None:
+        self._recovering = recovering
+
+    async def recover(self, *_: object) -> int:
+        return await self._recovering()
+
+    def rows(self, partition: int) -> list[tuple[bytes, bytes]]:
+        return []
+
+
+async def test_where_the_markers_end_is_asked_while_the_table_is_read() -> None:
+    """One after the other, a takeover waits for two fetches that find nothing."""
+    asked = asyncio.Event()
+    sought: list[int] = []
+
+    async def recovering() -> int:
+        async with asyncio.timeout(10):
+            await asked.wait()
+        return 0
+
+    async def log_range(partition: int) -> tuple[int, int]:
+        asked.set()
+        return 0, 100
+
+    async def seek(partition: int, offset: int) -> None:
+        sought.append(offset)
+
+    owner = Ownership(0, surroundings(table=BareTable(recovering), log_range=log_range, seek=seek))
+    owner._writing.producer = RefusingProducer()  # type: ignore[assignment]
+    await owner._recover()
+
+    assert sought == [0]
+
+
+async def test_a_recovery_that_fails_leaves_no_question_behind() -> None:
+    asking: list[asyncio.Task[Any] | None] = []
+
+    async def recovering() -> int:
+        await asyncio.sleep(0)
+        raise KafkaError
+
+    async def log_range(partition: int) -> tuple[int, int]:
+        asking.append(asyncio.current_task())
+        await asyncio.Event().wait()
+        raise AssertionError("never")
+
+    owner = Ownership(0, surroundings(table=BareTable(recovering), log_range=log_range))
+    owner._writing.producer = RefusingProducer()  # type: ignore[assignment]
+    with pytest.raises(KafkaError):
+        await owner._recover()
+
+    assert [task is not None and task.cancelled() for task in asking] == [True]
+
+
+class EmptyEnd:
+    """A changelog of which only the end of a transaction is left to read: a read waits for as long as it may."""
+
+    def __init__(self) -> None:
+        self._at = 8
+        self.waited_ms = 0
+
+    async def end_offsets(self, sources: object) -> Any:
+        return defaultdict(lambda: 9)
+
+    def seek(self, source: object, position: int) -> None:
+        self._at = position
+
+    async def position(self, source: object) -> int:
+        return self._at
+
+    async def getmany(self, source: object, *, timeout_ms: int, max_records: int) -> dict[Any, Any]:
+        self._at, self.waited_ms = 9, self.waited_ms + timeout_ms
+        return {}
+
+
+async def test_a_takeover_does_not_wait_for_rows_where_there_are_none() -> None:
+    changelog, table = EmptyEnd(), SimpleNamespace(replayed=Counter())
+
+    read = await LeaseTable._replay(table, changelog, TopicPartition("t.changelog", 0), 8)  # type: ignore[arg-type]
+
+    assert read == 0
+    assert changelog.waited_ms <= 100
 
 
 class RefusingProducer:
