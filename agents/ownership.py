@@ -382,6 +382,9 @@ class Ownership:
             return float("inf")
         if self._is_full():
             return 0.0
+        if book.settlements.has_notes:
+            # Somebody waits for them.
+            return 0.0
         return self._flushed_at + self.around.flush_seconds - time.monotonic()
 
     def _is_full(self) -> bool:

@@ -23,10 +23,11 @@ from aiokafka.errors import (
 from agents.own_topics import OwnTopics
 from agents.surroundings import Surroundings
 from marq.connection import stop_producer
-from marq.core import copies, rows
+from marq.core import copies, notes, rows
 from marq.core.leases import Destination, Fire
 from marq.core.marker_codec import encode
 from marq.core.markers import Answer, Payload, Tick
+from marq.core.notes import Note
 from marq.core.tracker import Tracker
 
 log = logging.getLogger("marq.tracker")
@@ -48,6 +49,8 @@ class Writing:
     pending: dict[bytes, bytes | None] = field(default_factory=dict)
     #: To RESCHEDULEs and CANCELs, and not known to be written.
     answers: list[Answer] = field(default_factory=list)
+    #: What became of dead letters, and not known to be written.
+    notes: list[Note] = field(default_factory=list)
     #: Id and epoch of the producer that was taken over last.
     _epoch: tuple[int, int] = (-1, -1)
     _spread: int = 0
@@ -83,6 +86,7 @@ class Writing:
         """Drop what is not written: it will be folded again."""
         self.pending = {}
         self.answers = []
+        self.notes = []
 
     def payload(self, tracker: Tracker, fire: Fire) -> Payload:
         """Return the message of a copy to send, from the book, the rows to write or the table."""
@@ -116,6 +120,7 @@ class Writing:
         if changes:
             # Kept until they are known to be written: a failed transaction writes them again under newer ones.
             self.pending.update(tracker.book.take_changes())
+            self.notes += tracker.notes()
         answers = len(self.answers)
         producer = self.producer
         assert producer is not None
@@ -131,6 +136,7 @@ class Writing:
         del self.answers[:answers]
         if not changes:
             return -1
+        self.notes = []
         changelog = self.around.table.changelog_topic_name
         return max(result.offset for result in results if result.topic == changelog)
 
@@ -157,6 +163,7 @@ class Writing:
         if changes:
             at_ms = tracker.book.clock.appended_ms
             sends += await self._send_rows(producer, at_ms)
+            sends += await self._send_notes(producer, at_ms)
             for offset, value, why in tracker.unreadable:
                 sends.append(await self._send_quarantine(producer, at_ms, offset, value, why))
         return sends
@@ -200,6 +207,20 @@ class Writing:
         if batch.record_count():
             sends.append(await producer.send_batch(batch, topic, partition=self.partition))
         return sends
+
+    async def _send_notes(self, producer: AIOKafkaProducer, at_ms: int) -> list[Any]:
+        """Say beside the dead letters what became of them: with the rows, never the one without the other."""
+        topic = self.around.names.dead_letters
+        # Anybody may ask about places that do not exist; aiokafka fails at a partition that does not.
+        there = await producer.partitions_for(topic) if self.notes else set()
+        return [
+            await producer.send(
+                topic, value, notes.NOTE_KEY, partition=note.source.partition, headers=headers, timestamp_ms=at_ms
+            )
+            for note in self.notes
+            if note.source.topic == topic and note.source.partition in there
+            for value, headers in notes.encoded(note)
+        ]
 
     async def _send_quarantine(
         self, producer: AIOKafkaProducer, at_ms: int, offset: int, value: bytes | None, why: str

@@ -31,6 +31,7 @@ Rules that are easy to get wrong, and what they are there for:
 * RENEW, RELEASE and REJECT count only from the holder. ACK counts from anyone: the work is done.
 * :meth:`LeaseBook.due` moves nothing: a message stays open until the fact is read back. What is on its way is only
   remembered (*firing*), so that it is not sent twice, and forgotten with the owner.
+* A dead letter that was redriven (a DELAY of its place) or deleted (DISCARD) is settled for ever, whoever asks again.
 * A RESCHEDULE is answered when it is certain that it came in time: not while the message is on its way. A CANCEL that
   came in time is answered by its fact.
 * A row is due by the clock of the owner's own TICK (:mod:`marq.core.clock`), never by a wall clock.
@@ -43,7 +44,6 @@ message that was acquired and acknowledged in between leaves none.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -51,6 +51,7 @@ from typing import Any
 
 from marq.core import rows
 from marq.core.clock import LogClock
+from marq.core.gauges import Gauge, gauges_of
 from marq.core.markers import (
     BACKOFF,
     NOW,
@@ -61,6 +62,7 @@ from marq.core.markers import (
     Cancel,
     Cause,
     Delay,
+    Discard,
     Fact,
     Kind,
     Payload,
@@ -78,6 +80,7 @@ from marq.core.questions import Questions
 from marq.core.queue import QueueSettings
 from marq.core.restoration import Restoration
 from marq.core.rows import WAITING, Counts, Lease, State
+from marq.core.settlements import Settlements
 
 #: Offsets of closed messages that the due index may hold on to before it is built anew.
 MAX_STALE_HINTS = 200_000
@@ -114,30 +117,6 @@ class Fire:
         return Kind.DELIVERED if self.lease.state is State.DELAYED else Kind.REDELIVERED
 
 
-@dataclass(slots=True)
-class Gauge:
-    """How many messages of a queue are open now; ``oldest_ms`` is the clock at the oldest ACQUIRE of them."""
-
-    in_flight: int = 0
-    released: int = 0
-    rejected: int = 0
-    oldest_ms: int | None = None
-    delayed: int = 0
-
-    def add(self, lease: Lease, count: int) -> None:
-        if lease.state in _BEFORE_DELIVERY:
-            self.delayed += count
-            return
-        if lease.state is State.LEASED:
-            self.in_flight += count
-        elif lease.state is State.RELEASED:
-            self.released += count
-        else:
-            self.rejected += count
-        if self.oldest_ms is None or lease.since_ms < self.oldest_ms:
-            self.oldest_ms = lease.since_ms
-
-
 class LeaseBook:
     """The open messages of one markers partition."""
 
@@ -151,6 +130,8 @@ class LeaseBook:
         #: Those of which rows may have changed since the last take_changes.
         self._touched: dict[Source, OpenMessages] = {}
         self._marks: dict[tuple[str, Source], Marks] = {}
+        #: Of dead letters: which are redriven or deleted.
+        self.settlements = Settlements()
         self._due = DueIndex()
         self._open_count = 0
         self._firing_count = 0
@@ -215,7 +196,10 @@ class LeaseBook:
         source, offsets = batch.source, batch.offsets
         opened = self._new_of(source)
         unseen = [offset for offset in offsets if offset not in opened.leases]
-        if batch.from_offset is not None:
+        if batch.from_offset is not None and not is_drawn(source.topic):
+            unseen = self.settlements.settle(batch, unseen)
+            self._count(batch.queue).redriven += len(unseen)
+        elif batch.from_offset is not None:
             mark = ("", source)
             marks = self._marks.setdefault(mark, Marks())
             unseen = [offset for offset in unseen if offset not in marks]
@@ -223,6 +207,11 @@ class LeaseBook:
             self._touched_marks.add(mark)
         self._count(batch.queue).reacquired += len(offsets) - len(unseen)
         self._open(opened, batch, unseen)
+
+    def _fold_discard(self, batch: Discard) -> None:
+        opened = self._of(batch.source)
+        unseen = [offset for offset in batch.offsets if offset not in opened.leases]
+        self._count(batch.queue).discarded += len(self.settlements.settle(batch, unseen))
 
     def _open(self, opened: OpenMessages, batch: Acquire | Delay, offsets: Sequence[int]) -> None:
         if not offsets:
@@ -497,6 +486,7 @@ class LeaseBook:
         self._touched.clear()
         for queue, source in self._touched_marks:
             changes[rows.mark_key(queue, source)] = rows.encode_marks(self._marks[queue, source].intervals)
+        changes.update(self.settlements.take_rows())
         for queue in self._touched_counts:
             changes[rows.counts_key(queue)] = rows.encode_counts(self.counts[queue])
         self._touched_marks.clear()
@@ -536,6 +526,7 @@ class LeaseBook:
         found = Restoration()
         yield from found.read(table)
         self.applied, self.clock, self.counts, self._marks = found.applied, found.clock, found.counts, found.marks
+        self.settlements = found.settlements
         for source, leases in found.leases.items():
             self._sources[source] = OpenMessages(source, leases, restated=found.restated.get(source, set()))
             self._open_count += len(leases)
@@ -554,12 +545,7 @@ class LeaseBook:
 
     def gauges(self) -> dict[str, Gauge]:
         """Return, for each queue, how many of its messages are open and since when."""
-        gauges: dict[str, Gauge] = {}
-        for opened in self._sources.values():
-            for lease, count in Counter(opened.leases.values()).items():
-                gauge = gauges.setdefault(lease.queue, Gauge())
-                gauge.add(lease, count)
-        return gauges
+        return gauges_of(opened.leases for opened in self._sources.values())
 
 
 def _alike(batch: Acquire | Delay, offsets: Sequence[int]) -> Iterable[tuple[int, int, Sequence[int]]]:
@@ -584,8 +570,6 @@ def _payload(batch: Acquire | Delay, offset: int) -> Payload:
 #: Stands in for a source that has no open messages; never written to.
 _NONE = OpenMessages(Source("", 0))
 
-_BEFORE_DELIVERY = (State.DELAYED, State.CANCELLED)
-
 _FOLDS: dict[type, Callable[[LeaseBook, Any], None]] = {
     Acquire: LeaseBook._fold_acquire,
     Renew: LeaseBook._fold_renew,
@@ -595,6 +579,7 @@ _FOLDS: dict[type, Callable[[LeaseBook, Any], None]] = {
     Delay: LeaseBook._fold_delay,
     Reschedule: LeaseBook._fold_reschedule,
     Cancel: LeaseBook._fold_cancel,
+    Discard: LeaseBook._fold_discard,
     Answer: lambda book, batch: None,
     Fact: LeaseBook._fold_fact,
 }

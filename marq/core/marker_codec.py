@@ -31,6 +31,7 @@ from marq.core.markers import (
     Cancel,
     Columns,
     Delay,
+    Discard,
     Fact,
     Headers,
     Kind,
@@ -57,7 +58,7 @@ _HEAD = Struct(">B2sBBQB")  # version, magic, kind, flags, holder, length of the
 _U8, _U16, _U32, _U64, _I32, _I64 = (Struct(f">{code}") for code in "BHIQiq")
 
 
-_Framed = Acquire | Renew | Ack | Release | Reject | Delay | Reschedule | Cancel | Fact | Answer
+_Framed = Acquire | Renew | Ack | Release | Reject | Delay | Reschedule | Cancel | Discard | Fact | Answer
 
 
 # --- encoding ---------------------------------------------------------------------------------------------------------
@@ -93,8 +94,8 @@ def _parts(batch: Batch) -> list[bytes]:
         return _delay_parts(batch)
     if isinstance(batch, Reschedule):
         return [*_start(Kind.RESCHEDULE, _RELATIVE if batch.relative else 0, batch), _times(batch.times_ms, count)]
-    if isinstance(batch, Cancel):
-        return _start(Kind.CANCEL, 0, batch)
+    if isinstance(batch, Cancel | Discard):
+        return _start(Kind.CANCEL if isinstance(batch, Cancel) else Kind.DISCARD, 0, batch)
     if isinstance(batch, Answer):
         return [*_start(Kind.ANSWERED, 0, batch), pack(f">{count}B", *batch.outcomes)]
     return [
@@ -456,6 +457,10 @@ def _decode_cancel(reader: _Reader, flags: int, frame: _Frame) -> Cancel:
     return Cancel(*frame)
 
 
+def _decode_discard(reader: _Reader, flags: int, frame: _Frame) -> Discard:
+    return Discard(*frame)
+
+
 def _decode_answer(reader: _Reader, flags: int, frame: _Frame) -> Answer:
     return Answer(*frame, reader.numbers("B", 1, len(frame[3])))
 
@@ -480,6 +485,7 @@ _DECODERS: dict[int, _Decoder] = {
     Kind.DELAY: _decode_delay,
     Kind.RESCHEDULE: _decode_reschedule,
     Kind.CANCEL: _decode_cancel,
+    Kind.DISCARD: _decode_discard,
     **{kind: _fact_decoder(kind) for kind in FACTS},
     Kind.ANSWERED: _decode_answer,
 }

@@ -37,6 +37,7 @@ class Kind(IntEnum):
     DELAY = 6
     RESCHEDULE = 7
     CANCEL = 8
+    DISCARD = 9
     REDELIVERED = 33
     DEAD_LETTERED = 34
     DELIVERED = 35
@@ -158,7 +159,8 @@ class Delay:
 
     Times are milliseconds from the batch's place in the log on when ``relative``, else since the epoch. ``from_offset``
     says as in an ACQUIRE from where on all is known, so that a batch which is written twice counts once; None where its
-    writer never repeats itself.
+    writer never repeats itself. Where the source is a topic's partition the messages are dead letters that are
+    redriven: then it is the first offset, and exactly the batch's own offsets are known, once and for ever.
     """
 
     queue: str
@@ -191,6 +193,16 @@ class Reschedule:
 @dataclass(frozen=True, slots=True)
 class Cancel:
     """Messages that wait are not to be delivered at all."""
+
+    queue: str
+    holder: int
+    source: Source
+    offsets: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Records that are dead letters are done with: they are never to be redriven."""
 
     queue: str
     holder: int
@@ -281,7 +293,7 @@ class Tick:
     monotonic_ms: int
 
 
-Batch = Acquire | Renew | Ack | Release | Reject | Delay | Reschedule | Cancel | Fact | Answer | Tick
+Batch = Acquire | Renew | Ack | Release | Reject | Delay | Reschedule | Cancel | Discard | Fact | Answer | Tick
 
 
 def attempts_of(payloads: Sequence[Payload]) -> Sequence[int] | None:

@@ -21,6 +21,8 @@ REASON_HEADER = "marq-reason"
 ERROR_HEADER = "marq-error"
 ORIGIN_HEADER = "marq-origin"
 DIED_AT_HEADER = "marq-died-at"
+#: Only of notes among the dead letters (:mod:`marq.core.notes`): what became of those that it names.
+SETTLED_HEADER = "marq-settled"
 #: The record key that the sender gave, where it is not the copy's own.
 KEY_HEADER = "marq-key"
 

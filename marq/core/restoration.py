@@ -17,6 +17,7 @@ from marq.core.clock import LogClock
 from marq.core.markers import Source
 from marq.core.marks import Marks
 from marq.core.rows import Counts, Lease
+from marq.core.settlements import Settlements
 
 #: Rows that are read without giving way to others: some 10 ms.
 ROWS_AT_ONCE = 10_000
@@ -37,6 +38,7 @@ class Restoration:
     restated: dict[Source, set[int]] = field(default_factory=dict)
     marks: dict[tuple[str, Source], Marks] = field(default_factory=dict)
     counts: dict[str, Counts] = field(default_factory=dict)
+    settlements: Settlements = field(default_factory=Settlements)
     _changed: dict[Source, dict[int, Lease]] = field(default_factory=dict)
     _shared: dict[bytes, Lease] = field(default_factory=dict)
 
@@ -98,6 +100,8 @@ class Restoration:
         kind = key[:1]
         if kind == b"m":
             self.marks[rows.parse_mark_key(key)] = Marks(rows.decode_marks(row))
+        elif kind == b"k":
+            self.settlements.put_row(key, row)
         elif kind == b"c":
             self.counts[key[1:].decode()] = rows.decode_counts(row)
         elif key == rows.APPLIED_KEY:

@@ -1,6 +1,6 @@
 """The rows of the lease table, as bytes.
 
-Six kinds of row share one table, so that one batch of writes keeps them consistent; the first byte of the key says
+Seven kinds of row share one table, so that one batch of writes keeps them consistent; the first byte of the key says
 which it is:
 
 ========  =========================  ==================================================================
@@ -8,6 +8,8 @@ which it is:
 ``a``                                the offset of the last marker record that the other rows contain, and the clock
 ``m``     queue, source              the offsets that the queue has acquired before (:mod:`marq.core.marks`); without
                                      a queue: those that were delayed before
+``k``     source, number             dead letters of that partition that are settled, as bits: offsets from number times
+                                     4,096 on, the least one first (:mod:`marq.core.settlements`)
 ``c``     queue                      what has happened in the queue so far (:class:`Counts`)
 ``r``     source, offset             an open message: its lease and its payload
 ``s``     source, offset             the lease of an open message, where it has changed since its ``r`` row was written
@@ -88,6 +90,8 @@ class Counts:
     delayed: int = 0
     delivered: int = 0
     cancelled: int = 0
+    redriven: int = 0
+    discarded: int = 0
 
 
 _COUNT_FIELDS = tuple(field.name for field in fields(Counts))
@@ -106,6 +110,10 @@ def row_keys(source: Source, offsets: Sequence[int], kind: bytes) -> list[bytes]
     """Return the keys of many rows (``b"r"`` or ``b"s"``) of one source."""
     prefix = kind + _source_bytes(source)
     return [prefix + packed for packed in map(Struct(">Q").pack, offsets)]
+
+
+def places_key(source: Source, number: int) -> bytes:
+    return b"k" + _source_bytes(source) + pack(">Q", number)
 
 
 def parse_row_key(key: bytes) -> tuple[Source, int]:

@@ -20,6 +20,7 @@ from marq.core.errors import CorruptMarker, UnknownVersion
 from marq.core.leases import Fire, LeaseBook
 from marq.core.marker_codec import decode
 from marq.core.markers import Answer, Fact, Kind, Source, Tick
+from marq.core.notes import Note
 from marq.core.queue import QueueSettings
 
 #: The least time between two TICKs of a partition.
@@ -125,6 +126,10 @@ class Tracker:
     def answers(self) -> list[Answer]:
         """Return what to write before anything is fired; given once."""
         return self.book.take_answers()
+
+    def notes(self) -> list[Note]:
+        """Return what became of dead letters, to be written in one transaction with the rows; given once."""
+        return self.book.settlements.take_notes()
 
     def facts(self, fires: list[Fire]) -> list[Fact]:
         """Return the markers that tell of these copies, to be written in one transaction with them."""

@@ -17,6 +17,7 @@ from marq.core.markers import (
     Cancel,
     Cause,
     Delay,
+    Discard,
     Fact,
     Kind,
     Outcome,
@@ -33,6 +34,8 @@ from marq.core.names import drawn_topic
 SOURCE = Source("marq.messages", 0)
 #: Of messages that were delayed by their sender.
 DRAWN = Source(drawn_topic(5), 2)
+#: Of dead letters.
+LETTERS = Source("marq.dead-letters", 1)
 QUEUE = "emails"
 HOLDER, OTHER = 7, 8
 LEASE_MS = 1_000
@@ -94,6 +97,15 @@ def reschedule(
 
 def cancel(offsets: Sequence[int], *, source: Source = DRAWN, holder: int = OTHER) -> Cancel:
     return Cancel(QUEUE, holder, source, offsets)
+
+
+def redrive(offsets: Sequence[int], *, source: Source = LETTERS, holder: int = OTHER, queue: str = QUEUE) -> Delay:
+    times_ms = [0] * len(offsets)
+    return Delay(queue, holder, source, offsets, times_ms, True, offsets[0], [payload()] * len(offsets))
+
+
+def discard(offsets: Sequence[int], *, source: Source = LETTERS, holder: int = OTHER) -> Discard:
+    return Discard(QUEUE, holder, source, offsets)
 
 
 def fact(offsets: Sequence[int], kind: Kind = Kind.REDELIVERED, cause: Cause = Cause.EXPIRED) -> Fact:
@@ -160,6 +172,7 @@ def _with_offsets(offsets: tuple[int, ...]) -> st.SearchStrategy[Batch]:
             st.booleans(),
         ),
         st.builds(Cancel, _names, _U64, _sources, same),
+        st.builds(Discard, _names, _U64, _sources, same),
         st.builds(Answer, _names, _U64, _sources, same, _column(st.sampled_from([*Outcome]).map(int), offsets)),
         st.builds(
             Fact,

@@ -24,6 +24,7 @@ from marq.core.markers import (
     Cancel,
     Columns,
     Delay,
+    Discard,
     Fact,
     Kind,
     Payload,
@@ -131,7 +132,7 @@ def test_another_version_with_the_magic_is_unknown(version: int, rest: bytes) ->
         decode(bytes([version]) + b"mq" + rest)
 
 
-@pytest.mark.parametrize("kind", [0, 9, 32, 38, 63, 65, 255])
+@pytest.mark.parametrize("kind", [0, 10, 32, 38, 63, 65, 255])
 def test_a_kind_that_does_not_exist_is_corrupt_and_not_unknown(kind: int) -> None:
     data = bytearray(encode(ack([1])))
     data[3] = kind
@@ -308,7 +309,7 @@ def test_a_payload_is_never_larger_than_was_reckoned(batch: Acquire) -> None:
 
 _CLASSES = {
     each.__name__: each
-    for each in (Acquire, Renew, Ack, Release, Reject, Delay, Reschedule, Cancel, Fact, Answer, Tick)
+    for each in (Acquire, Renew, Ack, Release, Reject, Delay, Reschedule, Cancel, Discard, Fact, Answer, Tick)
 }
 
 
