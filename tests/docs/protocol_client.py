@@ -119,8 +119,12 @@ class Protocol:
             if row["name"].isupper()
         }
         kinds = page.tables("kinds")[0]
-        self.kinds = {row["kind"]: int(row["code"]) for row in kinds if row["body"] != "reserved"}
-        self._bodies = {row["kind"]: self._body(page, row["body"]) for row in kinds if row["body"] != "reserved"}
+        self.kinds = {row["kind"]: int(row["code"]) for row in kinds}
+        self._bodies = {row["kind"]: self._body(page, row["body"]) for row in kinds}
+        #: How an ANSWERED says what became of a question.
+        outcomes = next(row["value"] for row in page.tables("answered-37")[0] if row["field"] == "outcomes")
+        self.outcomes = {name: int(code) for code, name in re.findall(r"(\d) ([A-Z_]+):", outcomes)}
+        self.deciding = page.tables("how-to-cancel-and-how-to-move")[0]
         self._lengths = {row["type"]: row["lengths"].removesuffix(" each") for row in page.tables("columns")[0]}
         header_rows = page.tables("acquire-1")[1]
         self._header_types = [row["type"] for row in header_rows if row["type"] not in ("text", "bytes")]
@@ -164,6 +168,8 @@ class Protocol:
             return False
         if name == "UNCOUNTED":
             return not values.get("counted", True)
+        if name == "RELATIVE":
+            return bool(values.get("relative", False))
         default = self._default(flag, values["queue"])
         return any(entry != default for entry in values.get(flag.column, ()))
 
@@ -173,6 +179,7 @@ class Protocol:
             "each is the queue's name": queue.encode(),
             "each is empty: no headers": [],
             "each is empty: no error": "",
+            "none has one: all at once": -1,
         }
         return meanings[flag.default]
 
@@ -218,6 +225,8 @@ class Protocol:
                     values.setdefault(flag.column, [self._default(flag, values["queue"])] * values["count"])
                 if kind in flag.kinds and name == "UNCOUNTED":
                     values["counted"] = name not in flags
+                if kind in flag.kinds and name == "RELATIVE":
+                    values["relative"] = name in flags
         return kind, values
 
     def _decode_fields(
@@ -408,6 +417,11 @@ def read_metadata(offset: int, metadata: str, owner: str | None) -> dict[str, in
 def markers_partition(topic: str, partition: int, count: int) -> int:
     """The partition rule."""
     return (crc32(topic.encode()) + partition) % count
+
+
+def drawn_topic(number: int) -> str:
+    """The topic of a source that a sender draws."""
+    return f"~{number:032x}"
 
 
 def read() -> Protocol:

@@ -36,6 +36,14 @@ class Message:
         text = self.headers.get("marq-attempt", b"1")
         return int(text) if text.isdigit() and len(text) <= 20 and 0 < int(text) < 2**32 else 1
 
+    @property
+    def due_ms(self) -> int:
+        """The time before which it must not be delivered; -1: at once."""
+        text = self.headers.get("marq-deliver-at", b"")
+        if "marq-attempt" in self.headers or not text.isdigit() or len(text) > 20 or int(text) >= 2**62:
+            return -1
+        return int(text)
+
 
 class Receiver(ConsumerRebalanceListener):  # type: ignore[misc]
     """Serves one queue in the group that it belongs to, with the five steps. Minimal: it renews nothing."""
@@ -137,11 +145,12 @@ class Receiver(ConsumerRebalanceListener):  # type: ignore[misc]
             commits[partition] = OffsetAndMetadata(offset, write_metadata(positions, offset))
         if commits:
             await self._consumer.commit(commits)
-        return [
+        messages = [
             Message(partition, record.offset, record.value, dict(record.headers))
             for partition, records in own.items()
             for record in records
         ]
+        return [message for message in messages if message.due_ms == -1]
 
     def _is_ours(self, partition: TopicPartition, record: ConsumerRecord[bytes, bytes]) -> bool:
         ours = partition.topic == self._own_topic or record.key == self._queue.encode()
@@ -155,6 +164,7 @@ class Receiver(ConsumerRebalanceListener):  # type: ignore[misc]
         columns = {
             "timestamps": [record.timestamp for record in records],
             "attempts": [message.attempt for message in messages],
+            "dues": [message.due_ms for message in messages],
             "keys": [record.key for record in records],
             "headers": [list(record.headers) for record in records],
             "values": [record.value for record in records],
@@ -182,11 +192,20 @@ class Receiver(ConsumerRebalanceListener):  # type: ignore[misc]
         await self._producer.send_and_wait(self._markers, data, partition=where)
 
 
-async def send(protocol: Protocol, servers: str, prefix: str, queue: str, values: Sequence[bytes]) -> None:
+async def send(
+    protocol: Protocol,
+    servers: str,
+    prefix: str,
+    queue: str,
+    values: Sequence[bytes],
+    headers: Sequence[tuple[str, bytes]] = (),
+) -> None:
     """What a sender does."""
     topic = protocol.names.topic("messages", prefix)
     async with AIOKafkaProducer(bootstrap_servers=servers, acks="all", enable_idempotence=True) as producer:
         partitions = sorted(await producer.partitions_for(topic))
         for number, value in enumerate(values):
             partition = partitions[number % len(partitions)]
-            await producer.send_and_wait(topic, value, key=queue.encode(), partition=partition)
+            await producer.send_and_wait(
+                topic, value, key=queue.encode(), partition=partition, headers=list(headers)
+            )  # fmt: skip

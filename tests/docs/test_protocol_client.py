@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +22,7 @@ from marq.core.names import Names
 from marq.positions import Positions
 from tests.docs import protocol_client
 from tests.docs.protocol_client import Values
+from tests.docs.protocol_delayer import Delayer
 from tests.docs.protocol_receiver import Message, Receiver, send
 from tests.unit.core.batches import batches
 from tests.worker.harness import Worker, eventually
@@ -32,6 +34,8 @@ PROTOCOL = protocol_client.read()
 
 
 def kind_of(batch: markers.Batch) -> str:
+    if isinstance(batch, markers.Answer):
+        return "ANSWERED"
     return batch.kind.name if isinstance(batch, markers.Fact) else type(batch).__name__.upper()
 
 
@@ -46,12 +50,17 @@ def values_of(batch: markers.Batch) -> Values:
     }  # fmt: skip
     match batch:
         case markers.Acquire():
-            timestamps, attempts, keys, headers, values = map(list, zip(*batch.payloads, strict=True))
-            columns = {
-                "timestamps": timestamps, "attempts": attempts, "keys": keys, "values": values,
-                "headers": list(map(list, headers)),
-            }  # fmt: skip
-            return {**about, "lease": batch.lease_ms, "from_offset": batch.from_offset, **columns}
+            dues = [-1] * len(batch.offsets) if batch.dues_ms is None else list(batch.dues_ms)
+            own = {"lease": batch.lease_ms, "from_offset": batch.from_offset, "dues": dues}
+            return {**about, **own, **columns_of(batch)}
+        case markers.Delay():
+            from_offset = -1 if batch.from_offset is None else batch.from_offset
+            own = {"times": list(batch.times_ms), "relative": batch.relative, "from_offset": from_offset}
+            return {**about, **own, **columns_of(batch)}
+        case markers.Reschedule():
+            return {**about, "times": list(batch.times_ms), "relative": batch.relative}
+        case markers.Answer():
+            return {**about, "outcomes": list(batch.outcomes)}
         case markers.Renew():
             return {**about, "lease": batch.lease_ms}
         case markers.Release():
@@ -64,9 +73,18 @@ def values_of(batch: markers.Batch) -> Values:
     return about
 
 
+def columns_of(batch: markers.Acquire | markers.Delay) -> Values:
+    timestamps, attempts, keys, headers, values = map(list, zip(*batch.payloads, strict=True))
+    own = {"timestamps": timestamps, "attempts": attempts, "keys": keys, "values": values}
+    return {**own, "headers": list(map(list, headers))}
+
+
 @given(batches)
 def test_it_writes_the_bytes_that_marq_writes(batch: markers.Batch) -> None:
-    assert PROTOCOL.encode(kind_of(batch), values_of(batch)) == marker_codec.encode(batch)
+    # Marq writes a column of due times that it was given, also when nothing is in it.
+    written = ("DUES",) if isinstance(batch, markers.Acquire) and batch.dues_ms is not None else ()
+
+    assert PROTOCOL.encode(kind_of(batch), values_of(batch), written=written) == marker_codec.encode(batch)
 
 
 @given(batches)
@@ -79,7 +97,9 @@ def test_it_reads_what_marq_has_written(batch: markers.Batch) -> None:
 
 @given(batches)
 def test_marq_reads_columns_that_a_writer_need_not_have_written(batch: markers.Batch) -> None:
-    written = {"ACQUIRE": ("ATTEMPTS", "KEYS", "HEADERS"), "RELEASE": ("TEXTS",)}.get(kind_of(batch), ())
+    payloads = ("ATTEMPTS", "KEYS", "HEADERS")
+    optional = {"ACQUIRE": (*payloads, "DUES"), "DELAY": payloads, "RELEASE": ("TEXTS",)}
+    written = optional.get(kind_of(batch), ())
 
     read = marker_codec.decode(PROTOCOL.encode(kind_of(batch), values_of(batch), written=written))
 
@@ -87,7 +107,7 @@ def test_marq_reads_columns_that_a_writer_need_not_have_written(batch: markers.B
 
 
 def test_there_are_no_other_kinds() -> None:
-    assert PROTOCOL.kinds == {kind.name: kind.value for kind in markers.Kind if kind not in markers.RESERVED}
+    assert PROTOCOL.kinds == {kind.name: kind.value for kind in markers.Kind}
 
 
 # --- positions --------------------------------------------------------------------------------------------------------
@@ -248,6 +268,46 @@ async def test_it_consumes_a_queue_beside_a_real_worker(
         ):
             await producer.send("jobs", b"after")
             assert [message.value for message in await consumer.receive()] == [b"after"]
+    finally:
+        worker.close()
+
+
+async def test_it_delays_cancels_and_moves_beside_a_real_worker(servers: str, names: Names, tmp_path: Path) -> None:
+    worker = Worker(servers, tmp_path, prefix=names.prefix, queues="[queues.jobs]\n")
+    try:
+        await worker.start().ready(1)
+        async with (
+            Delayer(PROTOCOL, servers, names.prefix, "jobs") as delayer,
+            Receiver(protocol_client.read(), servers, names.prefix, "jobs", lease_ms=LEASE_MS) as receiver,
+        ):
+            began_ms = int(time.time() * 1000)
+            soon, away, moved = await delayer.delay(
+                [b"soon", b"away", b"moved"], [1_500, 3_600_000, 3_600_000], relative=True
+            )
+            (once,) = await delayer.delay([b"once"], [began_ms + 1_000], relative=False, times_written=2)
+            at = [("marq-deliver-at", b"%d" % (began_ms + 2_000))]
+            await send(PROTOCOL, servers, names.prefix, "jobs", [b"by header"], at)
+            assert await delayer.cancel(away)
+            assert await delayer.move(moved, 1_000, relative=True)
+
+            received = {message.value: message for message in await until(receiver, 4)}
+            for message in received.values():
+                await receiver.ack(message)
+
+            assert {message.value: message.id for message in received.values() if message.value != b"by header"} == {
+                b"soon": soon.id, b"moved": moved.id, b"once": once.id
+            }  # fmt: skip
+            assert {message.attempt for message in received.values()} == {1}
+            assert int(time.time() * 1000) >= began_ms + 2_000
+            # Each has left.
+            assert not await delayer.cancel(soon)
+            assert not await delayer.move(away, 0, relative=True)
+
+        async def figures() -> tuple[float, ...]:
+            found = await worker.queue("jobs")
+            return tuple(found[name] for name in ("acked", "in_flight", "dead", "late"))
+
+        await eventually(figures, lambda found: found == (4, 0, 0, 0))
     finally:
         worker.close()
 
