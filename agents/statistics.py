@@ -81,6 +81,7 @@ def _add_owner(queues: dict[str, dict[str, float]], owner: Ownership) -> None:
         figures["in_flight"] += gauge.in_flight
         figures["waiting_for_redelivery"] += gauge.released
         figures["waiting_for_dead_letters"] += gauge.rejected
+        figures["waiting_for_delivery"] += gauge.delayed
         if gauge.oldest_ms is not None:
             age = max(0.0, (now_ms - gauge.oldest_ms) / 1000)
             figures["oldest_lease_seconds"] = max(figures["oldest_lease_seconds"], age)
@@ -88,7 +89,10 @@ def _add_owner(queues: dict[str, dict[str, float]], owner: Ownership) -> None:
 
 def _empty() -> dict[str, float]:
     rates = {f"{name}_per_second": 0.0 for name in _RATED}
-    gauges = {"in_flight": 0, "waiting_for_redelivery": 0, "waiting_for_dead_letters": 0, "oldest_lease_seconds": 0.0}
+    waiting = dict.fromkeys(
+        ("in_flight", "waiting_for_delivery", "waiting_for_redelivery", "waiting_for_dead_letters"), 0
+    )
+    gauges = {**waiting, "oldest_lease_seconds": 0.0}
     return {**gauges, **asdict(Counts()), **rates}
 
 

@@ -1,4 +1,8 @@
-"""What one ACQUIRE takes: messages of one queue from one source partition, small enough for one record."""
+"""What one ACQUIRE takes: messages of one queue from one source partition, small enough for one record.
+
+A message that is not to be delivered yet, by a header of its record or by its queue's ``delay``, is in the ACQUIRE like
+all others, but with a time instead of a holder: the tracker delivers it then. A copy is never delayed again.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from marq.core.copies import origin
+from marq.core.copies import deliver_at_ms, origin
 from marq.core.errors import ConfigError
 from marq.core.marker_codec import encode
 from marq.core.markers import (
     MAX_BATCH_MARKERS,
+    NOW,
     Acquire,
     Columns,
     Payload,
@@ -40,12 +45,21 @@ class Acquisition:
     holder: int
     offsets: Sequence[int]
     from_offset: int
-    messages: Sequence[Record]
+    taken: Sequence[Record]
+    #: When each is due that must not be delivered yet, NOW for the others; None when there is no such.
+    dues_ms: Sequence[int] | None
     #: As the marker says it: settings may change before the messages are handed out.
     lease_ms: int
     settings: FlowSettings
     #: From a topic of the queue's own, where keys are the senders'.
     own_topic: bool
+
+    @property
+    def messages(self) -> Sequence[Record]:
+        """Those that are delivered now."""
+        if self.dues_ms is None:
+            return self.taken
+        return [record for record, due_ms in zip(self.taken, self.dues_ms, strict=True) if due_ms == NOW]
 
     def records(self) -> Iterator[MarkerRecord]:
         """Return the marker record."""
@@ -53,7 +67,7 @@ class Acquisition:
         yield MarkerRecord(partition, encode(self._marker()))
 
     def _marker(self) -> Acquire:
-        columns = _columns(self.queue, self.source, self.messages, self.own_topic)
+        columns = _columns(self.queue, self.source, self.taken, self.own_topic)
         return Acquire(
             self.queue,
             self.holder,
@@ -62,6 +76,7 @@ class Acquisition:
             self.lease_ms,
             self.from_offset,
             columns,
+            self.dues_ms,
         )
 
 
@@ -81,12 +96,21 @@ def acquisitions(
     """
     queue, source = lane
     room = settings.limit_bytes - FRAME_BYTES - _HEAD_BYTES
-    lease_ms = settings.lease_of(queue)
+    lease_ms, delay_ms = settings.lease_of(queue), settings.delay_of(queue)
     for part in _parts(queue, messages, room, own_topic):
         piece = messages if len(messages) == part.stop - part.start else messages[part]
         offsets = [record.offset for record in piece]
-        yield Acquisition(queue, source, holder, offsets, from_offset, piece, lease_ms, settings, own_topic)
+        dues_ms = _dues_ms(piece, delay_ms)
+        yield Acquisition(queue, source, holder, offsets, from_offset, piece, dues_ms, lease_ms, settings, own_topic)
         from_offset = offsets[-1] + 1
+
+
+def _dues_ms(messages: Sequence[Record], delay_ms: int) -> Sequence[int] | None:
+    # Thousands of messages: a list is quicker here than a generator.
+    if not delay_ms and not any([record.headers for record in messages]):  # noqa: C419
+        return None
+    dues_ms = [deliver_at_ms(record.timestamp, record.headers, delay_ms) for record in messages]
+    return None if dues_ms.count(NOW) == len(dues_ms) else dues_ms
 
 
 def _parts(queue: str, messages: Sequence[Record], room: int, own_topic: bool) -> Iterator[slice]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any, Protocol, TypeVar
 
 from aiokafka import AIOKafkaProducer
 
 from marq.connection import abandon_producer, client_options, started, stop_producer
 from marq.core.definitions import Definitions
+from marq.markers_reader import KafkaMarkersReader, MarkersReader
 from marq.queues import Queues
 from marq.reader import GroupMember, GroupReader
 from marq.serving import Serving
@@ -93,6 +94,14 @@ class Cluster(Protocol):
 
     def queues(self) -> Followed: ...
     def writer(self, topics: Topics) -> Writer: ...
+
+    async def markers_reader(self, partitions: Collection[int]) -> MarkersReader:
+        """Return a reader of what comes to some markers partitions from now on.
+
+        Raises:
+            BrokerUnavailable: no broker answered in time, or it refused.
+        """
+
     def member(self, group: str, serving: Serving, instance_id: str | None) -> GroupMember: ...
 
     def start(
@@ -144,6 +153,11 @@ class KafkaCluster:
 
     def writer(self, topics: Topics) -> Writer:
         return KafkaMarkerWriter(self._settings, topics.markers_limit_bytes)
+
+    async def markers_reader(self, partitions: Collection[int]) -> KafkaMarkersReader:
+        reader = KafkaMarkersReader(self._settings, partitions)
+        await reader.start()
+        return reader
 
     def member(self, group: str, serving: Serving, instance_id: str | None) -> GroupMember:
         return GroupReader(self._settings, group, serving, instance_id=instance_id)

@@ -7,8 +7,9 @@
 3. **Commit** the offset after the last record read. The marker goes first: a crash between commit and marker would lose
    the messages. Commit unknown: see 2, or they come back when the lease ends. Both may be one transaction
    (:mod:`marq.starts`), of which a crash in between leaves nothing.
-4. **Hand out** to handlers and waiting calls. Only now: a cycle that fails before hands nothing out, goes back to where
-   it began and is tried again. Crash: the lease runs out and the tracker redelivers, with the next attempt.
+4. **Hand out** to handlers and waiting calls what is not to be delivered later. Only now: a cycle that fails before
+   hands nothing out, goes back to where it began and is tried again. Crash: the lease runs out and the tracker
+   redelivers, with the next attempt.
 5. **Settle** what was decided, batched by some milliseconds (:mod:`marq.outbox`). Crash before it is durable: the
    message was processed and is redelivered: that is the double which at-least-once delivery allows.
 
@@ -67,6 +68,8 @@ class FlowSettings:
     #: What decodes values: of all queues, or of each that has one of its own.
     codec: Codec | None = None
     codecs: Mapping[str, Codec] = field(default_factory=dict)
+    #: How long after they were sent the messages of a queue are delivered at the earliest, in ms.
+    delay_of: Callable[[str], int] = lambda queue: 0
 
     def lease_of(self, queue: str) -> int:
         """Return the lease of a queue, in ms."""
@@ -363,6 +366,7 @@ class Flow:
                 self._settings.shortest_lease_ms / 1000,
                 check,
             )
+            acquired = [each for each in acquired if each.messages]
             if acquired and self._clock() >= sent_s + min(each.lease_ms for each in acquired) / 1000:
                 # Committed, so they are not read again: the tracker redelivers them, since nobody ends them.
                 self._log_late(acquired)
@@ -417,14 +421,14 @@ class Flow:
                 each.queue,
                 each.source,
                 each.holder,
-                each.offsets,
+                [record.offset for record in each.messages],
                 sent_s,
                 lease_s,
                 codec,
                 each.own_topic,
             )
             self.renewal.add(lease)
-            self._held += len(each.offsets)
+            self._held += len(each.messages)
             self.shelves[each.queue].put([Message(record, lease) for record in each.messages], now_s)
 
     # --- accounts -----------------------------------------------------------------------------------------------------

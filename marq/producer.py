@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
@@ -17,11 +18,15 @@ from marq.codecs import Codec, check_codec
 from marq.connection import to_its_end
 from marq.content import Content, Header, check_headers, check_queues, encode
 from marq.core.errors import BrokerUnavailable, ConfigError, MarqError
+from marq.delays import Delays
+from marq.durations import Duration
+from marq.inquiry import Inquiry
 from marq.receipt import Receipt
 from marq.rights import refused
 from marq.routes import Route, Routes
 from marq.settings import ClientOptions, ClientSettings
 from marq.topics import Topics
+from marq.when import At, Delay, When, when, whens
 from marq.words import Unknown, missing, refuse
 
 log = logging.getLogger("marq")
@@ -75,6 +80,8 @@ class Producer:
         self._content: Content
         self._queues: Followed
         self._routes: Routes
+        self._delays: Delays
+        self._inquiry: Inquiry
         self._kafka: Sender | None = None
         self._open: dict[tuple[str, int], _Parcel] = {}
         self._sending: set[asyncio.Task[Any]] = set()
@@ -100,6 +107,8 @@ class Producer:
                     await self._queues.stop()
                     raise
                 self._routes = Routes(self._cluster, self._settings.names, topics, self._queues)
+                self._delays = Delays(self._cluster, topics, self._limit_s)
+                self._inquiry = Inquiry(self._cluster, topics, self._delays, self._limit_s)
                 self._topics = topics
 
     async def stop(self) -> None:
@@ -125,6 +134,8 @@ class Producer:
         await asyncio.gather(*self._sending, return_exceptions=True)
         kafka, self._kafka = self._kafka, None
         self._routes.close()
+        await self._inquiry.stop()
+        await self._delays.stop(1.0)
         await self._queues.stop()
         if kafka is not None:
             await self._cluster.close(kafka, 1.0)
@@ -139,42 +150,72 @@ class Producer:
         await self.stop()
 
     @overload
-    async def send(self, queue: str, value: Any, *, headers: Headers | None = None, **unknown: Unknown) -> Receipt: ...
+    async def send(
+        self,
+        queue: str,
+        value: Any,
+        *,
+        headers: Headers | None = None,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        **unknown: Unknown,
+    ) -> Receipt: ...
 
     @overload
     async def send(
-        self, queue: Sequence[str], value: Any, *, headers: Headers | None = None, **unknown: Unknown
+        self,
+        queue: Sequence[str],
+        value: Any,
+        *,
+        headers: Headers | None = None,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        **unknown: Unknown,
     ) -> list[Receipt]: ...
 
     async def send(
-        self, queue: str | Sequence[str], value: Any, *, headers: Headers | None = None, **unknown: Unknown
+        self,
+        queue: str | Sequence[str],
+        value: Any,
+        *,
+        headers: Headers | None = None,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        **unknown: Unknown,
     ) -> Receipt | list[Receipt]:
         """Send one message; durable on return.
 
         To a list of queues a copy for each, whose receipts come in the same order; all are checked before the first is
-        sent.
+        sent. With ``delay`` (seconds or timedelta) or ``at`` (a datetime with a time zone) it is delivered then, and
+        until then the receipt serves to :meth:`cancel` or :meth:`reschedule` it. A delay is counted by the brokers'
+        clocks, from the moment at which the message is durable.
 
         Raises:
             TypeError, ValueError: the value is not bytes, or the codec can't encode it; nothing was sent.
             MessageTooLarge: it does not fit; nothing was sent.
-            ConfigError: a queue's name or a header is not allowed; nothing was sent.
+            ConfigError: a queue's name, a header or the time is not allowed; nothing was sent.
             BrokerUnavailable: the broker did not confirm in time: unknown whether the message was sent.
             SendManyFailed: the same, of several queues: its ``receipts`` say to which it was sent.
         """
         if unknown:
             refuse("send", unknown)
+        due = None if delay is None and at is None else when("send()", delay, at)
         if not isinstance(queue, str):
-            return await self._send_to_each(check_queues(queue), value, headers)
+            return await self._send_to_each(check_queues(queue), value, headers, due)
         self._started()
         route = self._routes.known.get(queue) or await self._routes.find(queue)
         pairs = check_headers(headers) if headers else []
         if self._codec is not None:
             value = encode(self._codec, queue, value)
         self._content.check(queue, route.key, value, pairs)
+        if due is not None:
+            return await self._delays.post(queue, value, pairs, due)
         partition, future = self._post(route, value, pairs)
         return Receipt(queue, route.lane.topic, partition, await future)
 
-    async def _send_to_each(self, queues: Sequence[str], value: Any, headers: Headers | None) -> list[Receipt]:
+    async def _send_to_each(
+        self, queues: Sequence[str], value: Any, headers: Headers | None, due: When | None
+    ) -> list[Receipt]:
         self._started()
         pairs = check_headers(headers) if headers else []
         if self._codec is not None:
@@ -182,12 +223,17 @@ class Producer:
         routes = [await self._routes.find(queue) for queue in queues]
         for queue, route in zip(queues, routes, strict=True):
             self._content.check(queue, route.key, value, pairs)
-        posts = [self._post(route, value, pairs) for route in routes]
-        outcomes = await asyncio.gather(*[future for _, future in posts], return_exceptions=True)
-        receipts = [
-            None if isinstance(outcome, BaseException) else Receipt(queue, route.lane.topic, partition, outcome)
-            for queue, route, (partition, _), outcome in zip(queues, routes, posts, outcomes, strict=True)
-        ]
+        if due is not None:
+            delayed = [self._delays.post(queue, value, pairs, due) for queue in queues]
+            outcomes: list[Any] = await asyncio.gather(*delayed, return_exceptions=True)
+            receipts = [None if isinstance(outcome, BaseException) else outcome for outcome in outcomes]
+        else:
+            posts = [self._post(route, value, pairs) for route in routes]
+            outcomes = await asyncio.gather(*[future for _, future in posts], return_exceptions=True)
+            receipts = [
+                None if isinstance(outcome, BaseException) else Receipt(queue, route.lane.topic, partition, outcome)
+                for queue, route, (partition, _), outcome in zip(queues, routes, posts, outcomes, strict=True)
+            ]
         for index, outcome in enumerate(outcomes):
             if isinstance(outcome, BaseException):
                 raise SendManyFailed(queues[index], index, receipts, outcome) from outcome
@@ -199,13 +245,17 @@ class Producer:
         values: Iterable[Any],
         *,
         headers: Headers | None = None,
+        delay: Delay | None = None,
+        at: At | None = None,
         **unknown: Unknown,
     ) -> list[Receipt]:
         """Send messages, all with the same headers; return their receipts in the same order when all are durable.
 
+        ``delay`` and ``at`` are as for :meth:`send`, one for all of them or a list with one for each.
+
         Raises:
             TypeError, ValueError, MessageTooLarge: an item is not allowed (the text says which); nothing was sent.
-            ConfigError: the queue's name or a header is not allowed; nothing was sent.
+            ConfigError: the queue's name, a header or a time is not allowed; nothing was sent.
             SendManyFailed: the broker did not confirm an item in time: its ``receipts`` say which were sent.
         """
         if unknown:
@@ -223,6 +273,9 @@ class Producer:
         if (codec := self._codec) is not None:
             items = [encode(codec, queue, value, item) for item, value in enumerate(items)]
         self._content.check_many(queue, route.key, items, pairs)
+        dues = None if delay is None and at is None else whens("send_many()", delay, at, len(items))
+        if dues and items:
+            return await self._delay_many(queue, items, pairs, dues)
         share = max(1, -(-len(items) // lane.partitions))
         receipts: list[Receipt | None] = []
         tasks: list[asyncio.Task[int]] = []
@@ -255,6 +308,67 @@ class Producer:
         if failure is not None:
             raise SendManyFailed(queue, first_failed, receipts, failure) from failure
         return receipts  # type: ignore[return-value]
+
+    async def _delay_many(
+        self, queue: str, items: Sequence[bytes], pairs: list[Header], dues: Sequence[When]
+    ) -> list[Receipt]:
+        receipts: list[Receipt] = []
+        try:
+            await self._delays.send_many(queue, items, pairs, dues, receipts)
+        except BrokerUnavailable as error:
+            done = len(receipts)
+            raise SendManyFailed(queue, done, [*receipts, *[None] * (len(items) - done)], error) from error
+        return receipts
+
+    # --- what was delayed ---------------------------------------------------------------------------------------------
+
+    @overload
+    async def cancel(self, receipt: Receipt) -> bool: ...
+
+    @overload
+    async def cancel(self, receipt: Sequence[Receipt]) -> list[bool]: ...
+
+    async def cancel(self, receipt: Receipt | Sequence[Receipt]) -> bool | list[bool]:
+        """Cancel a delayed message, or several: True for each that will not be delivered any more.
+
+        False: it was delivered or cancelled before. Needs a running tracker, and the right to read the markers topic.
+
+        Raises:
+            TypeError: it is no receipt.
+            BrokerUnavailable: no tracker answered within the request timeout; it may be cancelled or not.
+        """
+        return await self._ask("cancel", receipt, None)
+
+    @overload
+    async def reschedule(
+        self, receipt: Receipt, *, delay: Duration | None = None, at: datetime | None = None
+    ) -> bool: ...
+
+    @overload
+    async def reschedule(
+        self, receipt: Sequence[Receipt], *, delay: Duration | None = None, at: datetime | None = None
+    ) -> list[bool]: ...
+
+    async def reschedule(
+        self, receipt: Receipt | Sequence[Receipt], *, delay: Duration | None = None, at: datetime | None = None
+    ) -> bool | list[bool]:
+        """Deliver a delayed message, or several, at another time: ``delay=0`` is at once. Else as :meth:`cancel`.
+
+        Raises:
+            ConfigError: no time was given, or one that is not allowed.
+        """
+        if delay is None and at is None:
+            raise ConfigError("reschedule(): say when: delay=… (seconds or timedelta) or at=… (datetime)")
+        return await self._ask("reschedule", receipt, when("reschedule()", delay, at) or When(0, relative=True))
+
+    async def _ask(self, call: str, receipt: Receipt | Sequence[Receipt], due: When | None) -> bool | list[bool]:
+        self._started()
+        receipts = [receipt] if isinstance(receipt, Receipt) else list(receipt)
+        for each in receipts:
+            if not isinstance(each, Receipt):
+                raise TypeError(f"{call}() takes the receipt that send() returned, not {type(each).__name__}: {each!r}")
+        answers = await self._inquiry.ask(receipts, due)
+        return answers[0] if isinstance(receipt, Receipt) else answers
 
     def __getattr__(self, name: str) -> Any:
         raise missing("Producer", name)

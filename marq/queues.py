@@ -42,6 +42,7 @@ class QueueOptions(TypedDict, total=False):
     topic: str | None
     handler: str | None
     concurrency: int | None
+    delay: Duration | None
 
 
 class Queues:

@@ -6,7 +6,11 @@ from typing import NamedTuple
 
 
 class Receipt(NamedTuple):
-    """Where the message stands; :attr:`id` is the same as ``message.id`` at every delivery."""
+    """Where the message stands; :attr:`id` is the same as ``message.id`` at every delivery.
+
+    A delayed message does not stand anywhere yet: ``topic`` is then a name that the producer has drawn, and
+    ``partition`` and ``offset`` are its numbers.
+    """
 
     queue: str
     topic: str

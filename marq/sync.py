@@ -19,6 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
+from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack, overload
@@ -26,9 +27,11 @@ from typing import Any, Generic, Self, TypeVar, Unpack, overload
 from marq.codecs import Codec, check_codec
 from marq.content import encode
 from marq.core.errors import BrokerUnavailable, MarqError
+from marq.durations import Duration
 from marq.producer import Headers, Producer
 from marq.receipt import Receipt
 from marq.settings import ClientOptions
+from marq.when import At, Delay
 from marq.words import Unknown, missing
 
 log = logging.getLogger("marq")
@@ -115,32 +118,96 @@ class SyncProducer:
         self.stop()
 
     @overload
-    def send(self, queue: str, value: Any, *, headers: Headers | None = None, **unknown: Unknown) -> Receipt: ...
+    def send(
+        self,
+        queue: str,
+        value: Any,
+        *,
+        headers: Headers | None = None,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        **unknown: Unknown,
+    ) -> Receipt: ...
 
     @overload
     def send(
-        self, queue: Sequence[str], value: Any, *, headers: Headers | None = None, **unknown: Unknown
+        self,
+        queue: Sequence[str],
+        value: Any,
+        *,
+        headers: Headers | None = None,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        **unknown: Unknown,
     ) -> list[Receipt]: ...
 
     def send(
-        self, queue: str | Sequence[str], value: Any, *, headers: Headers | None = None, **unknown: Unknown
+        self,
+        queue: str | Sequence[str],
+        value: Any,
+        *,
+        headers: Headers | None = None,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        **unknown: Unknown,
     ) -> Receipt | list[Receipt]:
-        """Send one message, to one queue or to several; durable on return. Raises as :meth:`marq.Producer.send`."""
+        """Send one message, to one queue or to several; durable on return. As :meth:`marq.Producer.send`."""
         thread = self._started()
         if self._codec is not None:
             value = encode(self._codec, queue, value)
-        return thread.call(lambda producer: producer.send(queue, value, headers=headers, **unknown))
+        return thread.call(lambda producer: producer.send(queue, value, headers=headers, delay=delay, at=at, **unknown))
 
     def send_many(
-        self, queue: str, values: Iterable[Any], *, headers: Headers | None = None, **unknown: Unknown
+        self,
+        queue: str,
+        values: Iterable[Any],
+        *,
+        headers: Headers | None = None,
+        delay: Delay | None = None,
+        at: At | None = None,
+        **unknown: Unknown,
     ) -> list[Receipt]:
-        """Send messages; durable on return. Raises as :meth:`marq.Producer.send_many`."""
+        """Send messages; durable on return. As :meth:`marq.Producer.send_many`."""
         thread = self._started()
         # Here, not in the loop: what the values come from may belong to this thread, and may take its time.
         items = list(values)
         if (codec := self._codec) is not None:
             items = [encode(codec, queue, value, item) for item, value in enumerate(items)]
-        return thread.call(lambda producer: producer.send_many(queue, items, headers=headers, **unknown))
+        return thread.call(
+            lambda producer: producer.send_many(queue, items, headers=headers, delay=delay, at=at, **unknown)
+        )
+
+    @overload
+    def cancel(self, receipt: Receipt) -> bool: ...
+
+    @overload
+    def cancel(self, receipt: Sequence[Receipt]) -> list[bool]: ...
+
+    def cancel(self, receipt: Receipt | Sequence[Receipt]) -> bool | list[bool]:
+        """Cancel delayed messages. As :meth:`marq.Producer.cancel`."""
+
+        async def ask(producer: Producer) -> bool | list[bool]:
+            return await producer.cancel(receipt)
+
+        return self._started().call(ask)
+
+    @overload
+    def reschedule(self, receipt: Receipt, *, delay: Duration | None = None, at: datetime | None = None) -> bool: ...
+
+    @overload
+    def reschedule(
+        self, receipt: Sequence[Receipt], *, delay: Duration | None = None, at: datetime | None = None
+    ) -> list[bool]: ...
+
+    def reschedule(
+        self, receipt: Receipt | Sequence[Receipt], *, delay: Duration | None = None, at: datetime | None = None
+    ) -> bool | list[bool]:
+        """Deliver delayed messages at another time. As :meth:`marq.Producer.reschedule`."""
+
+        async def ask(producer: Producer) -> bool | list[bool]:
+            return await producer.reschedule(receipt, delay=delay, at=at)
+
+        return self._started().call(ask)
 
     def __getattr__(self, name: str) -> Any:
         raise missing("SyncProducer", name)

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from marq.core.leases import Destination, Fire
 from marq.core.marker_codec import cut_text
-from marq.core.markers import Cause, Headers, Payload, Source
+from marq.core.markers import NOW, Cause, Headers, Payload, Source
 from marq.core.names import (
     ATTEMPT_HEADER,
+    DELIVER_AT_HEADER,
     DIED_AT_HEADER,
     ERROR_HEADER,
     FIRST_SENT_HEADER,
@@ -25,6 +26,9 @@ from marq.core.names import (
     RESERVED_HEADER,
 )
 from marq.core.rows import State
+
+#: A time that nobody can mean: the marker format has 63 bits for it.
+_MAX_TIME_MS = 2**62
 
 
 class Copy(NamedTuple):
@@ -58,6 +62,20 @@ def origin(source: Source, offset: int, timestamp_ms: int, headers: Iterable[tup
     identity = found.get(ID_HEADER, b"").decode("utf-8", "replace") or record_id(source, offset)
     attempt = _number(found.get(ATTEMPT_HEADER), 1)
     return Origin(identity, attempt if 0 < attempt < 2**32 else 1, _number(found.get(FIRST_SENT_HEADER), timestamp_ms))
+
+
+def deliver_at_ms(timestamp_ms: int, headers: Iterable[tuple[str, bytes | None]], delay_ms: int) -> int:
+    """Return before when a record must not be delivered, NOW for one that may be; ``delay_ms`` is its queue's.
+
+    A copy comes when it is due, whatever the record said that it is of.
+    """
+    found = {name: value for name, value in headers if name in (DELIVER_AT_HEADER, ATTEMPT_HEADER)}
+    if ATTEMPT_HEADER in found:
+        return NOW
+    deliver_at_ms = _number(found.get(DELIVER_AT_HEADER), NOW)
+    if NOW < deliver_at_ms < _MAX_TIME_MS:
+        return deliver_at_ms
+    return max(0, timestamp_ms) + delay_ms if delay_ms else NOW
 
 
 def _number(value: bytes | None, default: int) -> int:

@@ -31,7 +31,8 @@ class QueueSettings:
     """``max_attempts`` counts deliveries; ``dead_letter`` False drops a message after the last one.
 
     ``group``: the named group whose consumers serve the queue; ``topic``: a topic of the queue's own; ``handler``:
-    ``module:function``, run by workers, with ``concurrency`` calls at a time.
+    ``module:function``, run by workers, with ``concurrency`` calls at a time; ``delay_ms``: how long after it was sent
+    a message is delivered.
     """
 
     lease_ms: int = 30_000
@@ -42,6 +43,7 @@ class QueueSettings:
     topic: str | None = None
     handler: str | None = None
     concurrency: int = 64
+    delay_ms: int = 0
 
 
 Check = Callable[[str, object], None]
@@ -76,6 +78,8 @@ def queue_settings(*documents: Mapping[str, Any]) -> QueueSettings:
         values.update(document)
     if "lease" in values:
         values["lease_ms"] = max(_ms(values.pop("lease")), 1)
+    if "delay" in values:
+        values["delay_ms"] = _ms(values.pop("delay"))
     if "backoff" in values:
         values["backoff"] = _backoff(values["backoff"])
     return QueueSettings(**values)
@@ -98,6 +102,7 @@ def settings_document(settings: QueueSettings) -> dict[str, Any]:
         "topic": settings.topic,
         "handler": settings.handler,
         "concurrency": settings.concurrency,
+        "delay": _seconds(settings.delay_ms),
     }
 
 
@@ -191,4 +196,5 @@ CHECKS: Mapping[str, Check] = {
     "topic": _named(check_topic_name),
     "handler": _handler,
     "concurrency": _count(MAX_CONCURRENCY),
+    "delay": _SECONDS,
 }

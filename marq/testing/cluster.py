@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from marq.core.errors import ConfigError
@@ -77,7 +77,31 @@ class MemoryWriter:
     async def write(self, records: Sequence[MarkerRecord], limit_s: float) -> None:
         for partition, value in records:
             self._installation.owners[partition].append(value)
-        self._memory.passage.stir()
+        self._memory.stir()
+
+
+class MemoryMarkersReader:
+    """Reads markers from where their logs end now."""
+
+    def __init__(self, markers: Topic, partitions: Collection[int]) -> None:
+        self._markers = markers
+        self._positions = {each: len(markers.logs[each]) for each in partitions}
+        self._more = asyncio.Event()
+        markers.listen(self._more.set)
+
+    async def read(self) -> Sequence[bytes | None]:
+        while True:
+            self._more.clear()
+            found = []
+            for partition, position in self._positions.items():
+                found += [record.value for record in self._markers.logs[partition][position:]]
+                self._positions[partition] = len(self._markers.logs[partition])
+            if found:
+                return found
+            await self._more.wait()
+
+    async def stop(self, limit_s: float) -> None:
+        self._markers.ignore(self._more.set)
 
 
 class MemoryMember(Member):
@@ -154,6 +178,10 @@ class MemoryCluster:
         await self._memory.clock.sleep(seconds)
 
     async def within(self, seconds: float | None, waiting: Awaitable[T]) -> T:
+        if self._memory.is_elsewhere:
+            # Nobody can make virtual time pass from here, but nobody has to: trackers answer at once.
+            async with asyncio.timeout(seconds):
+                return await waiting
         return await self._memory.passage.within(seconds, waiting)
 
     async def topics(self) -> Topics:
@@ -175,6 +203,9 @@ class MemoryCluster:
 
     def writer(self, topics: Topics) -> MemoryWriter:
         return MemoryWriter(self._memory, self._installation)
+
+    async def markers_reader(self, partitions: Collection[int]) -> MemoryMarkersReader:
+        return MemoryMarkersReader(self._installation.markers, partitions)
 
     def member(self, group: str, serving: Serving, instance_id: str | None) -> MemoryMember:
         return MemoryMember(self._memory, group, self._settings, serving)

@@ -39,6 +39,19 @@ class Memory:
     def address(self) -> str:
         return MEMORY_SCHEME + self.name
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether its consumers and its time belong to another event loop than the running one."""
+        loop = self._loop
+        return loop is not None and not loop.is_closed() and loop is not asyncio.get_running_loop()
+
+    def stir(self) -> None:
+        """Note that a marker was written, by which some message may come back some time."""
+        if self._loop is not None and self.is_elsewhere:
+            self._loop.call_soon_threadsafe(self.passage.stir)
+        else:
+            self.passage.stir()
+
     def enter(self) -> None:
         """Note that the running event loop uses this broker.
 

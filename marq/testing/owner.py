@@ -7,6 +7,7 @@ Rows are never written, so payloads stay in the ACQUIREs that they came in.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
@@ -64,6 +65,8 @@ class Owner:
         self._tracker = Tracker(settings, holder=partition + 1, tick_interval_ms=0)
         self._timer: Timer | None = None
         self._working = False
+        # Delayed messages may come from the thread of a SyncProducer.
+        self._lock = threading.RLock()
 
     @property
     def awaits(self) -> bool:
@@ -78,20 +81,22 @@ class Owner:
 
     def append(self, value: bytes | None) -> None:
         """Append a marker, fold it, and do what is due now."""
-        self._append(value)
-        self.work()
+        with self._lock:
+            self._append(value)
+            self.work()
 
     def work(self) -> None:
         """Send what is due, and come back when something will be."""
-        if self._working:
-            return
-        self._working = True
-        try:
-            while self._step():
-                pass
-        finally:
-            self._working = False
-        self._come_back()
+        with self._lock:
+            if self._working:
+                return
+            self._working = True
+            try:
+                while self._step():
+                    pass
+            finally:
+                self._working = False
+            self._come_back()
 
     def _append(self, value: bytes | None) -> None:
         clock = self._clock

@@ -105,7 +105,7 @@ def test_without_parentheses_the_decorator_says_what_to_write() -> None:
         ("max_attempts", "max_attempts is a setting of the queue"),
         ("backoff", "backoff is a setting of the queue"),
         ("countdown", r"raise marq\.Retry\(delay=…\)"),
-        ("delay", r"send\(…, delay=…\)"),
+        ("delay", "under \\[queues.emails\\]"),
         ("concurency", "unexpected keyword argument 'concurency'"),
     ],
 )

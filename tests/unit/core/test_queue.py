@@ -58,6 +58,7 @@ def test_settings_can_be_said_as_a_document_again() -> None:
         "topic": "orders",
         "handler": "shop.orders:handle",
         "concurrency": 7,
+        "delay": 1.5,
     }
 
     assert settings_document(queue_settings(said)) == said
