@@ -8,14 +8,18 @@ from typing import Any, Protocol, Self
 
 from marq import token
 from marq.codecs import Codec, decode
-from marq.core.copies import Origin, origin
+from marq.core.copies import Origin, origin, uncounted
 from marq.core.errors import LeaseLost
 from marq.core.markers import BACKOFF, Headers
-from marq.core.names import KEY_HEADER, RESERVED_HEADER
+from marq.core.names import ERROR_HEADER, KEY_HEADER, RESERVED_HEADER
 from marq.durations import Duration, duration_ms
 from marq.lease import Lease
 from marq.outcomes import Reject, Retry, Undecodable
 from marq.words import Unknown, missing, refuse
+
+#: After so many uncounted releases in a row the next interrupted attempt counts: else a message whose handlers are
+#: always interrupted, as in a deployment that never comes up, would go round for ever.
+MAX_UNCOUNTED = 100
 
 
 class Record(Protocol):
@@ -90,6 +94,15 @@ class Message:
     def attempt(self) -> int:
         """The number of this delivery, from 1."""
         return self._origin.attempt if self._record.headers else 1
+
+    @property
+    def last_error(self) -> str | None:
+        """Type and text of the exception by which an earlier delivery ended, as ``ValueError: no such user``.
+
+        Of several the last one; cut at 1,024 bytes; None where there was none.
+        """
+        found = [value for name, value in self._record.headers if name == ERROR_HEADER]
+        return found[-1].decode("utf-8", "replace") if found and found[-1] else None
 
     @property
     def sent_at(self) -> datetime:
@@ -238,8 +251,13 @@ class Message:
         elif isinstance(error, Exception):
             lease.release(offset, BACKOFF, error=f"{type(error).__name__}: {error}")
         else:
-            # Cancelled, or the program ends: the attempt was none.
-            lease.release(offset, 0, counted=False)
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        """Cancelled, or the program ends: the attempt was none."""
+        counted = uncounted(self._record.headers) >= MAX_UNCOUNTED
+        error = f"interrupted, as {MAX_UNCOUNTED} times before" if counted else ""
+        self._lease.release(self._record.offset, 0, counted=counted, error=error)
 
     async def _settled(self, call: str, wait: bool) -> None:
         # A renew moves the expiry: what counts is the one before.

@@ -35,7 +35,7 @@ class QueueOptions(TypedDict, total=False):
     """What can be said of a queue; None takes what was changed back, so that the other layers count again."""
 
     lease: Duration | None
-    max_attempts: int | None
+    max_attempts: int | str | None
     backoff: Mapping[str, Any] | None
     dead_letter: bool | None
     group: str | None

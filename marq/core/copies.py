@@ -24,6 +24,7 @@ from marq.core.names import (
     ORIGIN_HEADER,
     REASON_HEADER,
     RESERVED_HEADER,
+    UNCOUNTED_HEADER,
 )
 from marq.core.rows import State
 
@@ -78,6 +79,12 @@ def deliver_at_ms(timestamp_ms: int, headers: Iterable[tuple[str, bytes | None]]
     return max(0, timestamp_ms) + delay_ms if delay_ms else NOW
 
 
+def uncounted(headers: Iterable[tuple[str, bytes | None]]) -> int:
+    """Return how many releases of a message, one after the other, did not count."""
+    found = [value for name, value in headers if name == UNCOUNTED_HEADER]
+    return _number(found[-1], 0) if found else 0
+
+
 def _number(value: bytes | None, default: int) -> int:
     if value is None or len(value) > 20 or not value.isdigit():
         return default
@@ -108,7 +115,9 @@ def copy(fire: Fire, payload: Payload, now_ms: int, own_topic: str | None) -> Co
             (ORIGIN_HEADER, record_id(fire.source, fire.offset).encode()),
             (DIED_AT_HEADER, b"%d" % now_ms),
         ]
-    replaced = {name for name, _ in own}
+    if fire.lease.state is State.RELEASED and not fire.lease.counted:
+        own.append((UNCOUNTED_HEADER, b"%d" % (uncounted(payload.headers) + 1)))
+    replaced = {UNCOUNTED_HEADER, *(name for name, _ in own)}
     kept: Headers = [header for header in payload.headers if header[0] not in replaced]
     key = payload.key if back else name
     # Kafka's clients refuse a record that has neither key nor value.

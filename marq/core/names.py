@@ -19,6 +19,8 @@ DELIVER_AT_HEADER = "marq-deliver-at"
 FIRST_SENT_HEADER = "marq-first-sent"
 REASON_HEADER = "marq-reason"
 ERROR_HEADER = "marq-error"
+#: How many releases in a row did not count.
+UNCOUNTED_HEADER = "marq-uncounted"
 ORIGIN_HEADER = "marq-origin"
 DIED_AT_HEADER = "marq-died-at"
 #: Only of notes among the dead letters (:mod:`marq.core.notes`): what became of those that it names.

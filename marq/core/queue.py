@@ -20,6 +20,9 @@ MAX_SECONDS = 365 * 24 * 3600
 #: A marker holds a lease as milliseconds in 32 bits: 49 days.
 MAX_LEASE_SECONDS = (2**32 - 1) // 1000
 MAX_ATTEMPTS = 1_000_000
+#: No limit: a marker holds an attempt in 32 bits, and no message comes so far. In a document it is "unlimited".
+UNLIMITED_ATTEMPTS = 2**32 - 1
+UNLIMITED = "unlimited"
 MAX_FACTOR = 1_000
 MAX_CONCURRENCY = 10_000
 #: Keys that make sense for one queue only, so that [defaults] may not have them.
@@ -28,7 +31,8 @@ OWN_KEYS = ("group", "topic", "handler")
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """``max_attempts`` counts deliveries; ``dead_letter`` False drops a message after the last one.
+    """``max_attempts`` counts deliveries, UNLIMITED_ATTEMPTS: for ever; ``dead_letter`` False drops a message after the
+    last one.
 
     ``group``: the named group whose consumers serve the queue; ``topic``: a topic of the queue's own; ``handler``:
     ``module:function``, run by workers, with ``concurrency`` calls at a time; ``delay_ms``: how long after it was sent
@@ -80,6 +84,8 @@ def queue_settings(*documents: Mapping[str, Any]) -> QueueSettings:
         values["lease_ms"] = max(_ms(values.pop("lease")), 1)
     if "delay" in values:
         values["delay_ms"] = _ms(values.pop("delay"))
+    if values.get("max_attempts") == UNLIMITED:
+        values["max_attempts"] = UNLIMITED_ATTEMPTS
     if "backoff" in values:
         values["backoff"] = _backoff(values["backoff"])
     return QueueSettings(**values)
@@ -90,7 +96,7 @@ def settings_document(settings: QueueSettings) -> dict[str, Any]:
     backoff = settings.backoff
     return {
         "lease": _seconds(settings.lease_ms),
-        "max_attempts": settings.max_attempts,
+        "max_attempts": UNLIMITED if settings.max_attempts == UNLIMITED_ATTEMPTS else settings.max_attempts,
         "backoff": {
             "base": _seconds(backoff.base_ms),
             "factor": backoff.factor,
@@ -141,6 +147,17 @@ def _count(most: int) -> Check:
     return check
 
 
+def _attempts(name: str, value: object) -> None:
+    if value == UNLIMITED:
+        return
+    try:
+        _count(MAX_ATTEMPTS)(name, value)
+    except ConfigError:
+        raise ConfigError(
+            f'{name}: expected a whole number from 1 to {MAX_ATTEMPTS}, or "{UNLIMITED}", not {value!r}'
+        ) from None
+
+
 def _switch(name: str, value: object) -> None:
     if not isinstance(value, bool):
         raise ConfigError(f"{name}: expected true or false, not {value!r}")
@@ -189,7 +206,7 @@ _BACKOFF: Mapping[str, Check] = {
 #: Every key of a document, with what its value must be.
 CHECKS: Mapping[str, Check] = {
     "lease": _number(0, MAX_LEASE_SECONDS, unit=" of seconds", above=True),
-    "max_attempts": _count(MAX_ATTEMPTS),
+    "max_attempts": _attempts,
     "backoff": _table(_BACKOFF),
     "dead_letter": _switch,
     "group": _named(check_group_name),

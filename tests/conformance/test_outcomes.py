@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 
 import pytest
@@ -144,6 +145,60 @@ async def test_after_its_last_attempt_a_message_becomes_a_dead_letter_with_the_l
     [letter] = await backend.dead_letters("two-attempts")
     assert (letter.attempt, letter.error) == (2, "LookupError: attempt 2")
     assert letter.reason == "2 of 2 attempts used: the last time it was released"
+
+
+async def test_the_last_error_travels_with_the_message(backend: Backend) -> None:
+    queue = backend.new_name()
+    async with backend.consumer(queue) as consumer:
+        await backend.producer.send(queue, b"x")
+        first = await take_one(consumer)
+        with pytest.raises(LookupError):
+            async with first:
+                raise LookupError("no such user")
+        second = await take_one(consumer)
+        await second.release(0)
+        third = await take_one(consumer)
+
+        errors = [message.last_error for message in (first, second, third)]
+        assert errors == [None, "LookupError: no such user", "LookupError: no such user"]
+        assert third.sent_at == first.sent_at
+        await third.ack()
+
+
+async def test_without_a_limit_of_attempts_a_message_is_tried_for_ever(backend: Backend) -> None:
+    queue = backend.new_name()
+    async with backend.consumer(queue) as consumer:
+        settings = await backend.queues.change(queue, max_attempts="unlimited")
+        await backend.seen_by_all()
+        await backend.producer.send(queue, b"x")
+        for attempt in range(1, 9):
+            message = await take_one(consumer)
+            assert message.attempt == attempt
+            await message.release(0)
+        await (await take_one(consumer)).ack()
+
+    assert settings.max_attempts > 1_000_000
+    await backend.figures(queue, acked=1, released=8, dead=0)
+
+
+async def test_an_interrupted_attempt_is_not_counted_a_hundred_times_in_a_row_and_then_it_is(backend: Backend) -> None:
+    queue = backend.new_name()
+    async with backend.consumer(queue) as consumer:
+        for before in (b"0", b"99", b"100"):
+            await backend.produce(
+                backend.names.messages, before, queue.encode(), [("marq-attempt", b"3"), ("marq-uncounted", before)]
+            )
+        for message in await take(consumer, 3):
+            with pytest.raises(asyncio.CancelledError):
+                async with message:
+                    raise asyncio.CancelledError
+        again = await take(consumer, 3)
+
+        assert {message.value: message.attempt for message in again} == {b"0": 3, b"99": 3, b"100": 4}
+        await consumer.ack(again)
+    copies = [each for each in await backend.records(backend.names.messages) if each.key == queue.encode()][-3:]
+    counts = {each.value: dict(each.headers).get("marq-uncounted") for each in copies}
+    assert counts == {b"0": b"1", b"99": b"100", b"100": None}
 
 
 async def test_where_a_queue_wants_no_dead_letters_its_messages_end(backend: Backend) -> None:

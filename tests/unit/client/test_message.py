@@ -117,6 +117,30 @@ async def test_retry_and_reject_in_async_with_decide_and_end_there(held) -> None
     assert list(rig.settler.of(RejectBatch)[0].reasons) == ["why"]
 
 
+async def test_an_interrupted_attempt_counts_after_a_hundred_that_did_not(make_rig) -> None:
+    rig = make_rig()
+    headers = [(), (("marq-uncounted", b"99"),), (("marq-uncounted", b"100"),)]
+    rig.reader.add(P0, *[FakeRecord(offset, headers=each) for offset, each in enumerate(headers)])
+
+    for message in await rig.take(3):
+        with pytest.raises(asyncio.CancelledError):
+            async with message:
+                raise asyncio.CancelledError
+    await rig.flow.outbox.settled(wait=True)
+
+    released = {offset: batch.counted for batch in rig.settler.of(Release) for offset in batch.offsets}
+    assert released == {0: False, 1: False, 2: True}
+
+
+async def test_the_last_error_is_that_of_an_earlier_delivery(make_rig) -> None:
+    rig = make_rig()
+    rig.reader.add(P0, FakeRecord(0), FakeRecord(1, headers=(("marq-error", b"ValueError: no such user"),)))
+
+    first, again = await rig.take(2)
+
+    assert (first.last_error, again.last_error) == (None, "ValueError: no such user")
+
+
 async def test_a_late_ack_is_written_and_then_says_that_the_lease_was_lost(held) -> None:
     rig, (message, *_) = held
     rig.clock.now_s += 30

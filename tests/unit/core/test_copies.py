@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq.core.copies import Copy, copy, origin, reason, record_id
+from marq.core.copies import Copy, copy, origin, reason, record_id, uncounted
 from marq.core.leases import Destination, Fire
 from marq.core.marker_codec import MAX_TEXT_BYTES
 from marq.core.markers import Cause, Payload, Source
@@ -107,6 +107,19 @@ def test_the_error_of_a_release_travels_and_replaces_the_one_before() -> None:
     made = copy_of(fire(state=State.RELEASED, text="ValueError: ü"), ("marq-error", b"older"))
 
     assert [value for name, value in made.headers if name == "marq-error"] == ["ValueError: ü".encode()]
+
+
+def test_uncounted_releases_in_a_row_are_counted_on_the_message_and_forgotten_by_any_other_end() -> None:
+    released = Fire(SOURCE, 17, Lease("q", 0, 3, 0, 0, State.RELEASED, False), Destination.QUEUE, 3, Cause.RELEASED)
+
+    first = copy_of(released)
+    second = copy_of(released, *first.headers)
+    third = copy_of(fire(state=State.RELEASED), *second.headers)
+
+    assert [uncounted(each.headers) for each in (first, second, third)] == [1, 2, 0]
+    assert "marq-uncounted" not in dict(third.headers)
+    assert "marq-uncounted" not in dict(copy_of(fire(Destination.DEAD_LETTERS), *second.headers).headers)
+    assert uncounted([("marq-uncounted", b"many")]) == 0
 
 
 def test_an_expiry_keeps_the_last_error_that_is_known() -> None:

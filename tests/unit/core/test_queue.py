@@ -8,6 +8,7 @@ from marq.core.backoff import Backoff
 from marq.core.errors import ConfigError
 from marq.core.queue import (
     CHECKS,
+    UNLIMITED_ATTEMPTS,
     QueueSettings,
     check_defaults,
     check_document,
@@ -65,6 +66,13 @@ def test_settings_can_be_said_as_a_document_again() -> None:
     assert settings_document(QueueSettings()).keys() == CHECKS.keys()
 
 
+def test_attempts_without_a_limit_are_said_in_a_word() -> None:
+    settings = queue_settings(check_document({"max_attempts": "unlimited"}, "here"))
+
+    assert settings.max_attempts == UNLIMITED_ATTEMPTS
+    assert settings_document(settings)["max_attempts"] == "unlimited"
+
+
 def test_a_lease_is_never_0_ms() -> None:
     assert queue_settings({"lease": 0.0001}).lease_ms == 1
 
@@ -79,9 +87,10 @@ def test_a_lease_is_never_0_ms() -> None:
         ({"lease": True}, r"lease: "),
         ({"lease": float("nan")}, r"lease: .*not nan"),
         ({"lease": float("inf")}, r"lease: .*not inf"),
-        ({"max_attempts": 0}, r"max_attempts: expected a whole number from 1 to 1000000, not 0$"),
+        ({"max_attempts": 0}, r"max_attempts: expected a whole number from 1 to 1000000, or \"unlimited\", not 0$"),
         ({"max_attempts": True}, r"max_attempts: .*not True"),
         ({"max_attempts": 2.0}, r"max_attempts: .*whole number"),
+        ({"max_attempts": "for ever"}, r"max_attempts: .*not 'for ever'"),
         ({"max_attempts": None}, r"max_attempts: .*not None"),
         ({"backoff": 3}, r"^here: backoff: expected a table of settings, not 3$"),
         ({"backoff": {"base": -1}}, r"^here: backoff.base: expected a number of seconds from 0 to 31536000, not -1$"),
