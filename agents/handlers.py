@@ -115,6 +115,7 @@ class Handlers:
             limit_bytes=topics.markers_limit_bytes,
             delay_of=lambda queue: definitions.settings(queue).delay_ms,
             codecs=codecs,
+            queue=definitions.settings,
         )
 
     async def done(self) -> None:

@@ -69,6 +69,9 @@ class BatchWorkers(Crew[list[Message]]):
 
     def _ack(self, batch: Sequence[Message]) -> None:
         """Ack all that have no outcome yet, whole leases at once."""
+        for breaker in {message._lease.breaker for message in batch}:
+            if breaker is not None:
+                breaker.succeeded(batch)
         for lease, messages in groupby(batch, _lease):
             offsets = [message._record.offset for message in messages]
             if lease.decided:

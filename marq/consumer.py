@@ -101,6 +101,12 @@ class Consumer:
         """The queue's name; None for a consumer of a group."""
         return self._membership.queue
 
+    @property
+    def breakers(self) -> dict[str, str]:
+        """The state of the circuit breaker of each queue that has one: "closed", "open", or "half-open"."""
+        running = self._running
+        return {} if running is None else {name: each.state for name, each in running.flow.rules.breakers.items()}
+
     async def start(self) -> None:
         """Join the queue's group; does nothing when started.
 
@@ -125,6 +131,7 @@ class Consumer:
             limit_bytes=topics.markers_limit_bytes,
             delay_of=lambda queue: definitions.settings(queue).delay_ms,
             codec=self._codec,
+            queue=definitions.settings,
         )
 
     async def stop(self, release: bool = True) -> None:

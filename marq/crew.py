@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Generic, TypeVar
 
+from marq.breaker import Call
 from marq.codecs import Codec
 from marq.core.errors import LeaseLost
 from marq.lease import Lease
@@ -182,10 +183,13 @@ class Crew(ABC, Generic[Work]):
             # Not by a stop: for a lease that is over, or something that the handler waited for was cancelled.
             error = LeaseLost(f"of {_place(messages)}") if lost else RuntimeError("CancelledError in the handler")
         decided = sum([each.offset in each._lease.decided for each in messages])
+        call = Call(messages)
         for each in messages:
             # A lease that is over has nothing to release.
             if stopping or not lost or each.offset in each._lease.open:
-                each._fail(error)
+                each._fail(error, call)
+            else:
+                call.counts(each._lease.breaker)
         if not isinstance(error, Exception):
             raise error
         if not (isinstance(error, Outcome) or (lost and cancelled)):

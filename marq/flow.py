@@ -28,14 +28,17 @@ from typing import Any
 
 from marq.acquisition import Acquisition, acquisitions
 from marq.backlog import Backlog
+from marq.breaker import QueueBreaker
 from marq.codecs import Codec
 from marq.core.errors import BrokerUnavailable, MarqError
 from marq.core.markers import Ack, Source
+from marq.core.queue import QueueSettings
 from marq.lease import Lease
 from marq.message import Message, Record
 from marq.outbox import Outbox
 from marq.reader import NotCommitted, Reader
 from marq.renewal import Renewal
+from marq.rules import Rules
 from marq.serving import Serving
 from marq.shelf import Shelf
 from marq.starts import Start
@@ -70,6 +73,8 @@ class FlowSettings:
     codecs: Mapping[str, Codec] = field(default_factory=dict)
     #: How long after they were sent the messages of a queue are delivered at the earliest, in ms.
     delay_of: Callable[[str], int] = lambda queue: 0
+    #: What holds for a queue now.
+    queue: Callable[[str], QueueSettings] = lambda _: QueueSettings()
 
     def lease_of(self, queue: str) -> int:
         """Return the lease of a queue, in ms."""
@@ -116,10 +121,14 @@ class Flow:
             wall=wall,
         )
         self.renewal = Renewal(settler, settings, self._finished, clock, sleep, self._give_back_unwanted, self._lost)
+        #: What becomes of messages that fail.
+        self.rules = Rules(settings.queue, serving.queues, clock, self._opened)
         self._reader = reader
         self._start = start
         self._settings = settings
         self._clock = clock
+        self._sleep = sleep
+        self._pauses: set[asyncio.Task[None]] = set()
         self._new_holder = new_holder
         self._holder = new_holder()
         self._held = 0
@@ -178,6 +187,8 @@ class Flow:
     async def stop_reading(self, limit_s: float) -> None:
         """Fetch no more; a cycle in progress may end first, for at most ``limit_s``."""
         self._stopping = True
+        for pause in self._pauses:
+            pause.cancel()
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
@@ -222,6 +233,26 @@ class Flow:
             count += 1
         if count:
             log.info("handlers are slow, gave prefetched messages back: queue=%s messages=%d", shelf.queue, count)
+
+    def _opened(self, queue: str) -> None:
+        """A queue's breaker has opened: what nobody has begun waits for the end of the pause, and so does reading."""
+        breaker, ready = self.rules.breakers.get(queue), self.shelves[queue].ready
+        if breaker is None:
+            return
+        for _ in range(len(ready)):
+            message = ready.popleft()
+            if message.queue == queue:
+                message._lease.release(message.offset, breaker.delay_ms(message), counted=False)
+            else:
+                ready.append(message)
+        pause = asyncio.create_task(self._end_pause(breaker), name="marq-pause")
+        self._pauses.add(pause)
+        pause.add_done_callback(self._pauses.discard)
+
+    async def _end_pause(self, breaker: QueueBreaker) -> None:
+        while left_s := breaker.pause_left_s:
+            await self._sleep(left_s)
+        self._changed.set()
 
     def ack_by_token(self, token: Token) -> None:
         """Finish a message that may be held here or by somebody else."""
@@ -328,7 +359,11 @@ class Flow:
     def _room(self) -> int:
         """How many messages to acquire now."""
         most, now_s = self._settings.max_in_flight, self._clock()
-        wanted = max([shelf.room(most, now_s) for shelf in self.distinct_shelves], default=0)
+        if self.rules.breakers:
+            queues = self._serving.queues
+            wanted = max([self.rules.room(each, self.shelves[each].room(most, now_s)) for each in queues], default=0)
+        else:
+            wanted = max([shelf.room(most, now_s) for shelf in self.distinct_shelves], default=0)
         return max(0, min(wanted, most - self._held) - self._pending)
 
     async def _wait(self) -> None:
@@ -427,9 +462,20 @@ class Flow:
                 codec,
                 each.own_topic,
             )
+            self.rules.apply(lease)
             self.renewal.add(lease)
             self._held += len(each.messages)
-            self.shelves[each.queue].put([Message(record, lease) for record in each.messages], now_s)
+            messages = [Message(record, lease) for record in each.messages]
+            shelf = self.shelves[each.queue]
+            shelf.put(messages if lease.breaker is None else self._admitted(lease.breaker, messages, shelf), now_s)
+
+    def _admitted(self, breaker: QueueBreaker, messages: Sequence[Message], shelf: Shelf) -> Sequence[Message]:
+        """Give back at once what the breaker does not let through."""
+        count = breaker.admit(messages)
+        for message in messages[count:]:
+            message._lease.release(message.offset, breaker.delay_ms(message), counted=False)
+        shelf.held += len(messages) - count
+        return messages[:count]
 
     # --- accounts -----------------------------------------------------------------------------------------------------
 
@@ -440,6 +486,8 @@ class Flow:
         shelf = self.shelves[queue]
         shelf.held -= count
         self._held -= count
+        if self.rules.breakers:
+            self.rules.finished(queue)
         shelf.pace.finished(count, self._clock(), idle=shelf.held == 0)
         self._changed.set()
 

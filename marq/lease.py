@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from marq.codecs import Codec
 from marq.core.markers import Source
+from marq.failures import Failures
 
 if TYPE_CHECKING:
+    from marq.breaker import QueueBreaker
     from marq.outbox import Outbox
 
 
@@ -31,9 +33,11 @@ class Lease:
 
     __slots__ = (
         "acked",
+        "breaker",
         "codec",
         "decided",
         "dirty",
+        "errors",
         "expires_s",
         "holder",
         "lease_s",
@@ -65,6 +69,10 @@ class Lease:
         self.codec = codec
         #: From a topic of the queue's own, where keys are the senders'.
         self.own_topic = own_topic
+        #: What the queue's settings say of exceptions; None for nothing.
+        self.errors: Failures | None = None
+        #: The queue's circuit breaker, if it has one.
+        self.breaker: QueueBreaker | None = None
         self.outbox = outbox
         self.queue = queue
         self.source = source

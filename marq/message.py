@@ -7,11 +7,13 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from marq import token
+from marq.breaker import Call
 from marq.codecs import Codec, decode
 from marq.core.copies import Origin, origin, uncounted
 from marq.core.errors import LeaseLost
 from marq.core.markers import BACKOFF, Headers
 from marq.core.names import ERROR_HEADER, KEY_HEADER, RESERVED_HEADER
+from marq.core.rows import row_key
 from marq.durations import Duration, duration_ms
 from marq.lease import Lease
 from marq.outcomes import Reject, Retry, Undecodable
@@ -139,6 +141,8 @@ class Message:
         expiry_s = self._expiry_s
         if self._decide():
             lease.ack(offset)
+            if lease.breaker is not None:
+                lease.breaker.succeeded([self])
             await lease.outbox.settled(wait=wait)
         elif wait:
             await lease.outbox.settled(wait=True)
@@ -238,20 +242,41 @@ class Message:
     def _ack_later(self) -> None:
         if self._decide():
             self._lease.ack(self._record.offset)
+            if self._lease.breaker is not None:
+                self._lease.breaker.succeeded([self])
 
-    def _fail(self, error: BaseException) -> None:
-        """Queue what an exception means for the message."""
+    def _fail(self, error: BaseException, call: Call | None = None) -> None:
+        """Queue what an exception means for the message; ``call`` where the handler was called with others, too."""
         lease, offset = self._lease, self._record.offset
         if not self._decide():
             return
         if isinstance(error, Reject):
             lease.reject(offset, error.reason)
         elif isinstance(error, Retry):
-            lease.release(offset, BACKOFF if error.delay_ms is None else error.delay_ms)
+            cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+            delay_ms = BACKOFF if error.delay_ms is None else error.delay_ms
+            if cause is None:
+                lease.release(offset, delay_ms)
+            else:
+                self._release_failed(delay_ms, cause, call)
         elif isinstance(error, Exception):
-            lease.release(offset, BACKOFF, error=f"{type(error).__name__}: {error}")
+            said = None if lease.errors is None else lease.errors.said_of(error)
+            if isinstance(said, str):
+                lease.reject(offset, _text(error))
+            else:
+                # Computed as the tracker computes the queue's own.
+                seed = row_key(lease.source, offset)
+                self._release_failed(BACKOFF if said is None else said.delay_ms(self.attempt, seed), error, call)
         else:
             self._interrupt()
+
+    def _release_failed(self, delay_ms: int, error: BaseException, call: Call | None) -> None:
+        breaker, counted = self._lease.breaker, True
+        if breaker is not None:
+            counted = (call or Call([self])).counts(breaker)
+            if breaker.pause_left_s:
+                delay_ms = max(delay_ms, breaker.delay_ms(self))
+        self._lease.release(self._record.offset, delay_ms, counted=counted, error=_text(error))
 
     def _interrupt(self) -> None:
         """Cancelled, or the program ends: the attempt was none."""
@@ -273,3 +298,7 @@ class Message:
                 f"queue {self.queue!r}, message {self.id}, attempt {self.attempt}: its lease ran out {late_s:.1f} s"
                 f" before {call}() was done, so it may be delivered again; use a longer lease, or renew() in time"
             )
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -36,7 +36,9 @@ class QueueOptions(TypedDict, total=False):
 
     lease: Duration | None
     max_attempts: int | str | None
-    backoff: Mapping[str, Any] | None
+    backoff: Mapping[str, Any] | Sequence[Duration] | None
+    errors: Mapping[str, Any] | None
+    breaker: Mapping[str, Any] | bool | None
     dead_letter: bool | None
     group: str | None
     topic: str | None
@@ -355,4 +357,6 @@ def plain(value: object) -> Any:
         return value.total_seconds()
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
     return value

@@ -79,6 +79,8 @@ class Workers(Crew[Message]):
                         lease.acked.append(message._record.offset)
                         if not lease.dirty:
                             outbox.touch(lease)
+                        if lease.breaker is not None:
+                            lease.breaker.succeeded([message])
             current[index] = None
             took_s = clock() - begun_s
             burst = min(burst * 2, MAX_BURST) if took_s < BURST_S else max(1, burst // 2)

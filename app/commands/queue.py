@@ -162,5 +162,6 @@ def lines(shown: Mapping[str, Any]) -> list[str]:
 
 def _toml(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {_toml(each)}" for key, each in value.items()) + " }"
+        said = [f"{key if key.isidentifier() else json.dumps(key)} = {_toml(each)}" for key, each in value.items()]
+        return "{ " + ", ".join(said) + " }" if said else "{}"
     return "none" if value is None else json.dumps(value, ensure_ascii=False)

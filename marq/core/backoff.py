@@ -14,21 +14,27 @@ from zlib import crc32
 class Backoff:
     """Exponential: ``base_ms`` after the first attempt, times ``factor`` after each further one, at most ``max_ms``.
 
-    With ``jitter`` the wait is between a half of that and all of it, so that messages which failed together do not
-    come back together.
+    With ``delays_ms`` these, one after the other, and the last one again and again. With ``jitter`` the wait is between
+    a half of that and all of it, so that messages which failed together do not come back together.
     """
 
     base_ms: int = 1_000
     factor: float = 2.0
     max_ms: int = 600_000
     jitter: bool = True
+    delays_ms: tuple[int, ...] = ()
 
     def delay_ms(self, attempt: int, seed: bytes) -> int:
         """Return the wait after ``attempt`` (from 1); ``seed`` identifies the message."""
-        try:
-            full = min(self.base_ms * self.factor ** (attempt - 1), self.max_ms)
-        except OverflowError:
-            full = self.max_ms
+        full = self._full_ms(attempt)
         if not self.jitter:
             return int(full)
         return int(full / 2 + full / 2 * (crc32(seed, attempt & 0xFFFFFFFF) / 0xFFFFFFFF))
+
+    def _full_ms(self, attempt: int) -> float:
+        if self.delays_ms:
+            return self.delays_ms[min(attempt, len(self.delays_ms)) - 1]
+        try:
+            return min(self.base_ms * self.factor ** (attempt - 1), self.max_ms)
+        except OverflowError:
+            return self.max_ms

@@ -7,6 +7,7 @@ keys, with durations in seconds. It says only what it changes; what a queue has 
 
 from __future__ import annotations
 
+import builtins
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,8 +26,25 @@ UNLIMITED_ATTEMPTS = 2**32 - 1
 UNLIMITED = "unlimited"
 MAX_FACTOR = 1_000
 MAX_CONCURRENCY = 10_000
+#: Entries of a list of delays, and classes of errors that have a backoff of their own.
+MAX_DELAYS, MAX_ERRORS = 100, 100
+MAX_WINDOW = 10_000
+#: In a document, instead of a backoff: the message becomes a dead letter at once.
+REJECT = "reject"
 #: Keys that make sense for one queue only, so that [defaults] may not have them.
 OWN_KEYS = ("group", "topic", "handler")
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """A circuit breaker: it opens when of the last ``window`` outcomes the part ``failures`` or more were failures.
+
+    After ``pause_ms`` one message is let through, whose outcome closes it or begins another pause.
+    """
+
+    failures: float = 0.5
+    window: int = 20
+    pause_ms: int = 30_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +54,8 @@ class QueueSettings:
 
     ``group``: the named group whose consumers serve the queue; ``topic``: a topic of the queue's own; ``handler``:
     ``module:function``, run by workers, with ``concurrency`` calls at a time; ``delay_ms``: how long after it was sent
-    a message is delivered.
+    a message is delivered. ``errors``: by names of exceptions their own backoff, None for those that no other attempt
+    could mend.
     """
 
     lease_ms: int = 30_000
@@ -48,6 +67,8 @@ class QueueSettings:
     handler: str | None = None
     concurrency: int = 64
     delay_ms: int = 0
+    errors: Mapping[str, Backoff | None] = field(default_factory=dict)
+    breaker: Breaker | None = None
 
 
 Check = Callable[[str, object], None]
@@ -88,32 +109,64 @@ def queue_settings(*documents: Mapping[str, Any]) -> QueueSettings:
         values["max_attempts"] = UNLIMITED_ATTEMPTS
     if "backoff" in values:
         values["backoff"] = _backoff(values["backoff"])
+    if "errors" in values:
+        values["errors"] = {name: None if _rejects(said) else _backoff(said) for name, said in values["errors"].items()}
+    if "breaker" in values:
+        values["breaker"] = _breaker(values["breaker"])
     return QueueSettings(**values)
 
 
 def settings_document(settings: QueueSettings) -> dict[str, Any]:
     """Return all that holds, with the keys and in the units of a document."""
-    backoff = settings.backoff
     return {
         "lease": _seconds(settings.lease_ms),
         "max_attempts": UNLIMITED if settings.max_attempts == UNLIMITED_ATTEMPTS else settings.max_attempts,
-        "backoff": {
-            "base": _seconds(backoff.base_ms),
-            "factor": backoff.factor,
-            "max": _seconds(backoff.max_ms),
-            "jitter": backoff.jitter,
-        },
+        "backoff": _backoff_document(settings.backoff),
         "dead_letter": settings.dead_letter,
         "group": settings.group,
         "topic": settings.topic,
         "handler": settings.handler,
         "concurrency": settings.concurrency,
         "delay": _seconds(settings.delay_ms),
+        "errors": {name: REJECT if said is None else _backoff_document(said) for name, said in settings.errors.items()},
+        "breaker": False if settings.breaker is None else _breaker_document(settings.breaker),
     }
 
 
-def _backoff(table: Mapping[str, Any]) -> Backoff:
-    values = dict(table)
+def _backoff_document(backoff: Backoff) -> dict[str, Any]:
+    if backoff.delays_ms:
+        return {"delays": [_seconds(each) for each in backoff.delays_ms], "jitter": backoff.jitter}
+    return {
+        "base": _seconds(backoff.base_ms),
+        "factor": backoff.factor,
+        "max": _seconds(backoff.max_ms),
+        "jitter": backoff.jitter,
+    }
+
+
+def _breaker_document(breaker: Breaker) -> dict[str, Any]:
+    return {"failures": breaker.failures, "window": breaker.window, "pause": _seconds(breaker.pause_ms)}
+
+
+def _breaker(said: Any) -> Breaker | None:
+    if said is False:
+        return None
+    values = dict(said)
+    if "pause" in values:
+        values["pause_ms"] = max(_ms(values.pop("pause")), 1)
+    return Breaker(**values)
+
+
+def _rejects(said: object) -> bool:
+    return said is False or said == REJECT
+
+
+def _backoff(said: Any) -> Backoff:
+    values = dict(said) if isinstance(said, Mapping) else {"delays": said}
+    if "delays" in values:
+        # Written by hand, so that it is meant as it stands unless jitter is asked for.
+        delays_ms = tuple(_ms(each) for each in values["delays"])
+        return Backoff(jitter=values.get("jitter", False), delays_ms=delays_ms)
     for key in ("base", "max"):
         if key in values:
             values[f"{key}_ms"] = _ms(values.pop(key))
@@ -163,6 +216,58 @@ def _switch(name: str, value: object) -> None:
         raise ConfigError(f"{name}: expected true or false, not {value!r}")
 
 
+def _delays(name: str, value: object) -> None:
+    if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_DELAYS:
+        raise ConfigError(f"{name}: expected a list of 1 to {MAX_DELAYS} numbers of seconds, not {value!r}")
+    for place, each in enumerate(value):
+        _SECONDS(f"{name}[{place}]", each)
+
+
+def _backoff_said(name: str, value: object) -> None:
+    if isinstance(value, list | tuple):
+        _delays(name, value)
+        return
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"{name}: expected a table like {{ base = 1, factor = 2, max = 600 }}, or a list of seconds like"
+            f" [1, 5, 60], not {value!r}"
+        )
+    _check_table(name, value, _BACKOFF, separator=".")
+    others = sorted(value.keys() - {"delays", "jitter"})
+    if "delays" in value and others:
+        raise ConfigError(f"{name}: delays and {', '.join(others)}: a backoff is a list of delays, or is computed")
+
+
+def _errors(name: str, value: object) -> None:
+    if not isinstance(value, Mapping) or len(value) > MAX_ERRORS:
+        raise ConfigError(f"{name}: expected a table of at most {MAX_ERRORS} names of exceptions, not {value!r}")
+    for error, said in value.items():
+        _check_error_name(name, error)
+        if not _rejects(said):
+            if isinstance(said, str | bool):
+                raise ConfigError(f'{name}.{error}: expected a backoff, or "{REJECT}", not {said!r}')
+            _backoff_said(f"{name}.{error}", said)
+
+
+def _check_error_name(name: str, error: object) -> None:
+    if not isinstance(error, str) or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", error):
+        raise ConfigError(f"{name}: expected the name of an exception, like ValueError or module.Class, not {error!r}")
+    if "." not in error:
+        found = getattr(builtins, error, None)
+        if not isinstance(found, type) or not issubclass(found, Exception):
+            raise ConfigError(f"{name}: {error} is no exception of Python's own; write module.{error}")
+
+
+def _breaker_said(name: str, value: object) -> None:
+    if value is False:
+        return
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"{name}: expected false, or a table like {{ failures = 0.5, window = 20, pause = 30 }}, not {value!r}"
+        )
+    _check_table(name, value, _BREAKER, separator=".")
+
+
 def _handler(name: str, value: object) -> None:
     if not isinstance(value, str) or not re.fullmatch(r"\w[\w.]*:\w[\w.]*", value):
         raise ConfigError(f"{name}: expected 'module:function', not {value!r}")
@@ -174,13 +279,6 @@ def _named(rule: Callable[[object], str]) -> Check:
             rule(value)
         except ConfigError as error:
             raise ConfigError(f"{name}: {error}") from error
-
-    return check
-
-
-def _table(checks: Mapping[str, Check]) -> Check:
-    def check(name: str, value: object) -> None:
-        _check_table(name, value, checks, separator=".")
 
     return check
 
@@ -202,16 +300,24 @@ _BACKOFF: Mapping[str, Check] = {
     "factor": _number(1, MAX_FACTOR),
     "max": _SECONDS,
     "jitter": _switch,
+    "delays": _delays,
+}
+_BREAKER: Mapping[str, Check] = {
+    "failures": _number(0, 1, above=True),
+    "window": _count(MAX_WINDOW),
+    "pause": _number(0, MAX_SECONDS, unit=" of seconds", above=True),
 }
 #: Every key of a document, with what its value must be.
 CHECKS: Mapping[str, Check] = {
     "lease": _number(0, MAX_LEASE_SECONDS, unit=" of seconds", above=True),
     "max_attempts": _attempts,
-    "backoff": _table(_BACKOFF),
+    "backoff": _backoff_said,
     "dead_letter": _switch,
     "group": _named(check_group_name),
     "topic": _named(check_topic_name),
     "handler": _handler,
     "concurrency": _count(MAX_CONCURRENCY),
     "delay": _SECONDS,
+    "errors": _errors,
+    "breaker": _breaker_said,
 }

@@ -131,6 +131,7 @@ class _Group:
                 limit_bytes=topics.markers_limit_bytes,
                 delay_of=lambda queue: definitions.settings(queue).delay_ms,
                 codecs=codecs,
+                queue=definitions.settings,
             ),
             clock=cluster.now_s,
             wall=cluster.wall_s,

@@ -345,9 +345,24 @@ class Definitions:
         found = {key: _default(row) for key, row in self._keys.items() if "." not in key}
         for layer in self._layers:
             found |= self._documents.get(layer if layer == "defaults" else f"{layer}:{queue}", {})
-        given = found["backoff"] or {}
-        inner = {key.partition(".")[2]: _default(row) for key, row in self._keys.items() if "." in key}
-        return {**found, "backoff": {**inner, **given}}
+        return {
+            **found,
+            "backoff": self._backoff(found["backoff"] or {}),
+            "errors": {name: None if _rejects(said) else self._backoff(said) for name, said in found["errors"].items()},
+            "breaker": found["breaker"] is not False and {**self._inner("breaker"), **found["breaker"]},
+        }
+
+    def _backoff(self, said: Any) -> Values:
+        given = {"delays": said} if isinstance(said, list) else said
+        otherwise = {"jitter": False} if "delays" in given else {}
+        return {**self._inner("backoff"), **otherwise, **given}
+
+    def _inner(self, key: str) -> Values:
+        return {
+            name.removeprefix(f"{key}."): _default(row)
+            for name, row in self._keys.items()
+            if name.startswith(f"{key}.")
+        }
 
     def group(self, queue: str) -> str | None:
         """Return the named group of a queue."""
@@ -358,22 +373,46 @@ class Definitions:
         row = self._keys[key]
         if layer == "defaults" and "not in `defaults`" in row["what"]:
             return False
-        if row["type"] == "object":
+        if row["type"] == "object of errors":
             return isinstance(value, dict) and all(
+                _rejects(each) or self._is_fine("backoff", each, layer) for each in value.values()
+            )
+        if row["type"].startswith("object"):
+            if isinstance(value, list) and "or array" in row["type"]:
+                value = {"delays": value}
+            if not isinstance(value, dict):
+                return value is False and "or false" in row["type"]
+            return not ("delays" in value and {"base", "factor", "max"} & value.keys()) and all(
                 f"{key}.{name}" in self._keys and self._is_fine(f"{key}.{name}", each, layer)
                 for name, each in value.items()
             )
+        if row["type"] == "array of numbers":
+            count, each_range = row["range"].split(" of them, each ")
+            return (
+                isinstance(value, list)
+                and _is_in_range(count, len(value))
+                and all(_has_type("number", each) and _is_in_range(each_range, each) for each in value)
+            )
+        if value == "unlimited":
+            return '"unlimited"' in row["type"]
         return _has_type(row["type"], value) and _is_in_range(row["range"], value)
 
 
+def _rejects(said: object) -> bool:
+    return said is False or said == "reject"
+
+
 def _default(row: Row) -> Any:
-    return None if row["default"] in ("none", "") else json.loads(row["default"])
+    if row["type"] == "object of errors":
+        return {}
+    return None if row["default"] in ("none", "") else json.loads(row["default"].partition(";")[0])
 
 
 def _has_type(name: str, value: object) -> bool:
     types: dict[str, tuple[type, ...]] = {
         "number": (int, float), "whole number": (int,), "boolean": (bool,), "text": (str,)
     }  # fmt: skip
+    name = name.partition(" or ")[0]
     return isinstance(value, types[name]) and (name == "boolean" or not isinstance(value, bool))
 
 

@@ -150,19 +150,28 @@ def test_the_metadata_of_the_page_are_what_it_says() -> None:
 #: The limits of the page's ranges, and what is just past them.
 limits = [0, 1, 1_000, 10_000, 4_294_967, 1_000_000, 31_536_000]
 numbers = st.sampled_from([*limits, *[limit + 1 for limit in limits], -1, 0.5, 10_000.5, 1.0, True])
+backoffs = st.one_of(
+    st.none(),
+    st.fixed_dictionaries(
+        {},
+        optional={"base": numbers, "factor": numbers, "max": numbers, "jitter": st.booleans()},
+    ),
+    st.fixed_dictionaries({"delays": st.lists(numbers, max_size=3)}, optional={"jitter": st.booleans()}),
+    st.lists(numbers, max_size=3),
+    st.just({"other": 1}),
+    st.just({"delays": [1], "max": 1}),
+)
 values = st.fixed_dictionaries(
     {},
     optional={
         "lease": numbers,
-        "max_attempts": numbers,
-        "backoff": st.one_of(
-            st.none(),
-            st.fixed_dictionaries(
-                {},
-                optional={"base": numbers, "factor": numbers, "max": numbers, "jitter": st.booleans()},
-            ),
-            st.just({"other": 1}),
+        "max_attempts": numbers | st.just("unlimited"),
+        "backoff": backoffs,
+        "errors": st.dictionaries(
+            st.sampled_from(["ValueError", "a.B"]), st.sampled_from(["reject", "drop", False, True]) | backoffs
         ),
+        "breaker": st.booleans()
+        | st.fixed_dictionaries({}, optional={"failures": numbers, "window": numbers, "pause": numbers}),
         "dead_letter": st.booleans() | st.integers(0, 1),
         "group": st.sampled_from(["g", "", "a\nb", "x" * 201]),
         "topic": st.sampled_from(["orders", "no blanks", ""]),
@@ -194,11 +203,30 @@ def test_it_finds_the_settings_that_marq_finds(log: list[tuple[bytes | None, Any
 
 def in_our_words(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Seconds as Marq keeps them, in whole milliseconds."""
-    backoff = {**settings["backoff"]}
+    rest = {key: value for key, value in settings.items() if key != "lease"}
+    breaker = settings["breaker"]
+    return {
+        **rest,
+        "max_attempts": 4_294_967_295 if settings["max_attempts"] == "unlimited" else settings["max_attempts"],
+        "lease_ms": max(round(settings["lease"] * 1000), 1),
+        "backoff": backoff_in_our_words(settings["backoff"]),
+        "errors": {name: said and backoff_in_our_words(said) for name, said in settings["errors"].items()},
+        "breaker": None
+        if breaker is False
+        else {
+            "failures": breaker["failures"],
+            "window": breaker["window"],
+            "pause_ms": max(round(breaker["pause"] * 1000), 1),
+        },
+    }
+
+
+def backoff_in_our_words(said: Mapping[str, Any]) -> dict[str, Any]:
+    backoff = {**said, "delays_ms": tuple(round(each * 1000) for each in said["delays"] or ())}
+    del backoff["delays"]
     for name in ("base", "max"):
         backoff[f"{name}_ms"] = round(backoff.pop(name) * 1000)
-    rest = {key: value for key, value in settings.items() if key != "lease"}
-    return {**rest, "lease_ms": max(round(settings["lease"] * 1000), 1), "backoff": backoff}
+    return backoff
 
 
 # --- a queue on a real broker -----------------------------------------------------------------------------------------

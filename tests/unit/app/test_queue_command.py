@@ -78,6 +78,8 @@ def test_settings_are_shown_with_where_they_come_from() -> None:
         "handler": "handler",
         "concurrency": "default",
         "delay": "default",
+        "errors": "default",
+        "breaker": "default",
     }
     assert lines(shown)[0] == "queue emails: group background (marq.group.background)"
     assert lines(shown)[1].split() == ["lease", "20", "[defaults]", "of", "queues.toml"]

@@ -42,3 +42,21 @@ def test_another_attempt_waits_by_another_chance() -> None:
     backoff = Backoff(1_000, 1.0, 1_000)
 
     assert len({backoff.delay_ms(attempt, b"seed") for attempt in range(1, 20)}) > 10
+
+
+def test_a_list_of_delays_is_gone_through_and_its_last_one_repeats() -> None:
+    backoff = Backoff(jitter=False, delays_ms=(1_000, 5_000, 60_000))
+
+    assert [backoff.delay_ms(attempt, b"m") for attempt in (1, 2, 3, 4, 2**32 - 1)] == [
+        1_000, 5_000, 60_000, 60_000, 60_000,
+    ]  # fmt: skip
+
+
+def test_jitter_of_a_list_takes_away_a_half_at_most() -> None:
+    backoff = Backoff(jitter=True, delays_ms=(1_000,))
+
+    delays = {backoff.delay_ms(1, b"%d" % number) for number in range(200)}
+
+    assert len(delays) > 100
+    assert min(delays) >= 500
+    assert max(delays) <= 1_000

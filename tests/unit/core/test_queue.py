@@ -9,6 +9,7 @@ from marq.core.errors import ConfigError
 from marq.core.queue import (
     CHECKS,
     UNLIMITED_ATTEMPTS,
+    Breaker,
     QueueSettings,
     check_defaults,
     check_document,
@@ -60,9 +61,11 @@ def test_settings_can_be_said_as_a_document_again() -> None:
         "handler": "shop.orders:handle",
         "concurrency": 7,
         "delay": 1.5,
+        "errors": {"ValueError": "reject", "shop.Busy": {"delays": [1, 2.5], "jitter": True}},
+        "breaker": {"failures": 0.25, "window": 8, "pause": 1.5},
     }
 
-    assert settings_document(queue_settings(said)) == said
+    assert settings_document(queue_settings(check_document(said, "here"))) == said
     assert settings_document(QueueSettings()).keys() == CHECKS.keys()
 
 
@@ -71,6 +74,41 @@ def test_attempts_without_a_limit_are_said_in_a_word() -> None:
 
     assert settings.max_attempts == UNLIMITED_ATTEMPTS
     assert settings_document(settings)["max_attempts"] == "unlimited"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ([1, 0.5], Backoff(jitter=False, delays_ms=(1_000, 500))),
+        ({"delays": [1], "jitter": True}, Backoff(jitter=True, delays_ms=(1_000,))),
+        ({"delays": [1]}, Backoff(jitter=False, delays_ms=(1_000,))),
+    ],
+)
+def test_a_backoff_may_be_a_list_of_delays_which_are_kept_to_unless_jitter_is_asked_for(
+    said: object, expected: Backoff
+) -> None:
+    assert queue_settings(check_document({"backoff": said}, "here")).backoff == expected
+
+
+def test_errors_have_a_backoff_of_their_own_or_none() -> None:
+    said = {"ValueError": "reject", "shop.orders.Busy": [1, 5], "KeyError": False, "OSError": {"base": 2}}
+
+    settings = queue_settings(check_document({"errors": said}, "here"))
+
+    assert settings.errors == {
+        "ValueError": None,
+        "shop.orders.Busy": Backoff(jitter=False, delays_ms=(1_000, 5_000)),
+        "KeyError": None,
+        "OSError": Backoff(base_ms=2_000),
+    }
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"), [(False, None), ({}, Breaker()), ({"failures": 1, "pause": 2}, Breaker(1, 20, 2_000))]
+)
+def test_a_queue_has_a_breaker_if_it_says_so(said: object, expected: Breaker | None) -> None:
+    assert queue_settings(check_document({"breaker": said}, "here")).breaker == expected
+    assert queue_settings().breaker is None
 
 
 def test_a_lease_is_never_0_ms() -> None:
@@ -92,10 +130,30 @@ def test_a_lease_is_never_0_ms() -> None:
         ({"max_attempts": 2.0}, r"max_attempts: .*whole number"),
         ({"max_attempts": "for ever"}, r"max_attempts: .*not 'for ever'"),
         ({"max_attempts": None}, r"max_attempts: .*not None"),
-        ({"backoff": 3}, r"^here: backoff: expected a table of settings, not 3$"),
+        ({"backoff": 3}, r"^here: backoff: expected a table like .* or a list of seconds like \[1, 5, 60\], not 3$"),
         ({"backoff": {"base": -1}}, r"^here: backoff.base: expected a number of seconds from 0 to 31536000, not -1$"),
         ({"backoff": {"factor": 0.5}}, r"backoff.factor: expected a number from 1 to 1000, not 0.5"),
-        ({"backoff": {"least": 1}}, r"^here: backoff.least: unknown key; expected one of base, factor, max, jitter$"),
+        (
+            {"backoff": {"least": 1}},
+            r"^here: backoff.least: unknown key; expected one of base, factor, max, jitter, delays$",
+        ),
+        ({"backoff": []}, r"^here: backoff: expected a list of 1 to 100 numbers of seconds, not \[\]$"),
+        ({"backoff": [1, -1]}, r"^here: backoff\[1\]: expected a number of seconds from 0 to 31536000, not -1$"),
+        ({"backoff": {"delays": 3}}, r"^here: backoff.delays: expected a list"),
+        ({"backoff": {"delays": [1], "base": 1}}, r"^here: backoff: delays and base: a backoff is a list"),
+        ({"errors": ["ValueError"]}, r"^here: errors: expected a table of at most 100 names of exceptions"),
+        ({"errors": {"ValueErr": "reject"}}, r"^here: errors: ValueErr is no exception of Python's own"),
+        ({"errors": {"print": "reject"}}, r"^here: errors: print is no exception"),
+        ({"errors": {"SystemExit": "reject"}}, r"^here: errors: SystemExit is no exception"),
+        ({"errors": {"a b": "reject"}}, r"^here: errors: expected the name of an exception, like ValueError or "),
+        ({"errors": {"ValueError": "drop"}}, r'^here: errors.ValueError: expected a backoff, or "reject", not .drop'),
+        ({"errors": {"ValueError": True}}, r"^here: errors.ValueError: expected a backoff"),
+        ({"errors": {"a.B": {"base": -1}}}, r"^here: errors.a.B.base: expected a number"),
+        ({"breaker": True}, r"^here: breaker: expected false, or a table like .*not True$"),
+        ({"breaker": {"failures": 0}}, r"^here: breaker.failures: expected a number above 0, to 1, not 0$"),
+        ({"breaker": {"window": 0}}, r"^here: breaker.window: expected a whole number from 1 to 10000, not 0$"),
+        ({"breaker": {"pause": 0}}, r"^here: breaker.pause: expected a number of seconds above 0"),
+        ({"breaker": {"limit": 1}}, r"^here: breaker.limit: unknown key; expected one of failures, window, pause$"),
         ({"dead_letter": 1}, r"dead_letter: expected true or false, not 1"),
         ({"group": ""}, r"^here: group: a group's name must not be empty"),
         ({"group": "a\nb"}, r"group: .*can't be printed"),

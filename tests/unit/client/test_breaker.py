@@ -1,0 +1,300 @@
+"""The circuit breaker of a queue: when it opens and closes, and which attempts count meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+
+import marq
+from marq.batches import BatchWorkers
+from marq.core.errors import ConfigError
+from marq.core.markers import Acquire, Release, Source
+from marq.core.queue import Breaker, QueueSettings
+from marq.workers import Workers
+from tests.unit.client.fakes import FakeRecord, Rig, spin
+
+P0 = Source("t", 0)
+RULES = QueueSettings(breaker=Breaker(failures=0.5, window=4, pause_ms=30_000))
+
+
+class Down(Exception):
+    pass
+
+
+async def end(message: marq.Message, error: Exception | None = None) -> None:
+    """End a message as an `async with` does."""
+    try:
+        async with message:
+            if error is not None:
+                raise error
+    except Down:
+        pass
+
+
+async def fail(rig: Rig, count: int) -> None:
+    for message in await rig.take(count):
+        await end(message, Down("no answer"))
+
+
+def released(rig: Rig) -> dict[int, tuple[bool, int]]:
+    """By offset: whether the attempt counts, and the delay."""
+    return {
+        offset: (each.counted, delay)
+        for each in rig.settler.of(Release)
+        for offset, delay in zip(each.offsets, each.delays_ms, strict=True)
+    }
+
+
+def make(make_rig, records: int, rules: QueueSettings = RULES, **changes) -> Rig:
+    rig = make_rig(queue=lambda _: rules, **changes)
+    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(records)])
+    return rig
+
+
+def state(rig: Rig) -> str:
+    return rig.flow.rules.breakers["q"].state
+
+
+async def test_it_opens_at_a_part_of_failures_and_gives_back_what_nobody_has_begun(make_rig) -> None:
+    rig = make(make_rig, 20, max_in_flight=10)
+    rig.shelf.standing = 10
+    first, second, third, fourth, *_ = await rig.take(5)
+
+    for message, error in ((first, None), (second, None), (third, Down()), (fourth, Down())):
+        assert state(rig) == "closed"
+        await end(message, error)
+    await rig.flow.outbox.settled(wait=True)
+    # Somebody asks, and gets nothing.
+    rig.flow.demand()
+    await spin(50)
+
+    assert state(rig) == "open"
+    assert not rig.shelf.ready
+    assert rig.flow.held == 1
+    assert released(rig) == {
+        # The first failure after a success is the message's own, as far as anybody knows.
+        2: (True, -1),
+        3: (False, 30_000),
+        **dict.fromkeys(range(5, 10), (False, 30_000)),
+    }
+    assert max(max(each.offsets) for each in rig.acquirer.of(Acquire)) == 9
+
+
+async def test_after_the_pause_one_message_is_let_through_and_its_success_closes(make_rig) -> None:
+    rig = make(make_rig, 20, max_in_flight=4)
+    await fail(rig, 4)
+    assert state(rig) == "open"
+    await rig.flow.outbox.settled(wait=True)
+    rig.shelf.asked += 3
+    rig.flow.demand()
+
+    await rig.clock.advance(29)
+    assert not rig.shelf.ready
+    await rig.clock.advance(1)
+    assert state(rig) == "half-open"
+    await spin(50)
+    assert len(rig.shelf.ready) == 1
+    [test] = await rig.take(1)
+    await spin()
+    assert not rig.shelf.ready
+
+    await test.ack()
+    await spin(50)
+
+    assert state(rig) == "closed"
+    assert rig.shelf.ready
+
+
+async def test_a_test_that_fails_begins_another_pause_and_counts_for_nobody(make_rig) -> None:
+    rig = make(make_rig, 20, max_in_flight=4)
+    await fail(rig, 4)
+
+    for openings in range(2, 10):
+        await rig.clock.advance(30)
+        await fail(rig, 1)
+        assert state(rig) == "open"
+        assert rig.flow.rules.breakers["q"].openings == openings
+    await rig.flow.outbox.settled(wait=True)
+
+    assert {counted for counted, _ in released(rig).values()} == {False}
+
+
+@pytest.mark.parametrize("how", ["release", "reject", "retry", "lost"])
+async def test_a_test_that_says_nothing_makes_way_for_another_one(make_rig, how: str) -> None:
+    rig = make(make_rig, 20, max_in_flight=4, max_lease_ms=30_000)
+    await fail(rig, 4)
+    await rig.clock.advance(30)
+    [test] = await rig.take(1)
+
+    if how == "release":
+        await test.release(0)
+    elif how == "reject":
+        await test.reject()
+    elif how == "retry":
+        await end(test, marq.Retry(delay=1))
+    else:
+        await rig.clock.advance(31)
+    [other] = await rig.take(1)
+
+    assert state(rig) == "half-open"
+    assert other.offset != test.offset
+    await other.ack()
+    assert state(rig) == "closed"
+
+
+async def test_a_failure_counts_when_others_succeed_so_that_a_bad_message_still_dies(make_rig) -> None:
+    rig = make(make_rig, 20)
+
+    for number, message in enumerate(await rig.take(20)):
+        await end(message, Down() if number % 4 == 3 else None)
+    await rig.flow.outbox.settled(wait=True)
+
+    assert state(rig) == "closed"
+    assert released(rig) == dict.fromkeys((3, 7, 11, 15, 19), (True, -1))
+
+
+async def test_a_retry_because_of_an_exception_is_a_failure_and_one_without_is_none(make_rig) -> None:
+    rig = make(make_rig, 10, max_in_flight=10)
+    messages = await rig.take(10)
+
+    for message in messages[:5]:
+        await end(message, marq.Retry(delay=2))
+    assert state(rig) == "closed"
+    for message in messages[5:9]:
+        async with message:
+            try:
+                raise Down("no answer")
+            except Down:
+                raise marq.Retry(delay=60)  # noqa: B904
+    await rig.flow.outbox.settled(wait=True)
+
+    assert state(rig) == "open"
+    assert released(rig)[0] == (True, 2_000)
+    assert released(rig)[8] == (False, 60_000)
+
+
+async def test_errors_that_no_attempt_can_mend_open_nothing(make_rig) -> None:
+    rig = make(make_rig, 10, QueueSettings(breaker=RULES.breaker, errors={f"{__name__}.Down": None}))
+
+    await fail(rig, 10)
+
+    assert state(rig) == "closed"
+
+
+async def test_handlers_that_began_before_it_opened_decide_nothing_any_more(make_rig) -> None:
+    rig = make(make_rig, 10, max_in_flight=10)
+    messages = await rig.take(10)
+    for message in messages[:4]:
+        await end(message, Down())
+
+    await end(messages[4])
+    await end(messages[5], Down())
+    await rig.clock.advance(30)
+    await end(messages[6])
+    await end(messages[7], Down())
+    await rig.flow.outbox.settled(wait=True)
+
+    assert state(rig) == "half-open"
+    assert released(rig)[5] == released(rig)[4 - 1] == (False, 30_000)
+    assert released(rig)[7] == (False, -1)
+
+
+async def test_a_call_with_many_messages_fails_once(make_rig) -> None:
+    rig = make(make_rig, 40, max_in_flight=20)
+    calls: list[int] = []
+
+    async def handle(messages: list[marq.Message]) -> None:
+        calls.append(len(messages))
+        if len(calls) > 1:
+            raise Down
+
+    crew = BatchWorkers(rig.shelf, rig.flow.outbox, handle, 1, 5, 20)
+    crew.start()
+    rig.flow.demand()
+    await rig.settler.until(lambda: "q" in rig.flow.rules.breakers and state(rig) == "open")
+    await rig.settler.until(lambda: rig.flow.held == 0)
+    await crew.stop(0)
+
+    # A success, then three failures of calls: of those the first one counted, for all of its messages.
+    assert len(calls) == 4
+    assert sum(counted for counted, _ in released(rig).values()) == calls[1]
+
+
+async def test_handlers_that_hang_until_their_leases_are_lost_open_it(make_rig) -> None:
+    rig = make(make_rig, 8, max_in_flight=4, max_lease_ms=30_000)
+
+    async def handle(message: marq.Message) -> None:
+        await asyncio.Event().wait()
+
+    crew = Workers(rig.shelf, rig.flow.outbox, handle, 4)
+    crew.start()
+    rig.flow.demand()
+    await spin(50)
+    await rig.clock.advance(31)
+    await spin(50)
+
+    assert state(rig) == "open"
+    await crew.stop(0)
+
+
+async def test_another_queue_of_the_consumer_goes_on(make_rig) -> None:
+    plain = QueueSettings()
+    rig = make_rig(("q", "other"), queue=lambda name: RULES if name == "q" else plain, max_in_flight=10)
+    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(4)])
+    await fail(rig, 4)
+    assert state(rig) == "open"
+
+    rig.reader.add(P0, FakeRecord(4), FakeRecord(5, key=b"other"))
+    [message] = await rig.take(1, "other")
+    await message.ack()
+    await rig.flow.outbox.settled(wait=True)
+
+    assert released(rig)[4] == (False, 30_000)
+
+
+async def test_a_message_that_is_given_back_again_and_again_waits_longer(make_rig) -> None:
+    rig = make_rig(("q", "other"), queue=lambda _: RULES)
+    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(4)])
+    await fail(rig, 4)
+
+    counts = (b"0", b"1", b"3000")
+    rig.reader.add(P0, *[FakeRecord(4 + n, headers=(("marq-uncounted", count),)) for n, count in enumerate(counts)])
+    rig.reader.add(P0, FakeRecord(7, key=b"other"))
+    await rig.take(1, "other")
+    await spin(50)
+    await rig.flow.outbox.settled(wait=True)
+
+    assert [released(rig)[offset][1] for offset in (4, 5, 6)] == [30_000, 60_000, 300_000]
+
+
+async def test_settings_may_take_it_away_or_change_it_while_it_is_open(make_rig) -> None:
+    said = [RULES]
+    rig = make_rig(queue=lambda _: said[0], max_in_flight=4)
+    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(20)])
+    await fail(rig, 4)
+    assert state(rig) == "open"
+
+    said[0] = QueueSettings()
+    taken = await rig.take(4)
+
+    assert len(taken) == 4
+    assert not rig.flow.rules.breakers
+
+
+async def test_without_the_library_a_start_says_what_to_install_and_a_change_does_no_harm(
+    make_rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "interlock", None)
+    with pytest.raises(ConfigError, match=r"queue 'q': .* pip install 'marq\[breaker\]'"):
+        make_rig(queue=lambda _: RULES)
+
+    said = [QueueSettings()]
+    rig = make_rig(queue=lambda _: said[0])
+    said[0] = RULES
+    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(3)])
+    await fail(rig, 3)
+
+    assert not rig.flow.rules.breakers
+    assert caplog.text.count("going on without a breaker") == 1
