@@ -52,7 +52,7 @@ def test_the_file_that_comes_with_the_project_says_the_defaults() -> None:
         ('[queues.emails]\nlease = "3"', r"\[queues.emails\]: lease: .*number.*'3'"),
         ("[queues.emails]\nlease = 0", r"\[queues.emails\]: lease: .*above 0"),
         ("[queues.emails]\nlease = nan", r"\[queues.emails\]: lease: .*not nan"),
-        ("[queues.emails]\nmax_attempts = 0", r"max_attempts: .*from 1 to 1000000, not 0"),
+        ("[queues.emails]\nmax_attempts = 0", r"max_attempts: .*from 1 to 1000000, or .unlimited., not 0"),
         ("[queues.emails]\nbackoff = { base = -1 }", r"backoff.base"),
         ('[queues.emails]\nhandler = "no_function"', r"handler"),
         ("[queue.emails]\nlease = 3", r"unknown table 'queue'; expected \[defaults\] and \[queues.NAME\]"),
