@@ -39,7 +39,7 @@ from agents.writing import TRANSACTION_SECONDS, Writing
 from marq.core import copies
 from marq.core.errors import UnknownVersion
 from marq.core.leases import Fire
-from marq.core.markers import Tick
+from marq.core.markers import Payload, Source, Tick
 from marq.core.restoration import ROWS_AT_ONCE
 from marq.core.tracker import Tracker
 from tables.leases import LocalTableError
@@ -282,6 +282,10 @@ class Ownership:
             )
 
     # --- whether it gets on -------------------------------------------------------------------------------------------
+
+    def payload(self, source: Source, number: int) -> Payload | None:
+        """Return an open message; None when it is none any more."""
+        return self._writing.open_payload(self.tracker, source, number)
 
     def standing(self) -> Standing | None:
         """Return how far this owner is; None when it is not for a restart to get it further."""

@@ -26,7 +26,7 @@ from marq.connection import stop_producer
 from marq.core import copies, notes, rows
 from marq.core.leases import Destination, Fire
 from marq.core.marker_codec import encode
-from marq.core.markers import Answer, Payload, Tick
+from marq.core.markers import Answer, Payload, Source, Tick
 from marq.core.notes import Note
 from marq.core.tracker import Tracker
 
@@ -89,14 +89,19 @@ class Writing:
         self.notes = []
 
     def payload(self, tracker: Tracker, fire: Fire) -> Payload:
-        """Return the message of a copy to send, from the book, the rows to write or the table."""
-        payload = tracker.book.fresh_payload(fire.source, fire.offset)
+        """Return the message of a copy to send."""
+        payload = self.open_payload(tracker, fire.source, fire.offset)
+        assert payload is not None, f"no row for {copies.record_id(fire.source, fire.offset)}"
+        return payload
+
+    def open_payload(self, tracker: Tracker, source: Source, offset: int) -> Payload | None:
+        """Return an open message, from the book, the rows to write or the table; None for what is not open."""
+        payload = tracker.book.fresh_payload(source, offset)
         if payload is not None:
             return payload
-        key = rows.row_key(fire.source, fire.offset)
+        key = rows.row_key(source, offset)
         row = self.pending.get(key) or self.around.table.get(self.partition, [key])[0]
-        assert row is not None, f"no row for {copies.record_id(fire.source, fire.offset)}"
-        return rows.decode_payload(row)
+        return None if row is None else rows.decode_payload(row)
 
     def close_own_topics(self, fires: Iterable[Fire], error: KafkaError | TimeoutError) -> None:
         """Send none of these copies to topics of their queues' own for a while.

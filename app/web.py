@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
+from urllib.parse import quote
 
 import faust
-from aiohttp import ClientError, ClientTimeout
 from faust.web.drivers.aiohttp import Web
 from faust.web.views import View
 from yarl import URL
 
+from agents.listing import open_messages, read_choice
 from agents.statistics import Statistics, add_up
 from app.members import Group
-
-#: How long another worker may take to answer before its figures are said to be missing.
-PEER_SECONDS = 1.0
+from app.peers import ask_each
+from marq.core.errors import ConfigError
 
 _NOTHING: dict[str, Any] = {"queues": {}, "partitions": [], "handlers": []}
 
@@ -50,7 +49,7 @@ class Figures:
         peers = list(members.urls)
         if own in peers:
             peers.remove(own)
-        answers = await _ask_each(app, own, peers)
+        answers = await ask_each(app.http_client, peers, "api/queues", {}, own=own)
         workers = [_worker(own, self.local()), *map(_worker, peers, answers)]
         answered = [worker for worker in workers if worker["answered"]]
         return {
@@ -59,26 +58,32 @@ class Figures:
             "workers": [{name: value for name, value in worker.items() if name != "queues"} for worker in workers],
         }
 
+    async def messages(self, app: faust.App, queue: str, query: Mapping[str, str]) -> dict[str, Any]:
+        """Open messages of a queue, of all trackers or (``scope=worker``) of this one.
+
+        Raises:
+            ConfigError: the query asks for something that there is not.
+        """
+        choice = read_choice(queue, query)
+        local = {"messages": await open_messages(self.statistics.owners, choice)}
+        if query.get("scope") == "worker":
+            return local
+        own, members = URL(app.conf.canonical_url), await self.group.members()
+        peers = [url for url in members.urls if url != own]
+        path = f"api/queues/{quote(queue, safe='')}/messages"
+        answers = await ask_each(app.http_client, peers, path, dict(query), own=own)
+        return merged([local, *answers], choice.limit, complete=members.settled)
+
+
+def merged(answers: Sequence[dict[str, Any] | None], limit: int, *, complete: bool) -> dict[str, Any]:
+    """Return the first messages of several answers, by due time; None stands for a worker that gave none."""
+    messages = [message for answer in answers if answer is not None for message in answer["messages"]]
+    messages.sort(key=lambda message: message["due"])
+    return {"complete": complete and None not in answers, "messages": messages[:limit]}
+
 
 def _worker(url: URL, answer: dict[str, Any] | None) -> dict[str, Any]:
     return {"url": str(url), "answered": answer is not None, **(answer or _NOTHING)}
-
-
-async def _ask_each(app: faust.App, own: URL, urls: Sequence[URL]) -> list[dict[str, Any] | None]:
-    """Ask each address once: of several workers that gave the same one (or ours), the others can't be reached."""
-    different = {url: place for place, url in reversed(list(enumerate(urls))) if url != own}
-    answers = dict(zip(different, await asyncio.gather(*(_ask(app, url) for url in different)), strict=True))
-    return [answers[url] if different.get(url) == place else None for place, url in enumerate(urls)]
-
-
-async def _ask(app: faust.App, url: URL) -> dict[str, Any] | None:
-    try:
-        timeout = ClientTimeout(total=PEER_SECONDS)
-        async with app.http_client.get(url / "api/queues" % {"scope": "worker"}, timeout=timeout) as response:
-            answer: dict[str, Any] = await response.json()
-            return answer if response.status == 200 else None
-    except (ClientError, TimeoutError, ValueError):
-        return None
 
 
 _COLUMNS = (
@@ -124,6 +129,13 @@ def attach(app: faust.App, figures: Figures) -> None:
     async def queues(self: View, request: Any) -> Any:
         local = request.query.get("scope") == "worker"
         return self.json(figures.local() if local else await figures.all(app))
+
+    @app.page("/api/queues/{queue}/messages", name="messages")
+    async def messages(self: View, request: Any, queue: str) -> Any:
+        try:
+            return self.json(await figures.messages(app, queue, request.query))
+        except ConfigError as error:
+            return self.json({"error": str(error)}, status=400)
 
     @app.page("/", name="index")
     async def index(self: View, request: Any) -> Any:

@@ -71,8 +71,18 @@ class Producer:
         codec: Codec | None = None,
         **options: Unpack[ClientOptions],
     ) -> None:
-        self._codec = check_codec(codec)
-        self._settings = ClientSettings.read(bootstrap_servers, options, owner="Producer")
+        self._begin(ClientSettings.read(bootstrap_servers, options, owner="Producer"), check_codec(codec))
+
+    @classmethod
+    def of(cls, settings: ClientSettings) -> Self:
+        """Return one for a client that has its settings already."""
+        producer = cls.__new__(cls)
+        producer._begin(settings, None)
+        return producer
+
+    def _begin(self, settings: ClientSettings, codec: Codec | None) -> None:
+        self._codec = codec
+        self._settings = settings
         self._cluster: Cluster = cluster_of(self._settings)
         self._limit_s = self._settings.request_timeout_ms / 1000
         self._changing: asyncio.Lock | None = None
@@ -323,34 +333,40 @@ class Producer:
     # --- what was delayed ---------------------------------------------------------------------------------------------
 
     @overload
-    async def cancel(self, receipt: Receipt) -> bool: ...
+    async def cancel(self, receipt: Receipt | str) -> bool: ...
 
     @overload
-    async def cancel(self, receipt: Sequence[Receipt]) -> list[bool]: ...
+    async def cancel(self, receipt: Sequence[Receipt] | list[str]) -> list[bool]: ...
 
-    async def cancel(self, receipt: Receipt | Sequence[Receipt]) -> bool | list[bool]:
+    async def cancel(self, receipt: Receipt | str | Sequence[Receipt] | list[str]) -> bool | list[bool]:
         """Cancel a delayed message, or several: True for each that will not be delivered any more.
 
-        False: it was delivered or cancelled before. Needs a running tracker, and the right to read the markers topic.
+        Each is known by its receipt or by the receipt's ``id``. False: it was delivered or cancelled before. Needs a
+        running tracker, and the right to read the markers topic.
 
         Raises:
             TypeError: it is no receipt.
+            ConfigError: a text is no id of a message.
             BrokerUnavailable: no tracker answered within the request timeout; it may be cancelled or not.
         """
         return await self._ask("cancel", receipt, None)
 
     @overload
     async def reschedule(
-        self, receipt: Receipt, *, delay: Duration | None = None, at: datetime | None = None
+        self, receipt: Receipt | str, *, delay: Duration | None = None, at: datetime | None = None
     ) -> bool: ...
 
     @overload
     async def reschedule(
-        self, receipt: Sequence[Receipt], *, delay: Duration | None = None, at: datetime | None = None
+        self, receipt: Sequence[Receipt] | list[str], *, delay: Duration | None = None, at: datetime | None = None
     ) -> list[bool]: ...
 
     async def reschedule(
-        self, receipt: Receipt | Sequence[Receipt], *, delay: Duration | None = None, at: datetime | None = None
+        self,
+        receipt: Receipt | str | Sequence[Receipt] | list[str],
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
     ) -> bool | list[bool]:
         """Deliver a delayed message, or several, at another time: ``delay=0`` is at once. Else as :meth:`cancel`.
 
@@ -361,14 +377,13 @@ class Producer:
             raise ConfigError("reschedule(): say when: delay=… (seconds or timedelta) or at=… (datetime)")
         return await self._ask("reschedule", receipt, when("reschedule()", delay, at) or When(0, relative=True))
 
-    async def _ask(self, call: str, receipt: Receipt | Sequence[Receipt], due: When | None) -> bool | list[bool]:
+    async def _ask(
+        self, call: str, receipt: Receipt | str | Sequence[Receipt] | list[str], due: When | None
+    ) -> bool | list[bool]:
         self._started()
-        receipts = [receipt] if isinstance(receipt, Receipt) else list(receipt)
-        for each in receipts:
-            if not isinstance(each, Receipt):
-                raise TypeError(f"{call}() takes the receipt that send() returned, not {type(each).__name__}: {each!r}")
-        answers = await self._inquiry.ask(receipts, due)
-        return answers[0] if isinstance(receipt, Receipt) else answers
+        if isinstance(receipt, Receipt | str):
+            return (await self._inquiry.ask([_receipt(call, receipt)], due))[0]
+        return await self._inquiry.ask([_receipt(call, each) for each in receipt], due)
 
     def __getattr__(self, name: str) -> Any:
         raise missing("Producer", name)
@@ -479,6 +494,14 @@ class Producer:
         if self._changing is None:
             self._changing = asyncio.Lock()
         return self._changing
+
+
+def _receipt(call: str, given: object) -> Receipt:
+    if isinstance(given, str):
+        return Receipt.of(given)
+    if not isinstance(given, Receipt):
+        raise TypeError(f"{call}() takes the receipt that send() returned, or its id, not {given!r}")
+    return given
 
 
 class _Parcel:

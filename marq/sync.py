@@ -178,12 +178,12 @@ class SyncProducer:
         )
 
     @overload
-    def cancel(self, receipt: Receipt) -> bool: ...
+    def cancel(self, receipt: Receipt | str) -> bool: ...
 
     @overload
-    def cancel(self, receipt: Sequence[Receipt]) -> list[bool]: ...
+    def cancel(self, receipt: Sequence[Receipt] | list[str]) -> list[bool]: ...
 
-    def cancel(self, receipt: Receipt | Sequence[Receipt]) -> bool | list[bool]:
+    def cancel(self, receipt: Receipt | str | Sequence[Receipt] | list[str]) -> bool | list[bool]:
         """Cancel delayed messages. As :meth:`marq.Producer.cancel`."""
 
         async def ask(producer: Producer) -> bool | list[bool]:
@@ -192,15 +192,21 @@ class SyncProducer:
         return self._started().call(ask)
 
     @overload
-    def reschedule(self, receipt: Receipt, *, delay: Duration | None = None, at: datetime | None = None) -> bool: ...
+    def reschedule(
+        self, receipt: Receipt | str, *, delay: Duration | None = None, at: datetime | None = None
+    ) -> bool: ...
 
     @overload
     def reschedule(
-        self, receipt: Sequence[Receipt], *, delay: Duration | None = None, at: datetime | None = None
+        self, receipt: Sequence[Receipt] | list[str], *, delay: Duration | None = None, at: datetime | None = None
     ) -> list[bool]: ...
 
     def reschedule(
-        self, receipt: Receipt | Sequence[Receipt], *, delay: Duration | None = None, at: datetime | None = None
+        self,
+        receipt: Receipt | str | Sequence[Receipt] | list[str],
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
     ) -> bool | list[bool]:
         """Deliver delayed messages at another time. As :meth:`marq.Producer.reschedule`."""
 

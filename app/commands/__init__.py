@@ -2,10 +2,12 @@
 
 import faust
 
-from app.commands import check, queue
+from app.commands import check, delayed, moving, queue
 
 
 def attach(app: faust.App) -> None:
     """Add the commands to an application."""
     check.attach(app)
+    delayed.attach(app)
+    moving.attach(app)
     queue.attach(app)

@@ -543,6 +543,11 @@ class LeaseBook:
             for offset, lease in opened.leases.items():
                 yield source, offset, lease
 
+    def leases_by_source(self) -> Iterator[tuple[Source, list[tuple[int, Lease]]]]:
+        """All open messages, as they are when each source's turn comes."""
+        for source, opened in list(self._sources.items()):
+            yield source, list(opened.leases.items())
+
     def gauges(self) -> dict[str, Gauge]:
         """Return, for each queue, how many of its messages are open and since when."""
         return gauges_of(opened.leases for opened in self._sources.values())

@@ -1,0 +1,41 @@
+"""Asks all workers of an installation the same over HTTP, from a worker or from a command."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aiohttp import ClientError, ClientSession, ClientTimeout
+from yarl import URL
+
+#: How long a worker may take to answer before its figures are said to be missing.
+PEER_SECONDS = 1.0
+
+
+async def ask_each(
+    client: ClientSession,
+    urls: Sequence[URL],
+    path: str,
+    query: Mapping[str, str],
+    *,
+    own: URL | None = None,
+    limit_s: float = PEER_SECONDS,
+) -> list[dict[str, Any] | None]:
+    """Return the JSON that each worker answers, None where one does not; ``own``: the address of who asks.
+
+    Each address is asked once: of several workers that gave the same one (or ours), the others can't be reached.
+    """
+    different = {url: place for place, url in reversed(list(enumerate(urls))) if url != own}
+    asked = (_ask(client, (url / path) % {**query, "scope": "worker"}, limit_s) for url in different)
+    answers = dict(zip(different, await asyncio.gather(*asked), strict=True))
+    return [answers[url] if different.get(url) == place else None for place, url in enumerate(urls)]
+
+
+async def _ask(client: ClientSession, url: URL, limit_s: float) -> dict[str, Any] | None:
+    try:
+        async with client.get(url, timeout=ClientTimeout(total=limit_s)) as response:
+            answer: dict[str, Any] = await response.json()
+            return answer if response.status == 200 else None
+    except (ClientError, TimeoutError, ValueError):
+        return None
