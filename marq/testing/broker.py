@@ -17,6 +17,7 @@ from marq.core.definitions import DEFAULTS_KEY, layer_key
 from marq.core.errors import ConfigError
 from marq.core.markers import Payload, Source
 from marq.core.names import ID_HEADER, check_queue_name, check_topic_name
+from marq.core.notes import is_note
 from marq.core.queue import check_defaults, check_document
 from marq.core.rows import State
 from marq.durations import Duration, duration_ms
@@ -258,12 +259,13 @@ class Broker:
         ]
 
     def dead_letters(self, queue: str | None = None, *, codec: Codec | None = None) -> list[DeadLetter]:
-        """Return the dead letters of a queue, or of all, oldest first."""
-        topic = self._installation.dead_letters
+        """Return the dead letters of a queue, or of all, oldest first; without those that were redriven or deleted."""
+        topic, settled = self._installation.dead_letters, self._installation.settled()
         found = [
             dead_letter(Source(topic.name, partition), record, check_codec(codec))
             for partition, log in enumerate(topic.logs)
             for record in log
+            if not is_note(record.headers) and (partition, record.offset) not in settled
             if queue is None or record.key == queue.encode()
         ]
         return sorted(found, key=lambda letter: letter.died_at)

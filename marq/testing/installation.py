@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from marq.core import copies
+from marq.core import copies, notes
 from marq.core.definitions import Definitions
 from marq.core.errors import ConfigError
 from marq.core.leases import Destination
 from marq.core.markers import Payload, Source
 from marq.core.names import ORIGIN_HEADER, REASON_HEADER, Names
+from marq.core.notes import Note
 from marq.core.rows import Lease
 from marq.core.topic_rules import room_for_markers
 from marq.settings import ClientSettings
@@ -56,6 +57,17 @@ class Installation:
         """What clients must know of the topics."""
         return Topics(self.messages.partitions, self.markers.partitions, self.limit_bytes, self.markers.limit_bytes)
 
+    def settled(self) -> set[tuple[int, int]]:
+        """Return the places of dead letters that were redriven or deleted."""
+        topic = self.dead_letters
+        found = [
+            notes.decode(Source(topic.name, partition), record.value)
+            for partition, log in enumerate(topic.logs)
+            for record in log
+            if notes.is_note(record.headers)
+        ]
+        return {(note.source.partition, offset) for note in found if note is not None for offset in note.offsets}
+
     def define(self, key: bytes, value: bytes | None) -> int:
         """Append a definition and return its offset."""
         offset = self.queues.append(0, self.clock.wall_ms, key, value)
@@ -81,6 +93,12 @@ class Installation:
         else:
             topic, partition = self.messages, self.messages.next_partition()
         topic.append(partition, self.clock.wall_ms, copy.key, copy.value, copy.headers)
+
+    def note(self, note: Note) -> None:
+        topic, partition = self.dead_letters, note.source.partition
+        if note.source.topic == topic.name and partition < topic.partitions:
+            for value, headers in notes.encoded(note):
+                topic.append(partition, self.clock.wall_ms, notes.NOTE_KEY, value, headers)
 
     def quarantine(self, value: bytes | None, origin: str, why: str) -> None:
         headers = [(ORIGIN_HEADER, origin.encode()), (REASON_HEADER, why.encode())]

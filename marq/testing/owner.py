@@ -16,6 +16,7 @@ from marq.core.errors import CorruptMarker
 from marq.core.leases import Destination, Fire
 from marq.core.marker_codec import decode, encode
 from marq.core.markers import Ack, Batch, Payload, Source
+from marq.core.notes import Note
 from marq.core.queue import QueueSettings
 from marq.core.rows import Lease
 from marq.core.tracker import Tracker
@@ -40,6 +41,7 @@ class Copies(Protocol):
     limit_bytes: int
 
     def send(self, copy: copies.Copy, source: Source) -> None: ...
+    def note(self, note: Note) -> None: ...
     def quarantine(self, value: bytes | None, origin: str, why: str) -> None: ...
 
 
@@ -112,6 +114,8 @@ class Owner:
         tracker.saw(now_ms)
         for answer in tracker.answers():
             self._append(encode(answer))
+        for note in tracker.notes():
+            self._sender.note(note)
         fires = tracker.due()
         if fires:
             self._fire(fires)
