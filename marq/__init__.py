@@ -15,6 +15,8 @@ if TYPE_CHECKING:
         MarqError,
         MessageTooLarge,
     )
+    from marq.dead_letter import DeadLetter
+    from marq.dead_letters import DeadLetters, Deleted, Redriven
     from marq.handlers import handler
     from marq.message import Message
     from marq.outcomes import Reject, Retry, Undecodable
@@ -31,6 +33,9 @@ __all__ = [
     "ConfigError",
     "Consumer",
     "CorruptMarker",
+    "DeadLetter",
+    "DeadLetters",
+    "Deleted",
     "LeaseLost",
     "MarqError",
     "Message",
@@ -39,6 +44,7 @@ __all__ = [
     "Producer",
     "Queues",
     "Receipt",
+    "Redriven",
     "Reject",
     "Retry",
     "SendManyFailed",
@@ -54,6 +60,9 @@ _HOMES = {
     "ConfigError": "marq.core.errors",
     "Consumer": "marq.consumer",
     "CorruptMarker": "marq.core.errors",
+    "DeadLetter": "marq.dead_letter",
+    "DeadLetters": "marq.dead_letters",
+    "Deleted": "marq.dead_letters",
     "JSON": "marq.codecs",
     "LeaseLost": "marq.core.errors",
     "MarqError": "marq.core.errors",
@@ -63,6 +72,7 @@ _HOMES = {
     "Producer": "marq.producer",
     "Queues": "marq.queues",
     "Receipt": "marq.receipt",
+    "Redriven": "marq.dead_letters",
     "Reject": "marq.outcomes",
     "Retry": "marq.outcomes",
     "SendManyFailed": "marq.producer",

@@ -7,6 +7,7 @@ from marq.exports import loader
 if TYPE_CHECKING:
     from marq.testing.broker import Broker, ClientLeftRunning
     from marq.testing.cluster import memory_cluster, memory_definition_log
+    from marq.testing.letters import memory_letter_log
     from marq.testing.passage import Unfinished
     from marq.testing.views import DeadLetter, SeenMessage
 
@@ -18,6 +19,7 @@ __all__ = [
     "Unfinished",
     "memory_cluster",
     "memory_definition_log",
+    "memory_letter_log",
 ]
 
 _HOMES = {
@@ -28,6 +30,7 @@ _HOMES = {
     "Unfinished": "marq.testing.passage",
     "memory_cluster": "marq.testing.cluster",
     "memory_definition_log": "marq.testing.cluster",
+    "memory_letter_log": "marq.testing.letters",
 }
 
 if not TYPE_CHECKING:

@@ -1,0 +1,128 @@
+"""Which dead letters are meant, as users say it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, TypedDict
+
+from marq.core.dead_letters import LetterRecord, died_at_ms, text_of
+from marq.core.errors import ConfigError
+from marq.core.names import ERROR_HEADER, ID_HEADER, REASON_HEADER, RESERVED_HEADER
+from marq.durations import Duration, duration_ms
+from marq.words import refuse
+
+#: A hundred years: of an age.
+_MAX_AGE_MS = 100 * 366 * 24 * 3_600_000
+
+
+class Filters(TypedDict, total=False):
+    """Which dead letters are meant: those that fit all that is said; without any, all.
+
+    ``reason`` and ``error`` are parts of what is said there, whatever the case of the letters. ``header`` has names and
+    values of the sender's headers, None for any value. ``older_than`` and ``newer_than`` are ages (seconds or
+    timedelta) by this machine's clock, or moments (datetime with a time zone) at which the message died. ``id`` is the
+    id of one message.
+    """
+
+    reason: str | None
+    error: str | None
+    header: Mapping[str, bytes | str | None] | None
+    older_than: Duration | datetime | None
+    newer_than: Duration | datetime | None
+    id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LetterFilter:
+    """Checked filters; times in ms since the epoch."""
+
+    reason: str
+    error: str
+    headers: Mapping[str, bytes | None]
+    before_ms: int | None
+    after_ms: int | None
+    id: str | None
+
+    @classmethod
+    def read(cls, call: str, given: Mapping[str, Any], now_ms: int) -> LetterFilter:
+        """Return the filter that a call's keywords say.
+
+        Raises:
+            ConfigError: a value can't be used; the text names it.
+            TypeError: there is no such filter.
+        """
+        refuse(call, {name: value for name, value in given.items() if name not in Filters.__annotations__})
+        return cls(
+            _text("reason", given).lower(),
+            _text("error", given).lower(),
+            _headers(given.get("header")),
+            _moment("older_than", given, now_ms),
+            _moment("newer_than", given, now_ms),
+            _text("id", given) or None,
+        )
+
+    def fits(self, record: LetterRecord) -> bool:
+        """Whether a dead letter is meant."""
+        headers = record.headers
+        if self.id is not None and text_of(headers, ID_HEADER) != self.id:
+            return False
+        if self.before_ms is not None and died_at_ms(record) > self.before_ms:
+            return False
+        if self.after_ms is not None and died_at_ms(record) < self.after_ms:
+            return False
+        if self.reason and self.reason not in text_of(headers, REASON_HEADER).lower():
+            return False
+        if self.error and self.error not in text_of(headers, ERROR_HEADER).lower():
+            return False
+        return not self.headers or self._has_headers(dict(headers))
+
+    def _has_headers(self, found: Mapping[str, bytes | None]) -> bool:
+        return all(name in found and (value is None or found[name] == value) for name, value in self.headers.items())
+
+
+def _text(name: str, given: Mapping[str, Any]) -> str:
+    value = given.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{name}={value!r}: expected text (str) that is not empty")
+    return value
+
+
+def _headers(given: object) -> dict[str, bytes | None]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"header={given!r}: expected a dict of names (str) and values (bytes or str, None for any)")
+    found: dict[str, bytes | None] = {}
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, bytes | str | None):
+            raise ConfigError(
+                f"header {name!r}: {value!r}: expected a name (str) and a value (bytes or str, None for any)"
+            )
+        if name.startswith(RESERVED_HEADER):
+            raise ConfigError(
+                f"header {name!r}: names beginning with {RESERVED_HEADER!r} are marq's own; filter by reason=, error=,"
+                " id=, older_than= or newer_than="
+            )
+        found[name] = value.encode() if isinstance(value, str) else value
+    return found
+
+
+def _moment(name: str, given: Mapping[str, Any], now_ms: int) -> int | None:
+    value = given.get(name)
+    if value is None:
+        return None
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise ConfigError(
+                f"{name}={value!r}: a datetime without a time zone says nothing: take .astimezone() for one of this"
+                " machine's zone"
+            )
+        return round((value - _EPOCH) / timedelta(milliseconds=1))
+    return now_ms - duration_ms(name, value, most_ms=_MAX_AGE_MS)
+
+
+_EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")

@@ -1,0 +1,152 @@
+"""Looks through the dead letters once, and keeps of each that is meant where it stands and what it counts as.
+
+A note stands behind what it settles, so which letters are left is known only at the end. Until then a letter takes some
+twenty bytes, whatever its size; who wants the letters themselves reads them once more.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from marq.core.dead_letters import died_at_ms, queue_of, text_of
+from marq.core.markers import Source
+from marq.core.names import REASON_HEADER
+from marq.core.notes import decode, is_note
+from marq.core.settlements import Places
+from marq.letter_log import LetterLog, Stored
+
+#: Reasons that are told apart; the texts of all others count as one.
+MAX_GROUPS = 100_000
+OTHER_REASONS = "other reasons"
+
+
+class Group(NamedTuple):
+    """What letters are counted by."""
+
+    queue: str
+    reason: str
+
+
+class Spot(NamedTuple):
+    """Where a letter stands."""
+
+    partition: int
+    offset: int
+    died_at_ms: int
+    group: int
+
+
+class Survey:
+    """The letters of which ``fits`` is true, and that were not settled when it was made."""
+
+    def __init__(self, topic: str, fits: Callable[[str, Stored], bool]) -> None:
+        self._topic = topic
+        self._fits = fits
+        self._offsets: dict[int, array[int]] = {}
+        self._died: dict[int, array[int]] = {}
+        self._groups: dict[int, array[int]] = {}
+        self._settled: dict[int, Places] = {}
+        self._numbers: dict[Group, int] = {}
+        self.ranges: dict[int, range] = {}
+
+    async def make(self, log: LetterLog) -> None:
+        """Read all that is there now."""
+        self.ranges = await log.ranges()
+        async for records in until_the_end(log, self.ranges):
+            for record in records:
+                if is_note(record.headers):
+                    self._settle(record)
+                else:
+                    self._add(record)
+
+    def _settle(self, record: Stored) -> None:
+        note = decode(Source(self._topic, record.partition), record.value)
+        places = self._settled.setdefault(record.partition, Places())
+        for offset in note.offsets if note is not None else ():
+            places.add(offset)
+
+    def _add(self, record: Stored) -> None:
+        queue = queue_of(record)
+        if queue is None or not self._fits(queue, record):
+            return
+        partition = record.partition
+        if partition not in self._offsets:
+            self._offsets[partition], self._died[partition], self._groups[partition] = (
+                array("Q"),
+                array("q"),
+                array("L"),
+            )
+        self._offsets[partition].append(record.offset)
+        self._died[partition].append(died_at_ms(record))
+        self._groups[partition].append(self._number(queue, text_of(record.headers, REASON_HEADER)))
+
+    def _number(self, queue: str, reason: str) -> int:
+        group = Group(queue, reason)
+        if group not in self._numbers and len(self._numbers) >= MAX_GROUPS:
+            group = Group(queue, OTHER_REASONS)
+        return self._numbers.setdefault(group, len(self._numbers))
+
+    def spots(self, limit: int | None = None) -> Iterator[Spot]:
+        """Return where the letters stand, by partition and offset; with a limit those that died first."""
+        if limit is None:
+            return self._left()
+        return iter(sorted(heapq.nsmallest(limit, self._left(), key=lambda spot: (spot.died_at_ms, *spot[:2]))))
+
+    def _left(self) -> Iterator[Spot]:
+        for partition, offsets in sorted(self._offsets.items()):
+            settled = self._settled.get(partition, _NO_PLACES)
+            for offset, died_ms, group in zip(offsets, self._died[partition], self._groups[partition], strict=True):
+                if offset not in settled:
+                    yield Spot(partition, offset, died_ms, group)
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        """By the numbers of :attr:`Spot.group`."""
+        return list(self._numbers)
+
+    def counts(self) -> Counter[Group]:
+        """Return how many letters are left of each group."""
+        numbers = Counter(spot.group for spot in self._left())
+        groups = self.groups
+        return Counter({groups[number]: count for number, count in numbers.items()})
+
+
+_NO_PLACES = Places()
+
+
+async def letters_at(log: LetterLog, spots: Iterator[Spot]) -> AsyncIterator[list[Stored]]:
+    """Read the letters that stand there, in the order of each partition."""
+    wanted: dict[int, array[int]] = {}
+    for spot in spots:
+        wanted.setdefault(spot.partition, array("Q")).append(spot.offset)
+    places = {partition: Places() for partition in wanted}
+    for partition, offsets in wanted.items():
+        for offset in offsets:
+            places[partition].add(offset)
+    ranges = {partition: range(offsets[0], offsets[-1] + 1) for partition, offsets in wanted.items()}
+    async for records in until_the_end(log, ranges):
+        found = [record for record in records if record.offset in places[record.partition]]
+        if found:
+            yield found
+
+
+async def until_the_end(log: LetterLog, ranges: Mapping[int, range]) -> AsyncIterator[Sequence[Stored]]:
+    """Read partitions from the start to the end of a range each."""
+    left = {partition: offsets for partition, offsets in ranges.items() if offsets}
+    if not left:
+        return
+    log.seek({partition: offsets.start for partition, offsets in left.items()})
+    while left:
+        records = await log.read()
+        yield [record for record in records if record.offset < ranges[record.partition].stop]
+        # Where only a transaction's own records are left, the position tells it, and no record.
+        positions = await log.positions()
+        done = [partition for partition, offsets in left.items() if positions.get(partition, 0) >= offsets.stop]
+        for partition in done:
+            del left[partition]
+        if done and left:
+            log.seek({partition: positions[partition] for partition in left})
