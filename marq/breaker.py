@@ -26,7 +26,6 @@ from marq.core.errors import ConfigError
 from marq.core.queue import Breaker
 
 if TYPE_CHECKING:
-    from marq.lease import Lease
     from marq.message import Message
 
 log = logging.getLogger("marq")
@@ -81,7 +80,7 @@ class QueueBreaker:
         self._circuit = circuit(queue, settings, clock)
         #: The end of the pause; None while it is closed.
         self._until_s: float | None = None
-        self._test: tuple[Lease, int] | None = None
+        self._test: Message | None = None
         self._successes = 0
         self._succeeded = False
 
@@ -106,7 +105,7 @@ class QueueBreaker:
         """Return how many of these messages, the first ones, to hand out."""
         count = self.room(len(messages))
         if count and self._until_s is not None:
-            self._test = messages[0]._lease, messages[0].offset
+            self._test = messages[0]
             log.info("circuit breaker half-open, one message is let through: queue=%s", self.queue)
         return count
 
@@ -117,7 +116,7 @@ class QueueBreaker:
 
     def finished(self) -> None:
         """Some messages have ended: was the test among them, without success or failure, there may be another one."""
-        if self._test is not None and self._test[1] not in self._test[0].open:
+        if self._test is not None and self._test.offset not in self._test._lease.open:
             self._test = None
 
     def succeeded(self, messages: Sequence[Message]) -> None:
@@ -148,7 +147,7 @@ class QueueBreaker:
         return counts
 
     def _is_test(self, messages: Sequence[Message]) -> bool:
-        return self._test in [(message._lease, message.offset) for message in messages]
+        return self._test in messages
 
     def _open(self) -> None:
         self._until_s = self._clock() + self.settings.pause_ms / 1000

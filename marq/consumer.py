@@ -185,15 +185,21 @@ class Consumer:
             raise flow.error
         raise StopAsyncIteration
 
-    async def receive(self, max_messages: int = 100, wait: Duration = 20.0) -> list[Message]:
+    async def receive(
+        self, max_messages: int = 100, wait: Duration = 20.0, lease: Duration | None = None
+    ) -> list[Message]:
         """Return up to ``max_messages``, as soon as there are any; [] when nothing came within ``wait``.
 
+        ``lease``: how long these are held, and by how much they renew themselves, instead of the consumer's lease.
+
         Raises:
+            ConfigError: the lease is longer than ``max_lease``.
             MarqError: receiving has stopped for good, for the reason that it says.
         """
         running = self._started()
         count = whole_number("max_messages", max_messages, most=MAX_MAX_IN_FLIGHT)
         wait_s = duration_ms("wait", wait) / 1000
+        lease_ms = None if lease is None else duration_ms("lease", lease, least_ms=100, most_ms=self._max_lease_ms)
         messages = _take(running, count)
         if not messages:
             try:
@@ -203,6 +209,8 @@ class Consumer:
                 messages = _take(running, count)
         if not messages and running.flow.error is not None:
             raise running.flow.error
+        if messages and lease_ms is not None:
+            await running.flow.hold(messages, lease_ms)
         return messages
 
     async def run(self, handler: Handler, concurrency: int | None = None) -> None:

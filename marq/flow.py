@@ -254,6 +254,20 @@ class Flow:
             await self._sleep(left_s)
         self._changed.set()
 
+    async def hold(self, messages: Sequence[Message], lease_ms: int) -> None:
+        """Hold messages for so long from now on, and renew them by as much; durable on return."""
+        now_s = self._clock()
+        held: dict[Lease, list[Message]] = {}
+        for message in messages:
+            if message.offset in message._lease.open:
+                held.setdefault(message._lease, []).append(message)
+        for lease, members in held.items():
+            part = lease.part([message.offset for message in members], now_s, lease_ms)
+            for message in members:
+                message._lease = part
+            self.renewal.add(part)
+        await self.outbox.settled(wait=True)
+
     def ack_by_token(self, token: Token) -> None:
         """Finish a message that may be held here or by somebody else."""
         lease = self.renewal.find(token.holder, token.source, token.offset)

@@ -39,6 +39,7 @@ class Lease:
         "dirty",
         "errors",
         "expires_s",
+        "fixed_ms",
         "holder",
         "lease_s",
         "open",
@@ -79,6 +80,8 @@ class Lease:
         self.holder = holder
         self.taken_s = taken_s
         self.lease_s = lease_s
+        #: By how much it is renewed, where that is not by the consumer's lease.
+        self.fixed_ms: int | None = None
         self.expires_s = taken_s + lease_s
         #: Offsets that are still held; what was decided leaves when it goes to the writer.
         self.open = set(offsets)
@@ -95,6 +98,22 @@ class Lease:
     def expiry_s(self, offset: int) -> float:
         """Return when the lease of one message is over."""
         return self.own_expiry_s.get(offset, self.expires_s) if self.own_expiry_s else self.expires_s
+
+    def part(self, offsets: Sequence[int], now_s: float, lease_ms: int) -> Lease:
+        """Take some messages out into a lease of their own, which is so long from now on; they are still to be renewed.
+
+        Until that is durable the earlier end counts.
+        """
+        part = Lease(
+            self.outbox, self.queue, self.source, self.holder, offsets, now_s, lease_ms / 1000, self.codec,
+            self.own_topic,
+        )  # fmt: skip
+        part.fixed_ms, part.errors, part.breaker = lease_ms, self.errors, self.breaker
+        part.expires_s = min(part.expires_s, *(self.expiry_s(offset) for offset in offsets))
+        self.open.difference_update(offsets)
+        for offset in offsets:
+            part.renew(offset, lease_ms)
+        return part
 
     def ack(self, offset: int) -> None:
         """Queue an ACK. The hottest line of the library: no check, the writer drops doubles."""

@@ -147,13 +147,16 @@ class Renewal:
 
     def _shortest_lease_ms(self) -> int:
         """Of the queues that are served, and of those that are not any more and have messages held."""
-        held = {lease.queue for lease in self._leases if lease.open}
-        return min([self._settings.shortest_lease_ms, *map(self._settings.lease_of, held)])
+        held = {self._full_ms(lease) for lease in self._leases if lease.open}
+        return min([self._settings.shortest_lease_ms, *held])
+
+    def _full_ms(self, lease: Lease) -> int:
+        return lease.fixed_ms or self._settings.lease_of(lease.queue)
 
     def _shares(self, now_s: float) -> Iterator[tuple[Lease, int, list[int]]]:
         """Each lease to renew, for how many ms, and its offsets: never for longer than ``max_lease`` in all."""
         for lease in self._leases:
-            full_ms = self._settings.lease_of(lease.queue)
+            full_ms = self._full_ms(lease)
             # Down, also below zero: a millisecond too many would renew what can't be kept any longer.
             left_ms = floor((lease.taken_s - now_s) * 1000) + self._settings.max_lease_ms
             lease_ms = min(full_ms, left_ms)

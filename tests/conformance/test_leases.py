@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from datetime import timedelta
 
 import pytest
@@ -125,3 +126,71 @@ async def test_the_lease_of_the_queue_holds_where_the_consumer_says_nothing(back
 
         assert message.lease_expires_at - message.sent_at > timedelta(seconds=55)
         await message.ack()
+
+
+async def test_a_call_may_choose_the_lease_of_what_it_receives(backend: Backend) -> None:
+    queue = backend.new_name()
+    async with backend.consumer(queue, lease=20) as consumer:
+        await backend.producer.send_many(queue, [b"1", b"2"])
+        [first] = await consumer.receive(1, lease=timedelta(seconds=1))
+        [second] = await consumer.receive(1, lease=60)
+
+        assert second.lease_expires_at - first.lease_expires_at > timedelta(seconds=50)
+        await nothing_for(2.5, consumer)
+        # Both have renewed themselves, each by its own lease.
+        assert second.lease_expires_at - first.lease_expires_at > timedelta(seconds=50)
+        await consumer.ack([first, second])
+        with pytest.raises(marq.ConfigError, match="lease=3601: expected seconds"):
+            await consumer.receive(lease=3_601)
+    await backend.figures(queue, acked=2, expired=0)
+
+
+@pytest.mark.parametrize("threads", [False, True], ids=["coroutine", "thread"])
+async def test_a_handler_that_takes_longer_than_the_lease_never_runs_twice(backend: Backend, threads: bool) -> None:
+    """Celery's visibility_timeout: a task that takes longer is given to a second worker while the first one works."""
+    queue, begun, gate, opened = backend.new_name(), [], asyncio.Event(), threading.Event()
+
+    async def handle(message: marq.Message) -> None:
+        begun.append(message.attempt)
+        await gate.wait()
+
+    def handle_in_a_thread(message: marq.Message) -> None:
+        begun.append(message.attempt)
+        opened.wait(60)
+
+    one, two = backend.consumer(queue, lease=1), backend.consumer(queue, lease=1)
+    async with one, two:
+        working = [asyncio.create_task(each.run(handle_in_a_thread if threads else handle)) for each in (one, two)]
+        await backend.producer.send(queue, b"x")
+        await backend.until(lambda: begun == [1])
+        await backend.advance(4)
+        gate.set()
+        opened.set()
+        await backend.figures(queue, acked=1, expired=0, redelivered=0)
+        await asyncio.gather(one.stop(), two.stop())
+        await asyncio.gather(*working)
+
+    assert begun == [1]
+
+
+async def test_a_handler_that_is_stuck_in_a_thread_loses_its_message_after_max_lease(backend: Backend) -> None:
+    queue, begun, stuck = backend.new_name(), [], threading.Event()
+
+    def handle(message: marq.Message) -> None:
+        begun.append(message.attempt)
+        if message.attempt == 1:
+            stuck.wait(60)
+
+    async with backend.consumer(queue, lease=0.5, max_lease=1.5) as consumer:
+        running = asyncio.create_task(consumer.run(handle, concurrency=2))
+        await backend.producer.send(queue, b"x")
+        begun_s = backend.now_s()
+        await backend.until(lambda: len(begun) == 2)
+        held_s = backend.now_s() - begun_s
+        stuck.set()
+        await consumer.stop()
+        await running
+
+    assert held_s > 1.4
+    assert begun == [1, 2]
+    await backend.figures(queue, acked=1, expired=1)

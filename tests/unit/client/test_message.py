@@ -319,3 +319,26 @@ async def test_foreign_words_name_ours(held) -> None:
     with pytest.raises(TypeError, match="delay"):
         await message.release(countdown=5)
     assert not hasattr(message, "no_such_thing")
+
+
+async def test_messages_held_for_a_lease_of_their_own_are_renewed_by_it(make_rig) -> None:
+    rig = make_rig()
+    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(4)])
+    short, long, other, lost = await rig.take(4)
+    lost._lease.open.discard(lost.offset)
+
+    await rig.flow.hold([short, lost], 3_000)
+    await rig.flow.hold([long], 120_000)
+
+    renewed = [(list(each.offsets), each.lease_ms) for each in rig.settler.of(Renew)]
+    assert renewed == [([0], 3_000), ([1], 120_000)]
+    assert [message._expiry_s - rig.clock() for message in (short, long, other)] == [3, 120, 30]
+    await rig.clock.advance(100)
+    renewed = {(offset, each.lease_ms) for each in rig.settler.of(Renew) for offset in each.offsets}
+    assert renewed == {(0, 3_000), (1, 120_000), (2, 30_000)}
+    assert [message._expiry_s > rig.clock() for message in (short, long, other)] == [True, True, True]
+    await short.renew()
+    assert rig.settler.of(Renew)[-1].lease_ms == 3_000
+    await short.ack()
+    await other.ack()
+    assert long.lease_expires_at is not None

@@ -345,3 +345,28 @@ async def test_thousands_of_messages_and_a_day_take_no_time(broker, producer) ->
     assert len(broker.acked("q")) == 3000
     # Some tenths of a second on an idle machine.
     assert time.monotonic() - began_s < 20
+
+
+async def test_a_message_can_be_kept_far_beyond_what_a_broker_would_allow(broker, producer) -> None:
+    """Share groups end an acquisition lock after an hour at the most, SQS a visibility timeout after 12."""
+    async with broker.consumer("q", lease=60) as consumer:
+        await producer.send("q", b"x")
+        [message] = await consumer.receive()
+        for _ in range(30):
+            await message.renew(2 * DAY)
+            await broker.advance(DAY)
+
+        assert broker.in_flight("q")
+        await message.ack()
+
+    assert [seen.attempt for seen in broker.acked("q")] == [1]
+
+
+async def test_leases_renew_themselves_for_days_where_max_lease_allows_it(broker, producer) -> None:
+    async with broker.consumer("q", lease=3_600, max_lease=30 * DAY) as consumer:
+        await producer.send("q", b"x")
+        [message] = await consumer.receive()
+        await broker.advance(29 * DAY)
+        await message.ack()
+
+    assert [seen.attempt for seen in broker.acked("q")] == [1]
