@@ -16,6 +16,7 @@ START ?= 0
 MUTANT_SEEDS ?= 1000
 MINUTES ?= 20
 LEASES ?= 1000000
+PENDING ?= 1000000
 export PYTHONPATH := .
 export PYTHONUNBUFFERED := 1
 
@@ -23,7 +24,7 @@ export PYTHONUNBUFFERED := 1
 step = @echo "==> $(1)"; began=$$(date +%s); if $(2); then echo "    $$(( $$(date +%s) - began )) s"; \
 	else echo "==> $(1): FAILED after $$(( $$(date +%s) - began )) s" >&2; exit 1; fi
 
-.PHONY: help setup python packages kafka demo test broker bench simulate mutants faults soak recovery starts lint clean lock
+.PHONY: help setup python packages kafka demo test broker bench simulate mutants faults soak recovery delays starts lint clean lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -64,6 +65,9 @@ soak: setup ## steady load with a fault each minute: make soak MINUTES=20
 
 recovery: setup ## how soon a worker with open leases fires again: make recovery LEASES=1000000
 	@$(RUN) -m bench.recovery --leases $(LEASES)
+
+delays: setup ## a great many delayed messages: memory, restart, lateness: make delays PENDING=1000000
+	@$(RUN) -m bench.delays --pending $(PENDING)
 
 starts: setup ## what consumers that start in transactions save, cost and delay
 	@$(RUN) -m bench.starts

@@ -14,16 +14,15 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import median
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from rich.console import Console
-from rich.table import Table
 
+from bench.bars import Bar, show
 from bench.leases import Copies, Opener, copies, opener
 from bench.load import QUEUE
 from bench.result import write_result
@@ -204,20 +203,6 @@ class Recovery:
             await asyncio.sleep(pause)
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A limit that a figure must not pass."""
-
-    what: str
-    found: float
-    limit: float
-    unit: str
-
-    @property
-    def met(self) -> bool:
-        return self.found <= self.limit
-
-
 def bars(figures: Mapping[str, list[float]], session_timeout: float) -> list[Bar]:
     """Return what is asked of a recovery, each by the worst of its runs."""
     memory = max(max(found) for name, found in figures.items() if name.endswith("_peak_mib"))
@@ -245,18 +230,6 @@ async def measure(
         finally:
             recovery.close()
     return recovery.figures, bars(recovery.figures, session_timeout)
-
-
-def show(figures: Mapping[str, list[float]], judged: Sequence[Bar], console: Console) -> None:
-    table = Table("figure", "median", "worst")
-    for name, found in figures.items():
-        table.add_row(name.replace("_", " "), f"{median(found):,.2f}", f"{max(found):,.2f}")
-    console.print(table)
-    verdict = Table("bar", "limit", "found", "met")
-    for bar in judged:
-        found_and_limit = (f"{number:,.2f} {bar.unit}" for number in (bar.limit, bar.found))
-        verdict.add_row(bar.what, *found_and_limit, "yes" if bar.met else "NO")
-    console.print(verdict)
 
 
 def read_size() -> Size:
