@@ -46,9 +46,16 @@ class OpenMessages:
 
 
 class Hint(NamedTuple):
-    """These messages may be due then: whoever is not held by that very lease any more is to be skipped."""
+    """These messages may be due then: whoever is not held by that very lease any more is to be skipped.
+
+    Compared from left to right: what is due in one millisecond comes in the order in which it was acquired or delayed,
+    also when it has been moved, or when the index has been built anew.
+    """
 
     due_ms: int
+    since_ms: int
+    source: Source
+    first: int
     sequence: int
     opened: OpenMessages
     offsets: Sequence[int]
@@ -86,7 +93,7 @@ class DueIndex:
         """Hint at messages that share a lease."""
         number = lease.due_ms // SPAN_MS
         if number <= self._begun or len(offsets) > FEW:
-            self._push(lease.due_ms, opened, offsets, lease)
+            self._push(opened, offsets, lease)
         else:
             span = self._spans.get(number)
             if span is None:
@@ -98,12 +105,13 @@ class DueIndex:
 
     def push_again(self, hint: Hint, offsets: Sequence[int]) -> None:
         """Hint once more at some of the messages of a hint that was taken."""
-        heapq.heappush(self._heap, hint._replace(offsets=offsets))
+        heapq.heappush(self._heap, hint._replace(first=offsets[0], offsets=offsets))
         self.size += len(offsets)
 
-    def _push(self, due_ms: int, opened: OpenMessages, offsets: Sequence[int], lease: Lease) -> None:
+    def _push(self, opened: OpenMessages, offsets: Sequence[int], lease: Lease) -> None:
         self._sequence += 1
-        heapq.heappush(self._heap, Hint(due_ms, self._sequence, opened, offsets, lease))
+        hint = Hint(lease.due_ms, lease.since_ms, opened.source, offsets[0], self._sequence, opened, offsets, lease)
+        heapq.heappush(self._heap, hint)
 
     def next_due_ms(self) -> int | None:
         """When the next message may be due, or None."""
@@ -136,18 +144,13 @@ class DueIndex:
                 return
 
     def _begin(self, number: int, span: _Span) -> None:
-        self.size -= len(span.offsets)
-        found = []
         for opened, offset in zip(span.opened, span.offsets, strict=True):
             lease = opened.leases.get(offset)
             # One that moved to another time has another hint.
             if lease is not None and lease.due_ms // SPAN_MS == number:
-                found.append((lease.due_ms, lease.since_ms, opened.source, offset, opened, lease))
-        # By due time and then in the order in which they were delayed.
-        found.sort(key=lambda each: each[:4])
-        for due_ms, _, _, offset, opened, lease in found:
-            self._push(due_ms, opened, (offset,), lease)
-        self.size += len(found)
+                self._push(opened, (offset,), lease)
+            else:
+                self.size -= 1
 
     def rebuild(self, sources: Callable[[], Iterator[OpenMessages]]) -> Iterator[None]:
         """Forget all hints, and hint at what is open; stop after some thousand messages, so that others can work."""

@@ -77,6 +77,25 @@ def test_messages_are_delivered_by_time_and_then_in_the_order_in_which_they_were
 
 
 @pytest.mark.parametrize("restart", [False, True])
+def test_what_is_due_in_the_same_millisecond_comes_in_the_order_in_which_it_was_delayed(restart: bool) -> None:
+    """However many were delayed together, and whether they were moved: some wait in the heap, others in spans."""
+    log, other = Log(), Source(drawn_topic(1), 2)
+    log.fold(delay([0], [T0 + 5_000], relative=False), at=T0)
+    log.fold(delay(range(20), [T0 + 5_000] * 20, relative=False, source=other), at=T0 + 1)
+    log.fold(delay([1], [T0 + 5_000], relative=False), at=T0 + 2)
+    log.fold(delay([2], [T0 + 9_000], relative=False), at=T0 + 3)
+    log.fold(delay([3], [T0 + 5_000], relative=False), at=T0 + 4)
+    log.fold(reschedule([2], T0 + 5_000, relative=False), at=T0 + 5)
+    if restart:
+        log.write()
+        log.restart()
+
+    order = [(fire.source, fire.offset) for fire in log.book.due(T0 + HOUR_MS)]
+
+    assert order == [(DRAWN, 0), *[(other, number) for number in range(20)], (DRAWN, 1), (DRAWN, 2), (DRAWN, 3)]
+
+
+@pytest.mark.parametrize("restart", [False, True])
 def test_a_day_of_delays_is_hinted_at_in_its_order(restart: bool) -> None:
     log = Log()
     times = [(number * 7_919) % 86_400_000 for number in range(3_000)]
