@@ -6,9 +6,10 @@ The shell (agents/tracker.py) and the simulator drive the same object. The order
 2. read the table's changelog to its end (before 1, rows of the former owner could come after what was read, and a row
    whose ACK is folded together with its ACQUIRE would then never be deleted),
 3. write a TICK and read the markers from ``book.applied`` + 1 on,
-4. write the answers to RESCHEDULEs and CANCELs that were read,
-5. after its own TICK has been read back: fire what is due by the clock of that TICK. All markers before it have been
-   folded by then, so an ACK or RENEW that was in the log in time is never overlooked, however late it is read.
+4. after its own TICK has been read back: write the answers to RESCHEDULEs and CANCELs that were read (before, a fact of
+   the former owner may follow: the message that was moved has left then),
+5. and fire what is due by the clock of that TICK. All markers before it have been folded by then, so an ACK or RENEW
+   that was in the log in time is never overlooked, however late it is read.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class Tracker:
 
     def answers(self) -> list[Answer]:
         """Return what to write before anything is fired; given once."""
-        return self.book.take_answers()
+        return [] if self._tick_clock_ms is None else self.book.take_answers()
 
     def notes(self) -> list[Note]:
         """Return what became of dead letters, to be written in one transaction with the rows; given once."""

@@ -9,10 +9,22 @@ from marq.core.backoff import Backoff
 from marq.core.errors import UnknownVersion
 from marq.core.leases import Fire
 from marq.core.marker_codec import encode
-from marq.core.markers import Batch, Fact, Kind, Source, Tick
+from marq.core.markers import Batch, Cause, Fact, Kind, Outcome, Source, Tick
 from marq.core.queue import QueueSettings
 from marq.core.tracker import TICK_INTERVAL_MS, Tracker
-from tests.unit.core.batches import LEASE_MS, QUEUE, SOURCE, ack, acquire, reject, release, renew
+from tests.unit.core.batches import (
+    DRAWN,
+    LEASE_MS,
+    QUEUE,
+    SOURCE,
+    ack,
+    acquire,
+    delay,
+    reject,
+    release,
+    renew,
+    reschedule,
+)
 
 ME = 42
 T0 = 1_000_000
@@ -60,6 +72,21 @@ def test_nothing_fires_before_an_own_tick_has_been_read() -> None:
     partition.read()
 
     assert offsets(partition.tracker.due()) == [1]
+
+
+def test_nobody_is_answered_before_an_own_tick_has_been_read() -> None:
+    """The former owner had sent a copy when the message was moved: its fact stands behind the RESCHEDULE."""
+    partition = Partition()
+    partition.append(delay([1, 2], [0, 0]), T0)
+    partition.append(reschedule([1, 2], 1_000), T0)
+    partition.read()
+
+    assert partition.tracker.answers() == []
+    partition.append(Fact(Kind.DELIVERED, QUEUE, ME + 1, DRAWN, [1], [1], [Cause.DUE]), T0)
+    partition.tick(T0)
+
+    (answer,) = partition.tracker.answers()
+    assert (answer.offsets, answer.outcomes) == ([1, 2], [Outcome.TOO_LATE, Outcome.DONE])
 
 
 def test_a_tick_of_another_tracker_fires_nothing() -> None:
