@@ -3,19 +3,24 @@
 ==================  ==================================================================================================
 property            what it says when it does not hold
 ==================  ==================================================================================================
-``lost``            an accepted message is neither acknowledged nor dead, nor counted as removed by retention
+``lost``            an accepted message is neither acknowledged nor dead nor cancelled, nor counted as removed by
+                    retention, nor delayed until after the history's end
 ``silent``          retention removed a message before it was read, and no consumer says that it passed over it
 ``from-nowhere``    something was delivered, marked, copied or made a dead letter that nobody sent or asked for
 ``not-durable``     a client was told that its outcome is durable, and the log does not hold it
 ``after-ack``       a copy was decided after the message's ack had been read back
-``early``           … of a message that was not due by the log's clock at the tracker's own TICK
+``early``           … of a message that was not due by the log's clock at the tracker's own TICK; or a record was handed
+                    out that its sender delays
 ``renewed``         … of one whose lease had been renewed
+``moved``           … of one that would have been due, had it not been moved
 ``not-open``        … of one that nobody had acquired
 ``fired-twice``     … of one whose fact was in the log already
 ``before-own-tick`` … before the tracker had read a TICK that it wrote after it had fenced its predecessor
 ``wrong-cause``     … for another cause than the log gives
 ``attempts``        an attempt does not follow from the one before, or passes the limit
 ``dead-letter``     dead before its last attempt, or not dead after it, or too large and is not
+``cancelled``       a copy of a message that is cancelled, or CANCELLED is one that nobody cancels
+``answered``        somebody is told that its RESCHEDULE or CANCEL came in time or too late, and the log does not say so
 ``rejected``        a reject did not end in exactly one dead letter
 ``transaction``     a copy without its fact, or a fact without its copy
 ``fidelity``        key, value, headers, id or first sending differ from what the sender sent
@@ -29,8 +34,8 @@ property            what it says when it does not hold
 ``not-drained``     at the end something is open, or was never read
 ==================  ==================================================================================================
 
-"No delayed message before its time" is missing, for there are no delayed messages yet: they will be rows like the
-others, so that ``early`` holds for them as soon as the fold knows DELAY. A release with a delay is judged already.
+"No delayed message before its time" is ``early`` and ``moved``; "delivered once" is what it is for all messages:
+``transaction``, ``fired-twice`` and, of what is handed out, ``unexplained``.
 """
 
 from __future__ import annotations
@@ -39,11 +44,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+from proof.answers import judge_answers
 from proof.causes import EVERYBODY, Why, deliveries_asked_for, why_delivered_again, why_expired, why_read_again
 from proof.decisions import HEADER_ROOM_BYTES, decided_on, judge_decision, judge_fact
 from proof.evidence import Evidence
 from proof.findings import Report
-from proof.fold import DEAD_LETTERED, REDELIVERED, Standing
+from proof.fold import CANCELLED, COPIED, DEAD_LETTERED, DELAYED, REDELIVERED, Standing
 from proof.history import Event
 from proof.trail import ACK, BITS, REJECT, RELEASE, Fact, Trail
 
@@ -111,6 +117,10 @@ class _Verdict:
             first = trail.facts[0]
             self._find("fired-twice", f"{trail.key}: facts at {first.offset} and {fact.offset}", trail.events)
         self._judge_deaths(trail)
+        judge_answers(report, trail)
+        if trail.deliver_at_ms is not None and trail.id == trail.key and trail.deliveries:
+            self._find("early", f"{trail.key}: handed out, to be delivered at {trail.deliver_at_ms}", trail.events)
+        report.delayed += any(standing is not None and standing.state == DELAYED for _, standing in trail.changes)
 
     def _judge_deliveries(self, trail: Trail) -> None:
         lost_offsets = any("offsets" in self._evidence.befell(name) for name in (f"queue {trail.queue}", EVERYBODY))
@@ -148,6 +158,7 @@ class _Verdict:
         evidence, report = self._evidence, self._report
         if fact.kind == REDELIVERED:
             report.redelivered += 1
+        report.cancelled += fact.kind == CANCELLED
         judge_fact(report, trail, fact, evidence.logs[fact.log], self._limits_of(trail, None))
         limit = evidence.limits.get(trail.source.rpartition("/")[0])
         if fact.cause == "TOO_LARGE" and limit is not None and trail.size + HEADER_ROOM_BYTES < limit:
@@ -220,7 +231,7 @@ class _Verdict:
         errors: dict[int, set[str]] = defaultdict(set)
         for trail in trails:
             for fact in trail.facts[:1]:
-                if fact.kind == REDELIVERED:
+                if fact.kind in COPIED:
                     facts[fact.attempt] += 1
                     told = fact.before is not None and fact.cause == "RELEASED"
                     errors[fact.attempt].add(fact.before.text if told else "")  # type: ignore[union-attr]
@@ -267,6 +278,9 @@ class _Verdict:
             if standing is not None and evidence.logs[trail.log].halted:
                 report.stranded += 1
                 self._done.add(trail.id)
+            elif standing is not None and _is_far(standing, evidence.logs[trail.log].now_ms):
+                report.waiting += 1
+                self._done.add(trail.id)
             elif standing is None and trail.offset < evidence.starts.get(trail.source, 0):
                 if trail.committed:
                     self._judge_unread(trail)
@@ -302,6 +316,11 @@ class _Verdict:
             name, _, place = origin.rpartition("/")
             if int(place) not in evidence.log(name).unreadable:
                 self._find("quarantine", f"{origin} is in quarantine and holds a marker")
+
+
+def _is_far(standing: Standing, now_ms: int) -> bool:
+    """Whether nobody can expect that a message has been delivered yet."""
+    return standing.state == DELAYED and standing.due_ms > now_ms
 
 
 def _events(trails: Iterable[Trail]) -> list[int]:

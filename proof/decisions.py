@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from proof.findings import Report
-from proof.fold import DEAD_LETTERED, LEASED, REJECTED, RELEASED, Standing, ending
+from proof.fold import CANCELLED, DEAD_LETTERED, DELAYED, LEASED, REJECTED, RELEASED, WAITING, Standing, ending
 from proof.trail import Decision, Fact, MarkersLog, Trail
 
 #: What a copy may not be larger than: the topic's limit without the room that marq's headers need.
@@ -55,7 +55,9 @@ def decided_on(trail: Trail, fact: Fact, log: MarkersLog) -> tuple[Standing, int
     return next(iter(fitting + found), None)
 
 
-_CAUSES = {LEASED: "EXPIRED", RELEASED: "RELEASED", REJECTED: "REJECTED"}
+_CAUSES = {
+    LEASED: "EXPIRED", RELEASED: "RELEASED", REJECTED: "REJECTED", DELAYED: "DUE", CANCELLED: "CANCELLED",
+}  # fmt: skip
 
 
 def judge_fact(report: Report, trail: Trail, fact: Fact, log: MarkersLog, limits: Collection[int]) -> None:
@@ -91,15 +93,17 @@ def _not_open(report: Report, trail: Trail, applied: int, where: str, events: li
 def _early(
     report: Report, trail: Trail, standing: Standing, applied: int, clock_ms: int, where: str, events: list[int]
 ) -> None:
-    """A lease that would have been over, had it not been renewed, is the worse case."""
+    """Of a lease that would have been over, had it not been renewed, and of what was due before it was moved: worse."""
     before = [
         each
         for offset, each in trail.changes
-        if offset <= applied and each is not None and each.state == LEASED and each.holder == standing.holder
+        if offset <= applied and each is not None and each.state == standing.state and each.holder == standing.holder
     ]
-    renewed = any(each.due_ms <= clock_ms for each in before)
+    name = "early"
+    if any(each.due_ms <= clock_ms for each in before):
+        name = {LEASED: "renewed", **dict.fromkeys(WAITING, "moved")}.get(standing.state, name)
     text = f"{where}: due {standing.due_ms}, the tracker's TICK says {clock_ms}"
-    report.find("renewed" if renewed else "early", text, events)
+    report.find(name, text, events)
 
 
 def _judge_ending(
@@ -113,6 +117,9 @@ def _judge_ending(
     """``limits``: what max_attempts may have been for this tracker."""
     where, events = place
     kind, attempt, cause = found
+    if (kind == CANCELLED) != (standing.state == CANCELLED):
+        report.find("cancelled", f"{where}: {found}, but it stood {standing}", events)
+        return
     if cause == "TOO_LARGE":
         if (kind, attempt) != (DEAD_LETTERED, standing.attempt):
             report.find("attempts", f"{where}: {found}, but it stood {standing}", events)

@@ -14,9 +14,24 @@ from typing import Any
 from marq.core.backoff import Backoff
 from proof.causes import EVERYBODY
 from proof.findings import Report
+from proof.fold import FACTS
 from proof.history import UNREADABLE
 from proof.sends import Sends
-from proof.trail import ACK, ACQUIRE, BITS, RELEASE, Decision, Event, Fact, MarkersLog, Process, Trail, last_standing
+from proof.trail import (
+    ACK,
+    ACQUIRE,
+    BITS,
+    DELAY,
+    RELEASE,
+    Decision,
+    Event,
+    Fact,
+    MarkersLog,
+    Process,
+    Told,
+    Trail,
+    last_standing,
+)
 
 _FAULTS = ("kill", "pause", "cut", "stop", "revoke", "clock", "step", "offsets")
 
@@ -103,6 +118,17 @@ class Evidence:
                 if bit == ACK and offset not in lost:
                     trail.settled_by += (holder,)
 
+    def _ask(self, event: Event) -> None:
+        """Somebody cancels or moves messages."""
+        kind, bit, holder = event["op"].upper(), BITS[event["op"]], event["holder"]
+        outcomes = event.get("outcomes", ()) if event["type"] == "ok" else ()
+        self.told |= bit
+        for index, trail in enumerate(self._named(event)):
+            trail.events.append(self.number)
+            trail.said |= bit
+            if outcomes:
+                trail.told += (Told(kind, holder, outcomes[index], -1, self.number),)
+
     def _deliver(self, event: Event) -> None:
         trail = self._trail(event["record"])
         trail.events.append(self.number)
@@ -179,6 +205,7 @@ class Evidence:
         trail.error = event.get("error", "")
         trail.time_ms = event["time_ms"]
         trail.first_sent_ms = event.get("first_sent_ms")
+        trail.deliver_at_ms = event.get("deliver_at_ms")
         trail.committed = event["type"] == "ok"
 
     def _dead(self, event: Event) -> None:
@@ -230,7 +257,9 @@ class Evidence:
                 trail.said |= bit
             trail.written |= bit
             trail.log = log.name
-            if bit == ACQUIRE:
+            if bit == DELAY:
+                self._note_delay(event, index, trail)
+            elif bit == ACQUIRE:
                 trail.acquired_at += (event["offset"],)
                 trail.say_content(number, event["contents"][index])
                 trail.lease_ms = event["lease_ms"]
@@ -238,8 +267,19 @@ class Evidence:
                     self._attempts_of(trail, event["attempts"][index])
             elif bit == ACK and trail.acked_at is None:
                 trail.acked_at = event["offset"]
-            elif bit == 0:
+            elif kind in FACTS:
                 self._note_fact(log, event, index, trail)
+            elif kind == "ANSWERED":
+                trail.answers += (Told(kind, event["holder"], event["outcomes"][index], event["offset"], number),)
+
+    def _note_delay(self, event: Event, index: int, trail: Trail) -> None:
+        """It stands for the record that the message has not become yet."""
+        if trail.id:
+            trail.say_content(self.number, event["contents"][index])
+            return
+        trail.id, trail.committed = trail.key, True
+        trail.queue, trail.content = intern(event["queue"]), event["contents"][index]
+        trail.attempt, trail.time_ms = event["attempts"][index], event["timestamps_ms"][index]
 
     def _attempts_of(self, trail: Trail, attempt: int) -> None:
         """Compared at the end, when the record is known in any case."""
@@ -270,6 +310,7 @@ _HANDLERS: dict[str, Callable[[Evidence, Event], None]] = {
     "marker": Evidence._marker,
     "truncate": Evidence._truncate,
     "limit": Evidence._limit,
+    **dict.fromkeys(("cancel", "reschedule"), Evidence._ask),
     **dict.fromkeys(("acquire", "commit", "ack", "release", "reject", "renew"), Evidence._write),
     **dict.fromkeys(_FAULTS, Evidence._fault),
 }

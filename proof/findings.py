@@ -32,10 +32,15 @@ class Report:
     acked: int = 0
     dead: int = 0
     redelivered: int = 0
+    #: By their senders, or by those who read them; and those of them, or of others that waited, that were cancelled.
+    delayed: int = 0
+    cancelled: int = 0
     lost: int = 0
     #: Removed by retention before anybody had received them, and open in logs that stopped with an alarm.
     expired_unread: int = 0
     stranded: int = 0
+    #: Delayed, and not due when the history ends.
+    waiting: int = 0
     duplicates: int = 0
     #: Duplicates, and leases that ran out, by the number of their cause in docs/guarantees.md.
     causes: Counter[int] = field(default_factory=Counter)
@@ -50,8 +55,9 @@ class Report:
 
     def summary(self) -> dict[str, Any]:
         """Return the figures, ready for JSON."""
-        names = ("events", "sent", "accepted", "delivered", "acked", "dead", "redelivered", "lost", "expired_unread")
-        figures: dict[str, Any] = {name: getattr(self, name) for name in (*names, "stranded", "duplicates")}
+        names = ("events", "sent", "accepted", "delivered", "acked", "dead", "redelivered", "delayed", "cancelled")
+        ends = ("lost", "expired_unread", "stranded", "waiting", "duplicates")
+        figures: dict[str, Any] = {name: getattr(self, name) for name in (*names, *ends)}
         for name in ("causes", "expiries", "violations"):
             figures[name] = {str(key): count for key, count in sorted(getattr(self, name).items())}
         return figures

@@ -23,7 +23,15 @@ Event = dict[str, Any]
 TOLERATED_JUMP_MS = 5_000
 
 LEASED, RELEASED, REJECTED = "LEASED", "RELEASED", "REJECTED"
-REDELIVERED, DEAD_LETTERED = "REDELIVERED", "DEAD_LETTERED"
+#: CANCELLED is a state, and the fact that ends it.
+DELAYED, CANCELLED = "DELAYED", "CANCELLED"
+#: Those that may still be moved and cancelled.
+WAITING = (DELAYED, RELEASED)
+REDELIVERED, DEAD_LETTERED, DELIVERED = "REDELIVERED", "DEAD_LETTERED", "DELIVERED"
+#: Facts, with what is counted of each.
+FACTS = {REDELIVERED: "redelivered", DEAD_LETTERED: "dead", DELIVERED: "delivered", CANCELLED: "cancelled"}
+#: Facts that say that a copy went to the queue.
+COPIED = (REDELIVERED, DELIVERED)
 
 
 class Standing(NamedTuple):
@@ -55,6 +63,10 @@ def ending(standing: Standing, max_attempts: int) -> Ending:
     """Say what becomes of a message that is due."""
     if standing.state == REJECTED:
         return Ending(DEAD_LETTERED, standing.attempt, "REJECTED")
+    if standing.state == DELAYED:
+        return Ending(DELIVERED, standing.attempt, "DUE")
+    if standing.state == CANCELLED:
+        return Ending(CANCELLED, standing.attempt, "CANCELLED")
     cause = "EXPIRED" if standing.state == LEASED else "RELEASED"
     if not standing.counted:
         return Ending(REDELIVERED, standing.attempt, cause)
@@ -74,7 +86,8 @@ class Fold:
         #: Holder, clock and monotonic time of the last TICK.
         self.anchor = ("", 0, 0)
         self.open: dict[str, Standing] = {}
-        #: By queue and source, a byte for each offset: whether the queue has acquired it.
+        #: By queue and source, a byte for each offset: whether the queue has acquired it; without a queue: whether a
+        #: sender that may repeat itself has delayed it.
         self.acquired: dict[tuple[str, str], bytearray] = {}
         self.counts: dict[str, dict[str, int]] = {}
 
@@ -113,21 +126,60 @@ class Fold:
     def _acquire(self, event: Event) -> None:
         queue, source, offsets = event["queue"], event["source"], event["offsets"]
         acquired = self.acquired.setdefault((queue, source), bytearray())
-        due_ms = (self.now_ms + event["lease_ms"],)
-        for offset, attempt in zip(offsets, event["attempts"], strict=True):
+        dues_ms = event.get("dues_ms") or [-1] * len(offsets)
+        for offset, attempt, due_ms in zip(offsets, event["attempts"], dues_ms, strict=True):
             key = f"{source}/{offset}"
             standing = self.open.get(key)
             if standing is None and not (offset < len(acquired) and acquired[offset]):
-                self._count(queue, "acquired")
+                self._count(queue, "acquired" if due_ms < 0 else "delayed")
             else:
                 self._count(queue, "reacquired")
                 if standing is None or standing.state != LEASED:
                     continue
-            self.put(key, Standing(queue, event["holder"], attempt, due_ms, self.now_ms))
-        start, end = event["from_offset"], offsets[-1] + 1
-        if end > len(acquired):
-            acquired.extend(bytes(end - len(acquired)))
-        acquired[start:end] = b"\x01" * (end - start)
+            if due_ms < 0:
+                self.put(
+                    key, Standing(queue, event["holder"], attempt, (self.now_ms + event["lease_ms"],), self.now_ms)
+                )
+            else:
+                self.put(key, Standing(queue, "", attempt, (due_ms,), self.now_ms, DELAYED))
+        _mark(acquired, event["from_offset"], offsets[-1] + 1)
+
+    def _delay(self, event: Event) -> None:
+        queue, source, offsets, from_offset = event["queue"], event["source"], event["offsets"], event["from_offset"]
+        known = bytearray() if from_offset is None else self.acquired.setdefault(("", source), bytearray())
+        for offset, attempt, time_ms in zip(offsets, event["attempts"], event["times_ms"], strict=True):
+            key = f"{source}/{offset}"
+            if key in self.open or (offset < len(known) and known[offset]):
+                self._count(queue, "reacquired")
+                continue
+            self._count(queue, "delayed")
+            self.put(key, Standing(queue, "", attempt, (self._due_ms(event, time_ms),), self.now_ms, DELAYED))
+        if from_offset is not None:
+            _mark(known, from_offset, offsets[-1] + 1)
+
+    def _due_ms(self, event: Event, time_ms: int) -> int:
+        return self.now_ms + time_ms if event["relative"] else int(time_ms)
+
+    def _reschedule(self, event: Event) -> None:
+        for offset, time_ms in zip(event["offsets"], event["times_ms"], strict=True):
+            key = f"{event['source']}/{offset}"
+            standing = self.open.get(key)
+            waits = standing is not None and standing.state in WAITING
+            self.ask(key, event, in_time=waits)
+            if standing is not None and waits:
+                self.put(key, standing._replace(dues_ms=(self._due_ms(event, time_ms),)))
+
+    def _cancel(self, event: Event) -> None:
+        for offset in event["offsets"]:
+            key = f"{event['source']}/{offset}"
+            standing = self.open.get(key)
+            waits = standing is not None and standing.state in WAITING
+            self.ask(key, event, in_time=waits or (standing is not None and standing.state == CANCELLED))
+            if standing is not None and waits:
+                self.put(key, standing._replace(dues_ms=(self.now_ms,), state=CANCELLED))
+
+    def ask(self, key: str, event: Event, *, in_time: bool) -> None:
+        """Somebody wants a message to be moved or cancelled."""
 
     def _ack(self, event: Event) -> None:
         source = event["source"]
@@ -137,7 +189,7 @@ class Fold:
 
     def _fact(self, event: Event) -> None:
         queue, source, offsets = event["queue"], event["source"], event["offsets"]
-        self._count(queue, "redelivered" if event["kind"] == REDELIVERED else "dead", len(offsets))
+        self._count(queue, FACTS[event["kind"]], len(offsets))
         self._count(queue, "expired", event["causes"].count("EXPIRED"))
         for offset in offsets:
             self.end(f"{source}/{offset}")
@@ -192,13 +244,21 @@ class Fold:
         counts[name] = counts.get(name, 0) + by
 
 
+def _mark(known: bytearray, start: int, end: int) -> None:
+    if end > len(known):
+        known.extend(bytes(end - len(known)))
+    known[start:end] = b"\x01" * (end - start)
+
+
 _STEPS: dict[str, Callable[[Any, Event], None]] = {
     "ACQUIRE": Fold._acquire,
     "ACK": Fold._ack,
     "RENEW": Fold._renew,
     "RELEASE": Fold._release,
     "REJECT": Fold._reject,
-    REDELIVERED: Fold._fact,
-    DEAD_LETTERED: Fold._fact,
+    "DELAY": Fold._delay,
+    "RESCHEDULE": Fold._reschedule,
+    "CANCEL": Fold._cancel,
+    **dict.fromkeys(FACTS, Fold._fact),
     "TICK": lambda fold, event: fold.tick(event),
 }

@@ -8,12 +8,15 @@ the id of the message that it began; a log is named ``topic/partition``.
 =============  ======================================================================================================
 op             fields, and who writes it
 =============  ======================================================================================================
-``send``       ``message`` (its sender's name for it), ``queue``, ``content``; ``record`` when ok. A producer
+``send``       ``message`` (its sender's name for it), ``queue``, ``content``; ``record`` when ok: of a message that is
+               delayed its identity, which names no record. A producer
 ``acquire``    ``holder``, ``source``, ``offsets``; when it is over ``took_ms``. A consumer, as all down to ``hang``
 ``commit``     the same
 ``deliver``    ``group``, ``holder``, ``record``, ``queue``, ``attempt``, ``content``: handed out to a handler
 ``ack``        ``holder``, ``source``, ``offsets``, ``took_ms``; ``lost``: offsets for which it raised LeaseLost. So
                with ``release``, ``reject`` and ``renew``
+``cancel``     ``holder``, ``source``, ``offsets``; when ok ``outcomes``, of each DONE or TOO_LATE. Anybody; so with
+               ``reschedule``
 ``hang``       ``record``: its handler will not return within its lease, and nobody renews it
 ``skipped``    ``source``, ``start``, ``end``: records that retention removed before they were read
 ``own``        ``holder``, ``log``, ``fenced_at``: a tracker has fenced its predecessor when the log ended there;
@@ -24,7 +27,8 @@ op             fields, and who writes it
                (offset of the TICK): what a tracker decides before it writes
 ``halt``       ``log``, ``reason``: a tracker stops that partition with an alarm
 ``record``     a messages topic's record: ``offset``, ``time_ms``, ``queue``, ``content``, ``size``; of a copy ``id``,
-               ``attempt``, ``first_sent_ms``, ``error``. ``fail``: of an aborted transaction. ``process`` is the log
+               ``attempt``, ``first_sent_ms``, ``error``; ``deliver_at_ms`` where its sender says so. ``fail``: of an
+               aborted transaction. ``process`` is the log
 ``dead``       a dead letter: the same, and ``origin``, ``reason``
 ``quarantine`` ``origin`` (a marker's place), ``content``
 ``marker``     a record of the markers topic, see :func:`marker`
@@ -48,18 +52,24 @@ from typing import Any
 
 from marq.core.markers import (
     Acquire,
+    Answer,
     Batch,
     Cause,
+    Delay,
     Fact,
     Headers,
+    Outcome,
+    Payload,
     Reject,
     Release,
     Renew,
+    Reschedule,
     Source,
     Tick,
 )
 from marq.core.names import (
     ATTEMPT_HEADER,
+    DELIVER_AT_HEADER,
     ERROR_HEADER,
     FIRST_SENT_HEADER,
     ID_HEADER,
@@ -172,18 +182,30 @@ def marker(log: str, offset: int, time_ms: int, batch: Batch | None, value: byte
         return event | {"kind": UNREADABLE, "content": digest(value)}
     if isinstance(batch, Tick):
         return event | {"kind": "TICK", "holder": holder_name(batch.holder), "monotonic_ms": batch.monotonic_ms}
-    kind = batch.kind.name if isinstance(batch, Fact) else type(batch).__name__.upper()
-    event |= {"kind": kind, "queue": batch.queue, "holder": holder_name(batch.holder)}
+    event |= {"kind": _kind(batch), "queue": batch.queue, "holder": holder_name(batch.holder)}
     event |= {"source": log_name(batch.source), "offsets": list(batch.offsets)}
     return event | _columns(batch)
 
 
+def _kind(batch: Batch) -> str:
+    if isinstance(batch, Fact):
+        return batch.kind.name
+    return "ANSWERED" if isinstance(batch, Answer) else type(batch).__name__.upper()
+
+
 def _columns(batch: Batch) -> Event:
     if isinstance(batch, Acquire):
-        contents = [content(batch.queue, each.key, each.value, each.headers) for each in batch.payloads]
-        attempts = [each.attempt for each in batch.payloads]
-        read_from = {"lease_ms": batch.lease_ms, "from_offset": batch.from_offset}
-        return {**read_from, "attempts": attempts, "contents": contents}
+        read_from: Event = {"lease_ms": batch.lease_ms, "from_offset": batch.from_offset}
+        if batch.dues_ms is not None:
+            read_from["dues_ms"] = list(batch.dues_ms)
+        return {**read_from, **_payloads(batch.queue, batch.payloads)}
+    if isinstance(batch, Delay):
+        known = {"from_offset": batch.from_offset, "timestamps_ms": [each.timestamp_ms for each in batch.payloads]}
+        return {**_times(batch), **known, **_payloads(batch.queue, batch.payloads)}
+    if isinstance(batch, Reschedule):
+        return _times(batch)
+    if isinstance(batch, Answer):
+        return {"outcomes": [Outcome(outcome).name for outcome in batch.outcomes]}
     if isinstance(batch, Renew):
         return {"lease_ms": batch.lease_ms}
     if isinstance(batch, Release):
@@ -193,6 +215,15 @@ def _columns(batch: Batch) -> Event:
     if isinstance(batch, Fact):
         return {"attempts": list(batch.attempts), "causes": [Cause(cause).name for cause in batch.causes]}
     return {}
+
+
+def _payloads(queue: str, payloads: Sequence[Payload]) -> Event:
+    contents = [content(queue, each.key, each.value, each.headers) for each in payloads]
+    return {"attempts": [each.attempt for each in payloads], "contents": contents}
+
+
+def _times(batch: Delay | Reschedule) -> Event:
+    return {"times_ms": list(batch.times_ms), "relative": batch.relative}
 
 
 def name_of(source: Source, offset: int) -> str:
@@ -207,6 +238,7 @@ _FIELDS: dict[str, tuple[str, Callable[[bytes], Any]]] = {
     ERROR_HEADER: ("error", bytes.decode),
     REASON_HEADER: ("reason", bytes.decode),
     ORIGIN_HEADER: ("origin", bytes.decode),
+    DELIVER_AT_HEADER: ("deliver_at_ms", lambda text: int(text) if text.isdigit() else None),
 }
 
 

@@ -12,8 +12,11 @@ from proof.fold import Fold, Standing
 Event = dict[str, Any]
 
 #: What can be said of a record: bits.
-ACK, RELEASE, REJECT, RENEW, ACQUIRE = 1, 2, 4, 8, 16
-BITS = {"ack": ACK, "release": RELEASE, "reject": REJECT, "renew": RENEW, "acquire": ACQUIRE}
+ACK, RELEASE, REJECT, RENEW, ACQUIRE, RESCHEDULE, CANCEL, DELAY = (1 << bit for bit in range(8))
+BITS = {
+    "ack": ACK, "release": RELEASE, "reject": REJECT, "renew": RENEW, "acquire": ACQUIRE,
+    "reschedule": RESCHEDULE, "cancel": CANCEL, "delay": DELAY,
+}  # fmt: skip
 
 
 class Fact(NamedTuple):
@@ -44,8 +47,27 @@ class Decision(NamedTuple):
     number: int
 
 
+class Question(NamedTuple):
+    """A RESCHEDULE or CANCEL in the log; ``in_time``: the message was waiting."""
+
+    kind: str
+    holder: str
+    offset: int
+    in_time: bool
+
+
+class Told(NamedTuple):
+    """What somebody was told of its question: in the log (``offset``), or by the library that asked it."""
+
+    kind: str
+    holder: str
+    outcome: str
+    offset: int
+    number: int
+
+
 class Trail:
-    """One record: what it is, who had it, and what the markers say of it.
+    """One record, or delayed message: what it is, who had it, and what the markers say of it.
 
     There may be millions, so what is mostly short is a tuple, and all empty ones are one.
     """
@@ -54,6 +76,7 @@ class Trail:
         "acked_at",
         "acquired_at",
         "acquires",
+        "answers",
         "attempt",
         "changes",
         "committed",
@@ -62,6 +85,7 @@ class Trail:
         "contents",
         "deaths",
         "decisions",
+        "deliver_at_ms",
         "deliveries",
         "error",
         "events",
@@ -73,6 +97,7 @@ class Trail:
         "key",
         "lease_ms",
         "log",
+        "questions",
         "queue",
         "read_again",
         "said",
@@ -80,6 +105,7 @@ class Trail:
         "size",
         "slowest_ms",
         "time_ms",
+        "told",
         "troubled",
         "unanswered",
         "written",
@@ -93,6 +119,8 @@ class Trail:
         self.attempt = 1
         self.time_ms = self.size = 0
         self.first_sent_ms: int | None = None
+        #: By a header of the record.
+        self.deliver_at_ms: int | None = None
         self.committed = False
         #: The numbers of all events that speak of it.
         self.events: list[int] = []
@@ -121,6 +149,10 @@ class Trail:
         self.read_again = False
         self.decisions: tuple[Decision, ...] = ()
         self.deaths: tuple[Event, ...] = ()
+        #: What was asked about it, how the log answers, and what those were told who had asked.
+        self.questions: tuple[Question, ...] = ()
+        self.answers: tuple[Told, ...] = ()
+        self.told: tuple[Told, ...] = ()
 
     def say_content(self, number: int, content: str) -> None:
         """Note what somebody says of its content."""
@@ -210,6 +242,9 @@ class MarkersLog(Fold):
             return False
         self._trail_of(key).changes.append((self.applied, None))
         return True
+
+    def ask(self, key: str, event: Event, *, in_time: bool) -> None:
+        self._trail_of(key).questions += (Question(event["kind"], event["holder"], event["offset"], in_time),)
 
     def tick(self, event: Event) -> None:
         super().tick(event)

@@ -18,28 +18,46 @@ from marq.core.markers import (
     Ack,
     Acquire,
     Batch,
+    Cancel,
+    Delay,
+    Outcome,
     Payload,
     Reject,
     Release,
     Renew,
+    Reschedule,
     Source,
     Tick,
 )
 from marq.core.queue import QueueSettings
 from marq.core.tracker import Tracker
-from proof.fold import Ending, Fold, ending
-from proof.history import marker, name_of
+from proof.fold import Ending, Event, Fold, ending
+from proof.history import holder_name, log_name, marker, name_of
 from tests.simulation.oracle import difference, table_difference
+from tests.unit.core.batches import DRAWN
 
 BACKOFF_RULE = Backoff(10, 2.0, 100)
 _MAX_STALE_HINTS, _MAX_FIRING = leases.MAX_STALE_HINTS, leases.MAX_FIRING
 
-_sources = st.sampled_from([Source("marq.messages", 0), Source("marq.messages", 1)])
+_records = st.sampled_from([Source("marq.messages", 0), Source("marq.messages", 1)])
+_sources = st.one_of(_records, st.just(DRAWN))
 _holders = st.sampled_from([1, 2])
 _offsets = st.sets(st.integers(0, 12), min_size=1, max_size=5).map(sorted)
 _delays = st.sampled_from([BACKOFF, 0, 5, 50])
+_times = st.sampled_from([-50, 0, 5, 50])
 #: A record belongs to one queue, by its key.
 _queues = {True: "even", False: "odd"}
+
+
+class PlainFold(Fold):
+    """Remembers what is asked: by whom, of which message, whether it is to be moved, and whether that came in time."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda queue: [BACKOFF_RULE])
+        self.asked: list[tuple[str, str, bool, bool]] = []
+
+    def ask(self, key: str, event: Event, *, in_time: bool) -> None:
+        self.asked.append((event["holder"], key, event["kind"] == "RESCHEDULE", in_time))
 
 
 class LeaseMachine(RuleBasedStateMachine):
@@ -49,7 +67,7 @@ class LeaseMachine(RuleBasedStateMachine):
         super().__init__()
         self.settings = QueueSettings(max_attempts=2, backoff=BACKOFF_RULE)
         self.book = LeaseBook(self.setting)
-        self.plain = Fold(lambda queue: [BACKOFF_RULE])
+        self.plain = PlainFold()
         self.namer = Tracker(self.setting, 9)
         self.table: dict[bytes, bytes] = {}
         self.time_ms = self.monotonic_ms = 100_000
@@ -76,7 +94,7 @@ class LeaseMachine(RuleBasedStateMachine):
         return [offset for offset in offsets if (offset % 2 == 0) == even]
 
     @rule(
-        source=_sources, holder=_holders, offsets=_offsets, even=st.booleans(), back=st.integers(0, 3), data=st.data()
+        source=_records, holder=_holders, offsets=_offsets, even=st.booleans(), back=st.integers(0, 3), data=st.data()
     )
     def acquire(
         self, source: Source, holder: int, offsets: list[int], even: bool, back: int, data: st.DataObject
@@ -86,7 +104,66 @@ class LeaseMachine(RuleBasedStateMachine):
             attempts = data.draw(st.lists(st.integers(1, 3), min_size=len(own), max_size=len(own)))
             each = zip(own, attempts, strict=True)
             payloads = [Payload(0, attempt, None, (), b"%d" % offset) for offset, attempt in each]
-            self.fold(Acquire(_queues[even], holder, source, own, 100, max(0, own[0] - back), payloads))
+            dues = data.draw(
+                st.none() | st.lists(st.just(-1) | _times.map(self.absolute), min_size=len(own), max_size=len(own))
+            )
+            self.fold(Acquire(_queues[even], holder, source, own, 100, max(0, own[0] - back), payloads, dues))
+
+    def absolute(self, time_ms: int) -> int:
+        return max(0, self.time_ms + time_ms)
+
+    def times(self, data: st.DataObject, relative: bool, count: int) -> list[int]:
+        drawn = data.draw(st.lists(_times, min_size=count, max_size=count))
+        return [max(0, time_ms) if relative else self.absolute(time_ms) for time_ms in drawn]
+
+    @rule(
+        offsets=_offsets, even=st.booleans(), relative=st.booleans(), back=st.none() | st.integers(0, 3), data=st.data()
+    )
+    def delay(self, offsets: list[int], even: bool, relative: bool, back: int | None, data: st.DataObject) -> None:
+        own = self.own(offsets, even)
+        if own:
+            payloads = [Payload(0, 1, None, (), b"%d" % offset) for offset in own]
+            from_offset = None if back is None else max(0, own[0] - back)
+            times = self.times(data, relative, len(own))
+            self.fold(Delay(_queues[even], 1, DRAWN, own, times, relative, from_offset, payloads))
+
+    @rule(
+        source=_sources, holder=_holders, offsets=_offsets, even=st.booleans(), relative=st.booleans(), data=st.data()
+    )
+    def reschedule(
+        self, source: Source, holder: int, offsets: list[int], even: bool, relative: bool, data: st.DataObject
+    ) -> None:
+        own = self.own(offsets, even)
+        if own:
+            times = self.times(data, relative, len(own))
+            self.fold(Reschedule(_queues[even], holder + 100, source, own, times, relative))
+
+    @rule(source=_sources, holder=_holders, offsets=_offsets, even=st.booleans())
+    def cancel(self, source: Source, holder: int, offsets: list[int], even: bool) -> None:
+        own = self.own(offsets, even)
+        if own:
+            self.fold(Cancel(_queues[even], holder + 200, source, own))
+
+    @rule()
+    def answer(self) -> None:
+        """Each question once: as soon as its message is not on its way, but not where a fact is the answer."""
+        on_its_way = {name_of(fire.source, fire.offset) for fire in self.fired}
+        expected: dict[tuple[str, str], Outcome] = {}
+        waiting = []
+        for holder, key, moves, in_time in self.plain.asked:
+            if moves and in_time and key in on_its_way:
+                waiting.append((holder, key, moves, in_time))
+            elif moves or not in_time:
+                expected[holder, key] = Outcome.DONE if in_time and key in self.plain.open else Outcome.TOO_LATE
+        self.plain.asked = waiting
+
+        found = {
+            (holder_name(batch.holder), f"{log_name(batch.source)}/{offset}"): outcome
+            for batch in self.book.take_answers()
+            for offset, outcome in zip(batch.offsets, batch.outcomes, strict=True)
+        }
+
+        assert found == expected
 
     @rule(source=_sources, holder=_holders, offsets=_offsets, even=st.booleans(), kind=st.sampled_from([Ack, Renew]))
     def acknowledge_or_renew(
@@ -158,6 +235,8 @@ class LeaseMachine(RuleBasedStateMachine):
         assert found.items() <= due.items()
         assert len(fires) == len(found) == min(len(due), max(0, leases.MAX_FIRING - len(self.fired)))
         assert [each.lease.due_ms for each in fires] == sorted(self.plain.open[key].due_ms for key in due)[: len(fires)]
+        order = [(each.lease.due_ms, each.lease.since_ms, each.source) for each in fires]
+        assert order == sorted(order)
         self.fired += fires
 
     @rule(committed=st.booleans(), share=st.integers(0, 3))
@@ -188,6 +267,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.book = LeaseBook(self.setting)
         self.book.restore(self.table.items())
         self.fired = []
+        self.plain.asked = []
 
     @rule()
     def forget_what_is_on_its_way(self) -> None:
