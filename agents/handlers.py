@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import faust
 from faust.types import TP, StreamT
@@ -117,6 +118,12 @@ class Handlers:
             codecs=codecs,
             queue=definitions.settings,
         )
+
+    @property
+    def breakers(self) -> dict[str, dict[str, Any]]:
+        """State and openings of the circuit breaker of each queue that has one."""
+        found = {} if self.flow is None else self.flow.rules.breakers
+        return {queue: {"state": each.state, "openings": each.openings} for queue, each in found.items()}
 
     async def done(self) -> None:
         """Return when receiving has stopped; raise what stopped it."""

@@ -24,6 +24,7 @@ from agents.stream_reader import Partitions
 from app.batching import BatchSchema
 from app.faust_app import MarqApp, new_app, or_exit
 from app.parent import follow_parent
+from app.reports import LOOK_SECONDS, Reporter
 from app.watchdog import Watchdog
 from app.witness import Messages, Witness
 from config.settings import AppSettings
@@ -46,9 +47,11 @@ class HandlersProcess:
 
     group: HandlerGroup
     pipe: int
+    #: Where it reports to.
+    reports: int
 
     def encode(self) -> str:
-        return json.dumps({"pipe": self.pipe, "group": self.group.document()})
+        return json.dumps({"pipe": self.pipe, "reports": self.reports, "group": self.group.document()})
 
     @classmethod
     def take(cls, environment: MutableMapping[str, str]) -> HandlersProcess | None:
@@ -57,7 +60,7 @@ class HandlersProcess:
         if text is None:
             return None
         document = json.loads(text)
-        return cls(HandlerGroup.read(document["group"]), document["pipe"])
+        return cls(HandlerGroup.read(document["group"]), document["pipe"], document["reports"])
 
 
 class HandlersApp(MarqApp):
@@ -140,6 +143,12 @@ def create_handlers_app(settings: AppSettings, client: ClientSettings, process: 
     app.queues = Queues.of(client)
     topic = app.topic(names.messages, *group.topics.values(), schema=BatchSchema())
     app.handlers = agents.handlers.attach(app, topic, group, app.failed)
+    reporter = Reporter(process.reports)
+
+    @app.timer(LOOK_SECONDS, name="report")
+    async def report(app: HandlersApp) -> None:
+        reporter.tell({"breakers": app.handlers.breakers})
+
     app.on_partitions_assigned.connect(_on_assigned)
     app.on_partitions_revoked.connect(_on_revoked)
     return app

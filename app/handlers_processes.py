@@ -20,6 +20,7 @@ from typing import Any
 
 from agents.handler_groups import HandlerGroup
 from app.handlers_process import VARIABLE, HandlersProcess
+from app.reports import reports
 
 log = logging.getLogger("marq.handlers")
 
@@ -128,6 +129,7 @@ class _GroupProcess:
         self._process: Process | None = None
         self._living: asyncio.Task[None] | None = None
         self._starts = 0
+        self._report: dict[str, Any] = {"breakers": {}}
         self._stopping = False
 
     def start(self) -> None:
@@ -136,7 +138,13 @@ class _GroupProcess:
     def figures(self) -> dict[str, Any]:
         running = self._process is not None and self._process.returncode is None
         pid = self._process.pid if self._process is not None and running else None
-        return {"group": self.group.name, "queues": sorted(self.group.queues), "pid": pid, "starts": self._starts}
+        return {
+            "group": self.group.name,
+            "queues": sorted(self.group.queues),
+            "pid": pid,
+            "starts": self._starts,
+            **self._report,
+        }
 
     async def stop(self, limit_s: float) -> None:
         """SIGTERM, and kill -9 after the limit."""
@@ -174,17 +182,29 @@ class _GroupProcess:
 
     async def _run(self) -> str:
         """Start a process and wait for its end; return how that was."""
-        told = HandlersProcess(self.group, self._pipe)
+        reading, writing = os.pipe()
+        told = HandlersProcess(self.group, self._pipe, writing)
+        listening = asyncio.create_task(self._listen(reading), name=f"reports of group {self.group.name}")
         try:
             self._process = process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=DEVNULL,
                 env={**os.environ, VARIABLE: told.encode()},
-                pass_fds=(self._pipe,),
+                pass_fds=(self._pipe, writing),
             )
         except OSError as error:
             return f"could not be started ({error})"
+        finally:
+            # The process has it, and its death is the end of the reports.
+            os.close(writing)
         self._starts += 1
         queues = ", ".join(self.group.queues)
         log.info("group %s: handlers process %d, queues %s", self.group.name, process.pid, queues)
-        return f"{process.pid} has ended with exit code {await process.wait()}"
+        code = await process.wait()
+        await listening
+        return f"{process.pid} has ended with exit code {code}"
+
+    async def _listen(self, pipe: int) -> None:
+        async for report in reports(pipe):
+            self._report = report
+        self._report = {"breakers": {}}

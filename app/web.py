@@ -110,6 +110,13 @@ def _page(found: dict[str, Any]) -> str:
         for part in worker["partitions"]
         if part["alarm"]
     )
+    breakers = "".join(
+        f"<p role=alert>The circuit breaker of {escape(queue)} is {escape(each['state'])}: {escape(worker['url'])}</p>"
+        for worker in found["workers"]
+        for process in worker.get("handlers", ())
+        for queue, each in process.get("breakers", {}).items()
+        if each["state"] != "closed"
+    )
     missing = [escape(worker["url"]) for worker in found["workers"] if not worker["answered"]]
     why = f"no answer from {', '.join(missing)}" if missing else "it is not known now which workers there are"
     partial = "" if found["complete"] else f"<p role=alert>Figures are not complete: {why}.</p>"
@@ -117,7 +124,7 @@ def _page(found: dict[str, Any]) -> str:
         "<!doctype html><html lang=en><meta charset=utf-8><title>Marq</title>"
         "<style>body{font:16px system-ui;margin:2rem}td,th{padding:.2rem .8rem;text-align:right}"
         "th[scope=row]{text-align:left}</style>"
-        f"<h1>Queues</h1>{partial}{alarms}<table><thead><tr><th scope=col>queue</th>{heads}</tr></thead>"
+        f"<h1>Queues</h1>{partial}{alarms}{breakers}<table><thead><tr><th scope=col>queue</th>{heads}</tr></thead>"
         f"<tbody>{rows}</tbody></table>{empty}"
     )
 

@@ -193,6 +193,30 @@ async def test_each_group_with_handlers_has_a_process_of_its_own(
     assert worker.pid not in pids.values()
 
 
+async def test_an_open_circuit_breaker_is_shown_and_nothing_dies_meanwhile(
+    make: Make, handlers: Handlers, producer_of: Any
+) -> None:
+    queues = """[queues.obedient]
+        handler = "handlers_of_the_test:obedient"
+        max_attempts = 2
+        backoff = [0.1]
+        breaker = { window = 4, pause = 1 }
+    """
+    worker = await make(queues=queues).start().ready()
+    await running(worker, "handlers")
+    producer = await producer_of(worker)
+
+    async def breaker() -> dict[str, Any]:
+        found: dict[str, Any] = (await worker.handlers())["handlers"]["breakers"].get("obedient", {})
+        return found
+
+    assert (await eventually(breaker, lambda found: "state" in found)) == {"state": "closed", "openings": 0}
+    await producer.send_many("obedient", [b"fail"] * 8)
+    await eventually(breaker, lambda found: found.get("openings", 0) >= 3)
+    assert (await worker.queue("obedient"))["dead"] == 0
+    assert "circuit breaker open, no message is handed out: queue=obedient" in worker.log()
+
+
 async def test_a_handlers_process_that_is_killed_is_followed_by_another_and_nothing_is_lost(
     make: Make, handlers: Handlers, producer_of: Any
 ) -> None:

@@ -72,7 +72,7 @@ def test_a_process_has_the_workers_log_level_and_no_web_server() -> None:
 
 
 def test_a_process_takes_what_it_is_told_out_of_its_environment() -> None:
-    told = HandlersProcess(group("a", "emails", topic="t"), 7)
+    told = HandlersProcess(group("a", "emails", topic="t"), 7, 8)
     environment = {VARIABLE: told.encode(), "PATH": "/bin"}
 
     assert HandlersProcess.take(environment) == told
