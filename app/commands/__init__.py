@@ -2,12 +2,14 @@
 
 import faust
 
-from app.commands import check, delayed, moving, queue
+from app.commands import check, dead, delayed, moving, queue, redrive
 
 
 def attach(app: faust.App) -> None:
     """Add the commands to an application."""
     check.attach(app)
+    dead.attach(app)
     delayed.attach(app)
     moving.attach(app)
     queue.attach(app)
+    redrive.attach(app)

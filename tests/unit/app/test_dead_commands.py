@@ -1,0 +1,111 @@
+"""What the options of the commands about dead letters say, and what they show."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from app.commands.dead import described
+from app.commands.letters import read_filters, said
+from marq.core.errors import ConfigError
+from marq.dead_letter import DeadLetter
+from marq.dead_letters import Deleted, Redriven
+from marq.letter_log import Stored
+
+NOTHING: dict[str, Any] = {
+    "reason": None, "error": None, "headers": (), "older": None, "newer": None, "identity": None,
+}  # fmt: skip
+
+
+def test_options_are_read_as_filters() -> None:
+    filters = read_filters(
+        "bad", "Timeout", ["tenant=acme=1", "flag", "empty="], "2h", "2030-01-31T08:00:00+00:00", "marq.messages/0/7"
+    )
+
+    assert filters == {
+        "reason": "bad",
+        "error": "Timeout",
+        "header": {"tenant": "acme=1", "flag": None, "empty": ""},
+        "older_than": 7_200.0,
+        "newer_than": datetime(2030, 1, 31, 8, tzinfo=UTC),
+        "id": "marq.messages/0/7",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), ("2h", 7_200), ("7d", 604_800), (" 3s ", 3)]
+)
+def test_an_age_has_a_unit_or_is_in_seconds(text: str, seconds: float) -> None:
+    assert read_filters(**{**NOTHING, "older": text})["older_than"] == seconds
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"older": "soon"}, "--older soon: expected an age such as"),
+        ({"newer": "7w"}, "--newer 7w: expected an age"),
+        ({"newer": "-3s"}, "--newer -3s: expected an age"),
+        ({"newer": "2030-01-31T08:00:00"}, "a moment with a time zone"),
+        ({"headers": ["=x"]}, "--header =x: expected NAME or NAME=VALUE"),
+        ({"headers": ["a", "a=1"]}, "--header a=1: expected NAME or NAME=VALUE, each name once"),
+    ],
+)
+def test_a_mistake_is_named(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_filters(**{**NOTHING, **options})
+
+    assert text in str(caught.value)
+
+
+def test_how_far_a_call_came_is_said() -> None:
+    assert said(Redriven(5, 5, 4, 1)) == "4 of 5 dead letters redriven, 1 were settled before"
+    assert said(Deleted(3, 3, 3)) == "3 of 3 dead letters deleted"
+    assert said(Deleted(3), dry_run=True) == "3 dead letters would be deleted; nothing was changed"
+    assert said(Redriven(9, 4, 2), interrupted=True) == (
+        "interrupted: 2 of 9 dead letters redriven, 4 asked for, which will be done; the same command again does the"
+        " rest"
+    )
+
+
+def test_a_letter_is_shown_with_all_that_is_known() -> None:
+    headers = [
+        ("tenant", b"acme"), ("raw", b"\xff"), ("null", None), ("marq-id", b"marq.messages/0/7"),
+        ("marq-attempt", b"5"), ("marq-first-sent", b"1700000000000"), ("marq-reason", b"no good"),
+        ("marq-error", b"LookupError: x"), ("marq-origin", b"marq.messages/1/9"), ("marq-died-at", b"1700000060000"),
+    ]  # fmt: skip
+    record = Stored(1, 4, 1_800_000_000_000, b"emails", b"x" * 2_000, headers)
+
+    shown = described(DeadLetter(record, "emails", "marq.dead-letters", None))
+
+    assert shown == {
+        "id": "marq.messages/0/7",
+        "queue": "emails",
+        "reason": "no good",
+        "last_error": "LookupError: x",
+        "attempts": 5,
+        "first_sent": "2023-11-14T22:13:20.000+00:00",
+        "died_at": "2023-11-14T22:14:20.000+00:00",
+        "origin": "marq.messages/1/9",
+        "partition": 1,
+        "offset": 4,
+        "bytes": 2_000,
+        "value": "x" * 1_024,
+        "headers": {"tenant": "acme", "raw": "\ufffd", "null": None},
+    }
+
+
+def test_headers_that_somebody_else_wrote_do_no_harm() -> None:
+    headers = [
+        ("marq-died-at", b"9" * 15),
+        ("marq-attempt", b"-1"),
+        ("marq-first-sent", b"x"),
+        ("marq-reason", b"\xff"),
+    ]
+    record = Stored(0, 0, 1_700_000_000_000, b"emails", None, headers)
+
+    shown = described(DeadLetter(record, "emails", "marq.dead-letters", None))
+
+    assert (shown["died_at"], shown["attempts"], shown["value"]) == ("1970-01-01T00:00:00.000+00:00", 1, "")
+    assert (shown["id"], shown["reason"]) == ("marq.dead-letters/0/0", "\ufffd")
