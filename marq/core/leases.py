@@ -72,6 +72,8 @@ from marq.core.markers import (
     Reschedule,
     Source,
     Tick,
+    alike,
+    payload_of,
 )
 from marq.core.marks import Marks
 from marq.core.names import is_drawn
@@ -206,18 +208,44 @@ class LeaseBook:
             marks.add(batch.from_offset, offsets[-1] + 1)
             self._touched_marks.add(mark)
         self._count(batch.queue).reacquired += len(offsets) - len(unseen)
-        self._open(opened, batch, unseen)
+        self._delay(opened, batch, unseen)
+
+    def _delay(self, opened: OpenMessages, batch: Delay, offsets: Sequence[int]) -> None:
+        """Open delayed messages, of which each may have a time of its own."""
+        if not offsets:
+            return
+        times, attempts, numbers = batch.times_ms, batch.attempts, batch.offsets
+        every = len(offsets) == len(numbers)
+        indexes = range(len(numbers)) if every else [bisect_left(numbers, offset) for offset in offsets]
+        now_ms = self.clock.now_ms
+        base_ms = now_ms if batch.relative else 0
+        leases, push = opened.leases, self._due.push
+        lease, last, run = _NO_LEASE, (NOW, 0), list[int]()
+        for index in indexes:
+            alike = (times[index], 1 if attempts is None else attempts[index])
+            if alike != last:
+                if run:
+                    push(opened, run, lease)
+                lease = Lease(batch.queue, 0, alike[1], base_ms + alike[0], now_ms, State.DELAYED)
+                last, run = alike, []
+            offset = numbers[index]
+            leases[offset] = lease
+            run.append(offset)
+        opened.fresh.update(dict.fromkeys(offsets, batch))
+        self._count(batch.queue).delayed += len(offsets)
+        self._open_count += len(offsets)
+        self._push(opened, run, lease)
 
     def _fold_discard(self, batch: Discard) -> None:
         opened = self._of(batch.source)
         unseen = [offset for offset in batch.offsets if offset not in opened.leases]
         self._count(batch.queue).discarded += len(self.settlements.settle(batch, unseen))
 
-    def _open(self, opened: OpenMessages, batch: Acquire | Delay, offsets: Sequence[int]) -> None:
+    def _open(self, opened: OpenMessages, batch: Acquire, offsets: Sequence[int]) -> None:
         if not offsets:
             return
         counts = self._count(batch.queue)
-        for attempt, due_ms, group in _alike(batch, offsets):
+        for attempt, due_ms, group in alike(batch, offsets):
             lease = self._new_lease(batch, attempt, due_ms)
             if due_ms == NOW:
                 counts.acquired += len(group)
@@ -228,19 +256,17 @@ class LeaseBook:
             self._push(opened, group, lease)
         self._open_count += len(offsets)
 
-    def _new_lease(self, batch: Acquire | Delay, attempt: int, due_ms: int) -> Lease:
+    def _new_lease(self, batch: Acquire, attempt: int, due_ms: int) -> Lease:
         now_ms = self.clock.now_ms
-        if isinstance(batch, Delay):
-            due_ms = self._due_ms(batch, due_ms)
-        elif due_ms == NOW:
+        if due_ms == NOW:
             return Lease(batch.queue, batch.holder, attempt, now_ms + batch.lease_ms, now_ms)
         return Lease(batch.queue, 0, attempt, due_ms, now_ms, State.DELAYED)
 
-    def _due_ms(self, batch: Delay | Reschedule, time_ms: int) -> int:
+    def _due_ms(self, batch: Reschedule, time_ms: int) -> int:
         return self.clock.now_ms + time_ms if batch.relative else time_ms
 
     def _take_over(self, opened: OpenMessages, batch: Acquire, offsets: Sequence[int]) -> None:
-        for attempt, due_ms, group in _alike(batch, offsets):
+        for attempt, due_ms, group in alike(batch, offsets):
             lease = self._new_lease(batch, attempt, due_ms)
             taken = [offset for offset in group if opened.leases[offset].state is State.LEASED]
             self._replace(opened, taken, lease)
@@ -454,7 +480,7 @@ class LeaseBook:
     def fresh_payload(self, source: Source, offset: int) -> Payload | None:
         """Return the payload of an open message whose row is not in the table yet, else None."""
         batch = self._sources.get(source, _NONE).fresh.get(offset)
-        return None if batch is None else _payload(batch, offset)
+        return None if batch is None else payload_of(batch, offset)
 
     def take_answers(self) -> list[Answer]:
         """Return the answers to what was asked; to be written before anything else is fired."""
@@ -511,7 +537,7 @@ class LeaseBook:
             lease = opened.leases[offset]
             if lease not in encoded:
                 encoded[lease] = rows.encode_lease(lease)
-            changes[key] = rows.encode_row(encoded[lease], _payload(batch, offset))
+            changes[key] = rows.encode_row(encoded[lease], payload_of(batch, offset))
         opened.fresh.clear()
         opened.changed.clear()
         opened.ended.clear()
@@ -553,27 +579,10 @@ class LeaseBook:
         return gauges_of(opened.leases for opened in self._sources.values())
 
 
-def _alike(batch: Acquire | Delay, offsets: Sequence[int]) -> Iterable[tuple[int, int, Sequence[int]]]:
-    """Group offsets of a batch by their attempts and times, which are nearly always 1 and :data:`NOW`."""
-    attempts, times = batch.attempts, batch.times_ms if isinstance(batch, Delay) else batch.dues_ms
-    if not offsets:
-        return ()
-    if attempts is None and times is None:
-        return ((1, NOW, offsets),)
-    groups: dict[tuple[int, int], list[int]] = {}
-    for offset in offsets:
-        index = bisect_left(batch.offsets, offset)
-        alike = (1 if attempts is None else attempts[index], NOW if times is None else times[index])
-        groups.setdefault(alike, []).append(offset)
-    return [(attempt, time_ms, group) for (attempt, time_ms), group in groups.items()]
-
-
-def _payload(batch: Acquire | Delay, offset: int) -> Payload:
-    return batch.payloads[bisect_left(batch.offsets, offset)]
-
-
 #: Stands in for a source that has no open messages; never written to.
 _NONE = OpenMessages(Source("", 0))
+#: Of no message.
+_NO_LEASE = Lease("", 0, 0, 0, 0)
 
 _FOLDS: dict[type, Callable[[LeaseBook, Any], None]] = {
     Acquire: LeaseBook._fold_acquire,

@@ -11,6 +11,7 @@ itself (:func:`marq.core.names.drawn_topic`), and it numbers its messages there.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -302,6 +303,29 @@ def attempts_of(payloads: Sequence[Payload]) -> Sequence[int] | None:
         return payloads.attempts
     attempts = [payload.attempt for payload in payloads]
     return attempts if attempts.count(1) != len(attempts) else None
+
+
+# --- taking apart -----------------------------------------------------------------------------------------------------
+
+
+def alike(batch: Acquire, offsets: Sequence[int]) -> Iterable[tuple[int, int, Sequence[int]]]:
+    """Group offsets of a batch by their attempts and times, which are nearly always 1 and :data:`NOW`."""
+    attempts, times = batch.attempts, batch.dues_ms
+    if not offsets:
+        return ()
+    if attempts is None and times is None:
+        return ((1, NOW, offsets),)
+    groups: dict[tuple[int, int], list[int]] = {}
+    for offset in offsets:
+        index = bisect_left(batch.offsets, offset)
+        alike = (1 if attempts is None else attempts[index], NOW if times is None else times[index])
+        groups.setdefault(alike, []).append(offset)
+    return [(attempt, time_ms, group) for (attempt, time_ms), group in groups.items()]
+
+
+def payload_of(batch: Acquire | Delay, offset: int) -> Payload:
+    """Return the payload of one message of a batch."""
+    return batch.payloads[bisect_left(batch.offsets, offset)]
 
 
 # --- splitting --------------------------------------------------------------------------------------------------------

@@ -91,17 +91,19 @@ class DueIndex:
 
     def push(self, opened: OpenMessages, offsets: Sequence[int], lease: Lease) -> None:
         """Hint at messages that share a lease."""
+        count = len(offsets)
         number = lease.due_ms // SPAN_MS
-        if number <= self._begun or len(offsets) > FEW:
+        if number <= self._begun or count > FEW:
             self._push(opened, offsets, lease)
         else:
             span = self._spans.get(number)
             if span is None:
                 span = self._spans[number] = _Span()
                 heapq.heappush(self._numbers, number)
-            span.opened.extend([opened] * len(offsets))
-            span.offsets.extend(offsets)
-        self.size += len(offsets)
+            for offset in offsets:
+                span.opened.append(opened)
+                span.offsets.append(offset)
+        self.size += count
 
     def push_again(self, hint: Hint, offsets: Sequence[int]) -> None:
         """Hint once more at some of the messages of a hint that was taken."""

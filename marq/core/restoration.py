@@ -41,6 +41,8 @@ class Restoration:
     settlements: Settlements = field(default_factory=Settlements)
     _changed: dict[Source, dict[int, Lease]] = field(default_factory=dict)
     _shared: dict[bytes, Lease] = field(default_factory=dict)
+    _queues: dict[str, str] = field(default_factory=dict)
+    _since_ms: int = 0
 
     def read(self, table: Iterable[tuple[bytes, bytes]]) -> Iterator[None]:
         """Read all rows, and stop after each :data:`ROWS_AT_ONCE` of them, so that others can work in between.
@@ -94,6 +96,11 @@ class Restoration:
             if len(self._shared) >= MAX_SHARED_LEASES:
                 self._shared.clear()
             lease = self._shared[encoded] = rows.decode_lease(encoded)[0]
+            # What many leases have in common is kept once.
+            lease.queue = self._queues.setdefault(lease.queue, lease.queue)
+            if lease.since_ms == self._since_ms:
+                lease.since_ms = self._since_ms
+            self._since_ms = lease.since_ms
         return lease
 
     def _read_other(self, key: bytes, row: bytes) -> None:

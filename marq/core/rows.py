@@ -52,13 +52,17 @@ class State(IntEnum):
     CANCELLED = 5
 
 
+_STATES = {int(state): state for state in State}
+
 #: Of messages that wait for a time, which may still be changed.
 WAITING = (State.RELEASED, State.DELAYED)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Lease:
-    """The lease of one open message, or of many that were acquired alike: compared by identity.
+    """The lease of one open message, or of many that were acquired alike: compared by identity, and never changed.
+
+    (Not frozen: that takes four times as long to make, and a delayed message has one of its own.)
 
     ``since_ms`` is the clock at its ACQUIRE or DELAY, ``text`` the error or reason that a release or reject gave.
     """
@@ -145,7 +149,7 @@ def counts_key(queue: str) -> bytes:
 
 
 def encode_lease(lease: Lease) -> bytes:
-    queue, text = lease.queue.encode(), cut_text(lease.text)
+    queue, text = lease.queue.encode(), cut_text(lease.text) if lease.text else b""
     head = _LEASE.pack(
         VERSION,
         lease.state,
@@ -186,7 +190,7 @@ def decode_lease(row: bytes) -> tuple[Lease, int]:
     end = start + queue_length + text_length
     queue = row[start : start + queue_length].decode()
     text = row[start + queue_length : end].decode()
-    return Lease(queue, holder, attempt, due, since, State(state), bool(counted), text), end
+    return Lease(queue, holder, attempt, due, since, _STATES.get(state) or State(state), bool(counted), text), end
 
 
 def encoded_lease(row: bytes) -> bytes:
