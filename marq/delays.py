@@ -26,9 +26,9 @@ from marq.writer import FRAME_BYTES, MarkerRecord
 #: The head of a DELAY: queue, source, numbers.
 _HEAD_BYTES = 600
 #: Messages of one marker at the most: a tracker folds so many within some milliseconds.
-MAX_MESSAGES = 2_000
+MAX_MESSAGES = 500
 #: Markers that are on their way at a time.
-_WINDOW = 16
+_WINDOW = 64
 
 
 class _Item(NamedTuple):

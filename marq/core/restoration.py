@@ -16,7 +16,7 @@ from marq.core import rows
 from marq.core.clock import LogClock
 from marq.core.markers import Source
 from marq.core.marks import Marks
-from marq.core.rows import Counts, Lease
+from marq.core.rows import Counts, Lease, State
 from marq.core.settlements import Settlements
 
 #: Rows that are read without giving way to others: some 10 ms.
@@ -41,8 +41,6 @@ class Restoration:
     settlements: Settlements = field(default_factory=Settlements)
     _changed: dict[Source, dict[int, Lease]] = field(default_factory=dict)
     _shared: dict[bytes, Lease] = field(default_factory=dict)
-    _queues: dict[str, str] = field(default_factory=dict)
-    _since_ms: int = 0
 
     def read(self, table: Iterable[tuple[bytes, bytes]]) -> Iterator[None]:
         """Read all rows, and stop after each :data:`ROWS_AT_ONCE` of them, so that others can work in between.
@@ -68,6 +66,7 @@ class Restoration:
         prefix: bytes | None = None
         leases: dict[int, Lease] | None = None
         encoded, lease = b"?", _NO_LEASE
+        before_due, after_due = b"?", b""
         for key, row in table:
             if key[: -_OFFSET.size] != prefix:
                 prefix = key[: -_OFFSET.size]
@@ -77,8 +76,16 @@ class Restoration:
                 continue
             # The lengths are part of what is compared.
             if not row.startswith(encoded):
-                encoded = rows.encoded_lease(row)
-                lease = self._shared_lease(encoded)
+                if row.startswith(before_due) and row.startswith(after_due, rows.AFTER_DUE):
+                    # A delayed message, like the one before but for its time.
+                    lease = rows.with_due_of(row, lease)
+                    encoded = row[: len(encoded)]
+                else:
+                    encoded = rows.encoded_lease(row)
+                    lease = self._shared_lease(encoded)
+                    delayed = lease.state is State.DELAYED
+                    before_due = encoded[: rows.BEFORE_DUE] if delayed else b"?"
+                    after_due = encoded[rows.AFTER_DUE :]
             leases[_OFFSET.unpack_from(key, len(key) - _OFFSET.size)[0]] = lease
         return key is not None
 
@@ -96,11 +103,6 @@ class Restoration:
             if len(self._shared) >= MAX_SHARED_LEASES:
                 self._shared.clear()
             lease = self._shared[encoded] = rows.decode_lease(encoded)[0]
-            # What many leases have in common is kept once.
-            lease.queue = self._queues.setdefault(lease.queue, lease.queue)
-            if lease.since_ms == self._since_ms:
-                lease.since_ms = self._since_ms
-            self._since_ms = lease.since_ms
         return lease
 
     def _read_other(self, key: bytes, row: bytes) -> None:

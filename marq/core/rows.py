@@ -34,6 +34,8 @@ VERSION = 1
 IDENTITY_KEY = b"i"
 APPLIED_KEY = b"a"
 _LEASE = Struct(">BBBIQqqBH")
+#: Where the due time stands in it.
+BEFORE_DUE, AFTER_DUE = calcsize(">BBBIQ"), calcsize(">BBBIQq")
 _APPLIED = Struct(">BqqqQqQ")
 _PAYLOAD = Struct(">qiii")
 
@@ -191,6 +193,14 @@ def decode_lease(row: bytes) -> tuple[Lease, int]:
     queue = row[start : start + queue_length].decode()
     text = row[start + queue_length : end].decode()
     return Lease(queue, holder, attempt, due, since, _STATES.get(state) or State(state), bool(counted), text), end
+
+
+def with_due_of(row: bytes, like: Lease) -> Lease:
+    """Return the lease at the start of an ``r`` or ``s`` row that is like another one but for its due time."""
+    (due_ms,) = unpack_from(">q", row, BEFORE_DUE)
+    return Lease(
+        like.queue, like.holder, like.attempt, due_ms, like.since_ms, like.state, like.counted, like.text
+    )  # fmt: skip
 
 
 def encoded_lease(row: bytes) -> bytes:
