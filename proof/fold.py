@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from marq.core.backoff import Backoff
 from marq.core.markers import BACKOFF, Source
+from marq.core.names import is_drawn
 from marq.core.rows import row_key
 
 Event = dict[str, Any]
@@ -87,7 +88,7 @@ class Fold:
         self.anchor = ("", 0, 0)
         self.open: dict[str, Standing] = {}
         #: By queue and source, a byte for each offset: whether the queue has acquired it; without a queue: whether a
-        #: sender that may repeat itself has delayed it.
+        #: sender that may repeat itself has delayed it, or it is a dead letter that was redriven or deleted.
         self.acquired: dict[tuple[str, str], bytearray] = {}
         self.counts: dict[str, dict[str, int]] = {}
 
@@ -152,10 +153,26 @@ class Fold:
             if key in self.open or (offset < len(known) and known[offset]):
                 self._count(queue, "reacquired")
                 continue
+            if from_offset is not None and not is_drawn(source):
+                self._count(queue, "redriven")
             self._count(queue, "delayed")
             self.put(key, Standing(queue, "", attempt, (self._due_ms(event, time_ms),), self.now_ms, DELAYED))
-        if from_offset is not None:
+        if from_offset is not None and is_drawn(source):
             _mark(known, from_offset, offsets[-1] + 1)
+        elif from_offset is not None:
+            self._settle(event, known)
+
+    def _discard(self, event: Event) -> None:
+        known = self.acquired.setdefault(("", event["source"]), bytearray())
+        for offset in event["offsets"]:
+            settled = f"{event['source']}/{offset}" in self.open or (offset < len(known) and known[offset])
+            self._count(event["queue"], "discarded", not settled)
+        self._settle(event, known)
+
+    def _settle(self, event: Event, known: bytearray) -> None:
+        """Dead letters are taken once: these, and no others."""
+        for offset in event["offsets"]:
+            _mark(known, offset, offset + 1)
 
     def _due_ms(self, event: Event, time_ms: int) -> int:
         return self.now_ms + time_ms if event["relative"] else int(time_ms)
@@ -257,6 +274,7 @@ _STEPS: dict[str, Callable[[Any, Event], None]] = {
     "RELEASE": Fold._release,
     "REJECT": Fold._reject,
     "DELAY": Fold._delay,
+    "DISCARD": Fold._discard,
     "RESCHEDULE": Fold._reschedule,
     "CANCEL": Fold._cancel,
     **dict.fromkeys(FACTS, Fold._fact),

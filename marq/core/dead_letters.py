@@ -18,12 +18,15 @@ from marq.core.names import (
     ERROR_HEADER,
     ORIGIN_HEADER,
     REASON_HEADER,
+    UNCOUNTED_HEADER,
     check_queue_name,
 )
 from marq.core.notes import is_note
 
 #: Of a death, and of the deliveries before it: a redriven message begins anew.
-_DEATH_HEADERS = frozenset({ATTEMPT_HEADER, DIED_AT_HEADER, ERROR_HEADER, ORIGIN_HEADER, REASON_HEADER})
+_DEATH_HEADERS = frozenset(
+    {ATTEMPT_HEADER, DIED_AT_HEADER, ERROR_HEADER, ORIGIN_HEADER, REASON_HEADER, UNCOUNTED_HEADER}
+)
 #: Of a marker's bytes, what is no payload: names, head and columns of a batch.
 _HEAD_BYTES = 1_024
 #: Dead letters in one batch, so that what a tracker writes at once stays small.

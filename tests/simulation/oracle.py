@@ -22,6 +22,7 @@ from marq.core import rows
 from marq.core.leases import LeaseBook
 from marq.core.queue import QueueSettings
 from marq.core.rows import Counts, Lease, State
+from marq.core.settlements import CHUNK_OFFSETS
 from proof.fold import Fold, Standing
 from proof.history import holder_name, log_name, name_of
 
@@ -73,6 +74,10 @@ def _marks(table: dict[bytes, bytes]) -> set[tuple[str, str, int]]:
             queue, source = rows.parse_mark_key(key)
             for start, end in rows.decode_marks(row):
                 marked.update((queue, log_name(source), offset) for offset in range(start, end))
+        elif key[:1] == b"k":
+            source, number = rows.parse_row_key(key)
+            bits = [bit for bit in range(8 * len(row)) if row[bit // 8] >> bit % 8 & 1]
+            marked.update(("", log_name(source), number * CHUNK_OFFSETS + bit) for bit in bits)
     return marked
 
 

@@ -20,6 +20,7 @@ from marq.core.markers import (
     Batch,
     Cancel,
     Delay,
+    Discard,
     Outcome,
     Payload,
     Reject,
@@ -34,13 +35,13 @@ from marq.core.tracker import Tracker
 from proof.fold import Ending, Event, Fold, ending
 from proof.history import holder_name, log_name, marker, name_of
 from tests.simulation.oracle import difference, table_difference
-from tests.unit.core.batches import DRAWN
+from tests.unit.core.batches import DRAWN, LETTERS
 
 BACKOFF_RULE = Backoff(10, 2.0, 100)
 _MAX_STALE_HINTS, _MAX_FIRING = leases.MAX_STALE_HINTS, leases.MAX_FIRING
 
 _records = st.sampled_from([Source("marq.messages", 0), Source("marq.messages", 1)])
-_sources = st.one_of(_records, st.just(DRAWN))
+_sources = st.one_of(_records, st.just(DRAWN), st.just(LETTERS))
 _holders = st.sampled_from([1, 2])
 _offsets = st.sets(st.integers(0, 12), min_size=1, max_size=5).map(sorted)
 _delays = st.sampled_from([BACKOFF, 0, 5, 50])
@@ -126,6 +127,16 @@ class LeaseMachine(RuleBasedStateMachine):
             from_offset = None if back is None else max(0, own[0] - back)
             times = self.times(data, relative, len(own))
             self.fold(Delay(_queues[even], 1, DRAWN, own, times, relative, from_offset, payloads))
+
+    @rule(offsets=_offsets, even=st.booleans(), redriven=st.booleans())
+    def settle(self, offsets: list[int], even: bool, redriven: bool) -> None:
+        payloads = [Payload(0, 1, None, (), b"%d" % offset) for offset in offsets]
+        times = [0] * len(offsets)
+        self.fold(
+            Delay(_queues[even], 1, LETTERS, offsets, times, True, offsets[0], payloads)
+            if redriven
+            else Discard(_queues[even], 1, LETTERS, offsets)
+        )
 
     @rule(
         source=_sources, holder=_holders, offsets=_offsets, even=st.booleans(), relative=st.booleans(), data=st.data()
