@@ -57,5 +57,5 @@ def _settings(definitions: Definitions, queue: str) -> dict[str, Any]:
         "max_attempts": settings.max_attempts,
         "dead_letter": settings.dead_letter,
         "group": definitions.group(queue),
-        "backoff": [backoff.base_ms, backoff.factor, backoff.max_ms, backoff.jitter],
+        "backoff": [backoff.base_ms, backoff.factor, backoff.max_ms, backoff.jitter, backoff.delays_ms],
     }

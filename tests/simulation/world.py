@@ -158,7 +158,10 @@ class World:
     def document(self) -> dict[str, Any]:
         """Return settings of a queue."""
         rng = self.rng
-        backoff = {"base": 0.05, "factor": 2.0, "max": 0.4, "jitter": rng.random() < 0.5}
+        chance = rng.random()
+        backoff: Any = {"base": 0.05, "factor": 2.0, "max": 0.4, "jitter": chance < 0.5}
+        if chance > 0.85:
+            backoff = {"delays": [0.05, 0, 0.4], "jitter": chance > 0.95}
         return {"max_attempts": rng.randint(1, 5), "dead_letter": rng.random() < 0.9, "backoff": backoff}
 
     def _make_processes(self, messages: int | None) -> None:
