@@ -6,6 +6,7 @@ Nothing here encodes with marq.core.markers: what is written is written by the t
 from __future__ import annotations
 
 import base64
+import json
 import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from zlib import crc32
 import pytest
 
 import marq.core.names
-from marq.core import marker_codec, markers, rows
+from marq.core import marker_codec, markers, notes, rows
 from marq.core.copies import origin
 from marq.core.errors import CorruptMarker, UnknownVersion
 from marq.core.names import RESERVED_HEADER, Names, markers_partition
@@ -73,6 +74,10 @@ def reschedule(about: Frame, times_ms: Sequence[int], *, relative: bool = False)
 
 def cancel(about: Frame) -> bytes:
     return encode("CANCEL", about)
+
+
+def discard(about: Frame) -> bytes:
+    return encode("DISCARD", about)
 
 
 def answered(about: Frame, outcomes: Sequence[int]) -> bytes:
@@ -215,6 +220,26 @@ def test_reschedule_cancel_and_the_answer(relative: bool) -> None:
     assert list(told.outcomes) == [markers.Outcome.DONE, markers.Outcome.TOO_LATE, markers.Outcome.DONE]
 
 
+def test_discard() -> None:
+    batch = marker_codec.decode(discard(GAPS))
+
+    assert isinstance(batch, markers.Discard)
+    understood(batch, GAPS)
+
+
+def test_a_note() -> None:
+    found = re.search(r"at most ([\d,]+) offsets", PAGE)
+    assert found is not None
+    assert int(found[1].replace(",", "")) == notes.MAX_OFFSETS
+    [(value, headers)] = notes.encoded(notes.Note(markers.Source("t", 1), [3, 4, 9], notes.Became.DELETED, "q", 0x5555))
+
+    assert json.loads(value) == {
+        "offsets": [[3, 4], [9, 9]], "became": "deleted", "queue": "q", "by": "0000000000005555",
+    }  # fmt: skip
+    assert headers == [("marq-settled", b"deleted")]
+    assert all(f"`{became}`" in PAGE for became in notes.Became)
+
+
 @pytest.mark.parametrize("kind", [33, 34, 35, 36])
 def test_facts(kind: int) -> None:
     batch = marker_codec.decode(fact(kind, GAPS, [2, 3, 4], [1, 2, 4]))
@@ -257,7 +282,7 @@ def test_the_source_that_a_sender_draws() -> None:
         *(delay(GAPS, [-1, 0, 0], [0] * 3, [b""] * 3), delay(GAPS, [0] * 3, [0] * 3, [b""] * 3, from_offset=42)),
         *(delay(GAPS, [0] * 3, [0] * 3, [b""] * 3, from_offset=-2), reschedule(GAPS, [0, -1, 0])),
         acquire(GAPS, 1, 0, [0] * 3, [b""] * 3, dues=[0, -2, 0]),
-        *(ack(GAPS)[:3] + bytes([kind]) + ack(GAPS)[4:] for kind in (0, 9, 32, 38, 63, 65, 255)),
+        *(ack(GAPS)[:3] + bytes([kind]) + ack(GAPS)[4:] for kind in (0, 10, 32, 38, 63, 65, 255)),
     ],
 )
 def test_what_the_page_calls_unreadable_is_put_aside(data: bytes | None) -> None:
@@ -399,6 +424,7 @@ EXAMPLE: Mapping[str, Callable[[], bytes]] = {
     "answered": lambda: answered(delayed(0x3333), [1]),
     "cancel": lambda: cancel(delayed(0x4444)),
     "cancelled": lambda: fact(36, delayed(0x1111), [1], [6]),
+    "discard": lambda: discard(("emails", 0x5555, "marq.dead-letters", 1, [3, 9])),
 }
 
 
