@@ -14,7 +14,7 @@ from app.commands.command import command, confirm
 from marq.core.definitions import LAYERS, Definitions, layer_key
 from marq.core.errors import ConfigError
 from marq.core.names import Names, check_queue_name
-from marq.core.queue import CHECKS, OWN_KEYS, check_document, settings_document
+from marq.core.queue import CHECKS, OWN_KEYS, UNLIMITED, check_document, settings_document
 from marq.queues import Queues
 from marq.topics import ensure_topics
 
@@ -113,7 +113,7 @@ def _once(changes: Mapping[str, Any], key: str, option: str) -> None:
 
 
 def _value(key: str, text: str) -> Any:
-    if key in OWN_KEYS and not text.startswith(("'", '"')):
+    if text == UNLIMITED or (key in OWN_KEYS and not text.startswith(("'", '"'))):
         # A name, without the quotes that the shell takes away anyhow.
         return text
     try:

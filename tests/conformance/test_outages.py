@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
+import pytest
+
 import marq
 from tests.conformance.backend import Backend
 from tests.conformance.receiving import take_one
@@ -105,3 +109,44 @@ async def test_a_message_that_fails_while_others_succeed_dies_with_a_breaker_too
     assert letter.error == "ValueError: no such user"
     # Not counted where nothing has succeeded since the failure before.
     assert sorted(set(attempts)) == [1, 2]
+
+
+async def test_the_other_queues_of_a_group_go_on_while_the_breaker_of_one_is_open(backend: Backend) -> None:
+    group, bad, good, done = backend.new_name("group"), backend.new_name("bad"), backend.new_name("good"), []
+    await backend.queues.change(good, group=group)
+    await backend.queues.change(bad, group=group, breaker={"window": 4, "pause": 600}, max_attempts=2, backoff=[0])
+    await backend.seen_by_all()
+
+    async def handle(message: marq.Message) -> None:
+        if message.queue == bad:
+            raise ConnectionError("away")
+        done.append(message.value)
+
+    consumer = backend.consumer(group=group)
+    async with running(consumer, lambda: consumer.run(handle)):
+        await backend.producer.send_many(bad, [b"x"] * 20)
+        await backend.until(lambda: consumer.breakers == {bad: "open"})
+        await backend.producer.send_many(bad, [b"y"] * 10)
+        await backend.producer.send_many(good, [b"z"] * 10)
+        await backend.until(lambda: len(done) == 10)
+
+    await backend.figures(good, acked=10)
+    assert not [each for each in await backend.records(backend.names.dead_letters) if each.key == bad.encode()]
+
+
+async def test_a_consumer_of_a_queue_with_a_breaker_says_what_it_lacks(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = backend.new_name()
+    await backend.queues.change(queue, breaker={})
+    await backend.seen_by_all()
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "interlock", None)
+        consumer = backend.consumer(queue)
+        with pytest.raises(marq.ConfigError, match=r"pip install 'marq\[breaker\]'"):
+            await consumer.start()
+
+    await backend.queues.change(queue, breaker=False)
+    await backend.seen_by_all()
+    async with consumer:
+        assert consumer.breakers == {}

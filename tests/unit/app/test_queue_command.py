@@ -36,6 +36,25 @@ def test_values_are_written_as_in_queues_toml() -> None:
     }
 
 
+def test_errors_and_breakers_can_be_set_too_and_read_as_they_are_written() -> None:
+    said = ["max_attempts=unlimited", 'errors={"a.B"=[1,5],ValueError="reject"}', "breaker={window=8}", "backoff=[1,5]"]
+
+    changes = read_changes(said, [])
+
+    assert changes == {
+        "max_attempts": "unlimited",
+        "errors": {"a.B": [1, 5], "ValueError": "reject"},
+        "breaker": {"window": 8},
+        "backoff": [1, 5],
+    }
+    definitions = Definitions()
+    definitions.fold(b"change:emails", changes)
+    shown = "\n".join(lines(described("emails", definitions, Names())))
+    assert '"unlimited"' in shown
+    assert '{ "a.B" = { delays = [1, 5], jitter = false }, ValueError = "reject" }' in shown
+    assert "{ failures = 0.5, window = 8, pause = 30 }" in shown
+
+
 @pytest.mark.parametrize(
     ("assignments", "unset", "said"),
     [
