@@ -16,10 +16,10 @@ from marq.core.copies import origin, record_id
 from marq.core.errors import ConfigError
 from marq.core.markers import Payload, Source
 from marq.core.names import RESERVED_HEADER
-from marq.core.rows import WAITING, Lease, State
+from marq.core.rows import HELD, WAITING, Lease, State
 
 #: What can be asked for, and which messages that is.
-STATES: Mapping[str, tuple[State, ...]] = {"in_flight": (State.LEASED,), "delayed": WAITING}
+STATES: Mapping[str, tuple[State, ...]] = {"in_flight": HELD, "delayed": WAITING}
 #: Messages of one answer at the most, and how many there are when nobody says.
 MAX_MESSAGES, DEFAULT_MESSAGES = 1_000, 100
 #: Bytes of a value, or of a header's, that are shown.

@@ -38,7 +38,7 @@ from agents.surroundings import Surroundings
 from agents.writing import TRANSACTION_SECONDS, Writing
 from marq.core import copies
 from marq.core.errors import UnknownVersion
-from marq.core.leases import Fire
+from marq.core.fires import Fire
 from marq.core.markers import Payload, Source, Tick
 from marq.core.restoration import ROWS_AT_ONCE
 from marq.core.tracker import Tracker

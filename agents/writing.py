@@ -24,7 +24,7 @@ from agents.own_topics import OwnTopics
 from agents.surroundings import Surroundings
 from marq.connection import stop_producer
 from marq.core import copies, notes, rows
-from marq.core.leases import Destination, Fire
+from marq.core.fires import Destination, Fire
 from marq.core.marker_codec import encode
 from marq.core.markers import Answer, Payload, Source, Tick
 from marq.core.notes import Note

@@ -18,7 +18,7 @@ from agents.ownership import Ownership
 from faults import newer
 from faults.recording import Recorder
 from marq.core.errors import CorruptMarker
-from marq.core.leases import Fire
+from marq.core.fires import Fire
 from marq.core.marker_codec import decode
 from marq.core.markers import Source, Tick
 from proof import history

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from marq.core.leases import Destination, Fire
+from marq.core.fires import Destination, Fire
 from marq.core.marker_codec import cut_text
 from marq.core.markers import NOW, Cause, Headers, Payload, Source
 from marq.core.names import (

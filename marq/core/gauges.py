@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from marq.core.rows import Lease, State
+from marq.core.rows import HELD, Lease, State
 
 _BEFORE_DELIVERY = (State.DELAYED, State.CANCELLED)
 
@@ -25,7 +25,7 @@ class Gauge:
         if lease.state in _BEFORE_DELIVERY:
             self.delayed += count
             return
-        if lease.state is State.LEASED:
+        if lease.state in HELD:
             self.in_flight += count
         elif lease.state is State.RELEASED:
             self.released += count

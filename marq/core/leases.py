@@ -45,12 +45,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from enum import IntEnum
+from dataclasses import replace
 from typing import Any
 
 from marq.core import rows
 from marq.core.clock import LogClock
+from marq.core.fires import Fire, what_is_due
 from marq.core.gauges import Gauge, gauges_of
 from marq.core.markers import (
     BACKOFF,
@@ -71,6 +71,7 @@ from marq.core.markers import (
     Renew,
     Reschedule,
     Source,
+    Spend,
     Tick,
     alike,
     payload_of,
@@ -81,7 +82,7 @@ from marq.core.open_messages import DueIndex, OpenMessages
 from marq.core.questions import Questions
 from marq.core.queue import QueueSettings
 from marq.core.restoration import Restoration
-from marq.core.rows import WAITING, Counts, Lease, State
+from marq.core.rows import HELD, WAITING, Counts, Lease, State
 from marq.core.settlements import Settlements
 
 #: Offsets of closed messages that the due index may hold on to before it is built anew.
@@ -89,34 +90,6 @@ MAX_STALE_HINTS = 200_000
 
 #: Copies of one partition that are sent and not yet confirmed by their facts.
 MAX_FIRING = 2_000
-
-
-class Destination(IntEnum):
-    """Where a due message goes."""
-
-    QUEUE = 1
-    DEAD_LETTERS = 2
-    NOWHERE = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Fire:
-    """A due message: send a copy with this attempt to its destination, with the fact, in one transaction."""
-
-    source: Source
-    offset: int
-    lease: Lease
-    destination: Destination
-    attempt: int
-    cause: Cause
-
-    @property
-    def fact_kind(self) -> Kind:
-        if self.lease.state is State.CANCELLED:
-            return Kind.CANCELLED
-        if self.destination is not Destination.QUEUE:
-            return Kind.DEAD_LETTERED
-        return Kind.DELIVERED if self.lease.state is State.DELAYED else Kind.REDELIVERED
 
 
 class LeaseBook:
@@ -271,14 +244,16 @@ class LeaseBook:
             taken = [offset for offset in group if opened.leases[offset].state is State.LEASED]
             self._replace(opened, taken, lease)
 
-    def _fold_renew(self, batch: Renew) -> None:
+    def _fold_renew(self, batch: Renew | Spend) -> None:
         opened = self._of(batch.source)
         due_ms = self.clock.now_ms + batch.lease_ms
         groups: dict[Lease, list[int]] = {}
         for offset, lease in self._held(opened, batch):
             groups.setdefault(lease, []).append(offset)
         for lease, offsets in groups.items():
-            renewed = Lease(lease.queue, lease.holder, lease.attempt, due_ms, lease.since_ms)
+            spent = isinstance(batch, Spend) or lease.state is State.SPENT
+            state = State.SPENT if spent else State.LEASED
+            renewed = Lease(lease.queue, lease.holder, lease.attempt, due_ms, lease.since_ms, state)
             self._replace(opened, offsets, renewed)
             self._count(lease.queue).renewed += len(offsets)
 
@@ -343,13 +318,15 @@ class LeaseBook:
             cancelled = replace(lease, due_ms=self.clock.now_ms, state=State.CANCELLED)
             self._replace(opened, offsets, cancelled)
 
-    def _held(self, opened: OpenMessages, batch: Renew | Release | Reject) -> Iterator[tuple[int, Lease]]:
+    def _held(self, opened: OpenMessages, batch: Renew | Spend | Release | Reject) -> Iterator[tuple[int, Lease]]:
         """The messages of the batch that its holder does hold."""
+        # What was spent comes back only where its holder says that nobody has seen it.
+        states = (State.LEASED,) if isinstance(batch, Release) and batch.counted else HELD
         for offset in batch.offsets:
             lease = opened.leases.get(offset)
-            if lease is not None and lease.holder == batch.holder and lease.state is State.LEASED:
+            if lease is not None and lease.holder == batch.holder and lease.state in states:
                 yield offset, lease
-            elif not isinstance(batch, Renew):
+            elif not isinstance(batch, Renew | Spend):
                 self._count(batch.queue).late += 1
 
     def _replace(self, opened: OpenMessages, offsets: Sequence[int], lease: Lease) -> None:
@@ -381,8 +358,10 @@ class LeaseBook:
             counts.dead += len(batch.offsets)
         elif batch.kind is Kind.DELIVERED:
             counts.delivered += len(batch.offsets)
-        else:
+        elif batch.kind is Kind.CANCELLED:
             counts.cancelled += len(batch.offsets)
+        else:
+            counts.abandoned += len(batch.offsets)
 
     def _close(self, opened: OpenMessages, offsets: Sequence[int]) -> int:
         pop_lease, pop_fresh = opened.leases.pop, opened.fresh.pop
@@ -435,23 +414,9 @@ class LeaseBook:
                 del waiting[room:]
             opened.firing.update(waiting)
             self._firing_count += len(waiting)
-            fires += [self._fire(opened.source, offset, lease) for offset in waiting]
+            settings = self._settings(lease.queue)
+            fires += [what_is_due(opened.source, offset, lease, settings) for offset in waiting]
         return fires
-
-    def _fire(self, source: Source, offset: int, lease: Lease) -> Fire:
-        settings = self._settings(lease.queue)
-        dead = Destination.DEAD_LETTERS if settings.dead_letter else Destination.NOWHERE
-        if lease.state is State.REJECTED:
-            return Fire(source, offset, lease, dead, lease.attempt, Cause.REJECTED)
-        if lease.state is State.DELAYED:
-            return Fire(source, offset, lease, Destination.QUEUE, lease.attempt, Cause.DUE)
-        if lease.state is State.CANCELLED:
-            return Fire(source, offset, lease, Destination.NOWHERE, lease.attempt, Cause.CANCELLED)
-        cause = Cause.EXPIRED if lease.state is State.LEASED else Cause.RELEASED
-        if lease.counted and lease.attempt >= settings.max_attempts:
-            return Fire(source, offset, lease, dead, lease.attempt, cause)
-        attempt = lease.attempt + 1 if lease.counted else lease.attempt
-        return Fire(source, offset, lease, Destination.QUEUE, attempt, cause)
 
     def unfire(self, fires: Iterable[Fire]) -> None:
         """Forget that these are on their way: their transaction is known to have been aborted."""
@@ -587,6 +552,7 @@ _NO_LEASE = Lease("", 0, 0, 0, 0)
 _FOLDS: dict[type, Callable[[LeaseBook, Any], None]] = {
     Acquire: LeaseBook._fold_acquire,
     Renew: LeaseBook._fold_renew,
+    Spend: LeaseBook._fold_renew,
     Ack: LeaseBook._fold_ack,
     Release: LeaseBook._fold_release,
     Reject: LeaseBook._fold_reject,

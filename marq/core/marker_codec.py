@@ -42,6 +42,7 @@ from marq.core.markers import (
     Renew,
     Reschedule,
     Source,
+    Spend,
     Tick,
 )
 
@@ -58,7 +59,7 @@ _HEAD = Struct(">B2sBBQB")  # version, magic, kind, flags, holder, length of the
 _U8, _U16, _U32, _U64, _I32, _I64 = (Struct(f">{code}") for code in "BHIQiq")
 
 
-_Framed = Acquire | Renew | Ack | Release | Reject | Delay | Reschedule | Cancel | Discard | Fact | Answer
+_Framed = Acquire | Renew | Ack | Release | Reject | Delay | Reschedule | Cancel | Discard | Spend | Fact | Answer
 
 
 # --- encoding ---------------------------------------------------------------------------------------------------------
@@ -81,8 +82,9 @@ def _parts(batch: Batch) -> list[bytes]:
         return [_HEAD.pack(VERSION, MAGIC, Kind.TICK, 0, batch.holder, 0), _U64.pack(batch.monotonic_ms)]
     if isinstance(batch, Acquire):
         return _acquire_parts(batch)
-    if isinstance(batch, Renew):
-        return [*_start(Kind.RENEW, 0, batch), _U32.pack(batch.lease_ms)]
+    if isinstance(batch, Renew | Spend):
+        kind = Kind.RENEW if isinstance(batch, Renew) else Kind.SPEND
+        return [*_start(kind, 0, batch), _U32.pack(batch.lease_ms)]
     if isinstance(batch, Ack):
         return _start(Kind.ACK, 0, batch)
     if isinstance(batch, Release):
@@ -432,6 +434,10 @@ def _decode_renew(reader: _Reader, flags: int, frame: _Frame) -> Renew:
     return Renew(*frame, reader.number(_U32))
 
 
+def _decode_spend(reader: _Reader, flags: int, frame: _Frame) -> Spend:
+    return Spend(*frame, reader.number(_U32))
+
+
 def _decode_ack(reader: _Reader, flags: int, frame: _Frame) -> Ack:
     return Ack(*frame)
 
@@ -486,6 +492,7 @@ _DECODERS: dict[int, _Decoder] = {
     Kind.RESCHEDULE: _decode_reschedule,
     Kind.CANCEL: _decode_cancel,
     Kind.DISCARD: _decode_discard,
+    Kind.SPEND: _decode_spend,
     **{kind: _fact_decoder(kind) for kind in FACTS},
     Kind.ANSWERED: _decode_answer,
 }

@@ -39,16 +39,18 @@ class Kind(IntEnum):
     RESCHEDULE = 7
     CANCEL = 8
     DISCARD = 9
+    SPEND = 10
     REDELIVERED = 33
     DEAD_LETTERED = 34
     DELIVERED = 35
     CANCELLED = 36
     ANSWERED = 37
+    ABANDONED = 38
     TICK = 64
 
 
 #: What a tracker did to end messages.
-FACTS = (Kind.REDELIVERED, Kind.DEAD_LETTERED, Kind.DELIVERED, Kind.CANCELLED)
+FACTS = (Kind.REDELIVERED, Kind.DEAD_LETTERED, Kind.DELIVERED, Kind.CANCELLED, Kind.ABANDONED)
 
 
 class Cause(IntEnum):
@@ -223,6 +225,20 @@ class Renew:
 
 
 @dataclass(frozen=True, slots=True)
+class Spend:
+    """The holder hands these messages out for the only time that there is, and keeps them for ``lease_ms``.
+
+    Whatever becomes of them then, they are not delivered again.
+    """
+
+    queue: str
+    holder: int
+    source: Source
+    offsets: Sequence[int]
+    lease_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ack:
     """These messages are done."""
 
@@ -263,7 +279,7 @@ class Reject:
 class Fact:
     """What a tracker did: copies with these attempts went to the queue or to the dead letters, for these causes.
 
-    CANCELLED: no copies were sent, and none ever will be.
+    CANCELLED, ABANDONED: no copies were sent, and none ever will be.
     """
 
     kind: Kind
@@ -294,7 +310,7 @@ class Tick:
     monotonic_ms: int
 
 
-Batch = Acquire | Renew | Ack | Release | Reject | Delay | Reschedule | Cancel | Discard | Fact | Answer | Tick
+Batch = Acquire | Renew | Ack | Release | Reject | Delay | Reschedule | Cancel | Discard | Spend | Fact | Answer | Tick
 
 
 def attempts_of(payloads: Sequence[Payload]) -> Sequence[int] | None:

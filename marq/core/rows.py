@@ -52,9 +52,14 @@ class State(IntEnum):
     DELAYED = 4
     #: To be told of as cancelled.
     CANCELLED = 5
+    #: Held, as LEASED, for the only time that there is.
+    SPENT = 6
 
 
 _STATES = {int(state): state for state in State}
+
+#: Of messages that somebody holds.
+HELD = (State.LEASED, State.SPENT)
 
 #: Of messages that wait for a time, which may still be changed.
 WAITING = (State.RELEASED, State.DELAYED)
@@ -98,6 +103,7 @@ class Counts:
     cancelled: int = 0
     redriven: int = 0
     discarded: int = 0
+    abandoned: int = 0
 
 
 _COUNT_FIELDS = tuple(field.name for field in fields(Counts))

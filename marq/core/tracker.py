@@ -18,7 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from marq.core.errors import CorruptMarker, UnknownVersion
-from marq.core.leases import Fire, LeaseBook
+from marq.core.fires import Fire
+from marq.core.leases import LeaseBook
 from marq.core.marker_codec import decode
 from marq.core.markers import Answer, Fact, Kind, Source, Tick
 from marq.core.notes import Note

@@ -10,7 +10,7 @@ from typing import Any
 from marq.core import copies, notes
 from marq.core.definitions import Definitions
 from marq.core.errors import ConfigError
-from marq.core.leases import Destination
+from marq.core.fires import Destination
 from marq.core.markers import Payload, Source
 from marq.core.names import ORIGIN_HEADER, REASON_HEADER, Names
 from marq.core.notes import Note

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from marq.core import copies
 from marq.core.errors import CorruptMarker
-from marq.core.leases import Destination, Fire
+from marq.core.fires import Destination, Fire
 from marq.core.marker_codec import decode, encode
 from marq.core.markers import Ack, Batch, Payload, Source
 from marq.core.notes import Note

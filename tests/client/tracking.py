@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from marq.core.copies import copy
-from marq.core.leases import Destination
+from marq.core.fires import Destination
 from marq.core.marker_codec import encode
 from marq.core.names import Names
 from marq.core.queue import QueueSettings

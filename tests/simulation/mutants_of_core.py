@@ -21,6 +21,7 @@ from tests.simulation.mutant import (
 
 _CORE = "marq.core."
 _LEASES, _TRACKER, _CLOCK, _MARKS = _CORE + "leases", _CORE + "tracker", _CORE + "clock", _CORE + "marks"
+_FIRES = _CORE + "fires"
 _RESTORATION, _OPEN_MESSAGES = _CORE + "restoration", _CORE + "open_messages"
 _COPIES, _ROWS, _POSITIONS = _CORE + "copies", _CORE + "rows", "marq.positions"
 
@@ -309,14 +310,14 @@ CORE_MUTANTS = (
     mutant(
         ATTEMPTS,
         "one attempt more than the limit",
-        _LEASES,
+        _FIRES,
         "dead-letter",
         ("lease.attempt >= settings.max_attempts", "lease.attempt > settings.max_attempts"),
     ),
     mutant(
         ATTEMPTS,
         "a release that does not count raises the attempt",
-        _LEASES,
+        _FIRES,
         "attempts",
         ("lease.attempt + 1 if lease.counted else lease.attempt", "lease.attempt + 1"),
     ),

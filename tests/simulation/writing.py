@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from marq.core import rows
 from marq.core.copies import copy, fitting, too_large
-from marq.core.leases import Destination, Fire
+from marq.core.fires import Destination, Fire
 from marq.core.marker_codec import encode
 from marq.core.markers import Fact, Payload, Source, Tick
 from proof import history

@@ -15,7 +15,7 @@ from aiokafka.errors import KafkaError, NotEnoughReplicasError, UnknownError
 from agents.fetched import Fetched
 from agents.ownership import MAX_INBOX_BATCHES, Ownership
 from agents.surroundings import Surroundings
-from marq.core.leases import Destination, Fire
+from marq.core.fires import Destination, Fire
 from marq.core.marker_codec import encode
 from marq.core.markers import Acquire, Cause, Columns, Payload, Source
 from marq.core.names import Names

@@ -27,6 +27,7 @@ from marq.core.markers import (
     Renew,
     Reschedule,
     Source,
+    Spend,
     Tick,
 )
 from marq.core.names import drawn_topic
@@ -61,6 +62,10 @@ def acquire(
 
 def renew(offsets: Sequence[int], *, holder: int = HOLDER, lease_ms: int = LEASE_MS) -> Renew:
     return Renew(QUEUE, holder, SOURCE, offsets, lease_ms)
+
+
+def spend(offsets: Sequence[int], *, holder: int = HOLDER, lease_ms: int = LEASE_MS) -> Spend:
+    return Spend(QUEUE, holder, SOURCE, offsets, lease_ms)
 
 
 def ack(offsets: Sequence[int], *, holder: int = HOLDER) -> Ack:
@@ -149,6 +154,7 @@ def _with_offsets(offsets: tuple[int, ...]) -> st.SearchStrategy[Batch]:
     return st.one_of(
         _acquire_of(offsets),
         st.builds(Renew, _names, _U64, _sources, same, _U32),
+        st.builds(Spend, _names, _U64, _sources, same, _U32),
         st.builds(Ack, _names, _U64, _sources, same),
         st.builds(
             Release,

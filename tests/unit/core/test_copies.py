@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marq.core.copies import Copy, copy, origin, reason, record_id, uncounted
-from marq.core.leases import Destination, Fire
+from marq.core.fires import Destination, Fire
 from marq.core.marker_codec import MAX_TEXT_BYTES
 from marq.core.markers import Cause, Payload, Source
 from marq.core.rows import Lease, State

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marq.core import leases, rows
-from marq.core.leases import Destination, Fire
+from marq.core.fires import Destination, Fire
 from marq.core.markers import Acquire, Answer, Batch, Cause, Fact, Kind, Outcome, Source
 from marq.core.names import drawn_topic
 from marq.core.open_messages import SPAN_MS

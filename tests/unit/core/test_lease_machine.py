@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from marq.core import leases, rows
 from marq.core.backoff import Backoff
-from marq.core.leases import Fire, LeaseBook
+from marq.core.fires import Fire
+from marq.core.leases import LeaseBook
 from marq.core.marker_codec import decode, encode
 from marq.core.markers import (
     BACKOFF,

@@ -10,7 +10,8 @@ import pytest
 
 from marq.core import leases, rows
 from marq.core.backoff import Backoff
-from marq.core.leases import Destination, LeaseBook
+from marq.core.fires import Destination
+from marq.core.leases import LeaseBook
 from marq.core.marker_codec import decode, encode
 from marq.core.markers import (
     BACKOFF,

@@ -33,6 +33,7 @@ from marq.core.markers import (
     Renew,
     Reschedule,
     Source,
+    Spend,
     Tick,
     payload_bytes,
     spans,
@@ -132,7 +133,7 @@ def test_another_version_with_the_magic_is_unknown(version: int, rest: bytes) ->
         decode(bytes([version]) + b"mq" + rest)
 
 
-@pytest.mark.parametrize("kind", [0, 10, 32, 38, 63, 65, 255])
+@pytest.mark.parametrize("kind", [0, 11, 32, 39, 63, 65, 255])
 def test_a_kind_that_does_not_exist_is_corrupt_and_not_unknown(kind: int) -> None:
     data = bytearray(encode(ack([1])))
     data[3] = kind
@@ -309,7 +310,7 @@ def test_a_payload_is_never_larger_than_was_reckoned(batch: Acquire) -> None:
 
 _CLASSES = {
     each.__name__: each
-    for each in (Acquire, Renew, Ack, Release, Reject, Delay, Reschedule, Cancel, Discard, Fact, Answer, Tick)
+    for each in (Acquire, Renew, Ack, Release, Reject, Delay, Reschedule, Cancel, Discard, Spend, Fact, Answer, Tick)
 }
 
 

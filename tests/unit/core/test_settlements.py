@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marq.core import rows
-from marq.core.leases import Destination
+from marq.core.fires import Destination
 from marq.core.markers import Batch, Cause, Fact, Kind, Source
 from marq.core.notes import MAX_OFFSETS, MAX_RUNS, NOTE_KEY, Became, Note, decode, encoded, is_note
 from marq.core.settlements import CHUNK_OFFSETS, Places

@@ -7,7 +7,7 @@ import pytest
 from marq.core import tracker as tracker_module
 from marq.core.backoff import Backoff
 from marq.core.errors import UnknownVersion
-from marq.core.leases import Fire
+from marq.core.fires import Fire
 from marq.core.marker_codec import encode
 from marq.core.markers import Batch, Cause, Fact, Kind, Outcome, Source, Tick
 from marq.core.queue import QueueSettings

@@ -1,0 +1,58 @@
+"""What becomes of a message whose time has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from marq.core.markers import Cause, Kind, Source
+from marq.core.queue import QueueSettings
+from marq.core.rows import Lease, State
+
+
+class Destination(IntEnum):
+    """Where a due message goes."""
+
+    QUEUE = 1
+    DEAD_LETTERS = 2
+    NOWHERE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Fire:
+    """A due message: send a copy with this attempt to its destination, with the fact, in one transaction."""
+
+    source: Source
+    offset: int
+    lease: Lease
+    destination: Destination
+    attempt: int
+    cause: Cause
+
+    @property
+    def fact_kind(self) -> Kind:
+        if self.lease.state is State.CANCELLED:
+            return Kind.CANCELLED
+        if self.lease.state is State.SPENT:
+            return Kind.ABANDONED
+        if self.destination is not Destination.QUEUE:
+            return Kind.DEAD_LETTERED
+        return Kind.DELIVERED if self.lease.state is State.DELAYED else Kind.REDELIVERED
+
+
+def what_is_due(source: Source, offset: int, lease: Lease, settings: QueueSettings) -> Fire:
+    """Return what is to be done now about an open message whose time has come."""
+    dead = Destination.DEAD_LETTERS if settings.dead_letter else Destination.NOWHERE
+    if lease.state is State.REJECTED:
+        return Fire(source, offset, lease, dead, lease.attempt, Cause.REJECTED)
+    if lease.state is State.DELAYED:
+        return Fire(source, offset, lease, Destination.QUEUE, lease.attempt, Cause.DUE)
+    if lease.state is State.CANCELLED:
+        return Fire(source, offset, lease, Destination.NOWHERE, lease.attempt, Cause.CANCELLED)
+    if lease.state is State.SPENT:
+        return Fire(source, offset, lease, Destination.NOWHERE, lease.attempt, Cause.EXPIRED)
+    cause = Cause.EXPIRED if lease.state is State.LEASED else Cause.RELEASED
+    if lease.counted and lease.attempt >= settings.max_attempts:
+        return Fire(source, offset, lease, dead, lease.attempt, cause)
+    attempt = lease.attempt + 1 if lease.counted else lease.attempt
+    return Fire(source, offset, lease, Destination.QUEUE, attempt, cause)
