@@ -60,6 +60,11 @@ def transactional_consumer(names: Names, own_topics: Iterable[str] = ()) -> list
     return [*consumer(names, own_topics), Right(Kind.TRANSACTIONAL_ID, names.start_ids, "Write", prefixed=True)]
 
 
+def redriver(names: Names, own_topics: Iterable[str] = ()) -> list[Right]:
+    """Return what somebody needs who looks at dead letters, and redrives or deletes them."""
+    return [*_everybody(names, ()), *_topics("Read", [names.dead_letters]), *_topics("Write", [names.markers])]
+
+
 def worker(
     names: Names,
     own_topics: Iterable[str] = (),
@@ -105,6 +110,7 @@ ROLES: Mapping[str, Callable[[Names, Iterable[str]], list[Right]]] = {
     "consumer": consumer,
     "transactional-consumer": transactional_consumer,
     "sender": sender,
+    "redriver": redriver,
 }
 
 

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -18,7 +19,7 @@ from marq.core.kafka_tools import Tools
 from marq.core.marker_codec import encode
 from marq.core.markers import Tick
 from marq.core.names import Names
-from marq.core.rights import Kind, Right, consumer, grants, sender, transactional_consumer, worker
+from marq.core.rights import Kind, Right, consumer, grants, redriver, sender, transactional_consumer, worker
 from marq.settings import ClientSettings
 from marq.topics import ensure_topics
 from tests.check.checking import Check, obey
@@ -410,6 +411,7 @@ async def allow(secured: EmbeddedBroker, user: str, rights: list[Right]) -> None
     ("role", "needed", "kind", "operation", "name"),
     [
         ("sender", sender, "topic", "Write", "messages"),
+        ("redriver", redriver, "topic", "Read", "dead_letters"),
         ("consumer", consumer, "topic", "Write", "markers"),
         ("worker", worker, "topic", "Write", "markers"),
         ("worker", worker, "topic", "DescribeConfigs", "quarantine"),
@@ -466,6 +468,32 @@ async def test_what_check_grants_to_a_service_is_all_that_it_needs(
         async with marq.Consumer("emails", secured.listener("SASL_PLAINTEXT"), **start, **options) as receiver:
             [message] = await receiver.receive(wait=20)
             await message.ack()
+
+
+async def test_what_check_grants_to_who_redrives_is_all_that_is_needed(
+    guarded: Check, secured: EmbeddedBroker, names: Names, prefix: str
+) -> None:
+    options: dict[str, Any] = {
+        "prefix": prefix,
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_username": guarded.environment["MARQ_SASL_USERNAME"],
+        "sasl_password": PASSWORD,
+    }
+    async with Installation(secured.bootstrap_servers, names) as installation:
+        await installation.producer.send_and_wait(names.dead_letters, b"x", b"emails")
+    address = secured.listener("SASL_PLAINTEXT")
+    await allow(secured, options["sasl_username"], [each for each in redriver(names) if each.operation != "Read"])
+    async with marq.DeadLetters(address, **options) as letters:
+        with pytest.raises(marq.ConfigError, match=f"no right to Read on topic {names.dead_letters}"):
+            await letters.count()
+
+    await obey((await guarded("--role", "redriver")).problem("rights"), secured.bootstrap_servers)
+
+    async with marq.DeadLetters(address, request_timeout=1, **options) as letters:
+        assert await letters.count() == [("emails", "", 1)]
+        # No worker runs: asked for all the same.
+        with pytest.raises(marq.BrokerUnavailable, match="1 dead letters were asked for"):
+            await letters.redrive("emails")
 
 
 async def test_a_literal_right_on_its_own_group_is_enough_for_a_consumer(

@@ -188,6 +188,8 @@ async def test_handlers(machine: Machine, worker: Worker, servers: str, names: N
     assert len(letters) == 2
     assert any(line.endswith("""b'{"subject": "without an address"}' died: no address""") for line in letters)
     assert any("b'no JSON' died: the value (7 bytes) is not JSON" in line for line in letters)
+    assert "2 sent back to emails" in await machine.run("dead_letters", "emails", "--redrive")
+    await ended(worker, emails=(1, 4))
 
 
 async def ended(worker: Worker, **queues: tuple[int, int]) -> None:
