@@ -114,7 +114,6 @@ class Handlers:
             max_lease_ms=max(MAX_LEASE_MS, *leases.values()),
             markers_partitions=topics.markers_partitions,
             limit_bytes=topics.markers_limit_bytes,
-            delay_of=lambda queue: definitions.settings(queue).delay_ms,
             codecs=codecs,
             queue=definitions.settings,
         )

@@ -96,7 +96,7 @@ def acquisitions(
     """
     queue, source = lane
     room = settings.limit_bytes - FRAME_BYTES - _HEAD_BYTES
-    lease_ms, delay_ms = settings.lease_of(queue), settings.delay_of(queue)
+    lease_ms, delay_ms = settings.lease_of(queue), settings.queue(queue).delay_ms
     for part in _parts(queue, messages, room, own_topic):
         piece = messages if len(messages) == part.stop - part.start else messages[part]
         offsets = [record.offset for record in piece]

@@ -129,7 +129,6 @@ class Consumer:
             max_lease_ms=self._max_lease_ms,
             markers_partitions=topics.markers_partitions,
             limit_bytes=topics.markers_limit_bytes,
-            delay_of=lambda queue: definitions.settings(queue).delay_ms,
             codec=self._codec,
             queue=definitions.settings,
         )

@@ -9,7 +9,8 @@
    (:mod:`marq.starts`), of which a crash in between leaves nothing.
 4. **Hand out** to handlers and waiting calls what is not to be delivered later. Only now: a cycle that fails before
    hands nothing out, goes back to where it began and is tried again. Crash: the lease runs out and the tracker
-   redelivers, with the next attempt.
+   redelivers, with the next attempt. (A queue that delivers at most once has a step of its own here,
+   :mod:`marq.spending`.)
 5. **Settle** what was decided, batched by some milliseconds (:mod:`marq.outbox`). Crash before it is durable: the
    message was processed and is redelivered: that is the double which at-least-once delivery allows.
 
@@ -32,7 +33,7 @@ from marq.breaker import QueueBreaker
 from marq.codecs import Codec
 from marq.core.errors import BrokerUnavailable, MarqError
 from marq.core.markers import Ack, Source
-from marq.core.queue import QueueSettings
+from marq.core.queue import AT_MOST_ONCE, QueueSettings
 from marq.lease import Lease
 from marq.message import Message, Record
 from marq.outbox import Outbox
@@ -41,6 +42,7 @@ from marq.renewal import Renewal
 from marq.rules import Rules
 from marq.serving import Serving
 from marq.shelf import Shelf
+from marq.spending import Spending
 from marq.starts import Start
 from marq.token import Token
 from marq.writer import MarkerWriter
@@ -71,8 +73,6 @@ class FlowSettings:
     #: What decodes values: of all queues, or of each that has one of its own.
     codec: Codec | None = None
     codecs: Mapping[str, Codec] = field(default_factory=dict)
-    #: How long after they were sent the messages of a queue are delivered at the earliest, in ms.
-    delay_of: Callable[[str], int] = lambda queue: 0
     #: What holds for a queue now.
     queue: Callable[[str], QueueSettings] = lambda _: QueueSettings()
 
@@ -121,6 +121,7 @@ class Flow:
             wall=wall,
         )
         self.renewal = Renewal(settler, settings, self._finished, clock, sleep, self._give_back_unwanted, self._lost)
+        self._spending = Spending(settler, settings, clock, sleep)
         #: What becomes of messages that fail.
         self.rules = Rules(settings.queue, serving.queues, clock, self._opened)
         self._reader = reader
@@ -168,7 +169,7 @@ class Flow:
     @property
     def taken(self) -> int:
         """How many messages somebody has taken and not finished."""
-        return self._held - sum([len(shelf.ready) for shelf in self.distinct_shelves])
+        return self._held - self._spending.count - sum([len(shelf.ready) for shelf in self.distinct_shelves])
 
     @property
     def unwritten(self) -> bool:
@@ -196,6 +197,7 @@ class Flow:
             await asyncio.wait([self._cycle], timeout=limit_s)
             self._cycle.cancel()
             await asyncio.gather(self._cycle, return_exceptions=True)
+        await self._spending.stop()
 
     def give_back(self) -> int:
         """Release all messages that nobody has taken, at once and uncounted; return how many."""
@@ -207,6 +209,9 @@ class Flow:
         while (message := shelf.take(now_s)) is not None:
             message._lease.release(message.offset, 0, counted=False)
             count += 1
+        for message in self._spending.take_back(shelf):
+            message._lease.release(message.offset, 0, counted=False)
+            count += 1
         return count
 
     def _give_back_unwanted(self, now_s: float) -> None:
@@ -216,7 +221,7 @@ class Flow:
             if shelf.standing or shelf.asked:
                 shelf.wanted_s = now_s
                 self._give_back_hoard(shelf, now_s)
-            elif shelf.ready and now_s - shelf.wanted_s > patience_s:
+            elif (shelf.ready or self._spending.count) and now_s - shelf.wanted_s > patience_s:
                 count = self._give_back_shelf(shelf, now_s)
                 log.info(
                     "nobody asks for prefetched messages, gave them back: queue=%s messages=%d", shelf.queue, count
@@ -230,6 +235,10 @@ class Flow:
             if now_s - lease.taken_s <= lease.lease_s:
                 break
             lease.release(shelf.ready.pop().offset, int(lease.lease_s * 1000), counted=False)
+            count += 1
+        for message in self._spending.take_hoard(shelf, keep, now_s):
+            lease = message._lease
+            lease.release(message.offset, int(lease.lease_s * 1000), counted=False)
             count += 1
         if count:
             log.info("handlers are slow, gave prefetched messages back: queue=%s messages=%d", shelf.queue, count)
@@ -286,6 +295,7 @@ class Flow:
 
     def demand(self) -> None:
         """Somebody wants messages: look whether there is room to fetch."""
+        self._spending.look()
         self._changed.set()
 
     # --- assignment ---------------------------------------------------------------------------------------------------
@@ -481,7 +491,13 @@ class Flow:
             self._held += len(each.messages)
             messages = [Message(record, lease) for record in each.messages]
             shelf = self.shelves[each.queue]
-            shelf.put(messages if lease.breaker is None else self._admitted(lease.breaker, messages, shelf), now_s)
+            admitted = messages if lease.breaker is None else self._admitted(lease.breaker, messages, shelf)
+            if self._settings.queue(each.queue).delivery == AT_MOST_ONCE:
+                lease.only_once = True
+                shelf.hold(len(admitted), now_s)
+                self._spending.put(shelf, admitted)
+            else:
+                shelf.put(admitted, now_s)
 
     def _admitted(self, breaker: QueueBreaker, messages: Sequence[Message], shelf: Shelf) -> Sequence[Message]:
         """Give back at once what the breaker does not let through."""
@@ -503,6 +519,7 @@ class Flow:
         if self.rules.breakers:
             self.rules.finished(queue)
         shelf.pace.finished(count, self._clock(), idle=shelf.held == 0)
+        self._spending.look()
         self._changed.set()
 
     def fail(self, error: BaseException) -> None:

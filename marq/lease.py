@@ -42,6 +42,7 @@ class Lease:
         "fixed_ms",
         "holder",
         "lease_s",
+        "only_once",
         "open",
         "outbox",
         "own_expiry_s",
@@ -74,6 +75,8 @@ class Lease:
         self.errors: Failures | None = None
         #: The queue's circuit breaker, if it has one.
         self.breaker: QueueBreaker | None = None
+        #: The queue delivers at most once: what was handed out is not given back.
+        self.only_once = False
         self.outbox = outbox
         self.queue = queue
         self.source = source
@@ -109,6 +112,7 @@ class Lease:
             self.own_topic,
         )  # fmt: skip
         part.fixed_ms, part.errors, part.breaker = lease_ms, self.errors, self.breaker
+        part.only_once = self.only_once
         part.expires_s = min(part.expires_s, *(self.expiry_s(offset) for offset in offsets))
         self.open.difference_update(offsets)
         for offset in offsets:

@@ -10,7 +10,7 @@ from marq import token
 from marq.breaker import Call
 from marq.codecs import Codec, decode
 from marq.core.copies import Origin, origin, uncounted
-from marq.core.errors import LeaseLost
+from marq.core.errors import LeaseLost, MarqError
 from marq.core.markers import BACKOFF, Headers
 from marq.core.names import ERROR_HEADER, KEY_HEADER, RESERVED_HEADER
 from marq.core.rows import row_key
@@ -154,8 +154,14 @@ class Message:
 
         Raises:
             LeaseLost: the lease ran out before.
+            MarqError: the queue delivers at most once.
         """
         refuse("release", unknown)
+        if self._lease.only_once:
+            raise MarqError(
+                f"queue {self.queue!r}, message {self.id}: the queue delivers at most once, so what was handed"
+                " out can't be given back; reject() makes it a dead letter"
+            )
         delay_ms = BACKOFF if delay is None else duration_ms("delay", delay)
         self._check_lease("release", self._expiry_s)
         if self._decide():
@@ -252,6 +258,8 @@ class Message:
             return
         if isinstance(error, Reject):
             lease.reject(offset, error.reason)
+        elif lease.only_once:
+            self._reject_failed(error, call)
         elif isinstance(error, Retry):
             cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
             delay_ms = BACKOFF if error.delay_ms is None else error.delay_ms
@@ -277,6 +285,13 @@ class Message:
             if breaker.pause_left_s:
                 delay_ms = max(delay_ms, breaker.delay_ms(self))
         self._lease.release(self._record.offset, delay_ms, counted=counted, error=_text(error))
+
+    def _reject_failed(self, error: BaseException, call: Call | None) -> None:
+        """Of a queue that delivers at most once: nobody sees it again but as a dead letter."""
+        if self._lease.breaker is not None and isinstance(error, Exception):
+            (call or Call([self])).counts(self._lease.breaker)
+        interrupted = "interrupted: it may have been processed in part"
+        self._lease.reject(self._record.offset, _text(error) if isinstance(error, Exception) else interrupted)
 
     def _interrupt(self) -> None:
         """Cancelled, or the program ends: the attempt was none."""

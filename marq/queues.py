@@ -45,6 +45,7 @@ class QueueOptions(TypedDict, total=False):
     handler: str | None
     concurrency: int | None
     delay: Duration | None
+    delivery: str | None
 
 
 class Queues:

@@ -62,9 +62,17 @@ class Shelf:
 
     def put(self, messages: Sequence[Message], now_s: float) -> None:
         """Hand out leased messages, and wake as many takers."""
-        self.ready.extend(messages)
-        self.held += len(messages)
+        self.hold(len(messages), now_s)
+        self.show(messages)
+
+    def hold(self, count: int, now_s: float) -> None:
+        """Count messages that are leased, and that nobody may have yet."""
+        self.held += count
         self.pace.busy(now_s)
+
+    def show(self, messages: Sequence[Message]) -> None:
+        """Hand out messages that were counted, and wake as many takers."""
+        self.ready.extend(messages)
         self._wake(len(messages))
 
     def take(self, now_s: float) -> Message | None:

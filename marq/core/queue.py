@@ -47,6 +47,9 @@ class Breaker:
     pause_ms: int = 30_000
 
 
+AT_LEAST_ONCE, AT_MOST_ONCE = "at-least-once", "at-most-once"
+
+
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
     """``max_attempts`` counts deliveries, UNLIMITED_ATTEMPTS: for ever; ``dead_letter`` False drops a message after the
@@ -67,6 +70,7 @@ class QueueSettings:
     handler: str | None = None
     concurrency: int = 64
     delay_ms: int = 0
+    delivery: str = AT_LEAST_ONCE
     errors: Mapping[str, Backoff | None] = field(default_factory=dict)
     breaker: Breaker | None = None
 
@@ -128,6 +132,7 @@ def settings_document(settings: QueueSettings) -> dict[str, Any]:
         "handler": settings.handler,
         "concurrency": settings.concurrency,
         "delay": _seconds(settings.delay_ms),
+        "delivery": settings.delivery,
         "errors": {name: REJECT if said is None else _backoff_document(said) for name, said in settings.errors.items()},
         "breaker": False if settings.breaker is None else _breaker_document(settings.breaker),
     }
@@ -268,6 +273,11 @@ def _breaker_said(name: str, value: object) -> None:
     _check_table(name, value, _BREAKER, separator=".")
 
 
+def _delivery(name: str, value: object) -> None:
+    if value not in (AT_LEAST_ONCE, AT_MOST_ONCE):
+        raise ConfigError(f"{name}: expected {AT_LEAST_ONCE!r} or {AT_MOST_ONCE!r}, not {value!r}")
+
+
 def _handler(name: str, value: object) -> None:
     if not isinstance(value, str) or not re.fullmatch(r"\w[\w.]*:\w[\w.]*", value):
         raise ConfigError(f"{name}: expected 'module:function', not {value!r}")
@@ -318,6 +328,7 @@ CHECKS: Mapping[str, Check] = {
     "handler": _handler,
     "concurrency": _count(MAX_CONCURRENCY),
     "delay": _SECONDS,
+    "delivery": _delivery,
     "errors": _errors,
     "breaker": _breaker_said,
 }

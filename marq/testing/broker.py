@@ -19,7 +19,7 @@ from marq.core.markers import Payload, Source
 from marq.core.names import ID_HEADER, check_queue_name, check_topic_name
 from marq.core.notes import is_note
 from marq.core.queue import check_defaults, check_document
-from marq.core.rows import State
+from marq.core.rows import HELD, State
 from marq.durations import Duration, duration_ms
 from marq.producer import Producer
 from marq.queues import QueueOptions, Queues, plain
@@ -244,11 +244,11 @@ class Broker:
 
     def in_flight(self, queue: str, *, codec: Codec | None = None) -> list[SeenMessage]:
         """Return the messages that a consumer has received and not finished."""
-        return self._open(queue, lambda state: state is State.LEASED, codec)
+        return self._open(queue, lambda state: state in HELD, codec)
 
     def delayed(self, queue: str, *, codec: Codec | None = None) -> list[SeenMessage]:
         """Return the messages that will be delivered later."""
-        return self._open(queue, lambda state: state is not State.LEASED, codec)
+        return self._open(queue, lambda state: state not in HELD, codec)
 
     def acked(self, queue: str, *, codec: Codec | None = None) -> list[SeenMessage]:
         """Return the messages that were finished, in this order."""

@@ -273,7 +273,20 @@ async def test_lists_of_times_must_fit(backend: Backend) -> None:
     with pytest.raises(marq.ConfigError, match="say when"):
         await backend.producer.reschedule(marq.Receipt(queue, "t", 0, 0))
     with pytest.raises(TypeError, match="takes the receipt that send"):
-        await backend.producer.cancel("marq.messages/0/1")  # type: ignore[call-overload]
+        await backend.producer.cancel([5])  # type: ignore[list-item]
+    with pytest.raises(marq.ConfigError, match="expected the id of a message"):
+        await backend.producer.cancel("nonsense")
+
+
+async def test_a_message_is_known_by_its_id_alone(backend: Backend) -> None:
+    queue = backend.new_name()
+    one, other = await backend.producer.send_many(queue, [b"one", b"other"], delay=3600)
+
+    assert await backend.producer.cancel(one.id) is True
+    assert await backend.producer.reschedule([one.id, other.id], delay=0) == [False, True]
+
+    async with backend.consumer(queue) as consumer:
+        assert (await take_one(consumer)).id == other.id
 
 
 async def test_code_without_an_event_loop_delays_cancels_and_moves(backend: Backend) -> None:

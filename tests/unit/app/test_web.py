@@ -11,12 +11,12 @@ from yarl import URL
 
 from agents.statistics import Statistics
 from agents.tracker import TrackerOwners
-from app import web
+from app import peers
 from app.members import Members
 from app.web import Figures
 
 OWN, OTHER = URL("http://here:1"), URL("http://there:1")
-APP: Any = SimpleNamespace(conf=SimpleNamespace(canonical_url=OWN))
+APP: Any = SimpleNamespace(conf=SimpleNamespace(canonical_url=OWN), http_client=None)
 
 
 class Trackers:
@@ -30,7 +30,9 @@ class Trackers:
     async def members(self) -> Members:
         return self._members
 
-    async def ask(self, app: Any, url: URL) -> dict[str, Any] | None:
+    async def ask(self, client: Any, url: URL, limit_s: float) -> dict[str, Any] | None:
+        assert (url.path, dict(url.query)) == ("/api/queues", {"scope": "worker"})
+        url = url.with_query(None).with_path("")
         self.asked.append(url)
         return None if url in self._silent else {"queues": {"emails": {"acked": 7}}, "partitions": []}
 
@@ -38,7 +40,7 @@ class Trackers:
 @pytest.fixture
 def figures_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     async def figures_of(trackers: Trackers) -> dict[str, Any]:
-        monkeypatch.setattr(web, "_ask", trackers.ask)
+        monkeypatch.setattr(peers, "_ask", trackers.ask)
         group: Any = trackers
         return await Figures(Statistics(TrackerOwners("markers")), group, list).all(APP)
 

@@ -61,6 +61,7 @@ def test_settings_can_be_said_as_a_document_again() -> None:
         "handler": "shop.orders:handle",
         "concurrency": 7,
         "delay": 1.5,
+        "delivery": "at-most-once",
         "errors": {"ValueError": "reject", "shop.Busy": {"delays": [1, 2.5], "jitter": True}},
         "breaker": {"failures": 0.25, "window": 8, "pause": 1.5},
     }

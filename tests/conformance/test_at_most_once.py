@@ -1,0 +1,141 @@
+"""Queues that deliver at most once: nobody sees a message twice, and what was lost by that is counted."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import marq
+from marq.core.markers import Ack, Release, Spend
+from tests.conformance.backend import Backend
+from tests.conformance.receiving import nothing_for, take, take_one
+
+
+async def new_queue(backend: Backend, **settings: object) -> str:
+    queue = backend.new_name()
+    await backend.queues.change(queue, delivery="at-most-once", **settings)  # type: ignore[arg-type]
+    await backend.seen_by_all()
+    return queue
+
+
+async def test_what_is_acked_is_done(backend: Backend) -> None:
+    queue = await new_queue(backend)
+    async with backend.consumer(queue) as consumer:
+        await backend.producer.send_many(queue, [b"%d" % number for number in range(20)])
+
+        messages = await take(consumer, 20)
+
+        assert {message.attempt for message in messages} == {1}
+        await consumer.ack(messages)
+    await backend.figures(queue, acquired=20, acked=20, abandoned=0, redelivered=0)
+
+
+async def test_a_message_is_spent_before_it_is_handed_out(backend: Backend) -> None:
+    queue = await new_queue(backend)
+    async with backend.consumer(queue) as consumer:
+        await backend.producer.send(queue, b"x")
+        message = await take_one(consumer)
+
+        spent = [batch for batch in await backend.markers(Spend) if batch.queue == queue]
+        assert [list(batch.offsets) for batch in spent] == [[message.offset]]
+        assert not [batch for batch in await backend.markers(Ack) if batch.queue == queue]
+        await message.ack()
+
+
+async def test_a_message_whose_holder_is_gone_is_abandoned_and_never_delivered_again(backend: Backend) -> None:
+    queue = await new_queue(backend, lease=1)
+    async with backend.consumer(queue) as consumer:
+        await backend.producer.send(queue, b"lost")
+        await take_one(consumer)
+        # Not released: a message that somebody has seen stays his.
+        await consumer.stop()
+    async with backend.consumer(queue) as consumer:
+        await nothing_for(3, consumer)
+    await backend.figures(queue, acquired=1, abandoned=1, redelivered=0, acked=0, dead=0)
+
+
+async def test_what_nobody_has_seen_is_given_back(backend: Backend) -> None:
+    queue = await new_queue(backend)
+    values = [b"%d" % number for number in range(50)]
+    async with backend.consumer(queue) as consumer:
+        await backend.producer.send_many(queue, values)
+        first = await take(consumer, 5)
+        await consumer.ack(first)
+    async with backend.consumer(queue) as consumer:
+        rest = await take(consumer, 45)
+        assert sorted(message.value for message in [*first, *rest]) == sorted(values)
+        # That nobody saw it before is no attempt.
+        assert {message.attempt for message in rest} == {1}
+        await consumer.ack(rest)
+        await nothing_for(0.5, consumer)
+    await backend.figures(queue, acked=50, abandoned=0)
+
+
+async def test_a_handler_that_fails_leaves_a_dead_letter(backend: Backend) -> None:
+    queue, seen = await new_queue(backend), list[bytes]()
+
+    async def handle(message: marq.Message) -> None:
+        seen.append(message.value)
+        if message.value == b"bad":
+            raise ValueError("no good")
+        if message.value == b"again":
+            raise marq.Retry(delay=0)
+
+    async with backend.consumer(queue) as consumer:
+        running = asyncio.create_task(consumer.run(handle, concurrency=2))
+        await backend.producer.send_many(queue, [b"good", b"bad", b"again"])
+        await backend.until(lambda: len(seen) == 3)
+        letters = await backend.dead_letters(queue, 2)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert sorted(letter.value for letter in letters) == [b"again", b"bad"]
+    assert {letter.reason.split(":")[0] for letter in letters} == {"ValueError", "Retry"}
+    assert sorted(seen) == [b"again", b"bad", b"good"]
+    await backend.figures(queue, acked=1, rejected=2, dead=2, redelivered=0, abandoned=0)
+
+
+async def test_a_handler_that_is_interrupted_leaves_a_dead_letter(backend: Backend) -> None:
+    queue, begun = await new_queue(backend), asyncio.Event()
+
+    async def handle(message: marq.Message) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    consumer = backend.consumer(queue, grace=0.1)
+    async with consumer:
+        running = asyncio.create_task(consumer.run(handle))
+        await backend.producer.send(queue, b"long")
+        await backend.until(begun.is_set)
+    await asyncio.gather(running, return_exceptions=True)
+    [letter] = await backend.dead_letters(queue)
+    assert letter.reason == "interrupted: it may have been processed in part"
+
+
+async def test_a_message_that_was_handed_out_can_not_be_given_back(backend: Backend) -> None:
+    queue = await new_queue(backend)
+    async with backend.consumer(queue) as consumer:
+        await backend.producer.send(queue, b"x")
+        message = await take_one(consumer)
+        with pytest.raises(marq.MarqError, match="delivers at most once"):
+            await message.release()
+        await message.renew(60)
+        await message.ack()
+    assert not [batch for batch in await backend.markers(Release) if batch.queue == queue]
+    await backend.figures(queue, acked=1, abandoned=0)
+
+
+async def test_delayed_messages_are_delivered_at_most_once_too(backend: Backend) -> None:
+    queue = await new_queue(backend, lease=1)
+    async with backend.consumer(queue) as consumer:
+        await backend.producer.send(queue, b"later", delay=1.5)
+        assert (await take_one(consumer)).attempt == 1
+        await consumer.stop()
+    async with backend.consumer(queue) as consumer:
+        await nothing_for(3, consumer)
+    await backend.figures(queue, delayed=1, delivered=1, acquired=1, abandoned=1)
+
+
+async def test_a_mode_that_there_is_not_is_refused(backend: Backend) -> None:
+    with pytest.raises(marq.ConfigError, match="delivery: expected 'at-least-once' or 'at-most-once', not 'once'"):
+        await backend.queues.change(backend.new_name(), delivery="once")
