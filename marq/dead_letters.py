@@ -154,7 +154,7 @@ class DeadLetters:
         fits = self._fitting("peek", queue, filters)
         async with self._reading() as log:
             survey = await self._survey(log, fits)
-            async for records in letters_at(log, survey.spots(limit)):
+            async for records in letters_at(log, survey.spots(limit), self._limit_s):
                 for record in records:
                     yield self._letter(record)
 
@@ -207,7 +207,7 @@ class DeadLetters:
         limit_bytes = self._started().markers_limit_bytes - FRAME_BYTES
 
         async def requests(log: LetterLog, survey: Survey, holder: int) -> AsyncIterator[list[Delay]]:
-            async for records in letters_at(log, survey.spots(choice.limit)):
+            async for records in letters_at(log, survey.spots(choice.limit), self._limit_s):
                 for piece in _pieces(records, choice.turn):
                     groups: dict[tuple[int, str], list[Stored]] = {}
                     for record in piece:
@@ -287,7 +287,7 @@ class DeadLetters:
 
     async def _survey(self, log: LetterLog, fits: Callable[[str, Stored], bool]) -> Survey:
         survey = Survey(self._settings.names.dead_letters, fits)
-        await survey.make(log)
+        await survey.make(log, self._limit_s)
         return survey
 
     @asynccontextmanager

@@ -7,12 +7,14 @@ twenty bytes, whatever its size; who wants the letters themselves reads them onc
 from __future__ import annotations
 
 import heapq
+import time
 from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from marq.core.dead_letters import died_at_ms, queue_of, text_of
+from marq.core.errors import BrokerUnavailable
 from marq.core.markers import Source
 from marq.core.names import REASON_HEADER
 from marq.core.notes import decode, is_note
@@ -53,10 +55,10 @@ class Survey:
         self._numbers: dict[Group, int] = {}
         self.ranges: dict[int, range] = {}
 
-    async def make(self, log: LetterLog) -> None:
-        """Read all that is there now."""
+    async def make(self, log: LetterLog, limit_s: float) -> None:
+        """Read all that is there now; raises as :func:`until_the_end`."""
         self.ranges = await log.ranges()
-        async for records in until_the_end(log, self.ranges):
+        async for records in until_the_end(log, self.ranges, limit_s):
             for record in records:
                 if is_note(record.headers):
                     self._settle(record)
@@ -118,8 +120,8 @@ class Survey:
 _NO_PLACES = Places()
 
 
-async def letters_at(log: LetterLog, spots: Iterator[Spot]) -> AsyncIterator[list[Stored]]:
-    """Read the letters that stand there, in the order of each partition."""
+async def letters_at(log: LetterLog, spots: Iterator[Spot], limit_s: float) -> AsyncIterator[list[Stored]]:
+    """Read the letters that stand there, in the order of each partition; raises as :func:`until_the_end`."""
     wanted: dict[int, array[int]] = {}
     for spot in spots:
         wanted.setdefault(spot.partition, array("Q")).append(spot.offset)
@@ -128,23 +130,36 @@ async def letters_at(log: LetterLog, spots: Iterator[Spot]) -> AsyncIterator[lis
         for offset in offsets:
             places[partition].add(offset)
     ranges = {partition: range(offsets[0], offsets[-1] + 1) for partition, offsets in wanted.items()}
-    async for records in until_the_end(log, ranges):
+    async for records in until_the_end(log, ranges, limit_s):
         found = [record for record in records if record.offset in places[record.partition]]
         if found:
             yield found
 
 
-async def until_the_end(log: LetterLog, ranges: Mapping[int, range]) -> AsyncIterator[Sequence[Stored]]:
-    """Read partitions from the start to the end of a range each."""
+async def until_the_end(log: LetterLog, ranges: Mapping[int, range], limit_s: float) -> AsyncIterator[Sequence[Stored]]:
+    """Read partitions from the start to the end of a range each.
+
+    Raises:
+        BrokerUnavailable: nothing more could be read for ``limit_s``.
+    """
     left = {partition: offsets for partition, offsets in ranges.items() if offsets}
     if not left:
         return
     log.seek({partition: offsets.start for partition, offsets in left.items()})
+    before: dict[int, int] = {}
+    until_s = time.monotonic() + limit_s
     while left:
         records = await log.read()
         yield [record for record in records if record.offset < ranges[record.partition].stop]
         # Where only a transaction's own records are left, the position tells it, and no record.
         positions = await log.positions()
+        if positions != before:
+            before, until_s = positions, time.monotonic() + limit_s
+        elif time.monotonic() > until_s:
+            raise BrokerUnavailable(
+                f"the dead letters could not be read to their end: nothing came for {limit_s:g} s of {positions}, and"
+                f" they end at { ({partition: offsets.stop for partition, offsets in left.items()}) }"
+            )
         done = [partition for partition, offsets in left.items() if positions.get(partition, 0) >= offsets.stop]
         for partition in done:
             del left[partition]
