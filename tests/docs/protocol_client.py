@@ -393,6 +393,8 @@ class Definitions:
                 and _is_in_range(count, len(value))
                 and all(_has_type("number", each) and _is_in_range(each_range, each) for each in value)
             )
+        if row["type"] == "one of these texts":
+            return value in re.findall(r"`([^`]+)`", row["range"])
         if value == "unlimited":
             return '"unlimited"' in row["type"]
         return _has_type(row["type"], value) and _is_in_range(row["range"], value)

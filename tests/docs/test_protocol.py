@@ -76,6 +76,10 @@ def cancel(about: Frame) -> bytes:
     return encode("CANCEL", about)
 
 
+def spend(about: Frame, lease: int) -> bytes:
+    return encode("SPEND", about, lease=lease)
+
+
 def discard(about: Frame) -> bytes:
     return encode("DISCARD", about)
 
@@ -424,6 +428,7 @@ EXAMPLE: Mapping[str, Callable[[], bytes]] = {
     "answered": lambda: answered(delayed(0x3333), [1]),
     "cancel": lambda: cancel(delayed(0x4444)),
     "cancelled": lambda: fact(36, delayed(0x1111), [1], [6]),
+    "spend": lambda: spend(("emails", HOLDER, "marq.messages", 3, [42, 45]), 30_000),
     "discard": lambda: discard(("emails", 0x5555, "marq.dead-letters", 1, [3, 9])),
 }
 
@@ -435,10 +440,10 @@ def example_blocks() -> dict[str, bytes]:
     }
 
 
-def test_the_example_has_every_kind_but_two_that_are_like_another() -> None:
+def test_the_example_has_every_kind_but_three_that_are_like_another() -> None:
     kinds = {data[3] for data in example_blocks().values()}
 
-    assert kinds == {*markers.Kind} - {markers.Kind.DEAD_LETTERED, markers.Kind.DELIVERED}
+    assert kinds == {*markers.Kind} - {markers.Kind.DEAD_LETTERED, markers.Kind.DELIVERED, markers.Kind.ABANDONED}
 
 
 @pytest.mark.parametrize("name", EXAMPLE)

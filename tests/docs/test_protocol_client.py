@@ -61,7 +61,7 @@ def values_of(batch: markers.Batch) -> Values:
             return {**about, "times": list(batch.times_ms), "relative": batch.relative}
         case markers.Answer():
             return {**about, "outcomes": list(batch.outcomes)}
-        case markers.Renew():
+        case markers.Renew() | markers.Spend():
             return {**about, "lease": batch.lease_ms}
         case markers.Release():
             delays, errors = list(batch.delays_ms), list(batch.errors)
