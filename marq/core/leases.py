@@ -44,7 +44,7 @@ message that was acquired and acknowledged in between leaves none.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -77,7 +77,7 @@ from marq.core.markers import (
     payload_of,
 )
 from marq.core.marks import Marks
-from marq.core.names import is_drawn
+from marq.core.names import is_drawn, is_scheduled
 from marq.core.open_messages import DueIndex, OpenMessages
 from marq.core.questions import Questions
 from marq.core.queue import QueueSettings
@@ -114,6 +114,9 @@ class LeaseBook:
         self._touched_counts: set[str] = set()
         self._touched_marks: set[tuple[str, Source]] = set()
         self._changed = False
+        #: Sources of schedules, and how often anything was said of one of their messages.
+        self.scheduled: set[Source] = set()
+        self.scheduled_changes = 0
 
     # --- fold ---------------------------------------------------------------------------------------------------------
 
@@ -180,6 +183,9 @@ class LeaseBook:
             unseen = [offset for offset in unseen if offset not in marks]
             marks.add(batch.from_offset, offsets[-1] + 1)
             self._touched_marks.add(mark)
+            if is_scheduled(source.topic):
+                self.scheduled.add(source)
+                self.scheduled_changes += 1
         self._count(batch.queue).reacquired += len(offsets) - len(unseen)
         self._delay(opened, batch, unseen)
 
@@ -348,8 +354,12 @@ class LeaseBook:
         before = len(opened.firing)
         opened.firing.difference_update(batch.offsets)
         self._firing_count -= before - len(opened.firing)
-        self._close(opened, batch.offsets)
+        closed = self._close(opened, batch.offsets)
         counts = self._count(batch.queue)
+        if Cause.WITHDRAWN in batch.causes and is_scheduled(batch.source.topic):
+            self._forget_marks(batch.source)
+            counts.cancelled += closed
+            return
         counts.expired += batch.causes.count(Cause.EXPIRED)
         # Counted although an ACK may have closed the message meanwhile: the copy is out there.
         if batch.kind is Kind.REDELIVERED:
@@ -372,7 +382,15 @@ class LeaseBook:
                 if pop_fresh(offset, None) is None:
                     ended.append(offset)
         self._open_count -= closed
+        if closed and is_scheduled(opened.source.topic):
+            self.scheduled_changes += 1
         return closed
+
+    def _forget_marks(self, source: Source) -> None:
+        self._marks.pop(("", source), None)
+        self._touched_marks.add(("", source))
+        self.scheduled.discard(source)
+        self.scheduled_changes += 1
 
     def _count(self, queue: str) -> Counts:
         self._touched_counts.add(queue)
@@ -451,6 +469,24 @@ class LeaseBook:
         """Return the answers to what was asked; to be written before anything else is fired."""
         return self._questions.take(lambda source: self._sources.get(source, _NONE))
 
+    # --- schedules ----------------------------------------------------------------------------------------------------
+
+    def open_in(self, source: Source) -> Mapping[int, Lease]:
+        """The open messages of a source, by their numbers."""
+        return self._sources.get(source, _NONE).leases
+
+    def last_number(self, source: Source) -> int | None:
+        """Return the last number of a source that was ever delayed, None when there was none."""
+        marks = self._marks.get(("", source))
+        return None if marks is None else marks.end - 1
+
+    def hold_back(self, source: Source) -> bool:
+        """Fire nothing of a source any more until a fact tells of it; False: something is on its way."""
+        opened = self._sources.get(source, _NONE)
+        held = opened.hold_back()
+        self._firing_count += len(opened.firing) if held else 0
+        return held
+
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     @property
@@ -470,13 +506,14 @@ class LeaseBook:
         """
         changes: dict[bytes, bytes | None] = {}
         for source, opened in self._touched.items():
-            self._take_rows(source, opened, changes)
+            opened.take_rows(changes)
             if not (opened.leases or opened.firing) and is_drawn(source.topic):
                 # Whoever drew it may never come back.
                 del self._sources[source]
         self._touched.clear()
         for queue, source in self._touched_marks:
-            changes[rows.mark_key(queue, source)] = rows.encode_marks(self._marks[queue, source].intervals)
+            marks = self._marks.get((queue, source))
+            changes[rows.mark_key(queue, source)] = None if marks is None else rows.encode_marks(marks.intervals)
         changes.update(self.settlements.take_rows())
         for queue in self._touched_counts:
             changes[rows.counts_key(queue)] = rows.encode_counts(self.counts[queue])
@@ -486,26 +523,6 @@ class LeaseBook:
         # Last, so that a reader of the changelog that stops early never believes more than it has read.
         changes[rows.APPLIED_KEY] = rows.encode_applied(self.applied, self.clock)
         return changes
-
-    def _take_rows(self, source: Source, opened: OpenMessages, changes: dict[bytes, bytes | None]) -> None:
-        changes.update(dict.fromkeys(rows.row_keys(source, opened.ended, b"r")))
-        gone = [offset for offset in opened.ended if offset in opened.restated]
-        changes.update(dict.fromkeys(rows.row_keys(source, gone, b"s")))
-        opened.restated.difference_update(gone)
-        restated = [o for o in opened.changed if o in opened.leases and o not in opened.fresh]
-        for key, offset in zip(rows.row_keys(source, restated, b"s"), restated, strict=True):
-            changes[key] = rows.encode_lease(opened.leases[offset])
-        opened.restated.update(restated)
-        encoded: dict[Lease, bytes] = {}
-        fresh = list(opened.fresh.items())
-        for key, (offset, batch) in zip(rows.row_keys(source, list(opened.fresh), b"r"), fresh, strict=True):
-            lease = opened.leases[offset]
-            if lease not in encoded:
-                encoded[lease] = rows.encode_lease(lease)
-            changes[key] = rows.encode_row(encoded[lease], payload_of(batch, offset))
-        opened.fresh.clear()
-        opened.changed.clear()
-        opened.ended.clear()
 
     def restore(self, table: Iterable[tuple[bytes, bytes]]) -> None:
         """Take over the rows of a table: the book is then as it was at its ``applied`` offset."""
@@ -518,6 +535,7 @@ class LeaseBook:
         yield from found.read(table)
         self.applied, self.clock, self.counts, self._marks = found.applied, found.clock, found.counts, found.marks
         self.settlements = found.settlements
+        self.scheduled = {source for queue, source in self._marks if not queue and is_scheduled(source.topic)}
         for source, leases in found.leases.items():
             self._sources[source] = OpenMessages(source, leases, restated=found.restated.get(source, set()))
             self._open_count += len(leases)

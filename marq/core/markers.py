@@ -62,6 +62,8 @@ class Cause(IntEnum):
     TOO_LARGE = 4
     DUE = 5
     CANCELLED = 6
+    #: Of a schedule's messages: its definition does not hold any more, and what is known of it is forgotten.
+    WITHDRAWN = 7
 
 
 class Outcome(IntEnum):

@@ -25,8 +25,13 @@ ORIGIN_HEADER = "marq-origin"
 DIED_AT_HEADER = "marq-died-at"
 #: Only of notes among the dead letters (:mod:`marq.core.notes`): what became of those that it names.
 SETTLED_HEADER = "marq-settled"
+#: Of a schedule's message: the time of the one before it, in seconds since the epoch.
+PREVIOUS_HEADER = "marq-previous-time"
 #: The record key that the sender gave, where it is not the copy's own.
 KEY_HEADER = "marq-key"
+
+#: What stands for the topics of schedules' messages begins with this; see :func:`is_drawn`.
+_SCHEDULED = "~schedule/"
 
 #: Bytes of a queue's name as UTF-8; the marker format keeps its length in one byte.
 MAX_QUEUE_NAME_BYTES = 200
@@ -151,6 +156,21 @@ def drawn_topic(number: int) -> str:
 def is_drawn(topic: str) -> bool:
     """Whether it is no topic, but was drawn by somebody who delays messages."""
     return topic.startswith("~")
+
+
+def schedule_topic(name: str, digest: str) -> str:
+    """Return what stands for a topic in the identities of a schedule's messages."""
+    return f"{_SCHEDULED}{name}/{digest}"
+
+
+def is_scheduled(topic: str) -> bool:
+    """Whether it stands for a topic in the identities of a schedule's messages."""
+    return topic.startswith(_SCHEDULED)
+
+
+def schedule_name(topic: str) -> str:
+    """Return the name of the schedule that a scheduled topic is of."""
+    return topic.removeprefix(_SCHEDULED).partition("/")[0]
 
 
 def check_queue_name(name: object) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from marq.core.markers import Acquire, Delay, Source
-from marq.core.rows import Lease
+from marq.core.markers import Acquire, Delay, Source, payload_of
+from marq.core.rows import Lease, encode_lease, encode_row, row_keys
 
 #: Messages that are due in the same span of time wait together, and are put in order when its time has come.
 SPAN_MS = 1_000
@@ -38,6 +38,35 @@ class OpenMessages:
     @property
     def pending_rows(self) -> int:
         return len(self.fresh) + len(self.changed) + len(self.ended)
+
+    def hold_back(self) -> bool:
+        """Take all as on their way, until facts tell of them; False: some are, and nothing has changed."""
+        if self.firing:
+            return False
+        self.firing.update(self.leases)
+        return True
+
+    def take_rows(self, changes: dict[bytes, bytes | None]) -> None:
+        """Add the rows to write (None: delete); they are then taken for written."""
+        source = self.source
+        changes.update(dict.fromkeys(row_keys(source, self.ended, b"r")))
+        gone = [offset for offset in self.ended if offset in self.restated]
+        changes.update(dict.fromkeys(row_keys(source, gone, b"s")))
+        self.restated.difference_update(gone)
+        restated = [o for o in self.changed if o in self.leases and o not in self.fresh]
+        for key, offset in zip(row_keys(source, restated, b"s"), restated, strict=True):
+            changes[key] = encode_lease(self.leases[offset])
+        self.restated.update(restated)
+        encoded: dict[Lease, bytes] = {}
+        fresh = list(self.fresh.items())
+        for key, (offset, batch) in zip(row_keys(source, list(self.fresh), b"r"), fresh, strict=True):
+            lease = self.leases[offset]
+            if lease not in encoded:
+                encoded[lease] = encode_lease(lease)
+            changes[key] = encode_row(encoded[lease], payload_of(batch, offset))
+        self.fresh.clear()
+        self.changed.clear()
+        self.ended.clear()
 
     def waiting(self, offsets: Sequence[int], lease: Lease) -> list[int]:
         """Return those of the offsets that this very lease still holds and that are not on their way."""

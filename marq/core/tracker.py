@@ -125,6 +125,11 @@ class Tracker:
             return []
         return self.book.due(self._tick_clock_ms)
 
+    @property
+    def caught_up(self) -> bool:
+        """Whether all is known that was written before this owner began, or began again."""
+        return self._tick_clock_ms is not None
+
     def answers(self) -> list[Answer]:
         """Return what to write before anything is fired; given once."""
         return [] if self._tick_clock_ms is None else self.book.take_answers()

@@ -1,0 +1,143 @@
+"""What the owner of a markers partition says about schedules, so that each of their times comes once.
+
+A schedule has one message at a time that is not out yet: a DELAY whose number is the time, in the source that its
+definition has (:meth:`marq.core.schedules.Schedule.source`). It is a row as any other, so it survives whoever wrote it,
+is listed, moved and cancelled. When it has been delivered or cancelled, the next one is written. Why no time is lost,
+and none comes twice:
+
+* Only the owner plans, through the producer that fences every former one, and only when it has read all that was
+  written before: so it never says again what it or another owner has said.
+* ``from_offset`` is 0: a time up to the last one that was ever said is known, whoever says it again.
+* A message of a definition that does not hold any more is withdrawn (a fact CANCELLED, with its own cause) in the same
+  transaction as the first message of the new one, and only while it is not on its way. The new one takes over from the
+  time that was withdrawn. All definitions of a schedule have one owner, so nothing comes in between.
+* A source that is withdrawn is forgotten, with its marks: a definition that comes back begins anew.
+
+The next time follows the last one that was said and the log's clock: of the times at which no worker ran the first one,
+which was said before, is delivered late, and no other. With ``catch_up`` it follows the last one alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from marq.core.leases import LeaseBook
+from marq.core.markers import Batch, Cause, Delay, Fact, Kind, Payload, Source, payload_bytes
+from marq.core.names import HEADER_ROOM_BYTES, PREVIOUS_HEADER, schedule_name
+from marq.core.schedules import Schedule, ScheduleLayers, home_partition
+from marq.core.tracker import Tracker
+
+#: Messages that a schedule catches up with at a time, and their bytes.
+MAX_MISSED = 100
+MAX_MISSED_BYTES = 200_000
+
+#: Given a schedule and a time in seconds since the epoch: its next time after that, None when there is none.
+NextTime = Callable[[Schedule, int], int | None]
+
+
+class Planner:
+    """Plans for the schedules of one markers partition; ``limit_bytes``: what the messages topic accepts."""
+
+    def __init__(
+        self,
+        partition: int,
+        partitions: int,
+        layers: Callable[[], ScheduleLayers],
+        next_time: NextTime,
+        limit_bytes: int,
+    ) -> None:
+        self._partition = partition
+        self._partitions = partitions
+        self._layers = layers
+        self._next_time = next_time
+        self._limit_bytes = limit_bytes
+        #: By what the last plan was made: nothing else changes it.
+        self._planned_for: tuple[int, int] | None = None
+
+    def schedules(self) -> list[Schedule]:
+        """Return those whose home the partition is, by name."""
+        return [
+            schedule
+            for name, schedule in sorted(self._layers().current.items())
+            if home_partition(name, self._partitions) == self._partition
+        ]
+
+    def problem(self, schedule: Schedule) -> str:
+        """Say why a schedule has no messages although it has times; empty when it has."""
+        size, room = payload_bytes(_payload(schedule, 0, 0)), self._limit_bytes - HEADER_ROOM_BYTES
+        return f"its messages are too large: {size} bytes, and there is room for {room}" if size > room else ""
+
+    def source(self, schedule: Schedule) -> Source:
+        return schedule.source(self._partitions)
+
+    def plan(self, tracker: Tracker, monotonic_ms: int) -> list[Batch]:
+        """Return what is to be written now, in one transaction; what was written before must have been read back."""
+        book = tracker.book
+        if not tracker.caught_up:
+            self._planned_for = None
+            return []
+        facts = (book.scheduled_changes, self._layers().version)
+        if facts == self._planned_for:
+            return []
+        self._planned_for = facts
+        # By the own clock since the own TICK, which no jump of the broker's can move.
+        anchor = book.clock
+        now_s = (anchor.anchor_now_ms + monotonic_ms - anchor.anchor_monotonic_ms) // 1000
+        current = {self.source(each): each for each in self.schedules() if each.enabled}
+        plan: list[Batch] = []
+        #: By name: the first time that was withdrawn, None while one is on its way.
+        freed: dict[str, int | None] = {}
+        for source in sorted(book.scheduled - current.keys()):
+            self._withdraw(book, tracker.holder, source, plan, freed)
+        for source, schedule in current.items():
+            if book.open_in(source):
+                continue
+            first = freed.get(schedule.name, now_s + 1)
+            if first is not None:
+                plan += self._delays(book, tracker.holder, schedule, now_s, first - 1)
+        return plan
+
+    def _withdraw(
+        self, book: LeaseBook, holder: int, source: Source, plan: list[Batch], freed: dict[str, int | None]
+    ) -> None:
+        name, opened = schedule_name(source.topic), book.open_in(source)
+        if not book.hold_back(source):
+            freed[name] = None
+            return
+        if opened and freed.get(name, 0) is not None:
+            freed[name] = min(freed.get(name) or min(opened), *opened)
+        queue = next((lease.queue for lease in opened.values()), name)
+        numbers = sorted(opened) or [book.last_number(source) or 0]
+        count = len(numbers)
+        plan.append(Fact(Kind.CANCELLED, queue, holder, source, numbers, [1] * count, [Cause.WITHDRAWN] * count))
+
+    def _delays(self, book: LeaseBook, holder: int, schedule: Schedule, now_s: int, freed_s: int) -> list[Delay]:
+        source = self.source(schedule)
+        last = book.last_number(source)
+        after = min(now_s, freed_s)
+        if last is not None:
+            after = last if schedule.catch_up else max(after, last)
+        if self.problem(schedule):
+            return []
+        times: list[int] = []
+        most = (
+            max(1, min(MAX_MISSED, MAX_MISSED_BYTES // payload_bytes(_payload(schedule, 0, 0))))
+            if schedule.catch_up
+            else 1
+        )
+        while len(times) < most and (time_s := self._next_time(schedule, after)) is not None:
+            times.append(time_s)
+            if time_s > now_s:
+                break
+            after = time_s
+        if not times:
+            return []
+        payloads = [_payload(schedule, *each) for each in zip(times, [last, *times], strict=False)]
+        return [Delay(schedule.queue, holder, source, times, [time_s * 1000 for time_s in times], False, 0, payloads)]
+
+
+def _payload(schedule: Schedule, time_s: int, previous_s: int | None) -> Payload:
+    headers = list(schedule.payload_headers)
+    if previous_s is not None:
+        headers.append((PREVIOUS_HEADER, b"%d" % previous_s))
+    return Payload(time_s * 1000, 1, schedule.queue.encode(), headers, schedule.value.encode())
