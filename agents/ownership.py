@@ -33,13 +33,14 @@ from aiokafka.errors import (
 from faust import Event
 
 from agents.fetched import Fetched
+from agents.schedules import Scheduling
 from agents.standing import Standing
 from agents.surroundings import Surroundings
 from agents.writing import TRANSACTION_SECONDS, Writing
 from marq.core import copies
 from marq.core.errors import UnknownVersion
 from marq.core.fires import Fire
-from marq.core.markers import Payload, Source, Tick
+from marq.core.markers import Batch, Payload, Source, Tick
 from marq.core.restoration import ROWS_AT_ONCE
 from marq.core.tracker import Tracker
 from tables.leases import LocalTableError
@@ -94,6 +95,7 @@ class Ownership:
     _inbox: deque[tuple[Event, Fetched]] = field(default_factory=deque)
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _room: asyncio.Event = field(default_factory=asyncio.Event)
+    scheduling: Scheduling = field(init=False)
     _writing: Writing = field(init=False)
     _task: asyncio.Task[None] | None = None
     _position: int | None = None
@@ -110,6 +112,7 @@ class Ownership:
 
     def __post_init__(self) -> None:
         self.tracker = self._new_tracker()
+        self.scheduling = Scheduling(self.partition, self.around)
         self._writing = Writing(self.partition, self.around)
 
     def _new_tracker(self) -> Tracker:
@@ -161,6 +164,10 @@ class Ownership:
         if self.state != "stopped" and len(self._inbox) < MAX_INBOX_BATCHES:
             self._inbox.append((event, event.value))
             self._arrived.set()
+
+    def wake(self) -> None:
+        """Look at what has changed beside the markers."""
+        self._arrived.set()
 
     async def _live(self) -> None:
         attempt = 0
@@ -321,6 +328,7 @@ class Ownership:
             self.tracker.saw(now_ms)
             self._note_jump()
             await self._answer()
+            await self._schedule()
             fires = self.tracker.due()
             for start in range(0, len(fires), MAX_COPIES):
                 await self._fire(fires[start : start + MAX_COPIES])
@@ -334,6 +342,13 @@ class Ownership:
         self._writing.answers += self.tracker.answers()
         if self._writing.answers:
             await self._write()
+
+    async def _schedule(self) -> None:
+        """Say what schedules want, before anything fires: what they do not want any more is then not delivered."""
+        plan = self.scheduling.plan(self.tracker, _monotonic_ms())
+        if plan:
+            await self._write(plan=plan)
+            self.scheduling.written(self._writing.marked)
 
     async def _tick(self) -> None:
         now_ms = _monotonic_ms()
@@ -458,12 +473,13 @@ class Ownership:
         *,
         fires: Sequence[Fire] = (),
         tick: Tick | None = None,
+        plan: Sequence[Batch] = (),
         changes: bool = False,
         limit_seconds: float = TRANSACTION_SECONDS,
     ) -> None:
-        """Write, in one transaction, copies with their facts, a TICK, and the rows that changed."""
+        """Write, in one transaction, copies with their facts, a TICK, other markers, and the rows that changed."""
         unacked = len(self._unacked)
-        written = await self._writing.commit(self.tracker, fires, tick, changes, limit_seconds)
+        written = await self._writing.commit(self.tracker, fires, tick, changes, limit_seconds, plan)
         self.transactions += 1
         self.fired += len(fires)
         if changes:

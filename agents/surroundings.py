@@ -8,6 +8,7 @@ from typing import Any
 
 from marq.core.names import Names
 from marq.core.queue import QueueSettings
+from marq.core.schedules import ScheduleLayers
 from tables.leases import LeaseTable
 
 
@@ -31,3 +32,6 @@ class Surroundings:
     log_range: Callable[[int], Awaitable[tuple[int, int]]]
     #: Stops the reading of a markers partition.
     pause: Callable[[int], None]
+    markers_partitions: int = 1
+    #: What is said of schedules.
+    schedules: Callable[[], ScheduleLayers] = ScheduleLayers

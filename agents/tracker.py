@@ -47,6 +47,11 @@ class TrackerOwners:
             written = await asyncio.gather(*(owner.stop() for owner in gone))
             self._let_go = {owner.partition: owner for owner, all_of_it in zip(gone, written, strict=True) if all_of_it}
 
+    def wake(self) -> None:
+        """Let each owner look at what has changed beside the markers."""
+        for owner in self.owned.values():
+            owner.wake()
+
     async def stop(self) -> None:
         await self.revoked({TP(self.topic, partition) for partition in self.owned})
 

@@ -26,7 +26,7 @@ from marq.connection import stop_producer
 from marq.core import copies, notes, rows
 from marq.core.fires import Destination, Fire
 from marq.core.marker_codec import encode
-from marq.core.markers import Answer, Payload, Source, Tick
+from marq.core.markers import Answer, Batch, Payload, Source, Tick
 from marq.core.notes import Note
 from marq.core.tracker import Tracker
 
@@ -51,6 +51,8 @@ class Writing:
     answers: list[Answer] = field(default_factory=list)
     #: What became of dead letters, and not known to be written.
     notes: list[Note] = field(default_factory=list)
+    #: The offset of the last marker that is known to be written.
+    marked: int = -1
     #: Id and epoch of the producer that was taken over last.
     _epoch: tuple[int, int] = (-1, -1)
     _spread: int = 0
@@ -113,7 +115,13 @@ class Writing:
             self._own_topics.close(topic, error)
 
     async def commit(
-        self, tracker: Tracker, fires: Sequence[Fire], tick: Tick | None, changes: bool, limit_seconds: float
+        self,
+        tracker: Tracker,
+        fires: Sequence[Fire],
+        tick: Tick | None,
+        changes: bool,
+        limit_seconds: float,
+        plan: Sequence[Batch] = (),
     ) -> int:
         """Send all this in one transaction; return the changelog's last offset among it, -1 without changes.
 
@@ -132,13 +140,15 @@ class Writing:
         async with asyncio.timeout(limit_seconds):
             await producer.begin_transaction()
             try:
-                sends = await self._sends(producer, tracker, fires, tick, changes)
+                sends = await self._sends(producer, tracker, fires, [*plan, *([] if tick is None else [tick])], changes)
                 results = [await send for send in sends]
             except (MessageSizeTooLargeError, RecordListTooLargeError):
                 await producer.abort_transaction()
                 raise
             await producer.commit_transaction()
         del self.answers[:answers]
+        markers = self.around.names.markers
+        self.marked = max([self.marked, *(result.offset for result in results if result.topic == markers)])
         if not changes:
             return -1
         self.notes = []
@@ -155,16 +165,14 @@ class Writing:
         self.pending = {}
 
     async def _sends(
-        self, producer: AIOKafkaProducer, tracker: Tracker, fires: Sequence[Fire], tick: Tick | None, changes: bool
+        self, producer: AIOKafkaProducer, tracker: Tracker, fires: Sequence[Fire], more: Sequence[Batch], changes: bool
     ) -> list[Any]:
         names, sends = self.around.names, []
         sends += [
             await self._send_copy(producer, tracker, f) for f in fires if f.destination is not Destination.NOWHERE
         ]
-        for batch in [*self.answers, *tracker.facts(list(fires))]:
+        for batch in [*self.answers, *tracker.facts(list(fires)), *more]:
             sends += [await producer.send(names.markers, encode(batch), partition=self.partition)]
-        if tick is not None:
-            sends.append(await producer.send(names.markers, encode(tick), partition=self.partition))
         if changes:
             at_ms = tracker.book.clock.appended_ms
             sends += await self._send_rows(producer, at_ms)

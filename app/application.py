@@ -99,6 +99,7 @@ class WorkerApp(MarqApp):
     async def _define(self, file: QueuesFile, topics: Topics) -> None:
         """Learn what is defined, and say what this worker knows."""
         await self.queues.start()
+        self.queues.listen(self.owners.wake)
         handlers, definitions = self.handlers, self.queues.definitions
         if handlers is not None:
             # Before it is said to all others.
@@ -163,6 +164,8 @@ class WorkerApp(MarqApp):
             seek=seek,
             log_range=log_range,
             pause=lambda partition: self.consumer.pause_partitions({TP(markers, partition)}),
+            markers_partitions=topics.markers_partitions,
+            schedules=lambda: self.queues.definitions.schedules,
         )
 
 

@@ -11,10 +11,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from config.queues import QueuesFile
+from config.queues import FILE_LAYER, QueuesFile
 from marq.core.definitions import DEFAULTS_KEY, Definitions, layer_key
 from marq.core.errors import ConfigError
 from marq.core.names import Names
+from marq.core.schedules import schedule_key
 from marq.queues import Queues
 
 log = logging.getLogger("marq.worker")
@@ -45,6 +46,13 @@ def differences(definitions: Definitions, file: QueuesFile) -> dict[bytes, Mappi
     for queue, document in file.queues.items():
         if published.get(queue) != document:
             found[layer_key("file", queue)] = document
+    schedules = definitions.schedules
+    for name in schedules.names():
+        if name not in file.schedules and schedules.layer(FILE_LAYER, name) is not None:
+            found[schedule_key(FILE_LAYER, name)] = None
+    for name, document in file.schedules.items():
+        if schedules.layer(FILE_LAYER, name) != document:
+            found[schedule_key(FILE_LAYER, name)] = document
     if definitions.defaults != file.defaults:
         found[DEFAULTS_KEY] = file.defaults or None
     return found

@@ -1,4 +1,6 @@
-"""Definitions of queues in a file, ``config/queues.toml``: read and checked, to be published by workers at their start.
+"""Definitions of queues and schedules in a file, ``config/queues.toml``: read and checked.
+
+They are to be published by workers at their start.
 
 A worker does not use the file itself: what holds is in the queues topic (:mod:`marq.core.definitions`), for everybody.
 """
@@ -6,9 +8,10 @@ A worker does not use the file itself: what holds is in the queues topic (:mod:`
 from __future__ import annotations
 
 import json
+import time
 import tomllib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -17,20 +20,29 @@ from marq.core.definitions import DEFAULTS_KEY, Definitions, layer_key
 from marq.core.errors import ConfigError
 from marq.core.names import check_queue_name
 from marq.core.queue import check_defaults, check_document
+from marq.core.schedules import LAYERS as SCHEDULE_LAYERS
+from marq.core.schedules import check_schedule, check_schedule_name, schedule_key, schedule_of
+from marq.cron import check_times
+
+#: Of the file's schedules.
+FILE_LAYER = SCHEDULE_LAYERS[0]
 
 
 @dataclass(frozen=True)
 class QueuesFile:
-    """What a file says, as documents: of all queues, and of each by its name."""
+    """What a file says, as documents: of all queues, of each by its name, and of schedules by theirs."""
 
     path: Path
     defaults: Mapping[str, Any]
     queues: Mapping[str, Mapping[str, Any]]
+    schedules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def fingerprint(self) -> str:
         """The same for files that define the same, wherever they are and however they are laid out."""
-        said = json.dumps([self.defaults, self.queues], sort_keys=True, default=dict)
+        said = json.dumps(
+            [self.defaults, self.queues, *([self.schedules] if self.schedules else [])], sort_keys=True, default=dict
+        )
         return f"{crc32(said.encode()):08x}"
 
     @property
@@ -40,6 +52,8 @@ class QueuesFile:
         definitions.fold(DEFAULTS_KEY, self.defaults)
         for name, document in self.queues.items():
             definitions.fold(layer_key("file", name), document)
+        for name, document in self.schedules.items():
+            definitions.fold(schedule_key(FILE_LAYER, name), document)
         return definitions
 
 
@@ -50,16 +64,19 @@ def load_queues(path: Path, decorated: Collection[str] | None = ()) -> QueuesFil
     which only some have a handler is no mistake of the file.
 
     Raises:
-        ConfigError: it is no TOML, or has an unknown key or a wrong value; the message names the queue and the key. Or
-            two queues have the same topic, or a group is to be read by workers and by consumers at once.
+        ConfigError: it is no TOML, or has an unknown key or a wrong value; the message names the queue (or schedule)
+            and the key. Or two queues have the same topic, or a group is to be read by workers and by consumers at
+            once.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no TOML: {error}") from error
-    unknown = set(document) - {"defaults", "queues"}
+    unknown = set(document) - {"defaults", "queues", "schedules"}
     if unknown:
-        raise ConfigError(f"{path}: unknown table {min(unknown)!r}; expected [defaults] and [queues.NAME]")
+        raise ConfigError(
+            f"{path}: unknown table {min(unknown)!r}; expected [defaults], [queues.NAME] and [schedules.NAME]"
+        )
     defaults = check_defaults(document.get("defaults", {}), f"{path}: [defaults]")
     queues = document.get("queues", {})
     if not isinstance(queues, dict):
@@ -68,11 +85,26 @@ def load_queues(path: Path, decorated: Collection[str] | None = ()) -> QueuesFil
         path,
         defaults,
         {check_queue_name(name): check_document(queue, f"{path}: [queues.{name}]") for name, queue in queues.items()},
+        _schedules(path, document.get("schedules", {})),
     )
     _check_topics(file)
     if decorated is not None:
         _check_groups(file, decorated)
     return file
+
+
+def _schedules(path: Path, tables: object) -> Mapping[str, Mapping[str, Any]]:
+    if not isinstance(tables, dict):
+        raise ConfigError(f"{path}: expected tables [schedules.NAME], not {tables!r}")
+    for name, table in tables.items():
+        check_schedule(table, f"{path}: [schedules.{check_schedule_name(name)}]", whole=True)
+        found = schedule_of(name, table)
+        assert found is not None, "it was checked to be whole"
+        try:
+            check_times(found, time.time())
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+    return tables
 
 
 def _check_topics(file: QueuesFile) -> None:

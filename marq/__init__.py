@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from marq.producer import Producer, SendManyFailed
     from marq.queues import Queues
     from marq.receipt import Receipt
+    from marq.schedules import Schedules
     from marq.sync import SyncProducer
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "Redriven",
     "Reject",
     "Retry",
+    "Schedules",
     "SendManyFailed",
     "SyncProducer",
     "Undecodable",
@@ -75,6 +77,7 @@ _HOMES = {
     "Redriven": "marq.dead_letters",
     "Reject": "marq.outcomes",
     "Retry": "marq.outcomes",
+    "Schedules": "marq.schedules",
     "SendManyFailed": "marq.producer",
     "SyncProducer": "marq.sync",
     "Undecodable": "marq.outcomes",

@@ -246,30 +246,48 @@ class Queues:
     # --- changing -----------------------------------------------------------------------------------------------------
 
     async def _merge(self, queue: str, wanted: Mapping[str, Any], *, keep: bool) -> QueueSettings:
-        """Write the queue's layer of changes, with its former keys or without, until nobody else wrote in between.
+        """Write the queue's layer of changes, with its former keys or without.
 
         Who writes second has not seen what the first one said: so it takes that up and writes once more.
         """
-        source, key = self._started(), layer_key("change", queue)
+        await self.merge(
+            f"queue {queue!r}",
+            layer_key("change", queue),
+            lambda definitions: definitions.layer("change", queue),
+            lambda former: self._merged(queue, former if keep else {}, wanted),
+        )
+        return self.definitions(queue)
+
+    async def merge(
+        self,
+        what: str,
+        key: bytes,
+        read: Callable[[Definitions], Mapping[str, Any] | None],
+        merged: Callable[[Mapping[str, Any]], dict[str, Any]],
+    ) -> None:
+        """Write one layer, ``merged`` from what it was, until nobody else wrote in between; empty takes it away.
+
+        Raises:
+            ConfigError: the right to write is missing, or ``merged`` finds something wrong.
+            BrokerUnavailable: it is not known to be written.
+        """
+        source = self._started()
         async with self._turn:
-            former = self._changes(queue)
+            former = read(self.definitions) or {}
             for _ in range(MAX_TRIES):
-                document = self._merged(queue, former if keep else {}, wanted)
-                if document == self._changes(queue):
-                    return self.definitions(queue)
+                document = merged(former)
+                if document == (read(self.definitions) or {}):
+                    return
                 others = Definitions()
                 between = await self._write(source, {key: document or None})
                 folded = [_fold(others, entry) is None for entry in between if entry.key == key]
                 if not any(folded):
-                    return self.definitions(queue)
-                former = others.layer("change", queue) or {}
+                    return
+                former = read(others) or {}
         raise MarqError(
-            f"queue {queue!r}: somebody else changed its settings each time of {MAX_TRIES}; look at what they are now"
+            f"{what}: somebody else changed its settings each time of {MAX_TRIES}; look at what they are now"
             " and change them again"
         )
-
-    def _changes(self, queue: str) -> Mapping[str, Any]:
-        return self.definitions.layer("change", queue) or {}
 
     def _merged(self, queue: str, former: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
         document = {name: value for name, value in {**former, **wanted}.items() if value is not None}

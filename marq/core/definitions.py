@@ -1,11 +1,13 @@
 """What is known of all queues: a fold over the queues topic, and the settings that its layers come to.
 
-The topic is compacted; each of its records is one layer of one queue, or the defaults of all, under one of these keys:
+The topic is compacted; each of its records is one layer of one queue or schedule, or the defaults of all, under
+one of these keys:
 
 * ``defaults``: the [defaults] of queues.toml;
 * ``handler:NAME``: what the decorator of a handler says, from the workers that have its code;
 * ``file:NAME``: a table of queues.toml;
 * ``change:NAME``: what was changed at run time;
+* ``schedule-file:NAME``, ``schedule:NAME``: of schedules (:mod:`marq.core.schedules`), from the file and at run time;
 * ``check``: nothing, never with a value.
 
 A record without a value takes its layer away. The settings of a queue are our own defaults, then these layers in this
@@ -24,6 +26,8 @@ from typing import Any
 from marq.core.errors import ConfigError
 from marq.core.names import check_queue_name
 from marq.core.queue import CHECKS, QueueSettings, check_defaults, check_document, queue_settings
+from marq.core.schedules import LAYERS as SCHEDULE_LAYERS
+from marq.core.schedules import ScheduleLayers
 
 #: The group of queues that have a handler and name no group.
 HANDLERS_GROUP = "handlers"
@@ -43,6 +47,7 @@ class Definitions:
     """Calling it gives the settings of a queue, defined or not."""
 
     def __init__(self) -> None:
+        self.schedules = ScheduleLayers()
         self._defaults: dict[str, Any] = {}
         self._layers: dict[str, dict[str, dict[str, Any]]] = {}
         # Trackers ask for each message, so that sums are kept.
@@ -50,7 +55,7 @@ class Definitions:
         self._settings: dict[str, QueueSettings] = {}
 
     def fold(self, key: bytes | None, document: Mapping[str, Any] | None) -> str | None:
-        """Take one record of the queues topic; return the queue concerned, None when it is all of them.
+        """Take one record of the queues topic; return the queue concerned, None when it is all or none.
 
         Raises:
             ConfigError: the key or the document can't be understood; everything stays as it was.
@@ -64,6 +69,9 @@ class Definitions:
                 self._add_up(queue)
             return None
         layer, queue = _read_key(key)
+        if layer in SCHEDULE_LAYERS:
+            self.schedules.fold(layer, queue, document)
+            return None
         if document is None:
             self._drop(layer, queue)
         else:
@@ -150,8 +158,9 @@ def _read_key(key: bytes | None) -> tuple[str, str]:
         layer, colon, queue = (key or b"").decode().partition(":")
     except UnicodeDecodeError:
         layer, colon, queue = "", "", ""
-    if not colon or layer not in LAYERS:
+    known = (*LAYERS, *SCHEDULE_LAYERS)
+    if not colon or layer not in known:
         raise ConfigError(
-            f"the key {key!r} of a definition: expected 'defaults' or one of {', '.join(f'{n}:NAME' for n in LAYERS)}"
+            f"the key {key!r} of a definition: expected 'defaults' or one of {', '.join(f'{n}:NAME' for n in known)}"
         )
     return layer, check_queue_name(queue)

@@ -16,13 +16,16 @@ from marq.core.copies import record_id
 from marq.core.definitions import DEFAULTS_KEY, layer_key
 from marq.core.errors import ConfigError
 from marq.core.markers import Payload, Source
-from marq.core.names import ID_HEADER, check_queue_name, check_topic_name
+from marq.core.names import ID_HEADER, check_queue_name, check_topic_name, is_scheduled
 from marq.core.notes import is_note
 from marq.core.queue import check_defaults, check_document
 from marq.core.rows import HELD, State
+from marq.core.schedules import LAYERS as SCHEDULE_LAYERS
+from marq.core.schedules import check_schedule, check_schedule_name, schedule_key
 from marq.durations import Duration, duration_ms
 from marq.producer import Producer
 from marq.queues import QueueOptions, Queues, plain
+from marq.schedules import Schedules
 from marq.settings import ClientSettings
 from marq.testing.installation import Installation, encoded
 from marq.testing.memory import Memory, forget_memory, memory_at
@@ -52,6 +55,7 @@ class Broker:
         name: the address is ``memory://NAME``; a new one without it.
         prefix: as MARQ_PREFIX.
         queues: settings of queues by name, as the tables of queues.toml.
+        schedules: schedules by name, likewise; their messages come as virtual time passes.
         defaults: settings of all queues, as [defaults] of queues.toml.
     """
 
@@ -61,16 +65,22 @@ class Broker:
         *,
         prefix: str | None = None,
         queues: Mapping[str, Mapping[str, Any]] | None = None,
+        schedules: Mapping[str, Mapping[str, Any]] | None = None,
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
         self._memory: Memory = memory_at(f"memory://{name or f'broker-{next(_numbers)}'}")
         self._prefix = {} if prefix is None else {"prefix": prefix}
         #: The settings of queues, to be read and changed; started within ``async with``.
         self.queues = Queues(self.address, **self._prefix)  # type: ignore[arg-type]
+        #: The schedules, to be read and changed; started with :attr:`queues`.
+        self.schedules = Schedules.of(self.queues)
         if defaults is not None:
             self._installation.define(DEFAULTS_KEY, encoded(check_defaults(defaults, "[defaults]")))
         for queue, settings in (queues or {}).items():
             self._define(queue, settings)
+        for schedule, document in (schedules or {}).items():
+            checked = check_schedule(document, f"schedule {check_schedule_name(schedule)!r}", whole=True)
+            self._installation.define(schedule_key(SCHEDULE_LAYERS[0], schedule), encoded(checked))
 
     @property
     def address(self) -> str:
@@ -219,7 +229,8 @@ class Broker:
             counts = {
                 "waiting": sum(1 for _ in self._waiting(queue)),
                 "in flight": len(self.in_flight(queue)),
-                "delayed": len(self.delayed(queue)) if later else 0,
+                # A schedule has always a message that waits.
+                "delayed": sum(not is_scheduled(each.id) for each in self.delayed(queue)) if later else 0,
             }
             found = [f"{count} {name}" for name, count in counts.items() if count]
             if found:

@@ -131,6 +131,7 @@ class MemoryDefinitionLog:
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
         self._topic: Topic
+        self._memory: Memory
         self._installation: Installation
         self._position = 0
         self._more = asyncio.Event()
@@ -139,7 +140,7 @@ class MemoryDefinitionLog:
         return
 
     async def start(self) -> int:
-        memory = memory_at(self._settings.bootstrap_servers)
+        self._memory = memory = memory_at(self._settings.bootstrap_servers)
         self._installation = memory.installation(self._settings)
         self._topic = self._installation.queues
         self._topic.listen(self._more.set)
@@ -158,7 +159,10 @@ class MemoryDefinitionLog:
         return entries, self._position
 
     async def write(self, records: Mapping[bytes, bytes | None]) -> int:
-        return max([self._installation.define(key, value) for key, value in records.items()])
+        last = max([self._installation.define(key, value) for key, value in records.items()])
+        # A schedule's first message waits now.
+        self._memory.stir()
+        return last
 
 
 class MemoryCluster:

@@ -15,6 +15,7 @@ from marq.core.markers import Payload, Source
 from marq.core.names import ORIGIN_HEADER, REASON_HEADER, Names
 from marq.core.notes import Note
 from marq.core.rows import Lease
+from marq.core.schedules import ScheduleLayers
 from marq.core.topic_rules import room_for_markers
 from marq.settings import ClientSettings
 from marq.testing.clock import Clock
@@ -42,7 +43,7 @@ class Installation:
         self.unreadable = self._make(names.quarantine, 1, room)
         self.queues = self._make(names.queues, 1)
         self.owners = [
-            Owner(self.markers, partition, clock, self.definitions, self, self.acked.append)
+            Owner(self.markers, partition, clock, self.definitions, self, self.acked.append, self._schedules)
             for partition in range(settings.markers_partitions)
         ]
         for owner in self.owners:
@@ -74,7 +75,12 @@ class Installation:
         # What can't be read the clients log; the former one stays.
         with suppress(ConfigError, ValueError):
             self.definitions.fold(key, None if value is None else json.loads(value))
+        for owner in self.owners:
+            owner.work()
         return offset
+
+    def _schedules(self) -> ScheduleLayers:
+        return self.definitions.schedules
 
     def open_messages(self, queue: str) -> Iterator[tuple[Source, int, Lease, Payload]]:
         """Each message of a queue that was received and has not ended."""

@@ -17,9 +17,12 @@ from marq.core.fires import Destination, Fire
 from marq.core.marker_codec import decode, encode
 from marq.core.markers import Ack, Batch, Payload, Source
 from marq.core.notes import Note
+from marq.core.planner import Planner
 from marq.core.queue import QueueSettings
 from marq.core.rows import Lease
+from marq.core.schedules import ScheduleLayers
 from marq.core.tracker import Tracker
+from marq.cron import Times
 from marq.testing.clock import Clock, Timer
 from marq.testing.topics import Topic
 
@@ -56,6 +59,7 @@ class Owner:
         settings: Callable[[str], QueueSettings],
         sender: Copies,
         acked: Callable[[Acked], None],
+        schedules: Callable[[], ScheduleLayers],
     ) -> None:
         self._markers = markers
         self._partition = partition
@@ -65,6 +69,7 @@ class Owner:
         self._acked = acked
         # A pause between TICKs spares a broker; here it would only make time pass in which nothing happens.
         self._tracker = Tracker(settings, holder=partition + 1, tick_interval_ms=0)
+        self._planner = Planner(partition, markers.partitions, schedules, Times(), sender.limit_bytes)
         self._timer: Timer | None = None
         self._working = False
         # Delayed messages may come from the thread of a SyncProducer.
@@ -116,13 +121,16 @@ class Owner:
             self._append(encode(answer))
         for note in tracker.notes():
             self._sender.note(note)
+        plan = self._planner.plan(tracker, now_ms)
+        for batch in plan:
+            self._append(encode(batch))
         fires = tracker.due()
         if fires:
             self._fire(fires)
         elif tracker.tick_in_ms(now_ms) == 0:
             self._append(encode(tracker.tick(now_ms)))
         else:
-            return False
+            return bool(plan)
         return True
 
     def _fire(self, fires: list[Fire]) -> None:

@@ -11,13 +11,22 @@ from aiokafka.errors import KafkaConnectionError, MessageSizeTooLargeError
 
 from agents.ownership import Ownership
 from marq.core.queue import QueueSettings
+from marq.core.schedules import ScheduleLayers
 from tables.leases import LocalTableError
 
 
 @pytest.fixture
 def owner() -> Ownership:
     table = SimpleNamespace(replayed=Counter())
-    around: Any = SimpleNamespace(table=table, settings=lambda _: QueueSettings(), flush_seconds=1.0, owned=lambda: 1)
+    around: Any = SimpleNamespace(
+        table=table,
+        settings=lambda _: QueueSettings(),
+        flush_seconds=1.0,
+        owned=lambda: 1,
+        markers_partitions=1,
+        schedules=ScheduleLayers,
+        max_message_bytes=1_000_000,
+    )
     return Ownership(0, around)
 
 

@@ -55,7 +55,7 @@ def test_the_file_that_comes_with_the_project_says_the_defaults() -> None:
         ("[queues.emails]\nmax_attempts = 0", r"max_attempts: .*from 1 to 1000000, or .unlimited., not 0"),
         ("[queues.emails]\nbackoff = { base = -1 }", r"backoff.base"),
         ('[queues.emails]\nhandler = "no_function"', r"handler"),
-        ("[queue.emails]\nlease = 3", r"unknown table 'queue'; expected \[defaults\] and \[queues.NAME\]"),
+        ("[queue.emails]\nlease = 3", r"unknown table 'queue'; expected \[defaults\], \[queues.NAME\] and \[sch"),
         ("queues = 3", r"expected tables \[queues.NAME\], not 3"),
         ("[queues]\nemails = 3", r"\[queues.emails\]: expected a table of settings, not 3"),
         ("defaults = 3", r"\[defaults\]: expected a table of settings, not 3"),

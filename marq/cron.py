@@ -1,0 +1,99 @@
+"""When a schedule comes next: its cron expression, by the clocks of its time zone.
+
+`cronsim <https://pypi.org/project/cronsim/>`_ does as the cron of Debian does when clocks are changed: a time of day
+that is left out comes right after the gap, and one that there is twice comes the first time; expressions for each hour
+or minute come in both hours. It is imported when it is needed first: a service that only defines schedules works
+without it, and its expressions are then looked at by the workers alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime, tzinfo
+from functools import lru_cache
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from marq.core.errors import ConfigError
+from marq.core.schedules import Schedule
+
+log = logging.getLogger("marq")
+
+
+def next_time(schedule: Schedule, after_s: int) -> int | None:
+    """Return the next time after one, both in seconds since the epoch; None when there is none within 50 years.
+
+    Raises:
+        ConfigError: the expression or the time zone can't be understood, or cronsim is missing.
+    """
+    try:
+        from cronsim import CronSim, CronSimError
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"schedule {schedule.name!r}: the times of cron expressions need a package that is missing: pip install"
+            " 'marq[schedules]'"
+        ) from error
+    zone = _zone(schedule)
+    try:
+        # In the hour that there is twice the clock may go back to where it was.
+        for moment in CronSim(schedule.cron, datetime.fromtimestamp(after_s, zone)):
+            if moment.timestamp() > after_s:
+                return int(moment.timestamp())
+    except CronSimError as error:
+        raise ConfigError(
+            f"schedule {schedule.name!r}: cron: {schedule.cron!r} can't be understood: {str(error).lower()}"
+        ) from error
+    except (OverflowError, ValueError):
+        # Past the end of the calendar.
+        return None
+    return None
+
+
+def check_times(schedule: Schedule, now_s: float) -> None:
+    """Make sure that a schedule can be followed, as far as that can be known here.
+
+    Raises:
+        ConfigError: its expression or time zone can't be understood, or it has no time at all.
+    """
+    _zone(schedule)
+    try:
+        import cronsim  # noqa: F401
+    except ModuleNotFoundError:
+        return
+    if next_time(schedule, int(now_s)) is None:
+        raise ConfigError(f"schedule {schedule.name!r}: cron: {schedule.cron!r} names no time within the next 50 years")
+
+
+class Times:
+    """:func:`next_time` for who goes on all the same: what can't be followed has no next time, and is logged once."""
+
+    def __init__(self) -> None:
+        #: Of schedules that can't be followed, by name: why.
+        self.problems: dict[str, str] = {}
+
+    def __call__(self, schedule: Schedule, after_s: int) -> int | None:
+        try:
+            found = next_time(schedule, after_s)
+        except ConfigError as error:
+            if self.problems.get(schedule.name) != str(error):
+                log.error("no messages are sent for a schedule: %s", error)
+            self.problems[schedule.name] = str(error)
+            return None
+        self.problems.pop(schedule.name, None)
+        return found
+
+
+def _zone(schedule: Schedule) -> tzinfo:
+    if schedule.timezone == "UTC":
+        return UTC
+    try:
+        return _zone_info(schedule.timezone)
+    except (ZoneInfoNotFoundError, OSError, ValueError) as error:
+        raise ConfigError(
+            f"schedule {schedule.name!r}: timezone: {schedule.timezone!r} is not known here; zones have names as"
+            " 'Europe/Berlin', and where the machine has none of them, pip install tzdata"
+        ) from error
+
+
+@lru_cache(maxsize=1_000)
+def _zone_info(name: str) -> ZoneInfo:
+    return ZoneInfo(name)
