@@ -14,6 +14,7 @@ from faust.web.views import View
 from yarl import URL
 
 from agents.listing import open_messages, read_choice
+from agents.schedules import described
 from agents.statistics import Statistics, add_up
 from app.members import Group
 from app.peers import ask_each
@@ -73,6 +74,22 @@ class Figures:
         path = f"api/queues/{quote(queue, safe='')}/messages"
         answers = await ask_each(app.http_client, peers, path, dict(query), own=own)
         return merged([local, *answers], choice.limit, complete=members.settled)
+
+    async def schedules(self, app: faust.App, query: Mapping[str, str]) -> dict[str, Any]:
+        """All schedules, of all trackers or (``scope=worker``) of this one."""
+        local = {"schedules": described(self.statistics.owners.owned.values())}
+        if query.get("scope") == "worker":
+            return local
+        own, members = URL(app.conf.canonical_url), await self.group.members()
+        peers = [url for url in members.urls if url != own]
+        answers = await ask_each(app.http_client, peers, "api/schedules", {}, own=own)
+        return by_name([local, *answers], complete=members.settled)
+
+
+def by_name(answers: Sequence[dict[str, Any] | None], *, complete: bool) -> dict[str, Any]:
+    """Return the schedules of several answers; None stands for a worker that gave none."""
+    found = {each["name"]: each for answer in answers if answer is not None for each in answer["schedules"]}
+    return {"complete": complete and None not in answers, "schedules": [each for _, each in sorted(found.items())]}
 
 
 def merged(answers: Sequence[dict[str, Any] | None], limit: int, *, complete: bool) -> dict[str, Any]:
@@ -143,6 +160,10 @@ def attach(app: faust.App, figures: Figures) -> None:
             return self.json(await figures.messages(app, queue, request.query))
         except ConfigError as error:
             return self.json({"error": str(error)}, status=400)
+
+    @app.page("/api/schedules", name="schedules")
+    async def schedules(self: View, request: Any) -> Any:
+        return self.json(await figures.schedules(app, request.query))
 
     @app.page("/", name="index")
     async def index(self: View, request: Any) -> Any:

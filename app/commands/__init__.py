@@ -2,7 +2,7 @@
 
 import faust
 
-from app.commands import check, dead, delayed, moving, queue, redrive
+from app.commands import check, dead, delayed, moving, queue, redrive, schedules
 
 
 def attach(app: faust.App) -> None:
@@ -13,3 +13,4 @@ def attach(app: faust.App) -> None:
     moving.attach(app)
     queue.attach(app)
     redrive.attach(app)
+    schedules.attach(app)

@@ -1,0 +1,69 @@
+"""``faust -A app schedules``: what comes again and again, and when each comes next, as the workers know it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+import faust
+from aiohttp import ClientSession
+from rich.console import Console
+from rich.table import Table
+
+from app.commands.command import command
+from app.members import Group
+from app.peers import ask_each
+from app.web import by_name
+from marq.core.schedules import schedule_document
+from marq.queues import Queues
+from marq.schedules import Schedules
+from marq.settings import ClientSettings
+from marq.topics import ensure_topics
+
+#: How long a worker may take to answer.
+ANSWER_SECONDS = 10.0
+
+
+def attach(app: faust.App) -> None:
+    """Add the command to an application."""
+
+    @command(app, click.option("--json", "as_json", is_flag=True, help="Show them as JSON, with values and headers."))
+    async def schedules(self: Any, as_json: bool) -> int:
+        """Show all schedules and when each comes next; exits 1 when no worker, or not each of them, told about that."""
+        client = self.app.client
+        await ensure_topics(client)
+        async with Queues.of(client) as queues:
+            known = {each.name: {"name": each.name, **schedule_document(each)} for each in Schedules.of(queues).list()}
+        told = await _ask(client) if known else {"complete": True, "schedules": []}
+        figures = {each["name"]: each for each in told["schedules"]}
+        for name, document in known.items():
+            document.update({key: figures.get(name, {}).get(key) for key in ("next", "last", "problem")})
+        found = {"complete": told["complete"], "schedules": list(known.values())}
+        print(json.dumps(found)) if as_json else _show(found)
+        return 0 if found["complete"] else 1
+
+
+async def _ask(client: ClientSettings) -> dict[str, Any]:
+    group = Group(client)
+    try:
+        members = await group.members()
+    finally:
+        await group.stop()
+    async with ClientSession() as session:
+        answers = await ask_each(session, members.urls, "api/schedules", {}, limit_s=ANSWER_SECONDS)
+    return by_name(answers, complete=members.settled and bool(members.urls))
+
+
+def _show(found: dict[str, Any]) -> None:
+    if found["schedules"]:
+        table = Table("schedule", "queue", "cron", "time zone", "next", "last", "")
+        for each in found["schedules"]:
+            cells = (each[key] for key in ("name", "queue", "cron", "timezone"))
+            note = "" if each["enabled"] else "switched off"
+            table.add_row(*cells, each["next"] or "", each["last"] or "", each["problem"] or note)
+        Console(width=None).print(table)
+    else:
+        print("no schedules: define them in queues.toml, [schedules.NAME], or with marq.Schedules")
+    if not found["complete"]:
+        print("not complete: no worker runs, one did not answer, or workers are joining and leaving")
