@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import marq
 from broker import EmbeddedBroker
 from marq.core.markers import Discard, Source
 from marq.core.names import DIED_AT_HEADER, ERROR_HEADER, ID_HEADER, REASON_HEADER
+from marq.core.notes import Became, decode, is_note
 from tests.worker.harness import Installation, Worker, eventually, header
 
 Make = Callable[..., Worker]
@@ -57,6 +59,22 @@ class Yard:
         """How often each id was sent back to a queue."""
         records = await self._installation.records(self.worker.names.messages)
         return Counter(header(each)[ID_HEADER] for each in records if each.key == queue.encode())
+
+    async def delivered_of(self, *queues: str) -> Counter[bytes]:
+        return sum([await self.delivered(queue) for queue in queues], Counter[bytes]())
+
+    async def notes(self) -> Counter[str]:
+        """How many places became what; each is told of once but to those who came too late."""
+        found: Counter[str] = Counter()
+        told: set[tuple[int, int]] = set()
+        for record in await self._installation.records(self._topic):
+            note = decode(Source(self._topic, record.partition), record.value) if is_note(record.headers) else None
+            if note is not None and note.became is not Became.BEFORE:
+                # Written once more where it was unknown whether a transaction had been committed.
+                places = {(record.partition, offset) for offset in note.offsets} - told
+                told |= places
+                found[note.became] += len(places)
+        return found
 
     async def each_once(self, queue: str, ids: set[bytes]) -> None:
         """Wait until all these were delivered; fail if one was twice, or another one was."""
@@ -187,6 +205,59 @@ async def test_a_worker_is_killed_and_started_again_in_the_middle_of_two_redrive
         await new_worker(like=worker).start().ready()
         assert (await yard.letters.redrive("q")).chosen == 0
         assert await yard.letters.count() == []
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_redrives_and_deletions_at_random_with_kills_settle_each_letter_in_one_way(
+    new_worker: Make, broker: EmbeddedBroker, seed: int
+) -> None:
+    chance = random.Random(seed)
+    worker = await new_worker(environment={"MARQ_FLUSH_INTERVAL": "1"}).start().ready()
+    async with yard_of(worker, broker) as yard:
+        ids = await yard.bury("q", 800) | await yard.bury("q", 800, partition=1)
+        results: list[marq.Redriven | marq.Deleted] = []
+
+        async def settle(number: int) -> None:
+            """Settle some of the letters, at some rate; every third call is cancelled on its way."""
+            filters: dict[str, Any] = {"limit": chance.randint(100, 900)} if number % 2 else {}
+            call = (
+                yard.letters.delete("q", reason="no good", **filters)
+                if number % 4 == 3
+                else yard.letters.redrive("q", to=f"q{number % 3}", rate=chance.choice([200, 400]), **filters)
+            )
+            task = asyncio.ensure_future(call)
+            await asyncio.sleep(chance.random() * 2)
+            if number % 3 == 0:
+                task.cancel()
+                await asyncio.wait([task])
+            else:
+                results.append(await task)
+
+        async def kill() -> None:
+            nonlocal worker
+            for _ in range(2):
+                await asyncio.sleep(0.5 + chance.random())
+                worker.kill()
+                worker = await new_worker(like=worker).start().ready()
+
+        await asyncio.gather(kill(), *[settle(number) for number in range(9)])
+        results.append(await yard.letters.redrive("q", to="q0"))
+
+        assert await yard.letters.count("q") == []
+        notes = await yard.notes()
+        delivered = await eventually(
+            lambda: yard.delivered_of("q0", "q1", "q2"), lambda counts: len(counts) >= notes["redriven"]
+        )
+        assert set(delivered.values()) == {1}
+        assert delivered.keys() <= ids
+        assert len(delivered) == notes["redriven"]
+        assert notes["redriven"] + notes["deleted"] == len(ids)
+        assert min(notes["redriven"], notes["deleted"]) > 0
+        assert all(done(each) + each.already_settled == each.chosen for each in results)
+
+
+def done(result: marq.Redriven | marq.Deleted) -> int:
+    return result.redriven if isinstance(result, marq.Redriven) else result.deleted
 
 
 async def test_without_a_worker_a_redrive_says_so_and_happens_when_one_comes(
