@@ -60,6 +60,11 @@ def transactional_consumer(names: Names, own_topics: Iterable[str] = ()) -> list
     return [*consumer(names, own_topics), Right(Kind.TRANSACTIONAL_ID, names.start_ids, "Write", prefixed=True)]
 
 
+def delayer(names: Names, own_topics: Iterable[str] = ()) -> list[Right]:
+    """Return what a service needs that sends, and delays, cancels and moves messages."""
+    return [*sender(names, own_topics), *_topics("Write", [names.markers]), *_topics("Read", [names.markers])]
+
+
 def redriver(names: Names, own_topics: Iterable[str] = ()) -> list[Right]:
     """Return what somebody needs who looks at dead letters, and redrives or deletes them."""
     return [*_everybody(names, ()), *_topics("Read", [names.dead_letters]), *_topics("Write", [names.markers])]
@@ -110,6 +115,7 @@ ROLES: Mapping[str, Callable[[Names, Iterable[str]], list[Right]]] = {
     "consumer": consumer,
     "transactional-consumer": transactional_consumer,
     "sender": sender,
+    "delayer": delayer,
     "redriver": redriver,
 }
 

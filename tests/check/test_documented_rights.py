@@ -20,6 +20,7 @@ TITLES = {
     "sender": ["A sender:"],
     "consumer": ["A consumer:"],
     "transactional-consumer": ["A consumer:", 'A consumer with `start="transactional"`, in addition:'],
+    "delayer": ["A sender that delays, cancels and moves messages, in addition:"],
     "redriver": ["Who looks at dead letters, redrives and deletes them:"],
     "worker": ["A worker:"],
 }

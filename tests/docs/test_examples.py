@@ -175,6 +175,15 @@ async def test_elsewhere(machine: Machine, servers: str, names: Names, installat
     assert type((await installation.markers())[-1][1]).__name__ == "Ack"
 
 
+async def test_later(machine: Machine, worker: Worker) -> None:
+    assert await machine.run("later", "jobs") == "moved: True\ncancelled: True\ncancelled again: False\n"
+
+    async def delivered() -> int:
+        return int((await worker.figures()).get("queues", {}).get("jobs", {}).get("delivered", 0))
+
+    await eventually(delivered, lambda count: count == 1)
+
+
 async def test_handlers(machine: Machine, worker: Worker, servers: str, names: Names) -> None:
     async with marq.Producer(servers, prefix=names.prefix) as producer:
         await producer.send("emails", b'{"to": "somebody@example.org", "subject": "hello"}')

@@ -203,12 +203,13 @@ def test_it_finds_the_settings_that_marq_finds(log: list[tuple[bytes | None, Any
 
 def in_our_words(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Seconds as Marq keeps them, in whole milliseconds."""
-    rest = {key: value for key, value in settings.items() if key != "lease"}
+    rest = {key: value for key, value in settings.items() if key not in {"lease", "delay"}}
     breaker = settings["breaker"]
     return {
         **rest,
         "max_attempts": 4_294_967_295 if settings["max_attempts"] == "unlimited" else settings["max_attempts"],
         "lease_ms": max(round(settings["lease"] * 1000), 1),
+        "delay_ms": round(settings["delay"] * 1000),
         "backoff": backoff_in_our_words(settings["backoff"]),
         "errors": {name: said and backoff_in_our_words(said) for name, said in settings["errors"].items()},
         "breaker": None
