@@ -22,9 +22,7 @@ class Gauge:
     delayed: int = 0
 
     def add(self, lease: Lease, count: int) -> None:
-        if lease.state in _BEFORE_DELIVERY:
-            self.delayed += count
-            return
+        """Count messages that were delivered before."""
         if lease.state in HELD:
             self.in_flight += count
         elif lease.state is State.RELEASED:
@@ -39,6 +37,13 @@ def gauges_of(leases: Iterable[Mapping[int, Lease]]) -> dict[str, Gauge]:
     """Return, for each queue, how many of these messages are its own."""
     gauges: dict[str, Gauge] = {}
     for each in leases:
-        for lease, count in Counter(each.values()).items():
+        # Each of a million delayed messages has a lease of its own: no look at each but for its queue.
+        delayed = [lease.queue for lease in each.values() if lease.state in _BEFORE_DELIVERY]
+        for queue, count in Counter(delayed).items():
+            gauges.setdefault(queue, Gauge()).delayed += count
+        if len(delayed) == len(each):
+            continue
+        others = [lease for lease in each.values() if lease.state not in _BEFORE_DELIVERY]
+        for lease, count in Counter(others).items():
             gauges.setdefault(lease.queue, Gauge()).add(lease, count)
     return gauges
