@@ -73,8 +73,12 @@ def _suffered(processes: Mapping[str, Process], names: Sequence[str], since: int
 
 
 def deliveries_asked_for(trails: Sequence[Trail]) -> int:
-    """Return how many deliveries of a message followed on a release."""
-    return sum(fact.cause == "RELEASED" and fact.kind == "REDELIVERED" for trail in trails for fact in trail.facts)
+    """Return how many deliveries of a message followed on a release, or on a redrive of its dead letter."""
+    facts = ((trail, fact) for trail in trails for fact in trail.facts)
+    return sum(
+        fact.kind == "DELIVERED" if trail.redriven else fact.kind == "REDELIVERED" and fact.cause == "RELEASED"
+        for trail, fact in facts
+    )
 
 
 def why_read_again(trail: Trail, moved: Collection[str], lost_offsets: bool) -> Why | None:

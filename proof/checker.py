@@ -21,6 +21,10 @@ property            what it says when it does not hold
 ``dead-letter``     dead before its last attempt, or not dead after it, or too large and is not
 ``cancelled``       a copy of a message that is cancelled, or CANCELLED is one that nobody cancels
 ``answered``        somebody is told that its RESCHEDULE or CANCEL came in time or too late, and the log does not say so
+``redriven``        a dead letter was sent back that is none, or noted as settled otherwise than once; or somebody was
+                    told that it is sent back, and it is not
+``spent``           a message of a queue that delivers at most once was seen twice, or before it was durable that it is
+                    spent; or ABANDONED is one that was not spent
 ``rejected``        a reject did not end in exactly one dead letter
 ``transaction``     a copy without its fact, or a fact without its copy
 ``fidelity``        key, value, headers, id or first sending differ from what the sender sent
@@ -41,15 +45,16 @@ property            what it says when it does not hold
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
+from marq.core.names import is_drawn
 from proof.answers import judge_answers
 from proof.causes import EVERYBODY, Why, deliveries_asked_for, why_delivered_again, why_expired, why_read_again
 from proof.decisions import HEADER_ROOM_BYTES, decided_on, judge_decision, judge_fact
 from proof.evidence import Evidence
 from proof.findings import Report
-from proof.fold import CANCELLED, COPIED, DEAD_LETTERED, DELAYED, REDELIVERED, Standing
+from proof.fold import ABANDONED, CANCELLED, COPIED, DEAD_LETTERED, DELAYED, DELIVERED, REDELIVERED, Standing
 from proof.history import Event
 from proof.trail import ACK, BITS, REJECT, RELEASE, Fact, Trail
 
@@ -92,6 +97,7 @@ class _Verdict:
         for id_, trails in self._messages.items():
             self._judge_message(id_, trails)
         self._judge_ends()
+        self._judge_redrives()
         self._judge_quarantine()
         if budget is not None and report.duplicates > budget:
             self._find("budget", f"{report.duplicates} duplicates, {budget} are allowed")
@@ -120,6 +126,11 @@ class _Verdict:
         judge_answers(report, trail)
         if trail.deliver_at_ms is not None and trail.id == trail.key and trail.deliveries:
             self._find("early", f"{trail.key}: handed out, to be delivered at {trail.deliver_at_ms}", trail.events)
+        if trail.deliveries and self._is_spent(trail.queue):
+            self._judge_spent(trail)
+        self._judge_delay(trail)
+        if trail.redriven:
+            self._judge_redriven(trail)
         report.delayed += any(standing is not None and standing.state == DELAYED for _, standing in trail.changes)
 
     def _judge_deliveries(self, trail: Trail) -> None:
@@ -129,6 +140,39 @@ class _Verdict:
             self._find("delivered-twice", f"{trail.key} of {trail.queue}", trail.events)
         else:
             self._read_again[trail.key] = why
+
+    def _judge_spent(self, trail: Trail) -> None:
+        seen = trail.deliveries[0][0]
+        if trail.spent_at is None or trail.spent_at > seen:
+            self._find("spent", f"{trail.key}: handed out by event {seen}, spent by {trail.spent_at}", trail.events)
+
+    def _judge_delay(self, trail: Trail) -> None:
+        """Of a record, by its queue's settings; its sender's own word comes first."""
+        versions = self._evidence.versions.values()
+        delays_ms = {_of(each, trail.queue).get("delay_ms", 0) for each in versions} or {0}
+        if trail.id != trail.key or is_drawn(trail.key) or trail.deliver_at_ms is not None or 0 in delays_ms:
+            return
+        first = next((standing for _, standing in trail.changes), None)
+        dues_ms = {trail.time_ms + delay_ms for delay_ms in delays_ms}
+        wrong = first is not None and (first.state != DELAYED or first.due_ms not in dues_ms)
+        if trail.deliveries or wrong:
+            self._find("early", f"{trail.key}: its queue delays it until {dues_ms}, it stood {first}", trail.events)
+
+    def _judge_redriven(self, trail: Trail) -> None:
+        letter, report = self._evidence.letters.get(trail.key), self._report
+        delivered = [fact for fact in trail.facts if fact.kind == DELIVERED]
+        report.redriven += bool(delivered)
+        if letter is None:
+            self._find("redriven", f"{trail.key}: there is no such dead letter", trail.events)
+        elif (letter["id"], letter["content"]) != (trail.id, trail.content):
+            text = f"{trail.key}: {letter['id']} {letter['content']} came back as {trail.id} {trail.content}"
+            self._find("fidelity", text, trail.events)
+        if (settled := self._evidence.settled[trail.key]) != 1:
+            self._find("redriven", f"{trail.key}: {settled} notes say that it is settled", trail.events)
+
+    def _is_spent(self, queue: str) -> bool:
+        versions = self._evidence.versions.values()
+        return any(_of(each, queue).get("delivery") == "at-most-once" for each in versions)
 
     def _judge_contents(self, trail: Trail) -> None:
         for number, what in trail.contents:
@@ -159,6 +203,7 @@ class _Verdict:
         if fact.kind == REDELIVERED:
             report.redelivered += 1
         report.cancelled += fact.kind == CANCELLED
+        report.abandoned += fact.kind == ABANDONED
         judge_fact(report, trail, fact, evidence.logs[fact.log], self._limits_of(trail, None))
         limit = evidence.limits.get(trail.source.rpartition("/")[0])
         if fact.cause == "TOO_LARGE" and limit is not None and trail.size + HEADER_ROOM_BYTES < limit:
@@ -229,29 +274,30 @@ class _Verdict:
         facts: Counter[int] = Counter()
         copies: Counter[int] = Counter()
         errors: dict[int, set[str]] = defaultdict(set)
+        queues = {root.queue, *(trail.queue for trail in trails if trail.redriven)}
         for trail in trails:
             for fact in trail.facts[:1]:
                 if fact.kind in COPIED:
                     facts[fact.attempt] += 1
                     told = fact.before is not None and fact.cause == "RELEASED"
                     errors[fact.attempt].add(fact.before.text if told else "")  # type: ignore[union-attr]
-            if trail is not root:
-                self._judge_copy(root, trail)
+            if trail is not root and not trail.redriven:
+                self._judge_copy(root, trail, queues)
                 copies[trail.attempt] += trail.committed
         if facts != +copies:
             text = f"{root.key}: facts of attempts {dict(facts)}, copies {dict(copies)}"
             self._find("transaction", text, _events(trails))
         for trail in trails:
             told_errors = errors.get(trail.attempt, {""})
-            if trail is not root and trail.committed and not told_errors & {"", trail.error}:
+            if trail is not root and not trail.redriven and trail.committed and not told_errors & {"", trail.error}:
                 text = f"{trail.key}: error {trail.error!r}, one of {told_errors} was given"
                 self._find("fidelity", text, trail.events)
 
-    def _judge_copy(self, root: Trail, trail: Trail) -> None:
+    def _judge_copy(self, root: Trail, trail: Trail, queues: Collection[str]) -> None:
         found, sent = (trail.content, trail.first_sent_ms), (root.content, root.time_ms)
         if found != sent:
             self._find("fidelity", f"{trail.key}: {found}, {root.key}: {sent}", _events([root, trail]))
-        if trail.queue != root.queue:
+        if trail.queue not in queues:
             self._find("misplaced", f"{trail.key} of {trail.queue}, {root.key} of {root.queue}", trail.events)
 
     def _judge_duplicates(self, id_: str, trails: list[Trail]) -> None:
@@ -260,6 +306,8 @@ class _Verdict:
         if surplus <= 0:
             return
         self._report.duplicates += surplus
+        if self._is_spent(trails[0].queue):
+            self._find("spent", f"{id_}: delivered {delivered} times", _events(trails))
         found = why_delivered_again(trails, self._expiries, self._read_again)
         if len(found) < surplus:
             text = f"{id_}: delivered {delivered} times, {len(found)} of {surplus} duplicates have a cause"
@@ -272,7 +320,8 @@ class _Verdict:
         """Each record comes to an end, and each message to at least one."""
         evidence, report = self._evidence, self._report
         for trail in self._trails.values():
-            if not trail.id or trail.ended:
+            # A dead letter that was settled before somebody asked is not asked for.
+            if not trail.id or trail.ended or (trail.redriven and not trail.changes):
                 continue
             standing = evidence.logs[trail.log].open.get(trail.key) if trail.log else None
             if standing is not None and evidence.logs[trail.log].halted:
@@ -291,6 +340,12 @@ class _Verdict:
                 report.lost += 1
                 text = f"{id_} of {trails[0].queue} is neither acknowledged nor dead"
                 self._find("lost", text, _events(trails))
+
+    def _judge_redrives(self) -> None:
+        for place in self._evidence.redriven:
+            trail = self._trails.get(place)
+            if trail is None or {fact.kind for fact in trail.facts} != {DELIVERED}:
+                self._find("redriven", f"{place}: is said to be sent back, and is not", trail.events if trail else [])
 
     def _judge_unread(self, trail: Trail) -> None:
         if trail.id not in self._done:

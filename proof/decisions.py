@@ -9,7 +9,20 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from proof.findings import Report
-from proof.fold import CANCELLED, DEAD_LETTERED, DELAYED, LEASED, REJECTED, RELEASED, WAITING, Standing, ending
+from proof.fold import (
+    ABANDONED,
+    CANCELLED,
+    DEAD_LETTERED,
+    DELAYED,
+    HELD,
+    LEASED,
+    REJECTED,
+    RELEASED,
+    SPENT,
+    WAITING,
+    Standing,
+    ending,
+)
 from proof.trail import Decision, Fact, MarkersLog, Trail
 
 #: What a copy may not be larger than: the topic's limit without the room that marq's headers need.
@@ -57,6 +70,7 @@ def decided_on(trail: Trail, fact: Fact, log: MarkersLog) -> tuple[Standing, int
 
 _CAUSES = {
     LEASED: "EXPIRED", RELEASED: "RELEASED", REJECTED: "REJECTED", DELAYED: "DUE", CANCELLED: "CANCELLED",
+    SPENT: "EXPIRED",
 }  # fmt: skip
 
 
@@ -101,7 +115,7 @@ def _early(
     ]
     name = "early"
     if any(each.due_ms <= clock_ms for each in before):
-        name = {LEASED: "renewed", **dict.fromkeys(WAITING, "moved")}.get(standing.state, name)
+        name = {**dict.fromkeys(HELD, "renewed"), **dict.fromkeys(WAITING, "moved")}.get(standing.state, name)
     text = f"{where}: due {standing.due_ms}, the tracker's TICK says {clock_ms}"
     report.find(name, text, events)
 
@@ -119,6 +133,9 @@ def _judge_ending(
     kind, attempt, cause = found
     if (kind == CANCELLED) != (standing.state == CANCELLED):
         report.find("cancelled", f"{where}: {found}, but it stood {standing}", events)
+        return
+    if (kind == ABANDONED) != (standing.state == SPENT):
+        report.find("spent", f"{where}: {found}, but it stood {standing}", events)
         return
     if cause == "TOO_LARGE":
         if (kind, attempt) != (DEAD_LETTERED, standing.attempt):

@@ -12,6 +12,8 @@ from sys import intern
 from typing import Any
 
 from marq.core.backoff import Backoff
+from marq.core.names import is_drawn
+from marq.core.notes import Became
 from proof.causes import EVERYBODY
 from proof.findings import Report
 from proof.fold import FACTS
@@ -23,6 +25,7 @@ from proof.trail import (
     BITS,
     DELAY,
     RELEASE,
+    SPEND,
     Decision,
     Event,
     Fact,
@@ -55,6 +58,10 @@ class Evidence:
         self.skipped: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self.limits: dict[str, int] = {}
         self.quarantined: dict[str, list[str]] = defaultdict(list)
+        #: Dead letters by their places; how often notes settle them; which of them somebody was told are redriven.
+        self.letters: dict[str, Event] = {}
+        self.settled: Counter[str] = Counter()
+        self.redriven: list[str] = []
         #: How often somebody took over a markers log.
         self.owners: Counter[str] = Counter()
         self.number = 0
@@ -115,6 +122,8 @@ class Evidence:
                 trail.troubled += 1
             else:
                 trail.confirmed |= bit
+                if bit == SPEND and trail.spent_at is None:
+                    trail.spent_at = number
                 if bit == ACK and offset not in lost:
                     trail.settled_by += (holder,)
 
@@ -138,6 +147,10 @@ class Evidence:
         trail.say_content(self.number, event["content"])
         self.process_of.setdefault(event["holder"], event["process"])
         self.report.delivered += 1
+
+    def _redrive(self, event: Event) -> None:
+        if event["type"] == "ok":
+            self.redriven += [f"{event['source']}/{offset}" for offset in event["offsets"]]
 
     def _hang(self, event: Event) -> None:
         trail = self._trail(event["record"])
@@ -211,10 +224,15 @@ class Evidence:
     def _dead(self, event: Event) -> None:
         if event["type"] != "ok":
             return
+        self.letters[f"{event['process']}/{event['offset']}"] = event
         trail = self._trail(event["origin"])
         trail.events.append(self.number)
         trail.deaths += (event,)
         trail.say_content(self.number, event["content"])
+
+    def _note(self, event: Event) -> None:
+        if event["became"] in (Became.REDRIVEN, Became.DELETED):
+            self.settled.update(f"{event['process']}/{offset}" for offset in event["offsets"])
 
     def _quarantine(self, event: Event) -> None:
         if event["type"] == "ok":
@@ -277,7 +295,8 @@ class Evidence:
         if trail.id:
             trail.say_content(self.number, event["contents"][index])
             return
-        trail.id, trail.committed = trail.key, True
+        trail.redriven = not is_drawn(trail.key)
+        trail.id, trail.committed = event["ids"][index] if trail.redriven else trail.key, True
         trail.queue, trail.content = intern(event["queue"]), event["contents"][index]
         trail.attempt, trail.time_ms = event["attempts"][index], event["timestamps_ms"][index]
 
@@ -306,11 +325,13 @@ _HANDLERS: dict[str, Callable[[Evidence, Event], None]] = {
     "halt": Evidence._halt,
     "record": Evidence._record,
     "dead": Evidence._dead,
+    "note": Evidence._note,
+    "redrive": Evidence._redrive,
     "quarantine": Evidence._quarantine,
     "marker": Evidence._marker,
     "truncate": Evidence._truncate,
     "limit": Evidence._limit,
     **dict.fromkeys(("cancel", "reschedule"), Evidence._ask),
-    **dict.fromkeys(("acquire", "commit", "ack", "release", "reject", "renew"), Evidence._write),
+    **dict.fromkeys(("acquire", "commit", "ack", "release", "reject", "renew", "spend"), Evidence._write),
     **dict.fromkeys(_FAULTS, Evidence._fault),
 }

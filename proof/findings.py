@@ -35,6 +35,9 @@ class Report:
     #: By their senders, or by those who read them; and those of them, or of others that waited, that were cancelled.
     delayed: int = 0
     cancelled: int = 0
+    #: Handed out for the only time, and never finished; dead letters that were sent back.
+    abandoned: int = 0
+    redriven: int = 0
     lost: int = 0
     #: Removed by retention before anybody had received them, and open in logs that stopped with an alarm.
     expired_unread: int = 0
@@ -55,7 +58,8 @@ class Report:
 
     def summary(self) -> dict[str, Any]:
         """Return the figures, ready for JSON."""
-        names = ("events", "sent", "accepted", "delivered", "acked", "dead", "redelivered", "delayed", "cancelled")
+        done = ("events", "sent", "accepted", "delivered", "acked", "dead", "redelivered", "delayed", "cancelled")
+        names = (*done, "abandoned", "redriven")
         ends = ("lost", "expired_unread", "stranded", "waiting", "duplicates")
         figures: dict[str, Any] = {name: getattr(self, name) for name in (*names, *ends)}
         for name in ("causes", "expiries", "violations"):

@@ -24,13 +24,19 @@ Event = dict[str, Any]
 TOLERATED_JUMP_MS = 5_000
 
 LEASED, RELEASED, REJECTED = "LEASED", "RELEASED", "REJECTED"
+#: Held for the only delivery that there is, and the fact that ends it.
+SPENT, ABANDONED = "SPENT", "ABANDONED"
+HELD = (LEASED, SPENT)
 #: CANCELLED is a state, and the fact that ends it.
 DELAYED, CANCELLED = "DELAYED", "CANCELLED"
 #: Those that may still be moved and cancelled.
 WAITING = (DELAYED, RELEASED)
 REDELIVERED, DEAD_LETTERED, DELIVERED = "REDELIVERED", "DEAD_LETTERED", "DELIVERED"
 #: Facts, with what is counted of each.
-FACTS = {REDELIVERED: "redelivered", DEAD_LETTERED: "dead", DELIVERED: "delivered", CANCELLED: "cancelled"}
+FACTS = {
+    REDELIVERED: "redelivered", DEAD_LETTERED: "dead", DELIVERED: "delivered", CANCELLED: "cancelled",
+    ABANDONED: "abandoned",
+}  # fmt: skip
 #: Facts that say that a copy went to the queue.
 COPIED = (REDELIVERED, DELIVERED)
 
@@ -68,6 +74,8 @@ def ending(standing: Standing, max_attempts: int) -> Ending:
         return Ending(DELIVERED, standing.attempt, "DUE")
     if standing.state == CANCELLED:
         return Ending(CANCELLED, standing.attempt, "CANCELLED")
+    if standing.state == SPENT:
+        return Ending(ABANDONED, standing.attempt, "EXPIRED")
     cause = "EXPIRED" if standing.state == LEASED else "RELEASED"
     if not standing.counted:
         return Ending(REDELIVERED, standing.attempt, cause)
@@ -214,7 +222,9 @@ class Fold:
     def _held(self, event: Event, index: int) -> tuple[str, Standing | None]:
         key = f"{event['source']}/{event['offsets'][index]}"
         standing = self.open.get(key)
-        if standing is not None and standing.state == LEASED and standing.holder == event["holder"]:
+        # What was spent comes back only where its holder says that nobody has seen it.
+        states = (LEASED,) if event["kind"] == "RELEASE" and event["counted"] else HELD
+        if standing is not None and standing.state in states and standing.holder == event["holder"]:
             return key, standing
         return key, None
 
@@ -223,7 +233,8 @@ class Fold:
             key, standing = self._held(event, index)
             if standing is not None:
                 self._count(standing.queue, "renewed")
-                self.put(key, standing._replace(dues_ms=(self.now_ms + event["lease_ms"],)))
+                state = SPENT if event["kind"] == "SPEND" else standing.state
+                self.put(key, standing._replace(dues_ms=(self.now_ms + event["lease_ms"],), state=state))
 
     def _release(self, event: Event) -> None:
         for index, delay_ms in enumerate(event["delays_ms"]):
@@ -271,6 +282,7 @@ _STEPS: dict[str, Callable[[Any, Event], None]] = {
     "ACQUIRE": Fold._acquire,
     "ACK": Fold._ack,
     "RENEW": Fold._renew,
+    "SPEND": Fold._renew,
     "RELEASE": Fold._release,
     "REJECT": Fold._reject,
     "DELAY": Fold._delay,

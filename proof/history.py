@@ -14,9 +14,10 @@ op             fields, and who writes it
 ``commit``     the same
 ``deliver``    ``group``, ``holder``, ``record``, ``queue``, ``attempt``, ``content``: handed out to a handler
 ``ack``        ``holder``, ``source``, ``offsets``, ``took_ms``; ``lost``: offsets for which it raised LeaseLost. So
-               with ``release``, ``reject`` and ``renew``
+               with ``release``, ``reject``, ``renew`` and ``spend``
 ``cancel``     ``holder``, ``source``, ``offsets``; when ok ``outcomes``, of each DONE or TOO_LATE. Anybody; so with
                ``reschedule``
+``redrive``    ``source``, ``offsets``: all these dead letters are to be sent back. Anybody
 ``hang``       ``record``: its handler will not return within its lease, and nobody renews it
 ``skipped``    ``source``, ``start``, ``end``: records that retention removed before they were read
 ``own``        ``holder``, ``log``, ``fenced_at``: a tracker has fenced its predecessor when the log ended there;
@@ -30,6 +31,7 @@ op             fields, and who writes it
                ``attempt``, ``first_sent_ms``, ``error``; ``deliver_at_ms`` where its sender says so. ``fail``: of an
                aborted transaction. ``process`` is the log
 ``dead``       a dead letter: the same, and ``origin``, ``reason``
+``note``       beside the dead letters: ``offsets`` of those that are settled, what they ``became``
 ``quarantine`` ``origin`` (a marker's place), ``content``
 ``marker``     a record of the markers topic, see :func:`marker`
 ``truncate``   ``offset``: the log begins there now
@@ -50,6 +52,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from marq.core import notes
 from marq.core.markers import (
     Acquire,
     Answer,
@@ -65,6 +68,7 @@ from marq.core.markers import (
     Renew,
     Reschedule,
     Source,
+    Spend,
     Tick,
 )
 from marq.core.names import (
@@ -77,6 +81,7 @@ from marq.core.names import (
     ORIGIN_HEADER,
     REASON_HEADER,
     RESERVED_HEADER,
+    is_drawn,
 )
 
 Event = dict[str, Any]
@@ -175,6 +180,13 @@ def record(
     return event
 
 
+def note(log: str, value: bytes | None) -> Event:
+    """Return the event of a note in the dead-letters topic; without ``became``, of one that nobody can read."""
+    found = notes.decode(Source("", 0), value)
+    said = {} if found is None else {"offsets": list(found.offsets), "became": found.became.value}
+    return {"process": log, "type": "ok", "op": "note", **said}
+
+
 def marker(log: str, offset: int, time_ms: int, batch: Batch | None, value: bytes | None = None) -> Event:
     """Return the event of a record of the markers topic; without a batch, of the ``value`` that nobody can read."""
     event: Event = {"process": log, "type": "ok", "op": "marker", "offset": offset, "time_ms": time_ms}
@@ -201,12 +213,13 @@ def _columns(batch: Batch) -> Event:
         return {**read_from, **_payloads(batch.queue, batch.payloads)}
     if isinstance(batch, Delay):
         known = {"from_offset": batch.from_offset, "timestamps_ms": [each.timestamp_ms for each in batch.payloads]}
-        return {**_times(batch), **known, **_payloads(batch.queue, batch.payloads)}
+        ids = {} if is_drawn(batch.source.topic) else {"ids": [_id(each) for each in batch.payloads]}
+        return {**_times(batch), **known, **ids, **_payloads(batch.queue, batch.payloads)}
     if isinstance(batch, Reschedule):
         return _times(batch)
     if isinstance(batch, Answer):
         return {"outcomes": [Outcome(outcome).name for outcome in batch.outcomes]}
-    if isinstance(batch, Renew):
+    if isinstance(batch, Renew | Spend):
         return {"lease_ms": batch.lease_ms}
     if isinstance(batch, Release):
         return {"delays_ms": list(batch.delays_ms), "counted": batch.counted, "errors": list(batch.errors)}
@@ -220,6 +233,11 @@ def _columns(batch: Batch) -> Event:
 def _payloads(queue: str, payloads: Sequence[Payload]) -> Event:
     contents = [content(queue, each.key, each.value, each.headers) for each in payloads]
     return {"attempts": [each.attempt for each in payloads], "contents": contents}
+
+
+def _id(payload: Payload) -> str:
+    """Return the id of a message that has one: the record of a dead letter has."""
+    return next((value.decode() for name, value in payload.headers if name == ID_HEADER and value), "")
 
 
 def _times(batch: Delay | Reschedule) -> Event:

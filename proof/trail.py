@@ -12,10 +12,10 @@ from proof.fold import Fold, Standing
 Event = dict[str, Any]
 
 #: What can be said of a record: bits.
-ACK, RELEASE, REJECT, RENEW, ACQUIRE, RESCHEDULE, CANCEL, DELAY = (1 << bit for bit in range(8))
+ACK, RELEASE, REJECT, RENEW, ACQUIRE, RESCHEDULE, CANCEL, DELAY, SPEND = (1 << bit for bit in range(9))
 BITS = {
     "ack": ACK, "release": RELEASE, "reject": REJECT, "renew": RENEW, "acquire": ACQUIRE,
-    "reschedule": RESCHEDULE, "cancel": CANCEL, "delay": DELAY,
+    "reschedule": RESCHEDULE, "cancel": CANCEL, "delay": DELAY, "spend": SPEND,
 }  # fmt: skip
 
 
@@ -100,10 +100,12 @@ class Trail:
         "questions",
         "queue",
         "read_again",
+        "redriven",
         "said",
         "settled_by",
         "size",
         "slowest_ms",
+        "spent_at",
         "time_ms",
         "told",
         "troubled",
@@ -122,6 +124,8 @@ class Trail:
         #: By a header of the record.
         self.deliver_at_ms: int | None = None
         self.committed = False
+        #: It is no record, but a dead letter that was sent back.
+        self.redriven = False
         #: The numbers of all events that speak of it.
         self.events: list[int] = []
         #: What was said of its content elsewhere, unless it is known to be the same, with the event's number.
@@ -134,6 +138,8 @@ class Trail:
         self.said = self.confirmed = self.written = 0
         #: Holders that were told that their ack is durable, and nothing of a lost lease.
         self.settled_by: tuple[str, ...] = ()
+        #: The event by which somebody knew that it is spent.
+        self.spent_at: int | None = None
         #: Writes that failed, or of which nobody knows; that were never answered; and how long the slowest took.
         self.troubled = self.unanswered = 0
         self.slowest_ms = 0

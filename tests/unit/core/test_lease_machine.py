@@ -29,6 +29,7 @@ from marq.core.markers import (
     Renew,
     Reschedule,
     Source,
+    Spend,
     Tick,
 )
 from marq.core.queue import QueueSettings
@@ -44,6 +45,7 @@ _MAX_STALE_HINTS, _MAX_FIRING = leases.MAX_STALE_HINTS, leases.MAX_FIRING
 _records = st.sampled_from([Source("marq.messages", 0), Source("marq.messages", 1)])
 _sources = st.one_of(_records, st.just(DRAWN), st.just(LETTERS))
 _holders = st.sampled_from([1, 2])
+_held_kinds = st.sampled_from([Ack, Renew, Spend])
 _offsets = st.sets(st.integers(0, 12), min_size=1, max_size=5).map(sorted)
 _delays = st.sampled_from([BACKOFF, 0, 5, 50])
 _times = st.sampled_from([-50, 0, 5, 50])
@@ -177,14 +179,14 @@ class LeaseMachine(RuleBasedStateMachine):
 
         assert found == expected
 
-    @rule(source=_sources, holder=_holders, offsets=_offsets, even=st.booleans(), kind=st.sampled_from([Ack, Renew]))
-    def acknowledge_or_renew(
+    @rule(source=_sources, holder=_holders, offsets=_offsets, even=st.booleans(), kind=_held_kinds)
+    def acknowledge_renew_or_spend(
         self, source: Source, holder: int, offsets: list[int], even: bool, kind: type[Any]
     ) -> None:
         own = self.own(offsets, even)
         if own:
             batch = Ack(_queues[even], holder, source, own)
-            self.fold(batch if kind is Ack else Renew(_queues[even], holder, source, own, 100))
+            self.fold(batch if kind is Ack else kind(_queues[even], holder, source, own, 100))
 
     @rule(source=_sources, holder=_holders, offsets=_offsets, even=st.booleans(), delay=_delays, counted=st.booleans())
     def release(self, source: Source, holder: int, offsets: list[int], even: bool, delay: int, counted: bool) -> None:
