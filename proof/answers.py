@@ -51,7 +51,10 @@ def _closed(trail: Trail, since: int, answer: Told) -> bool:
 
 
 def _wrong(trail: Trail, told: Told) -> str:
-    """Return the property that does not hold, or nothing: what stands first in the log after the question decides."""
+    """Return the property that does not hold, or nothing: what stands first in the log after the question decides.
+
+    Whoever asks looks where the log ends before it asks, so it may find a fact that stands before its question, too.
+    """
     facts = {fact.kind for fact in trail.facts}
     if told.kind == "CANCEL" and told.outcome == DONE:
         return "" if facts == {CANCELLED} else "cancelled"
@@ -60,5 +63,6 @@ def _wrong(trail: Trail, told: Told) -> str:
     for fact in trail.facts:
         cancelled = told.kind == "CANCEL" and fact.kind == CANCELLED
         found.append((fact.offset, DONE if cancelled else TOO_LATE))
-    decisive = [outcome for offset, outcome in sorted(found) if offset >= asked_at]
-    return "" if told.outcome in decisive[:1] else "answered"
+    before = [outcome for offset, outcome in found if offset < asked_at]
+    after = [outcome for offset, outcome in sorted(found) if offset > asked_at]
+    return "" if told.outcome in [*before, *after[:1]] else "answered"

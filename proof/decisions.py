@@ -64,8 +64,13 @@ def decided_on(trail: Trail, fact: Fact, log: MarkersLog) -> tuple[Standing, int
         if standing is not None and seen is not None and standing.due_ms <= seen[1]:
             found.append((standing, until))
         until = offset
-    fitting = [each for each in found if fact.cause in (_CAUSES[each[0].state], "TOO_LARGE")]
+    fitting = [each for each in found if _fits(fact.cause, each[0].state)]
     return next(iter(fitting + found), None)
+
+
+def _fits(cause: str, state: str) -> bool:
+    # Of a message that is cancelled there is no copy that could be too large.
+    return cause == _CAUSES[state] or (cause == "TOO_LARGE" and state != CANCELLED)
 
 
 _CAUSES = {

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from marq.core.copies import origin
-from marq.core.markers import Acquire, Columns, Payload, Source, spans
+from marq.core.copies import deliver_at_ms, origin
+from marq.core.markers import NOW, Acquire, Columns, Payload, Source, spans
 from marq.offsets import Committed, Search
 from marq.positions import Progress
 from proof import history
@@ -254,6 +254,7 @@ class Consumer(Actor):
                         leases_ms[queue],
                         after.get(queue, reading.start),
                         self._payloads(reading.source, queue, records[span]),
+                        _dues_ms(records[span]),
                     )
                 )
                 after[queue] = offsets[-1] + 1
@@ -344,8 +345,21 @@ class Consumer(Actor):
                 self.world.stats["late_hand_outs"] += 1
                 continue
             for record in records:
+                if _due_ms(record) != NOW:
+                    # The tracker delivers it when its time has come.
+                    self.world.stats["delayed_by_header"] += 1
+                    continue
                 self.outcomes.handle(reading.holder, reading.source, queue, record, lost_at_ms)
         self.later(self.world.rng.randint(0, 5), self._fetch, reading)
+
+
+def _due_ms(record: Record) -> int:
+    return deliver_at_ms(record.timestamp, record.headers, 0)
+
+
+def _dues_ms(records: list[Record]) -> list[int] | None:
+    dues_ms = [_due_ms(record) for record in records]
+    return None if dues_ms.count(NOW) == len(dues_ms) else dues_ms
 
 
 def _payload(source: Source, record: Record) -> Payload:

@@ -32,6 +32,7 @@ class Inspector:
         world = self._world
         self.drained = (
             world.producer.unsent <= 0
+            and (world.delayer is None or world.delayer.done)
             and all(_group_is_done(group) for group in world.groups)
             and all(_owner_is_done(owner) for owner in world.owners)
         )
@@ -61,6 +62,7 @@ def _owner_is_done(owner: Owner) -> bool:
         and owner.working
         and owner.writing.write is None
         and not owner.writing.pending
+        and not owner.writing.answers
         and not book.changed
         and len(book) == 0
         and owner.position >= len(owner.markers.records)
@@ -71,7 +73,9 @@ def _what_is_left(world: World) -> str:
     lags = [len(owner.markers.records) - owner.position for owner in world.owners]
     books = [len(owner.tracker.book) for owner in world.owners]
     offsets = {group.kafka_name: group.committed for group in world.groups}
-    return f"unsent {world.producer.unsent}, tracker lags {lags}, open {books}, offsets {offsets}"
+    delayer = world.delayer
+    delayed = "" if delayer is None else f"undelayed {delayer.unsent}, questions {delayer.asking}, "
+    return f"unsent {world.producer.unsent}, {delayed}tracker lags {lags}, open {books}, offsets {offsets}"
 
 
 def check_end(world: World) -> None:

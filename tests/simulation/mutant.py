@@ -32,6 +32,7 @@ class Mutant(NamedTuple):
 INSIDE = {
     "what is acquired for the first time counts as acquired again",
     "the second row of a message outlives it",
+    "what is due in the same millisecond comes in any order",
 }
 
 
@@ -63,9 +64,13 @@ SETTINGS = "settings"
 READERS = "readers"
 GROUPS = "groups"
 HOLDER = "holder"
+DELAYING = "delay"
+CANCELLING = "cancel"
+MOVING = "reschedule"
+ANSWERING = "answer"
 HARD_CASES = (
     IDENTITY, REOPENING, COALESCING, LEASE_LOST, FIRING, SIZES, UNKNOWN_VERSION, RETENTION, OLD_STATE, SETTINGS,
-    READERS, GROUPS, HOLDER,
+    READERS, GROUPS, HOLDER, DELAYING, CANCELLING, MOVING, ANSWERING,
 )  # fmt: skip
 
 #: And what is not hard, but must be right.

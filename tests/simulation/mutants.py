@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from tests.simulation.mutant import Mutant
 from tests.simulation.mutants_of_core import CORE_MUTANTS
+from tests.simulation.mutants_of_delays import DELAY_MUTANTS
 from tests.simulation.mutants_of_shells import SHELL_MUTANTS
 
 #: How many seeds a mutant may survive before it has survived.
@@ -33,7 +34,7 @@ _RELOADED = ("marq", "proof", "tests.simulation.")
 
 _ROOT = Path(__file__).resolve().parents[2]
 
-MUTANTS = (*CORE_MUTANTS, *SHELL_MUTANTS)
+MUTANTS = (*CORE_MUTANTS, *DELAY_MUTANTS, *SHELL_MUTANTS)
 
 
 class _MutantLoader(InspectLoader):

@@ -7,6 +7,7 @@ seed can fail beside those of proof/checker.py:
 ``book-differs``  the lease book is not the plain fold of the log up to its ``applied``
 ``table-differs`` the rows of a table or of the changelog are not the plain fold of the log up to the applied row
 ``rows-left``     a row of a message in a changelog after the world has drained
+``order``         what is due together is not sent by its time, and then in the order in which it came
 ``no-row``        a tracker that is to send a copy finds no payload
 ``stuck``         the faults have ended and the world does not drain
 ``raised``        the core raised something

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from marq.core.markers import Source
+from marq.core.names import DELIVER_AT_HEADER
 from proof import history
 from tests.simulation.actor import Actor
 from tests.simulation.log import TooLarge
@@ -29,6 +30,9 @@ class Producer(Actor):
         if rng.random() < 0.3:
             headers = [("tenant", b"acme"), ("tenant", None), ("n", b"%d" % number)][: rng.randint(1, 3)]
         value = None if rng.random() < 0.05 else b"%d" % number
+        if world.deliver_at_share and rng.random() < world.deliver_at_share:
+            # By the brokers' clocks: its own may be wrong by minutes.
+            headers.append((DELIVER_AT_HEADER, b"%d" % (world.wall_ms() + rng.randint(-200, 2_000))))
         if value is not None and world.hit(world.faults.large):
             # Up to what a topic accepts; with marq's own headers beside it some is too large.
             limit = rng.choice([world.limit_bytes, world.own_limit_bytes])

@@ -20,10 +20,10 @@ SEEDS = 25
 pytestmark = pytest.mark.timeout(300)
 
 
-def worlds(seeds: int = SEEDS, **faults: float) -> Iterator[World]:
+def worlds(seeds: int = SEEDS, delayed: int | None = None, **faults: float) -> Iterator[World]:
     """Worlds with these faults and no others, all of which came to a good end."""
     for seed in range(seeds):
-        result, _, world = inspect(seed, Plan(faults=swarm.only(**faults)))
+        result, _, world = inspect(seed, Plan(faults=swarm.only(**faults), delayed=delayed))
         assert result.failed == "", f"seed {seed}"
         yield world
 
@@ -196,6 +196,117 @@ def test_holder_who_comes_back_after_its_lease_and_session_changes_nothing_any_m
 
     for what in ("consumer_pauses", "tracker_pauses", "suspensions", "fenced", "rebalances"):
         assert stats[what] > SEEDS, what
+
+
+def on_their_way(world: World, question: str) -> Counter[str]:
+    """Count the facts of messages that were on their way when somebody asked this, by their kinds."""
+    fired: dict[str, list[int]] = {}
+    for event in world.history.events:
+        if (event["op"], event["type"]) == ("fire", "invoke") and event["kind"] != "CANCELLED":
+            fired.setdefault(f"{event['source']}/{event['offset']}", []).append(event["applied"])
+    asked: dict[str, list[int]] = {}
+    for event in markers(world, question):
+        for name in names(event):
+            asked.setdefault(name, []).append(event["offset"])
+    found: Counter[str] = Counter()
+    for kind in ("DELIVERED", "CANCELLED"):
+        for fact in markers(world, kind):
+            for name in names(fact):
+                decided = fired.get(name, [])
+                found[kind] += any(min(decided, default=at) < at < fact["offset"] for at in asked.get(name, ()))
+    return found
+
+
+def test_cancel_what_is_on_its_way_leaves_or_is_cancelled_and_its_asker_knows_which() -> None:
+    """A copy and a CANCEL: the one that is in the log first, and the transaction's end, decide."""
+    found: Counter[str] = Counter()
+    cancelled = 0
+    for world in worlds(2 * SEEDS, delayed=20, slow_commit=0.6, flush_aborted=0.1, flush_unknown=0.2, late_read=0.3):
+        found += on_their_way(world, "CANCEL")
+        cancelled += world.stats["cancelled"]
+
+    assert found["DELIVERED"] > 3
+    assert found["CANCELLED"] > 3
+    assert cancelled > 100
+
+
+def test_reschedule_what_is_on_its_way_is_moved_only_if_it_does_not_leave() -> None:
+    found: Counter[str] = Counter()
+    stats: Counter[str] = Counter()
+    for world in worlds(2 * SEEDS, delayed=20, slow_commit=0.6, flush_aborted=0.1, flush_unknown=0.2, late_read=0.3):
+        found += on_their_way(world, "RESCHEDULE")
+        stats += world.stats
+
+    assert found["DELIVERED"] > 8
+    assert stats["moved"] > 100
+    assert stats["asked_too_late"] > 100
+
+
+def test_answer_is_asked_for_again_when_a_tracker_dies_between_reading_and_answering() -> None:
+    """Nobody who goes on asking is left without an answer, and none of the answers is wrong."""
+    stats: Counter[str] = Counter()
+    answered_again = 0
+    for world in worlds(
+        delayed=30, tracker_crash=0.03, flush_unknown=0.3, tracker_rebalance_every_ms=300.0, late_read=0.4
+    ):
+        stats += world.stats
+        answers = Counter(event["holder"] for event in markers(world, "ANSWERED"))
+        answered_again += sum(count > 1 for count in answers.values())
+
+    assert stats["tracker_crashes"] > 50
+    assert stats["asked_again"] > 100
+    assert stats["questions_given_up"] == 0
+    assert answered_again > 20
+
+
+def test_delay_rows_outlive_restarts_lost_changelogs_and_clocks_that_jump() -> None:
+    restored = 0
+    stats: Counter[str] = Counter()
+    for world in worlds(
+        delayed=30,
+        tracker_crash=0.01,
+        table_lost=0.5,
+        changelog_lost_every_ms=900.0,
+        changelog_compacted_every_ms=200.0,
+        clock_jump_every_ms=1_500.0,
+        suspended=0.3,
+        tracker_pause=0.01,
+    ):
+        stats += world.stats
+        # Some owner other than the one that was there when it was delayed has delivered it.
+        owners = {event["holder"]: event["process"] for event in world.history.events if event["op"] == "own"}
+        delayed_at = {name: event["offset"] for event in markers(world, "DELAY") for name in names(event)}
+        fenced = {event["holder"]: event["fenced_at"] for event in world.history.events if event["op"] == "own"}
+        for fact in markers(world, "DELIVERED"):
+            assert fact["holder"] in owners
+            restored += sum(delayed_at.get(name, 0) < fenced[fact["holder"]] for name in names(fact))
+
+    assert restored > 100
+    assert stats["changelogs_made_anew"] > 20
+    assert stats["clock_jump"] > 20
+    assert stats["delivered"] > 300
+
+
+def test_delay_that_is_written_twice_counts_once() -> None:
+    """By a sender that says from where on all is known; the others' users send anew, which makes two messages."""
+    stats: Counter[str] = Counter()
+    written: Counter[str] = Counter()
+    for world in worlds(delayed=30, send_failed=0.2, send_unknown=0.5, marker_slow=0.5):
+        stats += world.stats
+        written.update(name for event in markers(world, "DELAY") for name in names(event))
+
+    assert stats["delays_repeated"] > 100
+    assert sum(count > 1 for count in written.values()) > 100
+
+
+def test_delay_by_a_header_holds_for_whoever_reads_the_record_and_when_it_is_read_again() -> None:
+    stats: Counter[str] = Counter()
+    delayed = 0
+    for world in worlds(4 * SEEDS, commit_unknown=0.4, consumer_crash=0.01, rebalance_every_ms=500.0, marker_slow=0.2):
+        stats += world.stats
+        delayed += sum(max(event.get("dues_ms", [-1])) >= 0 for event in markers(world, "ACQUIRE"))
+
+    assert delayed > stats["delayed_by_header"] > 100
 
 
 def test_each_hard_case_has_a_test_here() -> None:

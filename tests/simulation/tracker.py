@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from marq.core.errors import UnknownVersion
+from marq.core.leases import Fire
 from marq.core.marker_codec import VERSION
 from marq.core.markers import Tick
 from marq.core.queue import QueueSettings
@@ -235,13 +236,15 @@ class Owner(Actor):
 
     def _begin_write(self) -> None:
         world, tracker, rng = self.world, self.tracker, self.world.rng
-        fires = tracker.due()
+        # What is moved is not sent before its asker can know that it is.
+        self.writing.answers += tracker.answers()
+        fires = [] if self.writing.answers else self._due()
         tick = None
         if tracker.tick_in_ms(self.monotonic_ms()) == 0:
             tick = tracker.tick(self.monotonic_ms())
             self.tick_sent_ms, self.tick_awaited = self.monotonic_ms(), tick
         flush = (tracker.book.changed or bool(self.writing.pending)) and rng.random() < world.flush_share
-        if not (fires or tick or flush):
+        if not (fires or tick or flush or self.writing.answers):
             return
         if tick and world.hit(world.faults.tick_lost):
             tick = None
@@ -253,6 +256,13 @@ class Owner(Actor):
             self.writing.start(fires, tick, flush=flush)
         except Fenced:
             self.fenced()
+
+    def _due(self) -> list[Fire]:
+        fires = self.tracker.due()
+        order = [(fire.lease.due_ms, fire.lease.since_ms, fire.source) for fire in fires]
+        if not self.world.blind and order != sorted(order):
+            raise Violation("order", f"partition {self.partition}: {order}")
+        return fires
 
     def check_book(self) -> None:
         if not self.world.blind and (wrong := difference(self.plain, self.tracker.book)):

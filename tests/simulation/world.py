@@ -27,6 +27,7 @@ from tests.simulation import ending, swarm
 from tests.simulation.actor import Actor
 from tests.simulation.consumer import Consumer
 from tests.simulation.definitions import QueuesTopic
+from tests.simulation.delaying import Delayer
 from tests.simulation.group import Group
 from tests.simulation.log import Partition, Record, TransactionalId
 from tests.simulation.nemesis import OWN_TOPIC, Nemesis
@@ -63,6 +64,8 @@ class Plan:
     without: frozenset[str] = frozenset()
     faults: swarm.Rare | None = None
     messages: int | None = None
+    #: How many messages are delayed by their sender.
+    delayed: int | None = None
     blind: bool = False
 
 
@@ -92,10 +95,14 @@ class World:
         self._start_lots = random.Random(f"start {seed}")
         #: How many consumers acquire and commit in one transaction.
         self.transactional_share = self._start_lots.choice([0.0, 0.0, 0.5, 1.0])
+        # And so for worlds in which nothing is delayed.
+        self._delay_lots = random.Random(f"delay {seed}")
+        #: How many records are to be delivered later by a header.
+        self.deliver_at_share = self._delay_lots.choice([0.0, 0.0, 0.1, 0.5])
         self._set_limits()
         self._make_topics()
         self._make_queues()
-        self._make_processes(plan.messages)
+        self._make_processes(plan)
         self.nemesis = Nemesis(self)
 
     # --- set-up -------------------------------------------------------------------------------------------------------
@@ -164,7 +171,7 @@ class World:
             backoff = {"delays": [0.05, 0, 0.4], "jitter": chance > 0.95}
         return {"max_attempts": rng.randint(1, 5), "dead_letter": rng.random() < 0.9, "backoff": backoff}
 
-    def _make_processes(self, messages: int | None) -> None:
+    def _make_processes(self, plan: Plan) -> None:
         self._numbers: Counter[str] = Counter()
         self.groups = [Group(self, name="g"), *[Group(self, queue=queue) for queue in self.queues]]
         if self.faults.move_every_ms:
@@ -173,13 +180,18 @@ class World:
             group.members = [self._consumer(group) for _ in range(self.rng.randint(1, 3))]
             group.rebalance()
         count = self.rng.randint(6, 24)
-        self.producer = Producer(self, count if messages is None else messages)
+        self.producer = Producer(self, count if plan.messages is None else plan.messages)
+        delayed = self._delay_lots.choice([0, 0, self._delay_lots.randint(1, 20)])
+        delayed = delayed if plan.delayed is None else plan.delayed
+        self.delayer = Delayer(self, delayed, self._delay_lots) if delayed else None
         self.owners: list[Owner] = []
         self.hosts = [self.rng.randrange(HOSTS) for _ in self.markers]
         self.former_owners: list[Owner] = []
         for partition in range(len(self.markers)):
             self.owners.append(self._owner(partition))
         self._living.append(self.producer)
+        if self.delayer is not None:
+            self._living.append(self.delayer)
 
     def _consumer(self, group: Group, transactional_id: TransactionalId | None = None) -> Consumer:
         self._numbers["consumer"] += 1

@@ -9,7 +9,7 @@ from marq.core import rows
 from marq.core.copies import copy, fitting, too_large
 from marq.core.fires import Destination, Fire
 from marq.core.marker_codec import encode
-from marq.core.markers import Fact, Payload, Source, Tick
+from marq.core.markers import Answer, Fact, Kind, Payload, Source, Tick
 from proof import history
 from tests.simulation.log import Fenced, Outcome, TooLarge, Transaction
 from tests.simulation.oracle import Violation
@@ -23,11 +23,20 @@ PATIENCE_MS = 200
 TIMEOUT_MS = 15_000
 
 
+_STATS = {
+    Kind.REDELIVERED: "redelivered",
+    Kind.DEAD_LETTERED: "dead",
+    Kind.DELIVERED: "delivered",
+    Kind.CANCELLED: "cancelled_facts",
+}
+
+
 class Write:
     """One transaction on its way."""
 
     __slots__ = (
         *("applied", "changes", "fires", "markers", "payloads", "position", "quarantine", "stages", "tick"),
+        "answers",
         "transaction",
     )
 
@@ -36,7 +45,9 @@ class Write:
         self.fires: list[Fire] = []
         #: As they were when it began: a shell folds no further marker before its copies are sent.
         self.payloads: dict[tuple[Source, int], Payload] = {}
-        self.markers: list[Fact | Tick] = []
+        self.markers: list[Answer | Fact | Tick] = []
+        #: How many of these are answers.
+        self.answers = 0
         self.tick: Tick | None = None
         #: Where the changelog ends with these rows, and the last marker record that they contain.
         self.position = 0
@@ -55,6 +66,8 @@ class Writing:
         self.write: Write | None = None
         #: Rows of a failed transaction: written again, under newer ones.
         self.pending: dict[bytes, bytes | None] = {}
+        #: To be written before anything is fired, and not known to be.
+        self.answers: list[Answer] = []
         #: Messages whose copies the broker refuses for their size.
         self._refused: set[tuple[Source, int]] = set()
 
@@ -71,7 +84,10 @@ class Writing:
         write.payloads = {(fire.source, fire.offset): self._payload(fire) for fire in fires}
         write.fires, write.tick = [self._fitting(fire, write) for fire in fires], tick
         self._note("invoke", write.fires)
-        write.markers = list(owner.tracker.facts(write.fires))
+        if self._world.delayer is not None:
+            self._world.delayer.see(write.fires)
+        write.answers = len(self.answers)
+        write.markers = [*self.answers, *owner.tracker.facts(write.fires)]
         if tick is not None:
             # A shell is free to write it before, among or after the facts.
             write.markers.insert(rng.randint(0, len(write.markers)), tick)
@@ -87,7 +103,8 @@ class Writing:
         self._stage(write)
 
     def _fitting(self, fire: Fire, write: Write) -> Fire:
-        if (fire.source, fire.offset) in self._refused:
+        if fire.destination is Destination.QUEUE and (fire.source, fire.offset) in self._refused:
+            # Of one that was cancelled since, there is no copy.
             return too_large(fire)
         return fitting(fire, write.payloads[fire.source, fire.offset], self._world.limit_bytes)
 
@@ -125,7 +142,8 @@ class Writing:
         if world.rng.random() < 0.5:
             self._stage(write)
         else:
-            owner.later(world.rng.randint(1, 15), self._stage, write)
+            slow = world.hit(world.faults.slow_commit)
+            owner.later(world.rng.randint(20, 150) if slow else world.rng.randint(1, 15), self._stage, write)
 
     def _write_stage(self, write: Write, stage: str) -> None:
         owner, world = self._owner, self._world
@@ -195,7 +213,7 @@ class Writing:
         if write.changes:
             world.durable_applied[owner.partition] = write.applied
         for fire in write.fires:
-            world.stats["redelivered" if fire.destination is Destination.QUEUE else "dead"] += 1
+            world.stats[_STATS[fire.fact_kind]] += 1
         self._show(write.transaction)
 
     def _abort(self, write: Write) -> None:
@@ -220,6 +238,7 @@ class Writing:
             owner.later(2, self._written, write)
             return
         self.write = None
+        del self.answers[: write.answers]
         self._note("ok", write.fires)
         if write.changes:
             # Only now: a local table that is ahead of the changelog would never bring the changelog up to itself.

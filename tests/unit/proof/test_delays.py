@@ -26,7 +26,7 @@ from proof import history
 from proof.checker import check
 from proof.findings import Report
 from proof.history import Event
-from tests.unit.proof.story import LEASE_MS, LOG, MARKERS, QUEUE, SECOND, SOURCE, TRACKER, Story, value
+from tests.unit.proof.story import DEAD, LEASE_MS, LOG, MARKERS, QUEUE, SECOND, SOURCE, TRACKER, Story, value
 
 DRAWN = Source(drawn_topic(1), 0)
 NAME = history.log_name(DRAWN)
@@ -345,6 +345,38 @@ def test_a_question_while_the_copy_is_on_its_way_is_too_late_when_the_fact_comes
         story.answer(MOVER, 1, Outcome.TOO_LATE)
         story.told("cancel", CANCELLER, 0, Outcome.TOO_LATE)
         story.told("reschedule", MOVER, 1, Outcome.TOO_LATE)
+
+    assert [str(finding) for finding in judged(told).findings] == []
+
+
+def test_who_finds_the_fact_before_its_question_stands_in_the_log_needs_no_answer() -> None:
+    """A question that was slow, and a tracker that stopped meanwhile: as it happens in the simulation."""
+
+    def told(story: DelayedStory) -> None:
+        story.delay(0)
+        story.tick(200)
+        story.end(0, Kind.DELIVERED, Cause.DUE)
+        story.arrive(10, 0, f"{NAME}/0", 4_000)
+        story.ask(MOVER, 0, 50)
+        story.told("reschedule", MOVER, 0, Outcome.TOO_LATE)
+
+    assert [str(finding) for finding in judged(told).findings] == []
+
+
+def test_a_cancel_that_comes_while_a_dead_letter_is_on_its_way_is_too_late() -> None:
+    """The copy was too large: the simulation's seed 41 of the hard case of sizes."""
+
+    def told(story: DelayedStory) -> None:
+        story.history.events[1]["bytes"] = 0
+        story.delay(0)
+        story.tick(200)
+        story.ask(CANCELLER, 0)
+        story.tick()
+        story.mark(Fact(Kind.DEAD_LETTERED, QUEUE, TRACKER, DRAWN, [0], [1], [Cause.TOO_LARGE]))
+        headers = [("marq-id", f"{NAME}/0".encode()), ("marq-attempt", b"1"), ("marq-first-sent", b"4000")]
+        headers += [("marq-reason", b"large"), ("marq-origin", f"{NAME}/0".encode())]
+        story.history.events.append(history.record(DEAD, 0, 1, QUEUE, b"q", value(0), headers, op="dead"))
+        story.told("cancel", CANCELLER, 0, Outcome.TOO_LATE)
 
     assert [str(finding) for finding in judged(told).findings] == []
 

@@ -1,0 +1,280 @@
+"""Whoever delays messages, and moves and cancels them: a sender whose messages are markers from the beginning.
+
+A DELAY of which nobody knows whether it was written is written again by a sender that says from where on all is known;
+the others tell their users, who send the message again, as another one. Whoever asks for a message to be cancelled or
+moved reads the markers on from before its question, until something stands there that decides, and asks again now and
+then (docs/protocol.md, "How to cancel and how to move").
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from marq.core.errors import CorruptMarker
+from marq.core.leases import Fire
+from marq.core.marker_codec import decode, encode
+from marq.core.markers import Answer, Cancel, Delay, Fact, Kind, Outcome, Payload, Reschedule, Source
+from marq.core.names import drawn_topic
+from marq.core.rows import WAITING
+from proof import history
+from tests.simulation.actor import Actor
+from tests.simulation.outcomes import NEWER_VERSION, PATIENCE_MS, Sent
+
+if TYPE_CHECKING:
+    from tests.simulation.log import Partition
+    from tests.simulation.world import World
+
+#: The longest delay.
+LONGEST_MS = 2_500
+#: Partitions of the sender's own source.
+PARTITIONS = 2
+POLL_MS, AGAIN_MS = 40, 400
+
+
+@dataclass(frozen=True)
+class Call:
+    """A message as its sender gave it."""
+
+    message: str
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+    def said(self, queue: str) -> dict[str, str]:
+        content = history.content(queue, queue.encode(), self.value, self.headers)
+        return {"message": self.message, "queue": queue, "content": content}
+
+
+@dataclass
+class Asking:
+    """A question on its way to an answer."""
+
+    question: Cancel | Reschedule
+    log: Partition
+    position: int
+    asked_ms: int = 0
+
+
+class Delayer(Actor):
+    """Delays ``count`` messages at random moments of the phase of faults, and asks about others', too."""
+
+    def __init__(self, world: World, count: int, lots: random.Random) -> None:
+        super().__init__(world, "delayer")
+        self._topic = drawn_topic(lots.getrandbits(128))
+        self._numbers = [0] * PARTITIONS
+        #: Per partition, the numbers of batches that were written and not confirmed.
+        self._unconfirmed: list[set[int]] = [set() for _ in range(PARTITIONS)]
+        self._repeats = lots.random() < 0.5
+        self._ask_share = lots.choice([0.0, 0.4, 0.8])
+        self.unsent = count
+        #: Questions that are neither answered nor given up.
+        self.asking = 0
+        number = 0
+        while number < count:
+            together = min(lots.choice([1, 1, 2, 3, 20]), count - number)
+            self.later(lots.randint(0, world.faults_end_ms - 500), self._choose, range(number, number + together))
+            number += together
+        if lots.random() < 0.5:
+            self.later(lots.randint(0, 500), self._ask_about_others)
+
+    @property
+    def done(self) -> bool:
+        return self.unsent <= 0 and not self.asking
+
+    # --- delay --------------------------------------------------------------------------------------------------------
+
+    def _choose(self, numbers: range) -> None:
+        rng = self.world.rng
+        calls = []
+        for number in numbers:
+            headers = ((("tenant", b"acme"), ("n", b"%d" % number)))[: rng.randint(0, 2)]
+            value = None if rng.random() < 0.05 else b"delayed %d" % number
+            calls.append(Call(f"delayed {number}", value, headers))
+        self._delay(rng.choice(self.world.queues), calls)
+
+    def _delay(self, queue: str, calls: list[Call]) -> None:
+        world, rng = self.world, self.world.rng
+        partition = rng.randrange(PARTITIONS)
+        first = self._numbers[partition]
+        self._numbers[partition] += len(calls)
+        relative, times = self._times(len(calls))
+        payloads = [Payload(self.wall_ms(), 1, queue.encode(), call.headers, call.value) for call in calls]
+        batch = Delay(
+            queue, 1, Source(self._topic, partition), range(first, first + len(calls)), times, relative,
+            self._known_from(partition, first), payloads,
+        )  # fmt: skip
+        self._unconfirmed[partition].add(first)
+        for call in calls:
+            world.history.add(self.name, "invoke", "send", **call.said(queue))
+        self._write_delay(batch, calls)
+
+    def _times(self, count: int) -> tuple[bool, list[int]]:
+        """Some at the same moment, some in the past."""
+        rng = self.world.rng
+        relative = rng.random() < 0.5
+        since_ms = 0 if relative else self.world.wall_ms()
+        same_ms = rng.randint(0, LONGEST_MS)
+        delays = [rng.choice([same_ms, same_ms, rng.randint(0, LONGEST_MS), 0]) for _ in range(count)]
+        return relative, [since_ms + each for each in delays]
+
+    def _known_from(self, partition: int, first: int) -> int | None:
+        if not self._repeats:
+            return None
+        # Lower is right, too, when nothing is in doubt there.
+        return first if self._unconfirmed[partition] else self.world.rng.randint(0, first)
+
+    def _write_delay(self, batch: Delay, calls: list[Call]) -> None:
+        faults = self.world.faults
+        result = self._write(batch, faults.send_failed, faults.send_unknown)
+        self.later(self._waited_ms(result), self._delayed, batch, calls, result)
+
+    def _delayed(self, batch: Delay, calls: list[Call], result: Sent) -> None:
+        world, rng = self.world, self.world.rng
+        if result is not Sent.OK and self._repeats:
+            world.stats["delays_repeated"] += 1
+            self.later(rng.randint(5, 60), self._write_delay, batch, calls)
+            return
+        if result is not Sent.OK:
+            type_ = "fail" if result is Sent.FAILED else "unknown"
+            for call in calls:
+                world.history.add(self.name, type_, "send", **call.said(batch.queue))
+            self.later(rng.randint(10, 100), self._delay, batch.queue, calls)
+            return
+        self._unconfirmed[batch.source.partition].discard(batch.offsets[0])
+        self.unsent -= len(calls)
+        world.stats["delayed"] += len(calls)
+        for call, number, time_ms in zip(calls, batch.offsets, batch.times_ms, strict=True):
+            name = history.name_of(batch.source, number)
+            world.history.add(self.name, "ok", "send", **call.said(batch.queue), record=name)
+            due_in_ms = time_ms if batch.relative else time_ms - world.wall_ms()
+            while rng.random() < self._ask_share and world.faulty:
+                # Now and then just when it is due.
+                moment_ms = rng.choice([rng.randint(0, 300), due_in_ms + rng.randint(-30, 150)])
+                self._ask_later(max(0, moment_ms), batch.queue, batch.source, number)
+
+    # --- ask ----------------------------------------------------------------------------------------------------------
+
+    def _ask_about_others(self) -> None:
+        """Records, too, can be moved and cancelled while they wait; most do not."""
+        world, rng = self.world, self.world.rng
+        if not world.faulty:
+            return
+        source = rng.choice(world.shared_sources)
+        records = [record for record in world.messages[source].records if record is not None]
+        if records:
+            record = rng.choice(records[-6:])
+            self._ask_later(0, (record.key or b"").decode(), source, record.offset)
+        self.later(rng.randint(50, 500), self._ask_about_others)
+
+    def see(self, fires: Sequence[Fire]) -> None:
+        """Ask about messages that are on their way just now: nobody could aim so well."""
+        rng = self.world.rng
+        for fire in fires:
+            if self.world.faulty and fire.lease.state in WAITING and rng.random() < self._ask_share:
+                self._ask_later(rng.randint(0, 15), fire.lease.queue, fire.source, fire.offset)
+
+    def _ask_later(self, delay_ms: int, queue: str, source: Source, offset: int) -> None:
+        self.asking += 1
+        self.later(delay_ms, self._ask, queue, source, offset)
+
+    def _ask(self, queue: str, source: Source, offset: int) -> None:
+        rng = self.world.rng
+        holder = rng.getrandbits(64) or 1
+        question: Cancel | Reschedule = Cancel(queue, holder, source, [offset])
+        if rng.random() < 0.6:
+            relative, times = self._times(1)
+            question = Reschedule(queue, holder, source, [offset], times, relative)
+        log = self.world.markers_of(source)
+        # Before the question: what decides may stand right behind it.
+        asking = Asking(question, log, log.end(committed=True))
+        self._note("invoke", question)
+        self._put(asking)
+        self._listen(asking)
+
+    def _put(self, asking: Asking) -> None:
+        asking.asked_ms = self.monotonic_ms()
+        faults = self.world.faults
+        self._write(asking.question, faults.marker_failed, faults.marker_unknown)
+        self.world.stats["questions"] += 1
+
+    def _listen(self, asking: Asking) -> None:
+        world = self.world
+        log = asking.log
+        if log.start > asking.position or int(log.name.rpartition("/")[2]) in world.halted:
+            # What decides may be gone, or never come.
+            self._end(asking, None)
+            return
+        end = log.end(committed=True)
+        if asking.position < end:
+            end = world.rng.randint(asking.position, end)
+        for record in log.read(asking.position, end, committed=True):
+            decided = _decide(asking.question, record.value)
+            if decided is not None:
+                self._end(asking, decided)
+                return
+        asking.position = end
+        if self.monotonic_ms() - asking.asked_ms > AGAIN_MS:
+            world.stats["asked_again"] += 1
+            self._put(asking)
+        self.later(world.rng.randint(1, POLL_MS), self._listen, asking)
+
+    def _end(self, asking: Asking, decided: Outcome | None) -> None:
+        self.asking -= 1
+        if decided is None:
+            self.world.stats["questions_given_up"] += 1
+            self._note("unknown", asking.question)
+            return
+        op = "cancelled" if isinstance(asking.question, Cancel) else "moved"
+        self.world.stats[op if decided is Outcome.DONE else "asked_too_late"] += 1
+        self._note("ok", asking.question, outcomes=[decided.name])
+
+    def _note(self, type_: str, question: Cancel | Reschedule, **fields: Any) -> None:
+        holder, source = history.holder_name(question.holder), history.log_name(question.source)
+        offsets = list(question.offsets)
+        op = type(question).__name__.lower()
+        self.world.history.add(self.name, type_, op, holder=holder, source=source, offsets=offsets, **fields)
+
+    # --- the wire -----------------------------------------------------------------------------------------------------
+
+    def _write(self, batch: Delay | Cancel | Reschedule, failed: float, unknown: float) -> Sent:
+        """Write a marker; return what becomes known of that."""
+        world, rng = self.world, self.world.rng
+        if world.hit(failed):
+            return Sent.FAILED
+        result = Sent.UNKNOWN if world.hit(unknown) else Sent.OK
+        if result is Sent.OK or rng.random() < 0.7:
+            data = encode(batch)
+            if world.hit(world.faults.newer_marker):
+                data = NEWER_VERSION + data[1:]
+                world.stats["newer_markers"] += 1
+            slow = result is Sent.UNKNOWN and world.hit(world.faults.marker_slow)
+            travel_ms = rng.randint(20, 1_200) if slow else 0
+            world.schedule(travel_ms, self._append, batch, data)
+        return result
+
+    def _append(self, batch: Delay | Cancel | Reschedule, data: bytes) -> None:
+        self.world.markers_of(batch.source).append(data, about=replace(batch))
+
+    def _waited_ms(self, result: Sent) -> int:
+        return self.world.rng.randint(1, 5) if result is Sent.OK else self.world.rng.randint(5, PATIENCE_MS)
+
+
+def _decide(question: Cancel | Reschedule, value: bytes | None) -> Outcome | None:
+    """Return what a record says about the question's message, if that is decided by it."""
+    try:
+        batch = decode(value)
+    except CorruptMarker:
+        return None
+    if not isinstance(batch, Fact | Answer) or batch.source != question.source:
+        return None
+    offset = question.offsets[0]
+    if offset not in batch.offsets:
+        return None
+    if isinstance(batch, Fact):
+        cancelled = isinstance(question, Cancel) and batch.kind is Kind.CANCELLED
+        return Outcome.DONE if cancelled else Outcome.TOO_LATE
+    if batch.holder != question.holder:
+        return None
+    return Outcome(batch.outcomes[list(batch.offsets).index(offset)])

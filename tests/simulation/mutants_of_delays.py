@@ -1,0 +1,202 @@
+"""Mutants of all that concerns delayed messages: in the core, and in the simulated senders, askers and consumers."""
+
+from __future__ import annotations
+
+from tests.simulation.mutant import ANSWERING, CANCELLING, DELAYING, MOVING, Mutant, mutant
+
+_CORE, _SIMULATION = "marq.core.", "tests.simulation."
+_LEASES, _OPEN_MESSAGES, _QUESTIONS = _CORE + "leases", _CORE + "open_messages", _CORE + "questions"
+_TRACKER, _RESTORATION = _CORE + "tracker", _CORE + "restoration"
+_CONSUMER, _DELAYING = _SIMULATION + "consumer", _SIMULATION + "delaying"
+
+DELAY_MUTANTS: tuple[Mutant, ...] = (
+    # --- delay --------------------------------------------------------------------------------------------------------
+    mutant(
+        DELAYING,
+        "what waits is due when its span of the index begins",
+        _OPEN_MESSAGES,
+        "early moved order",
+        ("hint = Hint(lease.due_ms, ", "hint = Hint(lease.due_ms if lease.holder else lease.due_ms // 1000 * 1000, "),
+    ),
+    mutant(
+        DELAYING,
+        "a relative time counts from when the message was sent",
+        _LEASES,
+        "book-differs early moved",
+        (
+            "return self.clock.now_ms + time_ms if batch.relative else time_ms",
+            "return self.clock.now_ms - 50 + time_ms if batch.relative else time_ms",
+        ),
+    ),
+    mutant(
+        DELAYING,
+        "the first delivery of a delayed message consumes an attempt",
+        _LEASES,
+        "attempts",
+        ("Destination.QUEUE, lease.attempt, Cause.DUE)", "Destination.QUEUE, lease.attempt + 1, Cause.DUE)"),
+    ),
+    mutant(
+        DELAYING,
+        "a DELAY that is written again opens what was delivered",
+        _LEASES,
+        "book-differs table-differs fired-twice",
+        (
+            "marks.add(batch.from_offset, offsets[-1] + 1)\n            self._touched_marks.add(mark)\n        self.",
+            "pass\n        self.",
+        ),
+        send_unknown=0.5,
+        marker_slow=0.3,
+    ),
+    mutant(
+        DELAYING,
+        "delayed messages are forgotten by a restart",
+        _RESTORATION,
+        "table-differs lost not-drained",
+        (
+            "            leases[_OFFSET.unpack_from(key, len(key) - _OFFSET.size)[0]] = lease\n",
+            (
+                "            if lease.state < 4:\n"
+                "                leases[_OFFSET.unpack_from(key, len(key) - _OFFSET.size)[0]] = lease\n"
+            ),
+        ),
+    ),
+    mutant(
+        DELAYING,
+        "what is due in the same millisecond comes in any order",
+        _OPEN_MESSAGES,
+        "order",
+        ("Hint(lease.due_ms, lease.since_ms, opened.source,", "Hint(lease.due_ms, -lease.since_ms, opened.source,"),
+    ),
+    mutant(
+        DELAYING,
+        "a consumer hands out what is to be delivered later",
+        _CONSUMER,
+        "early",
+        ("                if _due_ms(record) != NOW:\n", "                if False:\n"),
+    ),
+    mutant(
+        DELAYING,
+        "a sender that repeats itself speaks for messages that are not written yet",
+        _DELAYING,
+        "lost not-drained",
+        (
+            "return first if self._unconfirmed[partition] else self.world.rng.randint(0, first)",
+            "return 0",
+        ),
+        send_unknown=0.5,
+        marker_slow=0.5,
+    ),
+    # --- cancel -------------------------------------------------------------------------------------------------------
+    mutant(
+        CANCELLING,
+        "a CANCEL of what is on its way is forgotten",
+        _LEASES,
+        "book-differs cancelled",
+        (
+            "                groups.setdefault(lease, []).append(offset)\n            elif lease is None",
+            (
+                "                if offset not in opened.firing:\n"
+                "                    groups.setdefault(lease, []).append(offset)\n"
+                "            elif lease is None"
+            ),
+        ),
+        slow_commit=0.3,
+        flush_aborted=0.2,
+        flush_unknown=0.2,
+    ),
+    mutant(
+        CANCELLING,
+        "a copy is sent of what was cancelled",
+        _LEASES,
+        "transaction",
+        (
+            "Fire(source, offset, lease, Destination.NOWHERE, lease.attempt, Cause.CANCELLED)",
+            "Fire(source, offset, lease, Destination.QUEUE, lease.attempt, Cause.CANCELLED)",
+        ),
+    ),
+    mutant(
+        CANCELLING,
+        "what somebody holds is cancelled",
+        _LEASES,
+        "book-differs cancelled after-ack answered",
+        (
+            "if lease is not None and lease.state in WAITING:\n                groups.setdefault(lease, [])",
+            "if lease is not None and lease.state.value < 5:\n                groups.setdefault(lease, [])",
+        ),
+    ),
+    # --- reschedule ---------------------------------------------------------------------------------------------------
+    mutant(
+        MOVING,
+        "what was moved is not looked for at its new time",
+        _LEASES,
+        "stuck",
+        (
+            "            self._replace(opened, offsets, moved)\n",
+            (
+                "            opened.leases.update(dict.fromkeys(offsets, moved))\n"
+                "            opened.changed.update(offsets)\n"
+            ),
+        ),
+    ),
+    mutant(
+        MOVING,
+        "what was moved is sent at its old time",
+        _OPEN_MESSAGES,
+        "moved order",
+        (
+            "if leases.get(offset) is lease and offset not in firing]",
+            (
+                "if (leases.get(offset) is lease or (offset in leases and leases[offset].state == 4))"
+                " and offset not in firing]"
+            ),
+        ),
+    ),
+    # --- answer -------------------------------------------------------------------------------------------------------
+    mutant(
+        ANSWERING,
+        "DONE of a message that is on its way",
+        _QUESTIONS,
+        "answered",
+        ("            if lease is not None and offset in opened.firing:\n", "            if False:\n"),
+        slow_commit=0.8,
+        late_read=0.5,
+    ),
+    mutant(
+        ANSWERING,
+        "an owner answers before it has read what the former one did",
+        _TRACKER,
+        "answered",
+        (
+            "return [] if self._tick_clock_ms is None else self.book.take_answers()",
+            "return self.book.take_answers()",
+        ),
+        tracker_crash=0.03,
+        tracker_rebalance_every_ms=200.0,
+        late_read=0.5,
+        slow_commit=0.5,
+    ),
+    mutant(
+        ANSWERING,
+        "whoever comes too late is told that all is well",
+        _QUESTIONS,
+        "answered",
+        ("outcome = Outcome.TOO_LATE if lease is None or offset not in opened.leases else ", "outcome = "),
+    ),
+    mutant(
+        ANSWERING,
+        "who asks again reads only what comes then",
+        _DELAYING,
+        "answered cancelled",
+        (
+            "            self._put(asking)\n        self.later",
+            (
+                "            self._put(asking)\n"
+                "            asking.position = asking.log.end(committed=False)\n"
+                "        self.later"
+            ),
+        ),
+        tracker_pause=0.03,
+        starved=0.02,
+        marker_unknown=0.3,
+    ),
+)
