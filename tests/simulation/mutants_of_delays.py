@@ -6,7 +6,7 @@ from tests.simulation.mutant import ANSWERING, CANCELLING, DELAYING, MOVING, Mut
 
 _CORE, _SIMULATION = "marq.core.", "tests.simulation."
 _LEASES, _OPEN_MESSAGES, _QUESTIONS = _CORE + "leases", _CORE + "open_messages", _CORE + "questions"
-_TRACKER, _RESTORATION = _CORE + "tracker", _CORE + "restoration"
+_TRACKER, _RESTORATION, _FIRES = _CORE + "tracker", _CORE + "restoration", _CORE + "fires"
 _CONSUMER, _DELAYING = _SIMULATION + "consumer", _SIMULATION + "delaying"
 
 DELAY_MUTANTS: tuple[Mutant, ...] = (
@@ -23,15 +23,12 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
         "a relative time counts from when the message was sent",
         _LEASES,
         "book-differs early moved",
-        (
-            "return self.clock.now_ms + time_ms if batch.relative else time_ms",
-            "return self.clock.now_ms - 50 + time_ms if batch.relative else time_ms",
-        ),
+        ("base_ms = now_ms if batch.relative else 0", "base_ms = now_ms - 50 if batch.relative else 0"),
     ),
     mutant(
         DELAYING,
         "the first delivery of a delayed message consumes an attempt",
-        _LEASES,
+        _FIRES,
         "attempts",
         ("Destination.QUEUE, lease.attempt, Cause.DUE)", "Destination.QUEUE, lease.attempt + 1, Cause.DUE)"),
     ),
@@ -107,7 +104,7 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
     mutant(
         CANCELLING,
         "a copy is sent of what was cancelled",
-        _LEASES,
+        _FIRES,
         "transaction",
         (
             "Fire(source, offset, lease, Destination.NOWHERE, lease.attempt, Cause.CANCELLED)",

@@ -265,7 +265,7 @@ SHELL_MUTANTS = (
         RETENTION,
         "a lost position is passed over in silence",
         _OWNER,
-        "position-lost book-differs table-differs",
+        "position-lost book-differs table-differs stuck",
         ("        if self.markers.start > self.position:\n            raise", "        if False:\n            raise"),
     ),
     mutant(
@@ -325,7 +325,7 @@ SHELL_MUTANTS = (
         SETTINGS,
         "trackers begin before they have read the settings",
         _OWNER,
-        "dead-letter attempts",
+        "dead-letter attempts book-differs",
         ("        self.known = world.definitions.newest\n", "        self.known = 0\n"),
     ),
     mutant(
@@ -391,6 +391,9 @@ SHELL_MUTANTS = (
         _CONSUMER,
         "delivered-twice",
         ("        if self.group.pending.of(sources):\n", "        if False:\n"),
+        rebalance_every_ms=200.0,
+        slow_commit=0.6,
+        commit_unknown=0.2,
     ),
     # --- readers ------------------------------------------------------------------------------------------------------
     mutant(
