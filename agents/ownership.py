@@ -441,8 +441,11 @@ class Ownership:
         self._note_lateness(fires)
         limit = self.around.max_message_bytes
         fires = [copies.fitting(fire, self._writing.payload(self.tracker, fire), limit) for fire in fires]
+        plan = self.scheduling.follow(self.tracker, fires, _monotonic_ms())
         try:
-            await self._write(fires=fires)
+            await self._write(fires=fires, plan=plan)
+            if plan:
+                self.scheduling.written(self._writing.marked)
         except (MessageSizeTooLargeError, RecordListTooLargeError):
             # The broker refuses a copy for its size, so nothing of this transaction was written.
             await self._fire_apart(fires)

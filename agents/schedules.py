@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from agents.surroundings import Surroundings
+from marq.core.fires import Fire
 from marq.core.markers import Batch, Payload
 from marq.core.names import PREVIOUS_HEADER
 from marq.core.planner import Planner
@@ -32,6 +33,10 @@ class Scheduling:
     def plan(self, tracker: Tracker, monotonic_ms: int) -> list[Batch]:
         """Return what is to be written now, in one transaction."""
         return self.planner.plan(tracker, monotonic_ms) if tracker.book.applied >= self._written else []
+
+    def follow(self, tracker: Tracker, fires: Sequence[Fire], monotonic_ms: int) -> Sequence[Batch]:
+        """Return what follows these messages, to be written in one transaction with them."""
+        return self.planner.follow(tracker, fires, monotonic_ms)
 
     def written(self, offset: int) -> None:
         """Note that a plan was written, up to this offset."""

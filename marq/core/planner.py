@@ -2,8 +2,8 @@
 
 A schedule has one message at a time that is not out yet: a DELAY whose number is the time, in the source that its
 definition has (:meth:`marq.core.schedules.Schedule.source`). It is a row as any other, so it survives whoever wrote it,
-is listed, moved and cancelled. When it has been delivered or cancelled, the next one is written. Why no time is lost,
-and none comes twice:
+is listed, moved and cancelled. The next one is written in the transaction that delivers it, or tells that it was
+cancelled. Why no time is lost, and none comes twice:
 
 * Only the owner plans, through the producer that fences every former one, and only when it has read all that was
   written before: so it never says again what it or another owner has said.
@@ -19,8 +19,9 @@ which was said before, is delivered late, and no other. With ``catch_up`` it fol
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from marq.core.fires import Fire
 from marq.core.leases import LeaseBook
 from marq.core.markers import Batch, Cause, Delay, Fact, Kind, Payload, Source, payload_bytes
 from marq.core.names import HEADER_ROOM_BYTES, PREVIOUS_HEADER, schedule_name
@@ -80,10 +81,7 @@ class Planner:
         if facts == self._planned_for:
             return []
         self._planned_for = facts
-        # By the own clock since the own TICK, which no jump of the broker's can move.
-        anchor = book.clock
-        now_s = (anchor.anchor_now_ms + monotonic_ms - anchor.anchor_monotonic_ms) // 1000
-        current = {self.source(each): each for each in self.schedules() if each.enabled}
+        now_s, current = _now_s(book, monotonic_ms), self._current()
         plan: list[Batch] = []
         #: By name: the first time that was withdrawn, None while one is on its way.
         freed: dict[str, int | None] = {}
@@ -96,6 +94,31 @@ class Planner:
             if first is not None:
                 plan += self._delays(book, tracker.holder, schedule, now_s, first - 1)
         return plan
+
+    def follow(self, tracker: Tracker, fires: Sequence[Fire], monotonic_ms: int) -> list[Delay]:
+        """Return what follows these, to be written in one transaction with them.
+
+        Written later, it could be written by the next owner, who does not know how late these were: of the times since
+        then none would come.
+        """
+        book = tracker.book
+        if not book.scheduled:
+            return []
+        fired: dict[Source, list[int]] = {}
+        for fire in fires:
+            if fire.source in book.scheduled:
+                fired.setdefault(fire.source, []).append(fire.offset)
+        if not fired:
+            return []
+        now_s, current = _now_s(book, monotonic_ms), self._current()
+        plan: list[Delay] = []
+        for source, numbers in fired.items():
+            if source in current and len(numbers) == len(book.open_in(source)):
+                plan += self._delays(book, tracker.holder, current[source], now_s, now_s)
+        return plan
+
+    def _current(self) -> dict[Source, Schedule]:
+        return {self.source(each): each for each in self.schedules() if each.enabled}
 
     def _withdraw(
         self, book: LeaseBook, holder: int, source: Source, plan: list[Batch], freed: dict[str, int | None]
@@ -134,6 +157,11 @@ class Planner:
             return []
         payloads = [_payload(schedule, *each) for each in zip(times, [last, *times], strict=False)]
         return [Delay(schedule.queue, holder, source, times, [time_s * 1000 for time_s in times], False, 0, payloads)]
+
+
+def _now_s(book: LeaseBook, monotonic_ms: int) -> int:
+    """The log's time by the own clock since the own TICK: no jump of the broker's clock can move it."""
+    return (book.clock.anchor_now_ms + monotonic_ms - book.clock.anchor_monotonic_ms) // 1000
 
 
 def _payload(schedule: Schedule, time_s: int, previous_s: int | None) -> Payload:

@@ -137,7 +137,8 @@ class Owner:
         """Append copies and the facts that tell of them: nobody can see the ones without the others."""
         limit = self._sender.limit_bytes
         fires = [copies.fitting(fire, self._payload(fire.source, fire.offset), limit) for fire in fires]
-        facts = [encode(fact) for fact in self._tracker.facts(fires)]
+        following = self._planner.follow(self._tracker, fires, self._clock.now_ms)
+        facts = [encode(fact) for fact in self._tracker.facts(fires)] + [encode(delay) for delay in following]
         sent = [(self._copy(fire), fire.source) for fire in fires if fire.destination is not Destination.NOWHERE]
         for fact in facts:
             self._append(fact)

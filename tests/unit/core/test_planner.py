@@ -86,6 +86,8 @@ class Life:
             tick = (
                 [] if plan or fires or self.tracker.tick_in_ms(self.now_ms) != 0 else [self.tracker.tick(self.now_ms)]
             )
+            following = self.planner.follow(self.tracker, fires, self.now_ms)
+            planned += following
             batches = [*plan, *self.tracker.facts(fires), *tick]
             if not batches:
                 return planned
@@ -184,6 +186,27 @@ def test_of_the_times_without_a_worker_the_first_comes_late_and_then_the_next_to
     life.restart()
 
     assert life.delivered == times(0, 1)
+    assert life.waiting == times(6, 1)
+
+
+def test_what_follows_a_message_is_said_together_with_its_delivery() -> None:
+    """Else an owner that dies in between leaves it to the next one, which takes the times since then for missed."""
+    life = Life()
+    life.define()
+    life.work()
+    life.now_ms = times(0, 1)[0] * 1000
+    life.tracker.saw(life.now_ms)
+    life.append(life.tracker.tick(life.now_ms))
+    fires = life.tracker.due()
+
+    [following] = life.planner.follow(life.tracker, fires, life.now_ms)
+
+    assert following.offsets == times(1, 1)
+    for batch in [*life.tracker.facts(fires), following]:
+        life.append(batch)
+    life.now_ms = (times(5, 1)[0] + 7) * 1000
+    life.restart()
+    assert life.delivered == times(1, 1)
     assert life.waiting == times(6, 1)
 
 

@@ -1,0 +1,168 @@
+"""Schedules on real workers: each time comes once, whoever is killed, restarted or away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import marq
+from broker import EmbeddedBroker
+from marq.core.markers import Delay
+from tests.worker.harness import Installation, Worker, eventually, header
+from tests.worker.test_delays import clients_of, faust
+
+Make = Callable[..., Worker]
+EACH_SECOND = "* * * * * *"
+QUEUE = "reports"
+
+
+def toml(**settings: Any) -> str:
+    """A queues.toml with one schedule."""
+    document = {"queue": QUEUE, "cron": EACH_SECOND, **settings}
+    return "[schedules.often]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in document.items())
+
+
+async def sent(installation: Installation) -> list[tuple[int, bytes | None]]:
+    """The times whose messages were delivered, in the order of the log of each partition, with their values."""
+    records = await installation.records(installation.names.messages)
+    found = [(header(record)["marq-id"], record.value) for record in records if record.key == QUEUE.encode()]
+    return sorted((int(identity.decode().rpartition("/")[2]), value) for identity, value in found)
+
+
+async def until_sent(installation: Installation, count: int, limit: float = 60.0) -> list[int]:
+    """Wait until so many times have come; return all of them."""
+    found = await eventually(lambda: sent(installation), lambda found: len(found) >= count, limit=limit)
+    return [each for each, _ in found]
+
+
+def without_a_gap(times: Sequence[int]) -> bool:
+    return list(times) == list(range(times[0], times[0] + len(times)))
+
+
+async def test_kills_and_takeovers_double_no_time_and_lose_none_of_a_schedule_that_catches_up(
+    new_worker: Make, broker: EmbeddedBroker
+) -> None:
+    first = await new_worker(queues=toml(catch_up=True)).start().ready()
+    async with Installation(broker.bootstrap_servers, first.names) as installation:
+        await until_sent(installation, 2)
+        other = new_worker(like=first).start()
+        await other.ready(1)
+        for _ in range(2):
+            first.kill()
+            # Of both partitions, after the session of the dead one.
+            await other.ready(2)
+            count = len(await sent(installation))
+            await until_sent(installation, count + 3)
+            first, other = other, new_worker(like=other).start()
+            await other.ready(1)
+        first.kill()
+        other.kill()
+        last = await new_worker(like=other).start().ready(2)
+        count = len(await sent(installation))
+        await until_sent(installation, count + 3)
+        await last.stop()
+
+        times = [each for each, _ in await sent(installation)]
+        assert without_a_gap(times)
+        assert len(times) >= time.time() - times[0] - 15
+
+
+async def test_after_an_absence_one_late_message_comes_and_then_those_of_their_times(
+    new_worker: Make, broker: EmbeddedBroker
+) -> None:
+    worker = await new_worker(queues=toml()).start().ready()
+    async with Installation(broker.bootstrap_servers, worker.names) as installation:
+        before = await until_sent(installation, 3)
+        worker.kill()
+        before = [each for each, _ in await sent(installation)]
+        await asyncio.sleep(5)
+        back_s = time.time()
+        await new_worker(like=worker).start().ready()
+        await until_sent(installation, len(before) + 4)
+
+        times = [each for each, _ in await sent(installation)]
+        assert without_a_gap(before)
+        late, *after = times[len(before) :]
+        assert late == before[-1] + 1
+        assert without_a_gap(after)
+        assert after[0] >= back_s
+
+
+async def test_a_changed_file_takes_the_place_of_the_former_one_and_leaves_nothing(
+    new_worker: Make, broker: EmbeddedBroker
+) -> None:
+    worker = await new_worker(queues=toml(value="old", catch_up=True)).start().ready()
+    async with Installation(broker.bootstrap_servers, worker.names) as installation:
+        await until_sent(installation, 2)
+        await worker.stop()
+        (worker.directory / "queues.toml").write_text(toml(value="new", catch_up=True))
+        worker = await new_worker(like=worker).start().ready()
+        count = len(await sent(installation))
+        await until_sent(installation, count + 3)
+        found = await sent(installation)
+        values = [value for _, value in found]
+        assert without_a_gap([each for each, _ in found])
+        assert values == sorted(values, reverse=True)
+        assert set(values) == {b"old", b"new"}
+
+        await worker.stop()
+        (worker.directory / "queues.toml").write_text("")
+        worker = await new_worker(like=worker).start().ready()
+        await eventually(lambda: worker.queue(QUEUE), lambda found: found.get("waiting_for_delivery") == 0)
+        count = len(await sent(installation))
+        await asyncio.sleep(2.5)
+        assert len(await sent(installation)) == count
+
+
+async def test_two_workers_plan_each_schedule_once_and_all_pages_show_them(
+    new_worker: Make, broker: EmbeddedBroker
+) -> None:
+    worker = await new_worker().start().ready()
+    other = await new_worker(like=worker).start().ready(1)
+    await eventually(worker.partitions, lambda found: len(found) == 1)
+    names = [f"s{number}" for number in range(6)]
+    async with (
+        Installation(broker.bootstrap_servers, worker.names) as installation,
+        marq.Schedules(**clients_of(worker, broker)) as schedules,
+    ):
+        for name in names:
+            await schedules.define(name, queue=QUEUE, cron="0 0 1 1 *", timezone="Europe/Berlin", value=name)
+        await schedules.define("often", queue=QUEUE, cron=EACH_SECOND)
+        await schedules.define("never", queue=QUEUE, cron=EACH_SECOND, enabled=False)
+
+        async def shown(of: Worker) -> dict[str, dict[str, Any]]:
+            status, text = await of.page("/api/schedules")
+            found = json.loads(text) if status == 200 else {"complete": False, "schedules": []}
+            return {each["name"]: each for each in found["schedules"]} if found["complete"] else {}
+
+        for each in (worker, other):
+            found = await eventually(
+                lambda each=each: shown(each),  # type: ignore[misc]
+                lambda found: all(found.get(name, {}).get("next") for name in (*names, "often")),
+            )
+            assert sorted(found) == sorted([*names, "never", "often"])
+            assert (found["never"]["next"], found["never"]["enabled"]) == (None, False)
+            assert found["s0"]["next"].endswith("-12-31T23:00:00+00:00")
+            assert found["s0"]["last"] is None
+        await eventually(lambda: shown(worker), lambda found: found.get("often", {}).get("last"))
+        delays = [batch for _, batch in await installation.markers() if isinstance(batch, Delay)]
+        planned = [batch.source.topic.split("/")[1] for batch in delays]
+        assert sorted(name for name in planned if name != "often") == names
+
+    code, output, _ = await faust(worker, "schedules", "--json")
+    document = json.loads(output)
+    assert (code, document["complete"]) == (0, True)
+    assert {each["name"]: each["value"] for each in document["schedules"]}["s3"] == "s3"
+    assert all(each["next"] for each in document["schedules"] if each["enabled"])
+    code, output, _ = await faust(worker, "schedules")
+    assert (code, "switched" in output) == (0, True)
+
+
+async def test_a_worker_says_what_is_wrong_with_a_schedule_of_its_file(new_worker: Make) -> None:
+    worker = new_worker(queues=toml(cron="61 * * * *")).start()
+
+    assert await worker.ended() == 1
+    assert "schedule 'often': cron: '61 * * * *' can't be understood: bad minute" in worker.log()
