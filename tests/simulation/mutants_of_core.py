@@ -104,23 +104,23 @@ CORE_MUTANTS = (
     mutant(
         COALESCING,
         "deletions are not written",
-        _LEASES,
+        _OPEN_MESSAGES,
         "table-differs rows-left",
-        ('        changes.update(dict.fromkeys(rows.row_keys(source, opened.ended, b"r")))\n', ""),
+        ('        changes.update(dict.fromkeys(row_keys(source, self.ended, b"r")))\n', ""),
     ),
     mutant(
         COALESCING,
         "the second row of a message outlives it",
-        _LEASES,
+        _OPEN_MESSAGES,
         "table-differs rows-left",
-        ("        gone = [offset for offset in opened.ended if offset in opened.restated]\n", "        gone = []\n"),
+        ("        gone = [offset for offset in self.ended if offset in self.restated]\n", "        gone = []\n"),
     ),
     mutant(
         COALESCING,
         "a lease that changed after its row was written is not written",
-        _LEASES,
+        _OPEN_MESSAGES,
         "table-differs",
-        ("            changes[key] = rows.encode_lease(opened.leases[offset])\n", "            pass\n"),
+        ("            changes[key] = encode_lease(self.leases[offset])\n", "            pass\n"),
     ),
     mutant(
         COALESCING,
@@ -157,10 +157,11 @@ CORE_MUTANTS = (
         _LEASES,
         "book-differs after-ack",
         (
-            "closed = self._close(opened, batch.offsets)",
+            "closed = self._close(opened, batch.offsets)\n        counts = self._count(batch.queue)\n        counts.a",
             (
                 "closed = self._close(opened, [o for o in batch.offsets"
-                " if o in opened.leases and opened.leases[o].holder == batch.holder])"
+                " if o in opened.leases and opened.leases[o].holder == batch.holder])\n"
+                "        counts = self._count(batch.queue)\n        counts.a"
             ),
         ),
     ),
@@ -191,7 +192,10 @@ CORE_MUTANTS = (
         "a fact does not close its message",
         _LEASES,
         "book-differs fired-twice",
-        ("        self._close(opened, batch.offsets)\n        counts", "        counts"),
+        (
+            "closed = self._close(opened, batch.offsets)\n        counts = self._count(batch.queue)\n        if",
+            "closed = 0\n        counts = self._count(batch.queue)\n        if",
+        ),
     ),
     mutant(
         ONE_TRANSACTION,

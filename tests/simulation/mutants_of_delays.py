@@ -38,8 +38,8 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
         _LEASES,
         "book-differs table-differs fired-twice",
         (
-            "marks.add(batch.from_offset, offsets[-1] + 1)\n            self._touched_marks.add(mark)\n        self.",
-            "pass\n        self.",
+            "            marks.add(batch.from_offset, offsets[-1] + 1)\n            self._touched_marks.add(mark)\n",
+            "",
         ),
         send_unknown=0.5,
         marker_slow=0.3,
