@@ -31,6 +31,7 @@ from app.handlers_process import HandlersProcess, create_handlers_app
 from app.handlers_processes import HandlersProcesses, stop_limit_s
 from app.handlers_role import HandlersRole
 from app.members import Group
+from app.memory import Heap
 from app.publication import differences, publish
 from app.watchdog import Watchdog
 from app.web import Figures, MarqWeb
@@ -55,6 +56,7 @@ class WorkerApp(MarqApp):
     #: The trackers.
     group: Group
     _expelling: asyncio.Task[None] | None = None
+    _tidying: asyncio.Task[None] | None = None
     #: Only with the role handlers, and once it runs.
     handlers: HandlersRole | None = None
     #: Once it runs.
@@ -69,6 +71,7 @@ class WorkerApp(MarqApp):
 
     async def _begin(self) -> None:
         roles, settings = self.settings.roles, self.settings
+        self._tidying = asyncio.create_task(Heap().live(), name="heap")
         if Role.HANDLERS in roles:
             self.handlers = HandlersRole(settings.handlers, self._new_processes)
         file = load_queues(settings.queues_file, None if self.handlers is None else self.handlers.documents)
@@ -119,8 +122,9 @@ class WorkerApp(MarqApp):
         # have folded.
         if self.handlers is not None:
             await self.handlers.stop()
-        if self._expelling is not None:
-            self._expelling.cancel()
+        for task in (self._expelling, self._tidying):
+            if task is not None:
+                task.cancel()
         await self.owners.stop()
         await self.queues.stop()
         await self.group.stop()

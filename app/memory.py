@@ -1,25 +1,66 @@
-"""How the process gets its memory from the system: so that what a worker held for a moment does not stay with it.
+"""Gives back to the system what the process does not need any more.
 
 A worker reads, keeps for a second, and writes buffers of a hundred kilobytes and more, between objects that live for
-hours. From the C library's heap they leave holes that nothing fills: with a million delayed messages a third of the
-process. In mappings of their own they go back to the system when they are freed.
+hours. They leave holes in the C library's heap that it keeps for later: with a million delayed messages a third of the
+process. (Mappings of their own for such buffers would leave none, and cost a third of the tracker's time.)
 """
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import logging
 
-#: Buffers from this size on have a mapping of their own; the C library would otherwise raise it up to 32 MiB.
-MAPPED_BYTES = 64 << 10
-#: Threads share one heap: each with its own would leave the same holes again.
-HEAPS = 1
-# Of glibc's malloc.h.
-_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
+log = logging.getLogger("marq.worker")
+
+#: How often it is looked at, and how many unused bytes are worth it.
+LOOK_SECONDS = 3.0
+WORTH_BYTES = 48 << 20
 
 
-def return_buffers() -> bool:
-    """Let large buffers go back to the system when they are freed; return False where the C library can't."""
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option is None:
-        return False
-    return bool(set_option(_M_MMAP_THRESHOLD, MAPPED_BYTES) and set_option(_M_ARENA_MAX, HEAPS))
+class _Mallinfo2(ctypes.Structure):
+    """What glibc knows of its heap, in bytes."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in [
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        ]
+    )
+
+
+class Heap:
+    """The C library's heap; of another library than glibc nothing is known, and nothing is done."""
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL(None)
+        self._info = getattr(library, "mallinfo2", None)
+        self._trim = getattr(library, "malloc_trim", None)
+        if self._info is not None:
+            self._info.restype = _Mallinfo2
+
+    @property
+    def unused_bytes(self) -> int:
+        """What the heap keeps for later."""
+        return 0 if self._info is None else int(self._info().fordblks)
+
+    def give_back(self) -> None:
+        """Return unused pages to the system."""
+        if self._trim is not None:
+            self._trim(0)
+
+    async def live(self) -> None:
+        """Give back what is worth it, now and then, without holding anybody up."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if self.unused_bytes > WORTH_BYTES:
+                await asyncio.to_thread(self.give_back)

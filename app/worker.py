@@ -15,7 +15,6 @@ from typing import IO, Any
 import faust
 from faust.exceptions import AlreadyConfiguredWarning
 
-from app.memory import return_buffers
 from config.settings import Role
 from marq.core.errors import ConfigError
 
@@ -30,7 +29,6 @@ class MarqWorker(faust.Worker):
 
     def __init__(self, app: Any, *services: Any, **kwargs: Any) -> None:
         self._stop_timeout = app.settings.stop_timeout
-        return_buffers()
         app.log_level = kwargs.get("loglevel")
         if Role.WEB not in app.settings.roles:
             app.conf.web_enabled = False
