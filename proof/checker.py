@@ -107,6 +107,8 @@ class _Verdict:
 
     def _judge_record(self, trail: Trail) -> None:
         evidence, report = self._evidence, self._report
+        if not trail.id and trail.key in evidence.letters:
+            return  # a dead letter that was deleted
         if not trail.id:
             self._find("from-nowhere", f"{trail.key}: there is no such record", trail.events)
             return

@@ -12,6 +12,7 @@ import marq
 from marq.core.marker_codec import decode
 from marq.core.markers import Source
 from marq.core.names import Names
+from marq.core.notes import is_note
 from proof import history
 from proof.checker import check
 from proof.history import History
@@ -43,12 +44,14 @@ class Observed:
         self._told = told
         self._source = ""
         self.ended: set[int] = set()
+        #: From then on all is acknowledged.
+        self.mended = False
 
     async def handle(self, message: marq.Message) -> None:
         """Acknowledge, release, reject or forget, by the number that the message has."""
         self._say("deliver", message, record=self._place(message), attempt=message.attempt, group="g", queue=QUEUE)
         number = int(message.value)
-        choice = number % 5
+        choice = 0 if self.mended else number % 5
         if choice == 1 and message.attempt == 1:
             await self._settle("release", message)
         elif choice == 2:
@@ -101,6 +104,20 @@ async def receive(observed: Observed, servers: str, prefix: str) -> None:
             await asyncio.gather(*map(observed.handle, await consumer.receive(MESSAGES, wait=0.5)))
 
 
+async def redrive(told: History, observed: Observed, servers: str, prefix: str) -> None:
+    """Delete some of the dead letters, send back the others by two calls at once, and receive them."""
+    async with marq.DeadLetters(servers, prefix=prefix) as letters:
+        deleted = await letters.delete(QUEUE, limit=3)
+        calls = await asyncio.gather(letters.redrive(QUEUE, rate=200), letters.redrive(QUEUE))
+    redriven = sum(each.redriven for each in calls)
+    assert (deleted.deleted, redriven) == (3, calls[0].chosen)
+    observed.mended = True
+    observed.ended.clear()
+    async with marq.Consumer(QUEUE, servers, prefix=prefix, max_lease=LEASE) as consumer, asyncio.timeout(60):
+        while len(observed.ended) < redriven:
+            await asyncio.gather(*map(observed.handle, await consumer.receive(MESSAGES, wait=0.5)))
+
+
 async def all_ended(worker: Worker) -> bool:
     figures = await worker.queue(QUEUE)
     return not any(figures[name] for name in ("in_flight", "waiting_for_redelivery", "waiting_for_dead_letters"))
@@ -111,6 +128,9 @@ async def read_logs(told: History, servers: str, names: Names) -> None:
         for topic, op in ((names.messages, "record"), (names.dead_letters, "dead")):
             for each in await marq_.records(topic):
                 log = history.log_name(Source(topic, each.partition))
+                if is_note(each.headers):
+                    told.events.append(history.note(log, each.value))
+                    continue
                 fields = (each.offset, each.timestamp, (each.key or b"").decode(), each.key, each.value, each.headers)
                 told.events.append(history.record(log, *fields, op=op))
         for each in await marq_.records(names.markers):
@@ -125,7 +145,10 @@ async def test_what_real_clients_and_a_real_worker_did_is_a_history_without_a_fi
     told.add("queues", "ok", "settings", version=1, queues={QUEUE: SETTINGS})
 
     await send(told, servers, names.prefix)
-    await receive(Observed(told), servers, names.prefix)
+    observed = Observed(told)
+    await receive(observed, servers, names.prefix)
+    await eventually(lambda: all_ended(worker))
+    await redrive(told, observed, servers, names.prefix)
     await eventually(lambda: all_ended(worker))
     await read_logs(told, servers, names)
 
@@ -138,4 +161,5 @@ async def test_what_real_clients_and_a_real_worker_did_is_a_history_without_a_fi
     assert report.causes[2] >= share
     assert report.duplicates == sum(report.causes.values())
     assert report.dead >= share
+    assert report.redriven == report.dead - 3
     assert report.redelivered >= 3 * share

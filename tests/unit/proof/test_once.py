@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from marq.core.markers import Cause, Delay, Fact, Kind, Payload, Source, Spend
+from marq.core.markers import Cause, Delay, Discard, Fact, Kind, Payload, Source, Spend
 from proof import history
 from proof.checker import check
 from proof.findings import Report
@@ -113,6 +113,18 @@ def test_a_redrive_that_is_asked_for_again_changes_nothing() -> None:
         story.history.events.append({**asked, "offset": story.offset, "time_ms": story.time_ms})
 
     assert judged(again).findings == []
+
+
+def test_a_dead_letter_that_is_deleted_is_dead_and_not_lost() -> None:
+    def deleted(story: OnceStory) -> None:
+        bury(story)
+        story.mark(Discard(QUEUE, ASKER, LETTERS, [0]))
+        story.history.events.append(history.note(DEAD, NOTE.replace(b"redriven", b"deleted")))
+
+    report = judged(deleted)
+
+    assert [str(finding) for finding in report.findings] == []
+    assert (report.dead, report.redriven, report.lost) == (1, 0, 0)
 
 
 def test_what_is_spent_and_not_finished_is_counted() -> None:
