@@ -65,3 +65,16 @@ def test_marqs_own_topics_are_nobodys() -> None:
 
     with pytest.raises(ConfigError, match=r"queues.toml: \[queues.orders\]: topic: 'marq.messages' is marq's own"):
         check_topics(mine.definitions, Names(), mine)
+
+
+def test_schedules_of_the_file_are_published_and_those_that_it_has_no_more_taken_away() -> None:
+    known = Definitions()
+    known.fold(b"schedule-file:gone", {"queue": "a", "cron": "* * * * *"})
+    known.fold(b"schedule-file:same", {"queue": "b", "cron": "* * * * *"})
+    known.fold(b"schedule:same", {"enabled": False})
+    known.fold(b"schedule:made", {"queue": "c", "cron": "* * * * *"})
+    schedules = {"same": {"queue": "b", "cron": "* * * * *"}, "new": {"queue": "d", "cron": "* * * * *"}}
+
+    found = differences(known, QueuesFile(Path("queues.toml"), {}, {}, schedules))
+
+    assert found == {b"schedule-file:gone": None, b"schedule-file:new": schedules["new"]}

@@ -111,3 +111,23 @@ def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch, variable: st
 
     with pytest.raises(ConfigError, match=variable):
         load_settings()
+
+
+def test_schedules_are_read_and_mistakes_are_named_with_schedule_and_key(tmp_path: Path) -> None:
+    text = '[schedules.daily]\nqueue = "reports"\ncron = "0 9 * * *"\n'
+    file = load_queues(write(tmp_path, text))
+    assert file.schedules == {"daily": {"queue": "reports", "cron": "0 9 * * *"}}
+    assert file.definitions.schedules.current["daily"].queue == "reports"
+    assert file.fingerprint != load_queues(write(tmp_path, "")).fingerprint
+
+    for wrong, said in [
+        ("often = true", r"\[schedules.daily\]: often: unknown key"),
+        ("value = 7", r"\[schedules.daily\]: value: expected text"),
+        ('timezone = "Mars/Base"', r"schedule 'daily': timezone: 'Mars/Base' is not known"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            load_queues(write(tmp_path, text + wrong))
+    with pytest.raises(ConfigError, match=r"\[schedules.daily\]: cron: it is missing"):
+        load_queues(write(tmp_path, '[schedules.daily]\nqueue = "reports"'))
+    with pytest.raises(ConfigError, match="expected the name of a schedule"):
+        load_queues(write(tmp_path, text.replace("daily", '"a b"')))

@@ -127,3 +127,35 @@ def test_keys_of_a_newer_writer_are_passed_over() -> None:
     definitions.fold(b"file:emails", {"group": "background", "colour": "blue"})
 
     assert definitions("emails") == QueueSettings(group="background")
+
+
+def test_schedules_have_two_layers_and_count_when_they_are_whole() -> None:
+    definitions = Definitions()
+    definitions.fold(b"schedule:daily", {"value": "x", "of a later version": 1})
+    assert definitions.schedules.current == {}
+
+    definitions.fold(b"schedule-file:daily", {"queue": "reports", "cron": "0 9 * * *", "value": "file's"})
+    [schedule] = definitions.schedules.current.values()
+    assert (schedule.queue, schedule.cron, schedule.value) == ("reports", "0 9 * * *", "x")
+
+    before = definitions.schedules.version
+    with pytest.raises(ConfigError, match="the record 'schedule:daily': cron: expected a cron expression"):
+        definitions.fold(b"schedule:daily", {"cron": "often"})
+    assert (definitions.schedules.current["daily"], definitions.schedules.version) == (schedule, before)
+
+    definitions.fold(b"schedule-file:daily", None)
+    assert (definitions.schedules.current, definitions.schedules.names()) == ({}, ["daily"])
+    assert definitions.names() == []
+
+
+def test_the_digest_says_what_is_sent_and_when_and_nothing_else() -> None:
+    definitions = Definitions()
+
+    def digest(**changes: object) -> str:
+        definitions.fold(b"schedule:s", {"queue": "q", "cron": "0 9 * * *", **changes})
+        return definitions.schedules.current["s"].digest
+
+    same = digest()
+    assert digest(enabled=False) == digest(catch_up=True) == digest(timezone="UTC") == same
+    others = [digest(queue="p"), digest(cron="1 9 * * *"), digest(value="x"), digest(headers={"a": "b"})]
+    assert len({same, digest(timezone="Europe/Berlin"), *others}) == 6

@@ -1,0 +1,52 @@
+"""Schedules in memory: they send as time passes, and nobody waits for the last one."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+import marq
+from marq.testing import Broker, Unfinished
+
+DAILY = {"queue": "reports", "cron": "0 9 * * *", "value": "daily"}
+
+
+async def test_a_schedule_of_the_settings_sends_as_time_passes() -> None:
+    async with Broker(schedules={"daily": DAILY}) as broker:
+        await broker.advance(timedelta(days=30))
+
+        messages = broker.messages("reports")
+        assert len(messages) == 30
+        assert all((message.sent_at.hour, message.sent_at.minute) == (9, 0) for message in messages)
+        assert [each.name for each in broker.schedules.list()] == ["daily"]
+
+
+async def test_a_drained_queue_may_have_a_schedule() -> None:
+    seen: list[bytes] = []
+
+    @marq.handler("reports")
+    async def handle(message: marq.Message) -> None:
+        seen.append(message.value)
+
+    async with Broker(schedules={"daily": DAILY}) as broker, broker.producer() as producer:
+        await producer.send("reports", b"now")
+        await producer.send("reports", b"later", delay=5)
+        await broker.run(handle, limit=5)
+
+        assert b"later" in seen
+        await producer.send("reports", b"again")
+        with pytest.raises(Unfinished):
+            await broker.drain("reports", limit=0.1)
+
+
+async def test_a_consumer_that_waits_gets_the_message_of_its_time() -> None:
+    async with Broker(schedules={"daily": DAILY}) as broker, broker.consumer("reports") as consumer:
+        [message] = await consumer.receive(wait=timedelta(days=1))
+        assert message.value == b"daily"
+        await message.ack()
+
+
+def test_what_is_no_schedule_is_refused() -> None:
+    with pytest.raises(marq.ConfigError, match="schedule 'daily': cron: it is missing"):
+        Broker(schedules={"daily": {"queue": "reports"}})
