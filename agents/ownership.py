@@ -384,7 +384,7 @@ class Ownership:
             waits.append(tick_in_ms / 1000)
         if self.tracker.awaited_ms(_monotonic_ms()):
             waits.append(TICK_READ_SECONDS)
-        if self._inbox or self._stopping:
+        if self._inbox or self._stopping or self.scheduling.has_to_plan(self.tracker):
             return
         self._arrived.clear()
         timeout = min(waits)

@@ -34,6 +34,10 @@ class Scheduling:
         """Return what is to be written now, in one transaction."""
         return self.planner.plan(tracker, monotonic_ms) if tracker.book.applied >= self._written else []
 
+    def has_to_plan(self, tracker: Tracker) -> bool:
+        """Whether there may be something to write now."""
+        return tracker.book.applied >= self._written and self.planner.has_to_plan(tracker)
+
     def follow(self, tracker: Tracker, fires: Sequence[Fire], monotonic_ms: int) -> Sequence[Batch]:
         """Return what follows these messages, to be written in one transaction with them."""
         return self.planner.follow(tracker, fires, monotonic_ms)

@@ -356,7 +356,7 @@ class LeaseBook:
         self._firing_count -= before - len(opened.firing)
         closed = self._close(opened, batch.offsets)
         counts = self._count(batch.queue)
-        if Cause.WITHDRAWN in batch.causes and is_scheduled(batch.source.topic):
+        if is_scheduled(batch.source.topic) and Cause.WITHDRAWN in batch.causes:
             self._forget_marks(batch.source)
             counts.cancelled += closed
             return

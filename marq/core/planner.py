@@ -71,16 +71,19 @@ class Planner:
     def source(self, schedule: Schedule) -> Source:
         return schedule.source(self._partitions)
 
+    def has_to_plan(self, tracker: Tracker) -> bool:
+        """Whether anything has changed since the last plan, and all is known that was written before."""
+        return tracker.caught_up and self._planned_for != (tracker.book.scheduled_changes, self._layers().version)
+
     def plan(self, tracker: Tracker, monotonic_ms: int) -> list[Batch]:
         """Return what is to be written now, in one transaction; what was written before must have been read back."""
         book = tracker.book
         if not tracker.caught_up:
             self._planned_for = None
             return []
-        facts = (book.scheduled_changes, self._layers().version)
-        if facts == self._planned_for:
+        if not self.has_to_plan(tracker):
             return []
-        self._planned_for = facts
+        self._planned_for = (book.scheduled_changes, self._layers().version)
         now_s, current = _now_s(book, monotonic_ms), self._current()
         plan: list[Batch] = []
         #: By name: the first time that was withdrawn, None while one is on its way.

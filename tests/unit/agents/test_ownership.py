@@ -21,6 +21,7 @@ from marq.core.markers import Acquire, Cause, Columns, Payload, Source
 from marq.core.names import Names
 from marq.core.queue import QueueSettings
 from marq.core.rows import Lease
+from marq.core.schedules import ScheduleLayers
 from tables.leases import LeaseTable
 
 
@@ -241,3 +242,33 @@ async def test_a_copy_whose_partition_is_gone_goes_to_the_shared_topic(monkeypat
     await owner._fire(fires)
 
     assert producer.committed == ["t.messages", "t.markers"]
+
+
+async def test_a_schedule_that_is_defined_while_the_owner_is_at_work_is_planned_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A wake-up is lost when nobody waits for it yet; the partition of a new schedule may be idle for ever."""
+    layers = ScheduleLayers()
+    owner = Ownership(0, surroundings(schedules=lambda: layers), state="owner")
+    owner._position, owner._flushed_at = 0, 0.0
+    written: list[Any] = []
+
+    async def write(**what: Any) -> None:
+        tick, plan = what.get("tick"), what.get("plan")
+        if tick is not None:
+            record = SimpleNamespace(offset=0, value=encode(tick), timestamp=1_700_000_000_000)
+            await owner.deliver(SimpleNamespace(value=Fetched(0, 1, [record])))  # type: ignore[arg-type]
+        elif plan:
+            written.extend(plan)
+            owner._stopping = True
+        else:
+            # After the step in which schedules are looked at.
+            layers.fold("schedule", "daily", {"queue": "reports", "cron": "0 9 * * *"})
+            owner.wake()
+
+    monkeypatch.setattr(owner, "_write", write)
+    async with asyncio.timeout(10):
+        await owner._work()
+
+    [delay] = written
+    assert (type(delay).__name__, delay.queue) == ("Delay", "reports")
