@@ -27,7 +27,7 @@ from marq.reader import GroupMember
 from marq.serving import Serving
 from marq.settings import ClientOptions, ClientSettings, whole_number
 from marq.shelf import Shelf
-from marq.starts import MARKED, check_start
+from marq.starts import MARKED, TRANSACTIONAL, check_start
 from marq.topics import Topics
 from marq.watch import watch_for_tracker
 from marq.words import missing
@@ -355,6 +355,11 @@ class _Running:
             self._group = membership.kafka_group(names, definitions)
             reader = cluster.member(self._group, serving, instance_id)
             start, starting = cluster.start(how, topics, reader, self._group, instance_id)
+            once = start
+            if how != TRANSACTIONAL:
+                # Connected when there is something to start at most once, if ever.
+                once, transactions = cluster.start(TRANSACTIONAL, topics, reader, self._group, instance_id)
+                self._connections.append(transactions)
             settler = cluster.writer(topics)
             for connection in (starting, settler):
                 self._connections.append(connection)
@@ -366,6 +371,7 @@ class _Running:
                 start,
                 settler,
                 flow_settings(topics, definitions),
+                once=once,
                 shelf=self.shelf,
                 clock=cluster.now_s,
                 wall=cluster.wall_s,

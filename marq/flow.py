@@ -89,7 +89,9 @@ class Flow:
     """Receives messages for one or more queues from one reader.
 
     ``start`` acquires and commits; ``settler`` writes all other markers, so that an ACQUIRE never waits behind acks.
-    ``shelf``: one for the messages of all queues; without it each queue has its own.
+    ``once`` does what ``start`` does for queues that deliver at most once, since a marked start leaves a moment between
+    ACQUIRE and commit in which a crash doubles messages. ``shelf``: one for the messages of all queues; without it each
+    queue has its own.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Flow:
         settler: MarkerWriter,
         settings: FlowSettings,
         *,
+        once: Start | None = None,
         shelf: Shelf | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -125,7 +128,7 @@ class Flow:
         #: What becomes of messages that fail.
         self.rules = Rules(settings.queue, serving.queues, clock, self._opened)
         self._reader = reader
-        self._start = start
+        self._start, self._once = start, once or start
         self._settings = settings
         self._clock = clock
         self._sleep = sleep
@@ -419,7 +422,7 @@ class Flow:
             # 2 and 3. Refused, or not known to be durable: some messages may be open now, and no offset says that they
             # are read. They are read again, and acquiring them again takes over what is open. Committed is all that was
             # read, for the records of other queues are not ours to keep.
-            await self._start.take(
+            await self._start_of(acquired).take(
                 [record for each in acquired for record in each.records()],
                 {source: read[-1].offset + 1 for source, read in records.items()},
                 self._settings.shortest_lease_ms / 1000,
@@ -435,6 +438,10 @@ class Flow:
             return False
         self._hand_out(acquired, sent_s)
         return True
+
+    def _start_of(self, acquired: Sequence[Acquisition]) -> Start:
+        only_once = any(self._settings.queue(each.queue).delivery == AT_MOST_ONCE for each in acquired)
+        return self._once if only_once else self._start
 
     def _own(self, records: Mapping[Source, Sequence[Record]]) -> Iterator[Acquisition]:
         for source, read in records.items():

@@ -154,6 +154,8 @@ class Rig:
     acquirer: FakeWriter
     settler: FakeWriter
     clock: Clock
+    #: What acquires for queues that deliver at most once.
+    once: FakeWriter
 
     @property
     def shelf(self) -> Shelf:
@@ -182,6 +184,7 @@ def rig(queues: Sequence[str] = ("q",), **changes: Any) -> Rig:
         "limit_bytes": 1_114_124, **changes,
     }  # fmt: skip
     reader, acquirer, settler, clock = FakeReader(), FakeWriter(), FakeWriter(), Clock()
+    once = FakeWriter()
     holders = iter(range(1, 100))
     flow = Flow(
         serving("t", queues, {}),
@@ -189,11 +192,12 @@ def rig(queues: Sequence[str] = ("q",), **changes: Any) -> Rig:
         MarkedStart(acquirer, reader),
         settler,
         FlowSettings(**settings),
+        once=MarkedStart(once, reader),
         clock=clock,
         sleep=clock.sleep,
         new_holder=lambda: next(holders),
     )
-    return Rig(flow, reader, acquirer, settler, clock)
+    return Rig(flow, reader, acquirer, settler, clock, once)
 
 
 async def spin(turns: int = 20) -> None:
