@@ -15,13 +15,14 @@ import time
 from collections.abc import Sequence
 
 from broker import EmbeddedBroker, java
-from faults import brokers, consumers, disks, networks, times, upgrades, workers
+from faults import brokers, consumers, delays, disks, networks, times, upgrades, workers
 from faults.report import DOCUMENT, write_table
 from faults.scenario import Result, Scenario, play
+from faults.stage import SEED_VARIABLE
 
 SCENARIOS: Sequence[Scenario] = [
     scenario
-    for module in (consumers, workers, brokers, disks, networks, times, upgrades)
+    for module in (consumers, workers, brokers, disks, networks, times, upgrades, delays)
     for scenario in module.SCENARIOS
 ]
 
@@ -68,6 +69,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="NAME,…", help="scenarios whose names begin so")
     parser.add_argument("--quick", action="store_true", help="the few that CI plays")
     parser.add_argument("--list", action="store_true", help="say what there is")
+    parser.add_argument("--seed", type=int, default=1, help="of the scenarios that act by chance")
     parser.add_argument("--write", action="store_true", help=f"write the table into {DOCUMENT.name}")
     given = parser.parse_args()
     try:
@@ -78,12 +80,13 @@ def main() -> int:
     if given.list:
         print("\n".join(f"{scenario.name:36} {scenario.fault}" for scenario in scenarios))
         return 0
+    os.environ[SEED_VARIABLE] = str(given.seed)
     # The outages are meant.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     began_s = time.monotonic()
     results = asyncio.run(play_all(scenarios))
     if given.write:
-        write_table(results)
+        write_table(results, whole=len(scenarios) == len(SCENARIOS))
     found = summary(results, time.monotonic() - began_s)
     print(json.dumps(found))
     return 0 if found["passed"] == len(results) and not found["lost"] else 1

@@ -1,7 +1,7 @@
 """A consumer that writes its history: ``python -m faults.consumer NAME HISTORY QUEUE [--die-at POINT --die-after N]``.
 
 What it does with a message is decided by the number that is the message's value: most are acknowledged, some given
-back, some rejected, some fail. At a point of the five steps it can kill itself with -9.
+back, some rejected, some fail (``--manner``). At a point of the five steps it can kill itself with -9.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import marq
 from faults import newer
 from faults.recording import Recorder
 from marq.core.marker_codec import decode
-from marq.core.markers import Ack, Acquire, Renew, Source
+from marq.core.markers import Ack, Acquire, Renew, Source, Spend
 from marq.flow import Flow
 from marq.reader import GroupReader
 from marq.starts import MARKED, STARTS
@@ -34,6 +34,14 @@ RECEIVE_MESSAGES = 100
 RECEIVE_SECONDS = 1.0
 #: Of so many messages one each is given back, rejected and fails, at its first attempt.
 KINDS = 20
+#: What is done with these; all others are acknowledged.
+MANNERS = {
+    "mixed": {1: "later", 2: "release", 3: "reject"},
+    #: Also exceptions: by the queue's backoff, by their own, and the end by their own.
+    "failing": {1: "later", 2: "release", 3: "reject", 4: RuntimeError, 5: TimeoutError, 6: ValueError},
+    "rejecting": {3: "reject", 6: ValueError},
+    "patient": {},
+}
 
 
 class Point(StrEnum):
@@ -42,6 +50,8 @@ class Point(StrEnum):
     BEFORE_ACQUIRE = "before-acquire"
     AFTER_ACQUIRE = "after-acquire"
     AFTER_COMMIT = "after-commit"
+    BEFORE_SPEND = "before-spend"
+    AFTER_SPEND = "after-spend"
     IN_HANDLER = "in-handler"
     BEFORE_ACK = "before-ack"
 
@@ -120,10 +130,15 @@ class Watched:
             self._death.at(Point.BEFORE_ACQUIRE)
         # Outcomes are told by whoever decides them.
         renews = [_names(batch) for batch in batches if isinstance(batch, Renew)]
-        with self._told("acquire", acquires), self._told("renew", renews):
+        spends = [_names(batch) for batch in batches if isinstance(batch, Spend)]
+        if spends:
+            self._death.at(Point.BEFORE_SPEND)
+        with self._told("acquire", acquires), self._told("renew", renews), self._told("spend", spends):
             await write()
         if acquires:
             self._death.at(Point.AFTER_ACQUIRE)
+        if spends:
+            self._death.at(Point.AFTER_SPEND)
 
     async def _start(self, records: Sequence[MarkerRecord], start: Callable[[], Awaitable[None]]) -> None:
         self._death.at(Point.BEFORE_ACQUIRE)
@@ -152,7 +167,7 @@ class Watched:
                 self._recorder.add(outcome, op, **names, took_ms=took_ms)
 
 
-def _names(batch: Acquire | Renew) -> dict[str, Any]:
+def _names(batch: Acquire | Renew | Spend) -> dict[str, Any]:
     return _named(batch.holder, batch.source, list(batch.offsets))
 
 
@@ -163,10 +178,11 @@ def _named(holder: int, source: Source, offsets: list[int]) -> dict[str, Any]:
 class Handler:
     """Works on one message after the other as its number says, and tells of it."""
 
-    def __init__(self, recorder: Recorder, death: Death, work_seconds: float) -> None:
+    def __init__(self, recorder: Recorder, death: Death, work_seconds: float, manner: str) -> None:
         self._recorder = recorder
         self._death = death
         self._work_seconds = work_seconds
+        self._manner = MANNERS[manner]
 
     async def handle(self, message: marq.Message) -> None:
         record, lease = message._record, message._lease
@@ -177,15 +193,26 @@ class Handler:
         )  # fmt: skip
         self._death.at(Point.IN_HANDLER)
         await asyncio.sleep(self._work_seconds)
-        kind = int(message.body or b"0") % KINDS if message.attempt == 1 else 0
-        if kind == 1:
+        kind = self._manner.get(int(message.body or b"0") % KINDS) if message.attempt == 1 else None
+        if kind == "later":
             await self._settle("release", message, lambda: message.release(delay=0.5))
-        elif kind == 2:
+        elif kind == "release":
             await self._settle("release", message, message.release)
-        elif kind == 3:
+        elif kind == "reject":
             await self._settle("reject", message, lambda: message.reject("by its number"))
-        else:
+        elif kind is None:
             await self._settle("ack", message, message.ack)
+        else:
+            rejects = kind is ValueError or message._lease.only_once
+            await self._settle("reject" if rejects else "release", message, lambda: self._fail(message, kind))
+
+    @staticmethod
+    async def _fail(message: marq.Message, kind: Any) -> None:
+        """As a handler that raises."""
+        with suppress(kind):
+            async with message:
+                raise kind("by its number")
+        await message._settled("release", wait=True)
 
     async def _settle(self, op: str, message: marq.Message, settle: Callable[[], Awaitable[None]]) -> None:
         names = _named(message._lease.holder, message._lease.source, [message.offset])
@@ -227,6 +254,7 @@ def main() -> None:
     parser.add_argument("--work", type=float, default=0.02, metavar="SECONDS")
     parser.add_argument("--lease", type=float, metavar="SECONDS")
     parser.add_argument("--start", choices=STARTS, default=MARKED, help="as of marq.Consumer")
+    parser.add_argument("--manner", choices=MANNERS, default="mixed", help="what becomes of messages")
     parser.add_argument("--careless", action="store_true", help="write no ACQUIREs: a loss, for the test of the check")
     parser.add_argument("--newer", action="store_true", help="be of the next version")
     given = parser.parse_args()
@@ -235,7 +263,7 @@ def main() -> None:
     recorder = Recorder(given.name, given.history)
     death = Death(recorder, given.die_at, given.die_after)
     Watched(recorder, death, careless=given.careless).install()
-    handler = Handler(recorder, death, given.work)
+    handler = Handler(recorder, death, given.work, given.manner)
     asyncio.run(consume(given.queue, {"lease": given.lease, "start": given.start}, handler, recorder))
 
 

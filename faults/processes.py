@@ -74,9 +74,16 @@ class WorkerProcess(Participant):
 
     def partitions(self) -> dict[int, dict[str, Any]]:
         """The markers partitions that it has; nothing while it does not answer."""
+        return {part["partition"]: part for part in self._figures().get("partitions", ())}
+
+    def counts(self, queue: str) -> dict[str, float]:
+        """What it counts of a queue; nothing while it does not answer."""
+        return dict(self._figures().get("queues", {}).get(queue, {}))
+
+    def _figures(self) -> dict[str, Any]:
         url = f"http://127.0.0.1:{self._port}/api/queues?scope=worker"
         try:
             with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:
-                return {part["partition"]: part for part in json.load(answer)["partitions"]}
+                return dict(json.load(answer))
         except (OSError, ValueError):
             return {}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import shutil
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,22 +24,30 @@ from faults.processes import ConsumerProcess, Participant, WorkerProcess
 from marq.core.errors import CorruptMarker
 from marq.core.marker_codec import decode
 from marq.core.markers import Source
+from marq.core.notes import is_note
 from marq.settings import ClientSettings
 from proof import history
 from proof.history import Event, History
 
 QUEUE = "checked"
 PARTITIONS = 2
+#: In the environment: the seed of scenarios that act by chance.
+SEED_VARIABLE = "MARQ_FAULTS_SEED"
 LEASE_SECONDS = 3.0
 #: Faults bring messages back again and again; none is to die of it.
 MAX_ATTEMPTS = 100
-SETTINGS = {"max_attempts": MAX_ATTEMPTS, "dead_letter": True, "group": None, "backoff": [100, 2, 200, True]}
+SETTINGS: dict[str, Any] = {
+    "max_attempts": MAX_ATTEMPTS,
+    "dead_letter": True,
+    "group": None,
+    "backoff": [100, 2, 200, True],
+}
 QUEUES = f"""
 [queues.{QUEUE}]
 lease = {LEASE_SECONDS}
 max_attempts = {MAX_ATTEMPTS}
-backoff = {{ base = 0.1, factor = 2, max = 0.2, jitter = true }}
 """
+QUICK_BACKOFF = "backoff = { base = 0.1, factor = 2, max = 0.2, jitter = true }\n"
 #: Seconds: of a worker's membership, and so of a take-over after kill -9.
 SESSION_SECONDS = 6.0
 #: How long anything may take that is not limited by what the scenario is about.
@@ -65,6 +74,8 @@ class Stage:
         self.consumers: list[ConsumerProcess] = []
         #: Everything that processes have told so far, and what this one tells.
         self.events: list[Event] = []
+        #: What whoever acts by chance draws from.
+        self.seed = int(os.environ.get(SEED_VARIABLE, "1"))
         #: Messages that are known to be in the topic; deliveries, and those of them that were a message's first.
         self.accepted = self.delivered = self.received = 0
         self._numbers = itertools.count()
@@ -73,8 +84,12 @@ class Stage:
         self._newest_messages: dict[int, int] = {}
         self._ready: set[str] = set()
         self._queues_file = folder / "queues.toml"
-        self._queues_file.write_text(QUEUES)
-        self.note("ok", "settings", process="queues", version=1, queues={QUEUE: SETTINGS})
+        self.define()
+
+    def define(self, lines: str = QUICK_BACKOFF, **settings: Any) -> None:
+        """Say what holds for the queue, before anybody starts: lines of queues.toml, and for the checker the same."""
+        self._queues_file.write_text(QUEUES + lines)
+        self.note("ok", "settings", process="queues", version=1, queues={QUEUE: SETTINGS | settings})
 
     async def __aenter__(self) -> Self:
         return self
@@ -141,7 +156,11 @@ class Stage:
 
     def load(self, rate: int = RATE) -> None:
         """Send from now on, so many messages a second, until the end of the scenario."""
-        self._load = asyncio.create_task(self._send(rate))
+        self.load_with(self._send(rate))
+
+    def load_with(self, load: Coroutine[Any, Any, None]) -> None:
+        """The same, with a load of the scenario's own."""
+        self._load = asyncio.create_task(load)
 
     async def _send(self, rate: int) -> None:
         async with marq.Producer(self.servers, prefix=self.prefix) as producer:
@@ -265,7 +284,7 @@ class Stage:
     async def finish(self) -> None:
         """End the load, wait until each message has come to its end, stop the consumers, and read the logs."""
         await self._stop_load()
-        await self._drain()
+        await self.drain()
         for consumer in self.consumers:
             if consumer.running:
                 consumer.terminate()
@@ -275,7 +294,8 @@ class Stage:
         self.events.sort(key=lambda event: float(event["at_ms"]))
         await self._read_logs()
 
-    async def _drain(self) -> None:
+    async def drain(self) -> None:
+        """Wait until each message has come to its end."""
         async with (
             TopicReader(self.settings, self.settings.names.messages) as messages,
             TopicReader(self.settings, self.settings.names.markers) as markers,
@@ -317,6 +337,10 @@ class Stage:
             committed = {(each.partition, each.offset) async for each in self._records(topic)}
             # Consumers don't wait for the end of transactions, so a copy may reach them although it was taken back.
             async for each in self._records(topic, committed=False):
+                if op == "dead" and is_note(each.headers):
+                    if (each.partition, each.offset) in committed:
+                        self.events.append(history.note(history.log_name(Source(topic, each.partition)), each.value))
+                    continue
                 log, whole = history.log_name(Source(topic, each.partition)), (each.partition, each.offset) in committed
                 fields = (each.offset, each.timestamp, (each.key or b"").decode(), each.key, each.value, each.headers)
                 self.events.append(history.record(log, *fields, committed=whole, op=op))

@@ -15,7 +15,7 @@ from typing import Any
 from faust.cli.faust import cli
 
 from agents.ownership import Ownership
-from faults import newer
+from faults import newer, planted
 from faults.recording import Recorder
 from marq.core.errors import CorruptMarker
 from marq.core.fires import Fire
@@ -114,9 +114,12 @@ def main() -> None:
     parser.add_argument("history", type=Path)
     parser.add_argument("--die-in-transaction", type=int, metavar="N")
     parser.add_argument("--newer", action="store_true", help="be of the next version")
+    parser.add_argument("--planted", action="store_true", help="be early and disobedient, for the test of the check")
     given = parser.parse_args()
     if given.newer:
         newer.install()
+    if given.planted:
+        planted.install()
     Watched(Recorder(given.name, given.history), given.die_in_transaction).install()
     cli(["-A", "app", "worker", "-l", "info"])
 

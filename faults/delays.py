@@ -1,0 +1,191 @@
+"""What happens to messages that are delayed, retried, buried, redriven, or delivered at most once, under kills."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from collections import defaultdict
+
+import marq
+from broker import EmbeddedBroker
+from faults.consumer import Point
+from faults.mix import Mix
+from faults.scenario import Scenario, own_broker
+from faults.stage import QUEUE, QUICK_BACKOFF, FaultError, Stage
+from marq.dead_letters import DeadLetters
+from proof.causes import EVERYBODY
+
+#: Deliveries before, between and after faults.
+SOME = 150
+FEW = 60
+#: Retries by a list of delays, by an exception's own, and the end by another one.
+RETRIES = """backoff = [0.1, 0.4, 1]
+errors = { TimeoutError = [0.7], ValueError = "reject" }
+"""
+BACKOFF = {"backoff": [1000, 2, 1000, False, [100, 400, 1000]]}
+#: Of a redrive: slow enough to be killed in.
+LETTERS_IN_A_SECOND = 30
+AGAIN_S = 0.5
+QUEUE_DELAY_S = 1.5
+#: Points at which consumers of a queue that delivers at most once die, and after how many passes.
+SPENDING = {
+    Point.AFTER_ACQUIRE: 3,
+    Point.AFTER_COMMIT: 3,
+    Point.BEFORE_SPEND: 3,
+    Point.AFTER_SPEND: 3,
+    Point.IN_HANDLER: 40,
+    Point.BEFORE_ACK: 3,
+}
+
+
+async def all_at_random(stage: Stage, rounds: int, some: int) -> None:
+    """A consumer and the worker are killed in each round; first the worker's data is kept, then it is lost."""
+    chance = random.Random(stage.seed)
+    stage.define(RETRIES, **BACKOFF)
+    worker = await stage.worker()
+    consumers = list(await asyncio.gather(*[stage.consumer("--manner=failing") for _ in range(2)]))
+    mix = Mix(stage)
+    mix.start()
+    for turn in range(rounds):
+        await stage.delivered_more(some)
+        victim = consumers.pop(chance.randrange(len(consumers)))
+        await stage.kill(victim)
+        await stage.kill(worker)
+        if turn:
+            shutil.rmtree(worker.data)
+        worker = await stage.worker(data=worker.data)
+        consumers.append(await stage.consumer("--manner=failing"))
+    await stage.delivered_more(some)
+    await mix.stop()
+    await stage.drain()
+
+
+async def redrive(stage: Stage, *, killed: bool) -> None:
+    """Send all dead letters back, perhaps while the worker is killed."""
+    async with DeadLetters(stage.servers, prefix=stage.prefix) as letters:
+        places: dict[str, list[int]] = defaultdict(list)
+        async for letter in letters.peek(QUEUE):
+            places[f"{stage.settings.names.dead_letters}/{letter.partition}"].append(letter.offset)
+        for source, offsets in places.items():
+            stage.note("invoke", "redrive", process="redriver", source=source, offsets=offsets)
+        redriving = asyncio.create_task(_redrive_all(letters))
+        if killed:
+            worker = stage.workers[-1]
+            await stage.delivered_more(sum(map(len, places.values())) // 3)
+            await stage.kill(worker)
+            await stage.worker(data=worker.data)
+        await stage.until(redriving.done, "all dead letters are redriven")
+        await redriving
+        for source, offsets in places.items():
+            stage.note("ok", "redrive", process="redriver", source=source, offsets=offsets)
+
+
+async def _redrive_all(letters: DeadLetters) -> None:
+    while True:
+        try:
+            await letters.redrive(QUEUE, rate=LETTERS_IN_A_SECOND)
+        except marq.BrokerUnavailable:
+            await asyncio.sleep(AGAIN_S)
+        else:
+            return
+
+
+async def under_kills(stage: Stage, _: object) -> None:
+    await all_at_random(stage, 2, SOME)
+    for consumer in stage.consumers:
+        if consumer.running:
+            await stage.stop(consumer)
+    # What comes back is handled well.
+    await stage.consumer("--manner=patient")
+    await redrive(stage, killed=True)
+
+
+async def in_short(stage: Stage, _: object) -> None:
+    await all_at_random(stage, 1, FEW)
+    await redrive(stage, killed=False)
+
+
+async def broker_killed(stage: Stage, broker: EmbeddedBroker) -> None:
+    await stage.worker()
+    await stage.consumer()
+    mix = Mix(stage, delayed=1.0)
+    mix.start()
+    for _ in range(2):
+        await stage.delivered_more(SOME)
+        with stage.fault("cut", EVERYBODY):
+            broker.kill()
+            await asyncio.to_thread(broker.start)
+    await stage.delivered_more(SOME)
+    await mix.stop()
+
+
+async def queue_delays(stage: Stage, _: object) -> None:
+    """Records that nobody delays but their queue, and that are written by any producer."""
+    stage.define(f"delay = {QUEUE_DELAY_S}\n{QUICK_BACKOFF}", delay_ms=int(QUEUE_DELAY_S * 1000))
+    worker = await stage.worker()
+    stage.load(rate=100)
+    consumers = [await stage.consumer(), await stage.consumer()]
+    for consumer in consumers:
+        await stage.delivered_more(SOME)
+        await stage.kill(consumer)
+        await stage.consumer()
+    await stage.kill(worker)
+    await stage.worker(data=worker.data)
+    await stage.delivered_more(SOME)
+
+
+async def at_most_once(stage: Stage, _: object) -> None:
+    stage.define(f'delivery = "at-most-once"\n{QUICK_BACKOFF}', delivery="at-most-once")
+    worker = await stage.worker()
+    mix = Mix(stage, delayed=0.0)
+    mix.start()
+    await stage.consumer("--manner=rejecting")
+    for point, after in SPENDING.items():
+        victim = await stage.consumer("--manner=rejecting", f"--die-at={point}", f"--die-after={after}")
+        await stage.dead(victim)
+        await stage.delivered_more(FEW)
+    await mix.stop()
+    await stage.drain()
+    counts = await asyncio.to_thread(worker.counts, QUEUE)
+    lost = stage.accepted - counts["acked"] - counts["dead"]
+    if not 0 < counts["abandoned"] == lost:
+        raise FaultError(f"{stage.accepted} sent, {lost} neither done nor dead, but the worker counts {counts}")
+
+
+SCENARIOS = [
+    Scenario(
+        "mixed-at-random",
+        "delays, cancels, moves, retries and rejects at random; kill -9 of a consumer and of the worker; then all dead"
+        " letters are redriven",
+        "later redelivery; nothing early, nothing cancelled delivered, each dead letter redriven once",
+        in_short,
+        quick=True,
+    ),
+    Scenario(
+        "delays-under-kills",
+        "the same for longer: two consumers are killed, the worker twice, once without its data, and again while dead"
+        " letters are redriven",
+        "the same",
+        under_kills,
+    ),
+    Scenario(
+        "delayed-broker-killed",
+        "kill -9 of the only broker, which is started again at once, twice, while messages are delayed",
+        "everything waits; what became due meanwhile is late",
+        broker_killed,
+        own_broker,
+    ),
+    Scenario(
+        "queue-with-delay-killed",
+        "kill -9 of consumers and of the worker of a queue that delays all of its messages",
+        "nothing comes before its time; what was delayed and not marked is read again",
+        queue_delays,
+    ),
+    Scenario(
+        "at-most-once-killed",
+        "kill -9 of consumers of a queue that delivers at most once, before and after each of their steps",
+        "what nobody has seen comes back; what was handed out is abandoned, and counted",
+        at_most_once,
+    ),
+]

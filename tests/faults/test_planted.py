@@ -1,0 +1,33 @@
+"""That the checker finds what a worker does wrong with delayed messages, on real parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker import EmbeddedBroker
+from faults.delays import FEW
+from faults.mix import Mix
+from faults.scenario import Scenario, play
+from faults.stage import Stage
+
+
+async def planted(stage: Stage, _: Any) -> None:
+    await stage.worker("--planted")
+    await stage.consumer("--manner=patient")
+    mix = Mix(stage, delayed=1.0)
+    mix.start()
+    await stage.delivered_more(FEW)
+    await mix.stop()
+
+
+@pytest.mark.timeout(400)
+async def test_a_worker_that_is_early_and_delivers_what_is_cancelled_is_found_out(broker: EmbeddedBroker) -> None:
+    result = await play(Scenario("planted", "", "", planted), broker)
+
+    assert not result.passed
+    found = result.figures["violations"]
+    assert found["early"] > 0
+    # A copy of a message of which the log says that it is cancelled.
+    assert found["transaction"] > 0
