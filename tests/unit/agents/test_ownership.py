@@ -262,7 +262,9 @@ async def test_a_schedule_that_is_defined_while_the_owner_is_at_work_is_planned_
             written.extend(plan)
             owner._stopping = True
         else:
-            # After the step in which schedules are looked at.
+            owner.tracker.book.take_changes()
+            owner._unacked.clear()
+            # After the step in which schedules are looked at, and nothing else is left to do.
             layers.fold("schedule", "daily", {"queue": "reports", "cron": "0 9 * * *"})
             owner.wake()
 
