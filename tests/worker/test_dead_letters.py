@@ -107,6 +107,8 @@ async def yard_of(worker: Worker, broker: EmbeddedBroker) -> AsyncIterator[Yard]
         yield Yard(worker, installation, letters)
 
 
+# Fourteen processes, each of which imports all of the application.
+@pytest.mark.timeout(300)
 async def test_commands_show_count_delete_and_redrive(new_worker: Make, broker: EmbeddedBroker) -> None:
     worker = await new_worker().start().ready()
     async with yard_of(worker, broker) as yard:
