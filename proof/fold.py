@@ -95,9 +95,12 @@ class Fold:
         #: Holder, clock and monotonic time of the last TICK.
         self.anchor = ("", 0, 0)
         self.open: dict[str, Standing] = {}
-        #: By queue and source, a byte for each offset: whether the queue has acquired it; without a queue: whether a
-        #: sender that may repeat itself has delayed it, or it is a dead letter that was redriven or deleted.
+        #: By queue and source, a byte for each offset: whether the queue has acquired it; without a queue: whether it
+        #: is a dead letter that was redriven or deleted.
         self.acquired: dict[tuple[str, str], bytearray] = {}
+        #: By drawn source what whoever may repeat himself has delayed: from the first number to before the last. A
+        #: schedule's numbers are seconds since the epoch.
+        self.delayed: dict[str, list[tuple[int, int]]] = {}
         self.counts: dict[str, dict[str, int]] = {}
 
     def fold(self, event: Event) -> None:
@@ -155,10 +158,12 @@ class Fold:
 
     def _delay(self, event: Event) -> None:
         queue, source, offsets, from_offset = event["queue"], event["source"], event["offsets"], event["from_offset"]
-        known = bytearray() if from_offset is None else self.acquired.setdefault(("", source), bytearray())
+        spans = self.delayed.get(source, [])
+        known = bytearray() if is_drawn(source) else self.acquired.setdefault(("", source), bytearray())
         for offset, attempt, time_ms in zip(offsets, event["attempts"], event["times_ms"], strict=True):
             key = f"{source}/{offset}"
-            if key in self.open or (offset < len(known) and known[offset]):
+            repeated = from_offset is not None and any(start <= offset < end for start, end in spans)
+            if key in self.open or repeated or (offset < len(known) and known[offset]):
                 self._count(queue, "reacquired")
                 continue
             if from_offset is not None and not is_drawn(source):
@@ -166,7 +171,7 @@ class Fold:
             self._count(queue, "delayed")
             self.put(key, Standing(queue, "", attempt, (self._due_ms(event, time_ms),), self.now_ms, DELAYED))
         if from_offset is not None and is_drawn(source):
-            _mark(known, from_offset, offsets[-1] + 1)
+            self.delayed[source] = [*spans, (from_offset, offsets[-1] + 1)]
         elif from_offset is not None:
             self._settle(event, known)
 
@@ -214,6 +219,11 @@ class Fold:
 
     def _fact(self, event: Event) -> None:
         queue, source, offsets = event["queue"], event["source"], event["offsets"]
+        if "WITHDRAWN" in event["causes"]:
+            # By a schedule that says something else now; what it says may be what it said before.
+            self.delayed.pop(source, None)
+            self._count(queue, "cancelled", sum([self.end(f"{source}/{offset}") for offset in offsets]))
+            return
         self._count(queue, FACTS[event["kind"]], len(offsets))
         self._count(queue, "expired", event["causes"].count("EXPIRED"))
         for offset in offsets:

@@ -83,9 +83,14 @@ def _marks(table: dict[bytes, bytes]) -> set[tuple[str, str, int]]:
 
 
 def _acquired(fold: Fold) -> set[tuple[str, str, int]]:
-    return {
-        (queue, source, offset) for (queue, source), acquired in fold.acquired.items() for offset in _offsets(acquired)
+    acquired = {(queue, source, offset) for (queue, source), each in fold.acquired.items() for offset in _offsets(each)}
+    delayed = {
+        ("", source, number)
+        for source, spans in fold.delayed.items()
+        for start, end in spans
+        for number in range(start, end)
     }
+    return acquired | delayed
 
 
 def _offsets(acquired: bytearray) -> Iterable[int]:
