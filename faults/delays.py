@@ -153,6 +153,22 @@ async def at_most_once(stage: Stage, _: object) -> None:
         raise FaultError(f"{stage.accepted} sent, {lost} neither done nor dead, but the worker counts {counts}")
 
 
+async def at_most_once_and_the_worker(stage: Stage, _: object) -> None:
+    """What nobody has seen is sent again by a worker that dies before it commits, and then by the next one."""
+    stage.define(f'delivery = "at-most-once"\n{QUICK_BACKOFF}', delivery="at-most-once")
+    worker = await stage.worker("--die-in-transaction=1")
+    mix = Mix(stage, delayed=0.0)
+    mix.start()
+    await stage.consumer("--manner=patient")
+    for options in (["--die-in-transaction=1"], []):
+        victim = await stage.consumer("--manner=patient", f"--die-at={Point.BEFORE_SPEND}", "--die-after=3")
+        await stage.dead(victim)
+        await stage.dead(worker)
+        worker = await stage.worker(*options, data=worker.data)
+        await stage.delivered_more(FEW)
+    await mix.stop()
+
+
 SCENARIOS = [
     Scenario(
         "mixed-at-random",
@@ -187,5 +203,12 @@ SCENARIOS = [
         "kill -9 of consumers of a queue that delivers at most once, before and after each of their steps",
         "what nobody has seen comes back; what was handed out is abandoned, and counted",
         at_most_once,
+    ),
+    Scenario(
+        "at-most-once-worker-killed",
+        "kill -9 of a consumer of such a queue before its messages are spent; then of the worker after it has sent them"
+        " again and before it commits, twice",
+        "the transaction is aborted; nobody sees its copies, and the next owner sends them again",
+        at_most_once_and_the_worker,
     ),
 ]

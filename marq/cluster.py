@@ -102,7 +102,8 @@ class Cluster(Protocol):
             BrokerUnavailable: no broker answered in time, or it refused.
         """
 
-    def member(self, group: str, serving: Serving, instance_id: str | None) -> GroupMember: ...
+    def member(self, group: str, serving: Serving, instance_id: str | None, *, committed: bool = False) -> GroupMember:
+        """Return a member of a group; ``committed``: it never sees records of transactions that were aborted."""
 
     def start(
         self, how: str, topics: Topics, member: GroupMember, group: str, instance_id: str | None
@@ -159,8 +160,8 @@ class KafkaCluster:
         await reader.start()
         return reader
 
-    def member(self, group: str, serving: Serving, instance_id: str | None) -> GroupMember:
-        return GroupReader(self._settings, group, serving, instance_id=instance_id)
+    def member(self, group: str, serving: Serving, instance_id: str | None, *, committed: bool = False) -> GroupMember:
+        return GroupReader(self._settings, group, serving, instance_id=instance_id, committed=committed)
 
     def start(
         self, how: str, topics: Topics, member: GroupMember, group: str, instance_id: str | None

@@ -16,7 +16,7 @@ from marq.codecs import Codec, check_codec
 from marq.connection import to_its_end
 from marq.core.definitions import Definitions
 from marq.core.errors import BrokerUnavailable, ConfigError, LeaseLost, MarqError
-from marq.core.queue import QueueSettings
+from marq.core.queue import AT_MOST_ONCE, QueueSettings
 from marq.crew import Crew
 from marq.durations import Duration, duration_ms
 from marq.flow import Flow, FlowSettings
@@ -353,7 +353,8 @@ class _Running:
             membership.refuse_empty(definitions)
             await cluster.own_topics(serving.own_topics.values(), topics)
             self._group = membership.kafka_group(names, definitions)
-            reader = cluster.member(self._group, serving, instance_id)
+            committed = any(definitions.settings(each).delivery == AT_MOST_ONCE for each in serving.queues)
+            reader = cluster.member(self._group, serving, instance_id, committed=committed)
             start, starting = cluster.start(how, topics, reader, self._group, instance_id)
             once = start
             if how != TRANSACTIONAL:

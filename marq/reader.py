@@ -126,12 +126,14 @@ class GroupReader:
         serving: Serving,
         *,
         instance_id: str | None = None,
+        committed: bool = False,
     ) -> None:
         self.keep_alive_s = settings.max_poll_interval_ms / 3000
         self._settings = settings
         self._group = group
         self._serving = serving
         self._instance_id = instance_id
+        self._committed = committed
         self._consumer: AIOKafkaConsumer | None = None
         self._listener: _Listener
         #: Assigned partitions of which it is not known yet where to read on; they are paused.
@@ -163,8 +165,9 @@ class GroupReader:
             group_instance_id=self._instance_id,
             auto_offset_reset="earliest",
             enable_auto_commit=False,
-            # Waiting for a dead tracker's open transaction would stall everybody; an aborted copy is a known double.
-            isolation_level="read_uncommitted",
+            # To wait for a dead tracker's open transaction stalls everybody, and an aborted copy is a known double:
+            # only who may deliver nothing twice waits.
+            isolation_level="read_committed" if self._committed else "read_uncommitted",
             partition_assignment_strategy=(RoundRobinPartitionAssignor,),
             max_partition_fetch_bytes=PARTITION_FETCH_BYTES,
             max_poll_interval_ms=self._settings.max_poll_interval_ms,

@@ -211,7 +211,7 @@ class MemoryCluster:
     async def markers_reader(self, partitions: Collection[int]) -> MemoryMarkersReader:
         return MemoryMarkersReader(self._installation.markers, partitions)
 
-    def member(self, group: str, serving: Serving, instance_id: str | None) -> MemoryMember:
+    def member(self, group: str, serving: Serving, instance_id: str | None, *, committed: bool = False) -> MemoryMember:
         return MemoryMember(self._memory, group, self._settings, serving)
 
     def start(

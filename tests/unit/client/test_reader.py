@@ -91,3 +91,15 @@ async def test_a_read_from_before_where_reading_began_begins_anew_but_only_once_
     # The offset was there again: it is the topic's end that was lost, and this record was read before.
     assert [record.key for record in (await reader.fetch(10))[TopicPartition(*P0)]] == [None]
     assert consumer.subscribed == 1
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_copies_that_were_taken_back_are_seen_unless_nothing_may_be_delivered_twice(
+    monkeypatch: pytest.MonkeyPatch, committed: bool
+) -> None:
+    made: list[dict[str, object]] = []
+    monkeypatch.setattr("marq.reader.AIOKafkaConsumer", lambda **options: made.append(options))
+
+    GroupReader(ClientSettings(), "g", serving("t", ["q"], {}), committed=committed)._make()
+
+    assert made[0]["isolation_level"] == ("read_committed" if committed else "read_uncommitted")
