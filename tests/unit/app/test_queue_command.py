@@ -97,6 +97,7 @@ def test_settings_are_shown_with_where_they_come_from() -> None:
         "handler": "handler",
         "concurrency": "default",
         "delay": "default",
+        "delivery": "default",
         "errors": "default",
         "breaker": "default",
     }
