@@ -14,8 +14,8 @@ import logging
 log = logging.getLogger("marq.worker")
 
 #: How often it is looked at, and how many unused bytes are worth it.
-LOOK_SECONDS = 3.0
-WORTH_BYTES = 48 << 20
+LOOK_SECONDS = 1.0
+WORTH_BYTES = 32 << 20
 
 
 class _Mallinfo2(ctypes.Structure):

@@ -52,7 +52,7 @@ _OPTIONS = {
     "driver": "rocksdict",
     # For each partition: Faust's defaults (2 GiB of cache, 3 memtables of 64 MiB) are for one database.
     "block_cache_size": 16 << 20,
-    "write_buffer_size": 16 << 20,
+    "write_buffer_size": 8 << 20,
 }
 
 
