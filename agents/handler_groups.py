@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from marq.core.definitions import HANDLERS_GROUP, Definitions
+from marq.core.errors import ConfigError
+from marq.core.queue import AT_LEAST_ONCE, AT_MOST_ONCE
 
 #: Layers whose handlers every worker runs; that of the decorator is only for workers that have the module.
 _FOR_ALL = ("file", "change")
@@ -62,6 +64,21 @@ def handler_groups(definitions: Definitions, own: Mapping[str, str]) -> dict[str
             group = definitions.group(queue) or HANDLERS_GROUP
             found.setdefault(group, {})[queue] = HandledQueue(handler, settings.concurrency, settings.topic)
     return {name: HandlerGroup(name, queues) for name, queues in sorted(found.items())}
+
+
+def check_delivery(group: HandlerGroup, definitions: Definitions) -> None:
+    """Check that no queue with a handler promises more than handlers of workers can.
+
+    Raises:
+        ConfigError: one delivers at most once.
+    """
+    for queue, each in group.queues.items():
+        if definitions.settings(queue).delivery == AT_MOST_ONCE:
+            raise ConfigError(
+                f"queue {queue!r} delivers at most once, and workers run its handler {each.handler}: they don't start"
+                " messages in transactions, so one could be delivered twice. Take the handler away and run it by"
+                f" marq.Consumer({queue!r}).run(…), or set delivery = {AT_LEAST_ONCE!r}"
+            )
 
 
 def without_handler(definitions: Definitions, group: HandlerGroup) -> list[str]:

@@ -20,7 +20,7 @@ from typing import Any
 import faust
 from faust.types import TP, StreamT
 
-from agents.handler_groups import HandlerGroup
+from agents.handler_groups import HandlerGroup, check_delivery
 from agents.stream_reader import Partitions, StreamReader
 from marq.core.definitions import Definitions
 from marq.core.errors import ConfigError, MarqError
@@ -78,10 +78,11 @@ class Handlers:
         """Load the handlers and start their workers; messages come when partitions are assigned.
 
         Raises:
-            ConfigError: no handler can be imported, or the group has too many queues.
+            ConfigError: no handler can be imported, the group has too many queues, or one delivers at most once.
             BrokerUnavailable: no broker answered in time.
         """
         check_room(self.group.name, self.group.queues)
+        check_delivery(self.group, definitions)
         handlers = load_handlers(self.group)
         served = serving(client.names.messages, handlers, self.group.topics)
         self.reader = StreamReader(served, partitions)

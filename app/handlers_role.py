@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from agents.handler_groups import HandlerGroup, handler_groups, without_handler
+from agents.handler_groups import HandlerGroup, check_delivery, handler_groups, without_handler
 from agents.handlers import load_handler, load_modules
 from app.handlers_processes import HandlersProcesses
 from marq.core.definitions import Definitions, layer_key
@@ -108,6 +108,8 @@ def _module(document: Mapping[str, Any]) -> str:
 def check(definitions: Definitions, groups: Mapping[str, HandlerGroup], own: Mapping[str, str]) -> None:
     """Check that each queue has one handler, which can be imported, and each group has a handler for all its queues.
 
+    No such queue may deliver at most once.
+
     Raises:
         ConfigError: not so.
     """
@@ -119,6 +121,7 @@ def check(definitions: Definitions, groups: Mapping[str, HandlerGroup], own: Map
                 "a queue has one: take one of them away"
             )
     for group in groups.values():
+        check_delivery(group, definitions)
         for queue, each in group.queues.items():
             load_handler(queue, each.handler)
         rest = without_handler(definitions, group)

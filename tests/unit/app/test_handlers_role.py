@@ -105,3 +105,10 @@ def test_a_group_of_which_only_a_part_has_handlers_here_is_refused_with_what_to_
 def test_a_handler_that_can_not_be_imported_is_refused_at_the_start() -> None:
     with pytest.raises(ConfigError, match="queue 'emails': its handler 'nowhere_at_all:send' can't be imported"):
         checked(defined(file__emails={"handler": "nowhere_at_all:send"}))
+
+
+def test_a_handler_of_a_queue_that_delivers_at_most_once_is_refused_with_what_to_do() -> None:
+    definitions = defined(file__emails={"handler": "json:loads", "delivery": "at-most-once"})
+
+    with pytest.raises(ConfigError, match=r"'emails' delivers at most once.*marq\.Consumer\('emails'\)\.run"):
+        checked(definitions)
