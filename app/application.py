@@ -31,7 +31,7 @@ from app.handlers_process import HandlersProcess, create_handlers_app
 from app.handlers_processes import HandlersProcesses, stop_limit_s
 from app.handlers_role import HandlersRole
 from app.members import Group
-from app.memory import Heap
+from app.memory import Heap, look_for_garbage_rarely
 from app.publication import differences, publish
 from app.watchdog import Watchdog
 from app.web import Figures, MarqWeb
@@ -71,6 +71,7 @@ class WorkerApp(MarqApp):
 
     async def _begin(self) -> None:
         roles, settings = self.settings.roles, self.settings
+        look_for_garbage_rarely()
         self._tidying = asyncio.create_task(Heap().live(), name="heap")
         if Role.HANDLERS in roles:
             self.handlers = HandlersRole(settings.handlers, self._new_processes)
