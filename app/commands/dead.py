@@ -96,7 +96,7 @@ async def _delete(
 
 def _show_counts(counts: Sequence[Count], *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps([count._asdict() for count in counts]))
+        print(json.dumps([{"queue": each.queue, "reason": each.reason, "letters": each.letters} for each in counts]))
         return
     if not counts:
         print("there are no such dead letters")

@@ -19,7 +19,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 TITLES = {
     "sender": ["A sender:"],
     "consumer": ["A consumer:"],
-    "transactional-consumer": ["A consumer:", 'A consumer with `start="transactional"`, in addition:'],
+    "transactional-consumer": [
+        "A consumer:",
+        'A consumer with `start="transactional"`, or of a queue that delivers at most once, in addition:',
+    ],
     "delayer": ["A sender that delays, cancels and moves messages, in addition:"],
     "redriver": ["Who looks at dead letters, redrives and deletes them:"],
     "worker": ["A worker:"],

@@ -230,7 +230,7 @@ def caches_are_small(worker: Worker) -> None:
     options = [file.read_text() for file in worker.data_directory.rglob("OPTIONS-*")]
     logs = [file.read_text(errors="replace") for file in worker.data_directory.rglob("LOG")]
     assert options
-    assert all(re.search(rf"^\s*write_buffer_size={16 << 20}$", text, re.MULTILINE) for text in options)
+    assert all(re.search(rf"^\s*write_buffer_size={8 << 20}$", text, re.MULTILINE) for text in options)
     assert all(re.search(rf"^\s*capacity : {16 << 20}$", text, re.MULTILINE) for text in logs)
 
 
