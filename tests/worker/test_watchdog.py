@@ -118,7 +118,8 @@ async def test_a_worker_that_does_not_get_out_of_a_rebalance_ends_itself(
 
     words = await lost.last_words()
 
-    assert re.search(r"a rebalance of the group .*-app stands still: it does not end", words), words
+    # What waits in its partitions may be missed first: nothing is read in a rebalance.
+    assert re.search(r"(a rebalance of the group .*-app|markers partition \d) stands still: ", words), words
     assert other.exit_code is None
 
 
