@@ -9,8 +9,13 @@ from typing import Any
 from aiohttp import ClientError, ClientSession, ClientTimeout
 from yarl import URL
 
+from app.members import Group, Members
+from marq.settings import ClientSettings
+
 #: How long a worker may take to answer before its figures are said to be missing.
 PEER_SECONDS = 1.0
+#: The same when a command asks.
+COMMAND_SECONDS = 10.0
 
 
 async def ask_each(
@@ -30,6 +35,19 @@ async def ask_each(
     asked = (_ask(client, (url / path) % {**query, "scope": "worker"}, limit_s) for url in different)
     answers = dict(zip(different, await asyncio.gather(*asked), strict=True))
     return [answers[url] if different.get(url) == place else None for place, url in enumerate(urls)]
+
+
+async def ask_workers(
+    settings: ClientSettings, path: str, query: Mapping[str, str] | None = None
+) -> tuple[Members, list[dict[str, Any] | None]]:
+    """Ask all workers from a command, which is none of them; return who they are and what each answered."""
+    group = Group(settings)
+    try:
+        members = await group.members()
+    finally:
+        await group.stop()
+    async with ClientSession() as session:
+        return members, await ask_each(session, members.urls, path, query or {}, limit_s=COMMAND_SECONDS)
 
 
 async def _ask(client: ClientSession, url: URL, limit_s: float) -> dict[str, Any] | None:

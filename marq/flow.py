@@ -480,6 +480,7 @@ class Flow:
         """Step 4."""
         now_s = self._clock()
         for each in acquired:
+            records = each.messages
             lease_s = each.lease_ms / 1000
             codec = self._settings.codecs.get(each.queue, self._settings.codec)
             lease = Lease(
@@ -487,7 +488,7 @@ class Flow:
                 each.queue,
                 each.source,
                 each.holder,
-                [record.offset for record in each.messages],
+                [record.offset for record in records],
                 sent_s,
                 lease_s,
                 codec,
@@ -495,8 +496,8 @@ class Flow:
             )
             self.rules.apply(lease)
             self.renewal.add(lease)
-            self._held += len(each.messages)
-            messages = [Message(record, lease) for record in each.messages]
+            self._held += len(records)
+            messages = [Message(record, lease) for record in records]
             shelf = self.shelves[each.queue]
             admitted = messages if lease.breaker is None else self._admitted(lease.breaker, messages, shelf)
             if self._settings.queue(each.queue).delivery == AT_MOST_ONCE:

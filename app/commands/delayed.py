@@ -8,21 +8,16 @@ from urllib.parse import quote
 
 import click
 import faust
-from aiohttp import ClientSession
 from rich.console import Console
 from rich.table import Table
 
 from agents.listing import DEFAULT_MESSAGES, MAX_MESSAGES, read_choice
 from app.commands.command import command
-from app.members import Group
-from app.peers import ask_each
+from app.peers import ask_workers
 from app.web import merged
 from marq.core.errors import BrokerUnavailable
 from marq.core.names import check_queue_name
 from marq.settings import ClientSettings
-
-#: How long a worker may take to answer.
-ANSWER_SECONDS = 10.0
 
 
 def attach(app: faust.App) -> None:
@@ -50,17 +45,10 @@ def attach(app: faust.App) -> None:
 
 
 async def _ask(client: ClientSettings, name: str, query: dict[str, str], limit: int) -> dict[str, Any]:
-    group = Group(client)
-    try:
-        members = await group.members()
-    finally:
-        await group.stop()
+    members, answers = await ask_workers(client, f"api/queues/{quote(name, safe='')}/messages", query)
     if not members.urls:
         why = "no worker runs" if members.settled else "the broker did not tell which workers there are"
         raise BrokerUnavailable(f"queue {name!r}: {why}, and only workers know: start one with faust -A app worker")
-    path = f"api/queues/{quote(name, safe='')}/messages"
-    async with ClientSession() as session:
-        answers = await ask_each(session, members.urls, path, query, limit_s=ANSWER_SECONDS)
     return merged(answers, limit, complete=members.settled)
 
 

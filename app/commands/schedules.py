@@ -7,22 +7,16 @@ from typing import Any
 
 import click
 import faust
-from aiohttp import ClientSession
 from rich.console import Console
 from rich.table import Table
 
 from app.commands.command import command
-from app.members import Group
-from app.peers import ask_each
+from app.peers import ask_workers
 from app.web import by_name
 from marq.core.schedules import schedule_document
 from marq.queues import Queues
 from marq.schedules import Schedules
-from marq.settings import ClientSettings
 from marq.topics import ensure_topics
-
-#: How long a worker may take to answer.
-ANSWER_SECONDS = 10.0
 
 
 def attach(app: faust.App) -> None:
@@ -35,24 +29,16 @@ def attach(app: faust.App) -> None:
         await ensure_topics(client)
         async with Queues.of(client) as queues:
             known = {each.name: {"name": each.name, **schedule_document(each)} for each in Schedules.of(queues).list()}
-        told = await _ask(client) if known else {"complete": True, "schedules": []}
+        told: dict[str, Any] = {"complete": True, "schedules": []}
+        if known:
+            members, answers = await ask_workers(client, "api/schedules")
+            told = by_name(answers, complete=members.settled and bool(members.urls))
         figures = {each["name"]: each for each in told["schedules"]}
         for name, document in known.items():
             document.update({key: figures.get(name, {}).get(key) for key in ("next", "last", "problem")})
         found = {"complete": told["complete"], "schedules": list(known.values())}
         print(json.dumps(found)) if as_json else _show(found)
         return 0 if found["complete"] else 1
-
-
-async def _ask(client: ClientSettings) -> dict[str, Any]:
-    group = Group(client)
-    try:
-        members = await group.members()
-    finally:
-        await group.stop()
-    async with ClientSession() as session:
-        answers = await ask_each(session, members.urls, "api/schedules", {}, limit_s=ANSWER_SECONDS)
-    return by_name(answers, complete=members.settled and bool(members.urls))
 
 
 def _show(found: dict[str, Any]) -> None:

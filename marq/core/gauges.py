@@ -43,7 +43,7 @@ def gauges_of(leases: Iterable[Mapping[int, Lease]]) -> dict[str, Gauge]:
             gauges.setdefault(queue, Gauge()).delayed += count
         if len(delayed) == len(each):
             continue
-        others = [lease for lease in each.values() if lease.state not in _BEFORE_DELIVERY]
+        others = [lease for lease in each.values() if lease.state not in _BEFORE_DELIVERY] if delayed else each.values()
         for lease, count in Counter(others).items():
             gauges.setdefault(lease.queue, Gauge()).add(lease, count)
     return gauges

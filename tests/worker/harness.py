@@ -524,3 +524,17 @@ def _of(sent: Sent, records: Iterable[Record]) -> list[Record]:
 
 def kinds(facts: Iterable[tuple[Record, Fact]]) -> list[Kind]:
     return [fact.kind for _, fact in facts]
+
+
+async def faust(worker: Worker, *arguments: str, answer: str = "") -> tuple[int, str, str]:
+    """Run a command in a worker's directory with its environment; return its exit code and what it printed."""
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "faust", "-A", "app", *arguments],
+            cwd=worker.directory, env=worker._environment, input=answer, capture_output=True, text=True, timeout=60,
+            check=False,
+        )  # fmt: skip
+
+    done = await asyncio.to_thread(run)
+    return done.returncode, done.stdout, done.stderr

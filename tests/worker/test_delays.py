@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +10,7 @@ import pytest
 
 import marq
 from broker import EmbeddedBroker
-from tests.worker.harness import Worker, eventually
+from tests.worker.harness import Worker, eventually, faust
 
 Make = Callable[..., Worker]
 HOUR_S = 3600.0
@@ -22,20 +19,6 @@ FAR_S = 100 * 365 * 24 * HOUR_S
 
 def clients_of(worker: Worker, broker: EmbeddedBroker) -> dict[str, Any]:
     return {"bootstrap_servers": broker.bootstrap_servers, "prefix": worker.names.prefix}
-
-
-async def faust(worker: Worker, *arguments: str, answer: str = "") -> tuple[int, str, str]:
-    """Run a command in a worker's directory with its environment; return its exit code and what it printed."""
-
-    def run() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "faust", "-A", "app", *arguments],
-            cwd=worker.directory, env=worker._environment, input=answer, capture_output=True, text=True, timeout=60,
-            check=False,
-        )  # fmt: skip
-
-    done = await asyncio.to_thread(run)
-    return done.returncode, done.stdout, done.stderr
 
 
 async def all_known(worker: Worker, queue: str, count: int) -> None:

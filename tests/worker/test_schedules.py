@@ -11,8 +11,8 @@ from typing import Any
 import marq
 from broker import EmbeddedBroker
 from marq.core.markers import Delay
-from tests.worker.harness import Installation, Worker, eventually, header
-from tests.worker.test_delays import clients_of, faust
+from tests.worker.harness import Installation, Worker, eventually, faust, header
+from tests.worker.test_delays import clients_of
 
 Make = Callable[..., Worker]
 EACH_SECOND = "* * * * * *"

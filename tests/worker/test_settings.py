@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -17,7 +15,7 @@ from broker import EmbeddedBroker
 from marq.core.markers import BACKOFF
 from marq.core.names import Names
 from marq.core.queue import QueueSettings
-from tests.worker.harness import Installation, Sent, Worker, admin, eventually
+from tests.worker.harness import Installation, Sent, Worker, admin, eventually, faust
 
 Make = Callable[..., Worker]
 
@@ -30,20 +28,6 @@ NO_WAIT = {"base": 0, "factor": 1, "max": 0, "jitter": False}
 
 def queues_of(worker: Worker, broker: EmbeddedBroker) -> marq.Queues:
     return marq.Queues(broker.bootstrap_servers, prefix=worker.names.prefix)
-
-
-async def faust(worker: Worker, *arguments: str) -> tuple[int, str, str]:
-    """Run a command in a worker's directory with its environment; return its exit code and what it printed."""
-
-    def run() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "faust", "-A", "app", *arguments],
-            cwd=worker.directory, env=worker._environment, input="", capture_output=True, text=True, timeout=60,
-            check=False,
-        )  # fmt: skip
-
-    done = await asyncio.to_thread(run)
-    return done.returncode, done.stdout, done.stderr
 
 
 async def counts_soon(
