@@ -326,7 +326,7 @@ def _decode_identities(reader: _Reader, flags: int) -> tuple[Source, Sequence[in
 class _Column:
     """Values of one column; where each of them stands is worked out when the first is asked for."""
 
-    __slots__ = ("_data", "_ends", "_lengths", "_start")
+    __slots__ = ("_data", "_ends", "_start", "lengths")
 
     def __init__(self, reader: _Reader, count: int) -> None:
         lengths = reader.numbers("i", 4, count)
@@ -334,7 +334,8 @@ class _Column:
             raise CorruptMarker("a value of negative length")
         self._data = reader.data
         self._start = reader.position
-        self._lengths = lengths
+        #: Of the values, in bytes; -1 stands for None.
+        self.lengths = lengths
         self._ends: list[int] | None = None
         # A length of -1 stands for None, which takes no room.
         reader.position += sum(lengths) + lengths.count(-1)
@@ -343,9 +344,9 @@ class _Column:
 
     def __getitem__(self, index: int) -> bytes | None:
         if self._ends is None:
-            sizes = self._lengths if -1 not in self._lengths else [max(length, 0) for length in self._lengths]
+            sizes = self.lengths if -1 not in self.lengths else [max(length, 0) for length in self.lengths]
             self._ends = list(accumulate(sizes, initial=self._start))
-        length = self._lengths[index]
+        length = self.lengths[index]
         return None if length < 0 else self._data[self._ends[index] : self._ends[index + 1]]
 
 
@@ -362,6 +363,11 @@ class _Payloads(Payloads):
 
     def __len__(self) -> int:
         return len(self.timestamps)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The bytes of each value; -1 stands for None."""
+        return self.values.lengths
 
     def __getitem__(self, index: int) -> Payload:  # type: ignore[override]
         key = self.queue_key if self.keys is None else self.keys[index]

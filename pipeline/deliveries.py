@@ -1,0 +1,300 @@
+"""What became of one record: from its parts to its delivery, and to what its message has to know of it.
+
+A record is *opened* by the first ACQUIRE or DELAY that speaks of it, and *closed* by the first ACK or fact behind that;
+what comes later changes nothing (docs/protocol.md, what the tracker does with a marker).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from marq.core.names import is_drawn
+from pipeline.parts import KEY, PARTS
+from pipeline.tables import columns
+
+#: {topic: {partition: offset}}, partitions as text.
+Offsets = Mapping[str, Mapping[str, int]]
+
+#: A row that ought to have been sent is missed when its tracker has been seen so much later.
+OVERDUE = "INTERVAL 10 MINUTES"
+
+#: Columns of the struct that ``deliveries`` of a message are made of.
+DELIVERY = columns(
+    "topic string, partition int, offset long, attempt int, available_at timestamp, holder string,"
+    " acquired_at timestamp, lease_ms long, renewals long, acquisitions long, outcome string,"
+    " settled_at timestamp, due_at timestamp, ended_at timestamp, error string, wait_ms long, run_ms long,"
+    " late_ms long, acked_at timestamp, handed_out boolean, redriven boolean, committed boolean"
+)
+
+#: Outcome of a record that a tracker ended, by the cause of its fact.
+_OUTCOMES = {
+    "EXPIRED": "expired",
+    "RELEASED": "released",
+    "REJECTED": "rejected",
+    "TOO_LARGE": "too_large",
+    "DUE": "delivered",
+    "CANCELLED": "cancelled",
+    "WITHDRAWN": "withdrawn",
+}
+_COPIES = ("REDELIVERED", "DELIVERED")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where the tables end, which decides what can be said of a record.
+
+    ``marks``: how far each queue has acquired (queue, topic, partition, up_to). ``clocks``: when a tracker was last
+    seen (log_partition, seen_at). ``first`` and ``begins``: where partitions began when they were first ingested, and
+    where they begin now. ``held_back``: partitions whose readers an open transaction holds back.
+    """
+
+    marks: DataFrame
+    clocks: DataFrame
+    first: Offsets
+    begins: Offsets
+    held_back: tuple[str, ...]
+    #: Queues whose last deliveries may leave no dead letter; "*" stands for all.
+    without_dead_letters: tuple[str, ...]
+    dead_letters_topic: str
+    #: Whether markers had been removed before the first was ingested.
+    truncated: bool
+
+
+def deliveries(parts: DataFrame, cut: Cut) -> DataFrame:
+    """Return one row for each record of some parts: ``id`` of its message, ``delivery``, and what decides its state."""
+    rows = parts.join(F.broadcast(cut.marks), ["queue", "topic", "partition"], "left")
+    rows = rows.join(F.broadcast(cut.clocks), "log_partition", "left")
+    rows = rows.join(F.broadcast(_bounds(parts.sparkSession, cut)), ["topic", "partition"], "left")
+    return _judged(_ended(_held(_opened(rows, cut))))
+
+
+def _bounds(spark: SparkSession, cut: Cut) -> DataFrame:
+    rows = [
+        (topic, int(partition), first, cut.begins.get(topic, {}).get(partition, first))
+        for topic, partitions in cut.first.items()
+        for partition, first in partitions.items()
+    ]
+    return spark.createDataFrame(rows, "topic string, partition int, first_offset bigint, begin_offset bigint")
+
+
+def _opened(rows: DataFrame, cut: Cut) -> DataFrame:
+    """Add what follows from the order of a record's markers."""
+    place = F.concat_ws("/", "topic", "partition", "offset")
+    rows = rows.withColumns(
+        {
+            "place": place,
+            "id": F.coalesce("record.id", "acquired.id", "delayed.id", "death.id", place),
+            "drawn": F.col("topic").startswith(_DRAWN),
+            "redriven": (F.col("topic") == cut.dead_letters_topic) & F.col("delayed").isNotNull(),
+            "open_pos": F.least("acquired.pos", "delayed.pos"),
+        }
+    )
+    ack_pos = F.when(F.col("acked.pos") > F.col("open_pos"), F.col("acked.pos"))
+    fact_pos = F.when(F.col("fact.pos") > F.col("open_pos"), F.col("fact.pos"))
+    rows = rows.withColumns(
+        {
+            "copy": F.col("id") != F.col("place"),
+            "close_pos": F.least(ack_pos, fact_pos),
+            "by_ack": ack_pos.isNotNull() & (fact_pos.isNull() | (ack_pos < fact_pos)),
+        }
+    )
+    return rows.withColumns(
+        {
+            "closed": F.col("close_pos").isNotNull(),
+            "end": F.when(F.col("close_pos").isNotNull() & ~F.col("by_ack"), F.col("fact")),
+        }
+    )
+
+
+#: What the topics of drawn sources begin with, and no topic of Kafka's.
+_DRAWN = "~"
+assert is_drawn(_DRAWN)
+
+
+def _held(rows: DataFrame) -> DataFrame:
+    """Add who had it, until when, and what that consumer said."""
+    last, first = F.col("acquired_last"), F.col("acquired")
+    # Who acquired it when it was closed did not get it.
+    names = PARTS["acquired_last"].dataType.names
+    in_time = ~F.col("closed") | (last["pos"] < F.col("close_pos"))
+    rows = rows.withColumn("taken", F.when(in_time, last).otherwise(F.struct(*[first[name] for name in names])))
+    taken = F.col("taken")
+
+    def by_holder(name: str) -> Column:
+        said = F.col(name)
+        right = (said["pos"] > taken["pos"]) & (said["holder"] == taken["holder"])
+        return F.when(right & (~F.col("closed") | (said["pos"] < F.col("close_pos"))), said)
+
+    return rows.withColumns(
+        {
+            "handed_out": F.col("acquired").isNotNull() & F.col("acquired.due_at").isNull(),
+            "wait_until": F.coalesce(F.col("acquired.due_at"), F.col("delayed.due_at")),
+            "kept": by_holder("renewed"),
+            "given_back": by_holder("released"),
+            "refused": by_holder("rejected"),
+        }
+    )
+
+
+def _ended(rows: DataFrame) -> DataFrame:
+    """Add outcome and times."""
+    taken, back, refused, kept, end = (F.col(name) for name in ("taken", "given_back", "refused", "kept", "end"))
+    causes = F.create_map(*[F.lit(each) for pair in _OUTCOMES.items() for each in pair])
+    outcome = (
+        F.when(F.col("closed") & F.col("by_ack"), "acked")
+        .when(end["kind"] == "ABANDONED", "abandoned")
+        .when(end.isNotNull(), F.coalesce(causes[end["cause"]], F.lit("delivered")))
+    )
+    waits = F.col("wait_until").isNotNull()
+    due = F.when(
+        waits | back.isNotNull(),
+        F.coalesce("moved.due_at", "wait_until", _later(back["at"], back["delay_ms"])),
+    ).otherwise(F.greatest(_later(taken["at"], taken["lease_ms"]), _later(kept["at"], kept["lease_ms"])))
+    rows = rows.withColumns({"outcome": outcome, "due": due})
+    settled = (
+        F.when(F.col("outcome") == "acked", F.col("acked.at"))
+        .when(back.isNotNull(), back["at"])
+        .when(refused.isNotNull(), refused["at"])
+    )
+    available = F.coalesce("wait_until", "record.at", "acquired.record_at")
+    return rows.withColumns(
+        {
+            "settled_at": settled,
+            "available_at": F.when(F.col("handed_out"), F.coalesce("record.at", "acquired.record_at")).otherwise(
+                available
+            ),
+            "ended_at": F.when(F.col("by_ack"), F.col("acked.at")).otherwise(end["at"]),
+        }
+    )
+
+
+def _judged(rows: DataFrame) -> DataFrame:
+    """Return the columns that a message is made of."""
+    taken, end, handed_out = F.col("taken"), F.col("end"), F.col("handed_out")
+    delivery = F.struct(
+        *KEY,
+        F.coalesce(taken["attempt"], "delayed.attempt", "record.attempt", F.lit(1)).alias("attempt"),
+        "available_at",
+        F.when(handed_out, taken["holder"]).alias("holder"),
+        F.when(handed_out, taken["at"]).alias("acquired_at"),
+        taken["lease_ms"].alias("lease_ms"),
+        F.coalesce("renewals", F.lit(0)).alias("renewals"),
+        F.coalesce("acquisitions", F.lit(0)).alias("acquisitions"),
+        "outcome",
+        "settled_at",
+        F.col("due").alias("due_at"),
+        "ended_at",
+        F.coalesce("given_back.text", "refused.text").alias("error"),
+        F.when(handed_out, _millis("available_at", taken["at"])).alias("wait_ms"),
+        F.when(handed_out, _millis(taken["at"], "settled_at")).alias("run_ms"),
+        F.when(end["cause"].isin("EXPIRED", "DUE", "RELEASED"), _millis("due", end["at"])).alias("late_ms"),
+        F.col("acked.at").alias("acked_at"),
+        "handed_out",
+        "redriven",
+        F.col("record").isNotNull().alias("committed"),
+    )
+    root = ~F.col("copy")
+    count = {name: F.coalesce(name, F.lit(0)) for name in ("records", "deaths")}
+    is_copy = F.col("copy") & ~F.col("drawn") & ~F.col("redriven")
+    return rows.select(
+        "id",
+        F.coalesce("acquired.at", "delayed.at", "record.at", "last_at").alias("began_at"),
+        delivery.alias("delivery"),
+        "queue",
+        "last_at",
+        "seen_at",
+        _state().alias("state"),
+        (root & (count["records"] > 0) | root & F.col("drawn") & F.col("delayed").isNotNull()).alias("known"),
+        (F.col("acked").isNotNull() & F.col("open_pos").isNotNull()).alias("acked"),
+        F.when(root, F.coalesce("record.at", "acquired.record_at", "delayed.record_at")).alias("root_at"),
+        F.coalesce("record.first_sent_at", "record.at", "acquired.record_at", "delayed.record_at").alias("sent_at"),
+        "wait_until",
+        F.coalesce("record.size", "acquired.size", "delayed.size").alias("size"),
+        F.col("death.reason").alias("reason"),
+        count["deaths"].alias("deaths"),
+        _count(end["kind"] == "DEAD_LETTERED").alias("died"),
+        _count(end["kind"] == "REDELIVERED").alias("redelivered"),
+        _count(F.col("redriven")).alias("redrives"),
+        # Each copy has a fact of the same attempt: their numbers are equal, and so are the sums of attempts.
+        _count(F.col("fact.kind").isin(*_COPIES)).alias("copy_facts"),
+        F.when(F.col("fact.kind").isin(*_COPIES), F.col("fact.attempt")).otherwise(0).alias("copy_fact_attempts"),
+        F.when(is_copy, count["records"]).otherwise(0).alias("copies"),
+        F.when(is_copy, count["records"] * F.coalesce("record.attempt", F.lit(1))).otherwise(0).alias("copy_attempts"),
+        (F.col("offset") < F.col("first_offset")).alias("before_first"),
+        _overdue().alias("overdue"),
+        _differences().alias("differences"),
+        F.struct(*PARTS.names).alias("parts"),
+    )
+
+
+def _state() -> Column:
+    unread = (
+        F.when(F.col("record").isNull(), "strange")
+        .when(F.col("queue").isNull(), "nobody")
+        .when(F.col("offset") <= F.col("up_to"), "lost")
+        .when(F.col("offset") < F.col("begin_offset"), "expired_unread")
+        .otherwise("waiting")
+    )
+    return (
+        F.when(F.col("open_pos").isNull(), unread)
+        # Not to be taken for what waits because it was released or rejected.
+        .when(
+            F.col("closed"), F.when(F.col("outcome").isin("released", "rejected"), "ended").otherwise(F.col("outcome"))
+        )
+        .when(
+            F.col("cancelled").isNotNull() & (F.col("wait_until").isNotNull() | F.col("given_back").isNotNull()),
+            "cancelled",
+        )
+        .when(F.col("wait_until").isNotNull(), "delayed")
+        .when(F.col("refused").isNotNull(), "rejected")
+        .when(F.col("given_back").isNotNull(), "released")
+        .otherwise("leased")
+    )
+
+
+def _overdue() -> Column:
+    still_open = F.col("open_pos").isNotNull() & ~F.col("closed")
+    return F.coalesce(still_open & (F.col("due") + F.expr(OVERDUE) < F.col("seen_at")), F.lit(False))
+
+
+def _differences() -> Column:
+    """What there must be of this record, and is not: one text, or null."""
+    unread, record = F.col("open_pos").isNull(), F.col("record")
+    known = F.col("first_offset").isNull() | (F.col("offset") >= F.col("first_offset"))
+    told = F.col("acked").isNotNull() | F.col("fact").isNotNull() | F.col("death").isNotNull()
+    text = (
+        F.when(F.col("records") > 1, "ingested twice")
+        .when(F.col("facts") > 1, "two facts")
+        .when(unread & told & known, "ended, and nobody has acquired or delayed it")
+        .when(
+            unread & record.isNotNull() & F.col("queue").isNotNull() & (F.col("offset") <= F.col("up_to")),
+            "passed over",
+        )
+        .when(
+            ~unread
+            & record.isNull()
+            & known
+            & ~F.col("copy")
+            & ~F.col("drawn")
+            & ~F.col("redriven")
+            & F.col("first_offset").isNotNull(),
+            "acquired, and there is no such record",
+        )
+    )
+    return F.when(text.isNotNull(), F.concat_ws(": ", text, F.col("place")))
+
+
+def _count(test: Column) -> Column:
+    return F.when(test, 1).otherwise(0)
+
+
+def _later(at: Column, by_ms: Column) -> Column:
+    return F.timestamp_millis(F.unix_millis(at) + by_ms)
+
+
+def _millis(since: str | Column, until: str | Column) -> Column:
+    return F.unix_millis(until) - F.unix_millis(since)

@@ -1,0 +1,122 @@
+"""One row for each message, across its redeliveries: records that have one id are one message.
+
+From what became of its records follow a message's state and its *differences*: what the topics must hold, by the rules
+of docs/protocol.md, and do not. A difference that the next ``ingest`` may still settle is *pending*.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, StringType, StructField, StructType
+
+from pipeline.deliveries import DELIVERY, Cut, deliveries
+from pipeline.tables import columns
+
+#: A copy that was sent so shortly before the end of the markers may be ahead of its fact.
+AHEAD = "INTERVAL 30 SECONDS"
+
+_TEXTS = ArrayType(StringType())
+LIFECYCLE = StructType(
+    [
+        *columns(
+            "id string, queue string, sent_at timestamp, due_at timestamp, state string, open boolean,"
+            " ended_at timestamp, last_at timestamp, attempts int, size int, redeliveries int, redrives int,"
+            " dead_letters int, acked boolean, known boolean, reason string"
+        ).fields,
+        StructField("deliveries", ArrayType(DELIVERY)),
+        StructField("differences", _TEXTS),
+        StructField("pending", _TEXTS),
+    ]
+)
+
+#: States in which a message waits for something, the first that one of its records has.
+OPEN = ("leased", "released", "rejected", "delayed", "waiting")
+
+
+def lifecycle(parts: DataFrame, cut: Cut) -> DataFrame:
+    """Return the rows of :data:`LIFECYCLE` for some parts, with these parts in an array (``parts``)."""
+    records = deliveries(parts, cut)
+    has = {name: F.max(F.col("state") == name).alias(f"is_{name}") for name in (*OPEN, *_ENDED)}
+    messages = records.groupBy("id").agg(
+        F.array_sort(F.collect_list(F.struct("began_at", "delivery"))).alias("told"),
+        F.collect_list("parts").alias("parts"),
+        F.collect_list("differences").alias("own_differences"),
+        F.coalesce(F.max(F.when(F.col("known"), F.col("queue"))), F.max("queue")).alias("queue"),
+        F.coalesce(F.max("root_at"), F.min("sent_at")).alias("sent_at"),
+        F.max("wait_until").alias("due_at"),
+        F.max(F.when(F.col("delivery.handed_out"), F.col("delivery.attempt"))).alias("attempts"),
+        F.max("size").alias("size"),
+        F.max("reason").alias("reason"),
+        F.max("delivery.ended_at").alias("last_end"),
+        *[F.max(name).alias(name) for name in ("known", "acked", "last_at", "seen_at", "overdue", "before_first")],
+        *[F.sum(name).alias(name) for name in _COUNTS],
+        *has.values(),
+    )
+    return _rows(messages, cut)
+
+
+_ENDED = ("lost", "expired_unread", "nobody", "abandoned", "cancelled", "withdrawn")
+_COUNTS = (
+    "deaths", "died", "redelivered", "redrives", "copy_facts", "copy_fact_attempts", "copies", "copy_attempts",
+)  # fmt: skip
+
+
+def _rows(messages: DataFrame, cut: Cut) -> DataFrame:
+    held_back = F.lit(bool(cut.held_back))
+    rows = messages.withColumns(
+        {
+            "lacks_copy": F.col("copy_facts") > F.col("copies"),
+            "open_state": F.coalesce(*[F.when(F.col(f"is_{name}"), F.lit(name)) for name in OPEN]),
+        }
+    )
+    state = (
+        F.when(F.col("acked"), "acked")
+        .when(F.col("open_state").isNotNull(), F.col("open_state"))
+        .when(F.col("lacks_copy"), F.when(held_back, "on_the_way").otherwise("lost"))
+        .when(F.col("died") > 0, "dead")
+        .when(F.col("is_abandoned"), "abandoned")
+        .when(F.col("is_cancelled") | F.col("is_withdrawn"), "cancelled")
+        .when(F.col("is_lost"), "lost")
+        .when(F.col("is_expired_unread"), "expired_unread")
+        .when(F.col("is_nobody"), "nobody")
+        .otherwise("strange")
+    )
+    open_ = F.col("open_state").isNotNull() | (F.col("state") == "on_the_way")
+    rows = rows.withColumn("state", state).withColumn("open", open_)
+    wrong, pending = _differences(cut, held_back)
+    rows = rows.withColumns(
+        {
+            "differences": F.array_compact(F.concat("own_differences", F.array(*wrong))),
+            "pending": F.array_compact(F.array(*pending)),
+            "ended_at": F.when(~F.col("open"), F.col("last_end")),
+            "deliveries": F.transform("told", lambda each: each["delivery"]),
+            "redeliveries": F.col("redelivered"),
+            "dead_letters": F.col("deaths"),
+        }
+    )
+    columns = [F.col(field.name).cast(field.dataType) for field in LIFECYCLE.fields]
+    return rows.select(*columns, "parts")
+
+
+def _differences(cut: Cut, held_back: Column) -> tuple[list[Column], list[Column]]:
+    """Return what is wrong, and what is wrong unless the next round says otherwise; null where it is not."""
+    keeps = F.lit("*" not in cut.without_dead_letters) & ~F.col("queue").isin(*cut.without_dead_letters)
+    # Messages are read after the markers: what was sent shortly before their end may be ahead of them.
+    ahead = F.coalesce(F.col("last_at") + F.expr(AHEAD) > F.col("seen_at"), F.lit(True))
+    earlier = F.coalesce(F.col("before_first"), F.lit(False)) | F.lit(cut.truncated)
+    other = (F.col("copy_facts") == F.col("copies")) & (F.col("copy_fact_attempts") != F.col("copy_attempts"))
+    found = {
+        "a copy is missing that a fact tells of": (F.col("lacks_copy"), held_back),
+        "a copy that no fact tells of": ((F.col("copies") > F.col("copy_facts")) & ~earlier, ahead),
+        "copies of other attempts than facts tell of": (other & ~earlier, F.lit(False)),
+        "a dead letter is missing that a fact tells of": (keeps & (F.col("died") > F.col("deaths")), held_back),
+        "a dead letter that no fact tells of": ((F.col("deaths") > F.col("died")) & ~earlier, ahead),
+        "due long ago, and not sent": (F.col("overdue"), F.lit(False)),
+        "its first record is missing": (
+            ~F.col("known") & ~earlier & (F.size("own_differences") == 0),
+            F.lit(False),
+        ),
+    }
+    wrong = [F.when(test & ~excuse, F.lit(text)) for text, (test, excuse) in found.items()]
+    return wrong, [F.when(test & excuse, F.lit(text)) for text, (test, excuse) in found.items()]

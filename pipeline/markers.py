@@ -1,0 +1,236 @@
+"""Marker batches as rows: the bytes are read by ``marq.core``'s own codec, and its columns become Arrow's.
+
+Decoding in Python costs a batch some microseconds and a marker some hundred nanoseconds, because what differs between
+the markers of a batch stands in columns already. A record that holds no batch becomes a row with an ``error`` and its
+bytes, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from marq.core.errors import CorruptMarker, UnknownVersion
+from marq.core.marker_codec import VERSION, decode
+from marq.core.markers import (
+    BACKOFF,
+    NOW,
+    Acquire,
+    Answer,
+    Batch,
+    Cause,
+    Delay,
+    Fact,
+    Kind,
+    Outcome,
+    Payload,
+    Reject,
+    Release,
+    Renew,
+    Reschedule,
+    Spend,
+    Tick,
+)
+from marq.core.names import ID_HEADER
+from pipeline.tables import CORRUPT, MARKERS
+
+#: Rows that leave Python at a time.
+_ROWS_AT_ONCE = 20_000
+#: Stands for null in columns of numbers.
+_NULL = -(2**63)
+
+_DECODED = StructType([*MARKERS.fields, *[CORRUPT[name] for name in ("error", "raw")]])
+_MILLISECONDS = pa.timestamp("ms", tz="UTC")
+_MICROSECONDS = pa.timestamp("us", tz="UTC")
+
+
+def decoded(records: DataFrame) -> DataFrame:
+    """Return the rows of :data:`~pipeline.tables.MARKERS`, with ``error`` and ``raw`` of records that hold no batch.
+
+    ``records``: partition, offset, timestamp and value of records of the markers topic.
+    """
+    chosen = records.select("partition", "offset", "timestamp", "value")
+    return chosen.mapInArrow(_decode_all, _DECODED)
+
+
+def readable(rows: DataFrame) -> DataFrame:
+    """Return the markers of decoded rows."""
+    return rows.where(F.col("error").isNull()).select(*MARKERS.names)
+
+
+def corrupt(rows: DataFrame) -> DataFrame:
+    """Return what could not be decoded."""
+    return rows.where(F.col("error").isNotNull()).select(*CORRUPT.names)
+
+
+def _decode_all(tables: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    rows = _Rows()
+    for table in tables:
+        times = table.column("timestamp").cast(_MICROSECONDS).cast(pa.int64()).to_numpy() // 1000
+        places = zip(
+            table.column("partition").to_pylist(),
+            table.column("offset").to_pylist(),
+            times.tolist(),
+            table.column("value"),
+            strict=True,
+        )
+        for partition, offset, logged_ms, value in places:
+            rows.add(partition, offset, logged_ms, value.as_py())
+            if rows.count >= _ROWS_AT_ONCE:
+                yield rows.take()
+    if rows.count:
+        yield rows.take()
+
+
+class _Rows:
+    """Rows that are collected; what is equal for a whole batch is repeated only when they are taken."""
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        self.count = 0
+        self._counts: list[int] = []
+        #: Of each batch: what all of its markers have in common.
+        self._common: dict[str, list[Any]] = {name: [] for name in _COMMON}
+        #: Of each marker.
+        self._numbers: dict[str, list[np.ndarray]] = {name: [] for name in _NUMBERS}
+        self._texts: dict[str, list[str | None]] = {name: [] for name in _TEXTS}
+
+    def add(self, partition: int, offset: int, logged_ms: int, value: bytes | None) -> None:
+        """Add the markers of one record."""
+        try:
+            batch = decode(value)
+        except UnknownVersion as error:
+            common, columns = {"error": f"unknown version: {error}", "raw": value}, {}
+        except CorruptMarker as error:
+            common, columns = {"error": str(error), "raw": value}, {}
+        else:
+            common, columns = _columns(batch, logged_ms)
+            common["version"] = VERSION
+        count = len(columns["offset"]) if "offset" in columns else 1
+        common |= {"log_partition": partition, "log_offset": offset, "logged_at": logged_ms}
+        self._counts.append(count)
+        self.count += count
+        for name, values in self._common.items():
+            values.append(common.get(name))
+        for name, arrays in self._numbers.items():
+            arrays.append(_numbers(columns.get(name), count))
+        for name, texts in self._texts.items():
+            texts.extend(columns.get(name) or [None] * count)
+
+    def take(self) -> pa.RecordBatch:
+        """Return what was collected, and begin anew."""
+        indices = pa.array(np.repeat(np.arange(len(self._counts), dtype=np.int32), self._counts))
+        arrays: dict[str, pa.Array] = {}
+        for name, values in self._common.items():
+            arrays[name] = pa.array(values, _ARROW[name]).take(indices)
+        for name, parts in self._numbers.items():
+            numbers = np.concatenate(parts)
+            arrays[name] = pa.array(numbers, mask=numbers == _NULL).cast(_ARROW[name])
+        for name, texts in self._texts.items():
+            arrays[name] = pa.array(texts, pa.string())
+        starts = np.cumsum(self._counts) - self._counts
+        arrays["index"] = pa.array((np.arange(self.count) - np.repeat(starts, self._counts)).astype(np.int32))
+        self._clear()
+        ordered = [arrays[field.name] for field in _DECODED.fields]
+        ordered = [each.cast(_MICROSECONDS) if each.type == _MILLISECONDS else each for each in ordered]
+        return pa.RecordBatch.from_arrays(ordered, names=_DECODED.names)
+
+
+_COMMON = (
+    "log_partition", "log_offset", "logged_at", "version", "kind", "queue", "holder", "topic", "partition", "lease_ms",
+    "from_offset", "counted", "error", "raw",
+)  # fmt: skip
+_NUMBERS = ("offset", "attempt", "due_at", "delay_ms", "record_at", "size")
+_TEXTS = ("text", "cause", "outcome", "id")
+_ARROW = {
+    **dict.fromkeys(("log_partition", "version", "partition", "attempt", "size"), pa.int32()),
+    **dict.fromkeys(("log_offset", "offset", "lease_ms", "from_offset", "delay_ms"), pa.int64()),
+    **dict.fromkeys(("logged_at", "due_at", "record_at"), _MILLISECONDS),
+    **dict.fromkeys(("kind", "queue", "holder", "topic", "error"), pa.string()),
+    "counted": pa.bool_(),
+    "raw": pa.binary(),
+}
+
+
+def _numbers(values: Any, count: int) -> np.ndarray:
+    if values is None:
+        return np.full(count, _NULL, dtype=np.int64)
+    if isinstance(values, range):
+        return np.arange(values.start, values.stop, dtype=np.int64)
+    return np.asarray(values, dtype=np.int64)
+
+
+def _columns(batch: Batch, logged_ms: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what all markers of a batch have in common, and what each has."""
+    if isinstance(batch, Tick):
+        return {"kind": Kind.TICK.name, "holder": f"{batch.holder:016x}"}, {}
+    common: dict[str, Any] = {
+        "kind": _kind(batch).name,
+        "queue": batch.queue,
+        "holder": f"{batch.holder:016x}",
+        "topic": batch.source.topic,
+        "partition": batch.source.partition,
+    }
+    columns: dict[str, Any] = {"offset": batch.offsets}
+    if isinstance(batch, Acquire | Delay):
+        columns |= _payload_columns(batch.payloads)
+        common["from_offset"] = batch.from_offset
+    if isinstance(batch, Acquire | Renew | Spend):
+        common["lease_ms"] = batch.lease_ms
+    if isinstance(batch, Acquire) and batch.dues_ms is not None:
+        columns["due_at"] = _with_nulls(batch.dues_ms, NOW)
+    elif isinstance(batch, Delay | Reschedule):
+        columns["due_at"] = np.asarray(batch.times_ms) + (logged_ms if batch.relative else 0)
+    elif isinstance(batch, Release):
+        columns["delay_ms"] = _with_nulls(batch.delays_ms, BACKOFF)
+        columns["text"] = [error or None for error in batch.errors]
+        common["counted"] = batch.counted
+    elif isinstance(batch, Reject):
+        columns["text"] = list(batch.reasons)
+    elif isinstance(batch, Fact):
+        columns["attempt"] = batch.attempts
+        columns["cause"] = [_name(Cause, cause) for cause in batch.causes]
+    elif isinstance(batch, Answer):
+        columns["outcome"] = [_name(Outcome, outcome) for outcome in batch.outcomes]
+    return common, columns
+
+
+def _kind(batch: Batch) -> Kind:
+    return batch.kind if isinstance(batch, Fact) else _KINDS.get(type(batch).__name__) or Kind.ANSWERED
+
+
+#: Each batch is named as its kind, but for facts, which say theirs, and answers.
+_KINDS = {kind.name.title(): kind for kind in Kind}
+
+
+def _payload_columns(payloads: Sequence[Payload]) -> dict[str, Any]:
+    columns: dict[str, Any] = {"record_at": payloads.timestamps}  # type: ignore[attr-defined]
+    attempts = payloads.attempts  # type: ignore[attr-defined]
+    columns["attempt"] = [1] * len(payloads) if attempts is None else attempts
+    columns["size"] = _with_nulls(payloads.sizes, -1)  # type: ignore[attr-defined]
+    if payloads.headers is not None:  # type: ignore[attr-defined]
+        columns["id"] = [_id(payload) for payload in payloads]
+    return columns
+
+
+def _id(payload: Payload) -> str | None:
+    found = [value for name, value in payload.headers if name == ID_HEADER and value]
+    return found[-1].decode("utf-8", "replace") if found else None
+
+
+def _with_nulls(values: Sequence[int], null: int) -> np.ndarray:
+    array = np.asarray(values, dtype=np.int64)
+    return np.where(array == null, _NULL, array)
+
+
+def _name(names: Any, number: int) -> str:
+    # A later version may name more of them.
+    return names(number).name if number in names._value2member_map_ else str(number)
