@@ -87,8 +87,8 @@ class Ingest:
         missing = [topic for topic in (names.messages, names.markers, names.dead_letters) if topic not in existing]
         if missing:
             raise PipelineError(
-                f"there is no topic {missing[0]} on {self._connection.bootstrap_servers}: is MARQ_PREFIX={names.prefix} right, and"
-                " has anybody used Marq there yet?"
+                f"there is no topic {missing[0]} on {self._connection.bootstrap_servers}: is"
+                f" MARQ_PREFIX={names.prefix} right, and has anybody used Marq there yet?"
             )
         self._lake.belong(self._topics.cluster_id(), names.prefix)
         told = self._definitions() if names.queues in existing else Said()
@@ -175,14 +175,14 @@ class Ingest:
                     continue
                 if begin > position:
                     raise PipelineError(
-                        f"retention has removed records {position} to {begin - 1} of {topic}/{partition} before they were"
-                        " ingested: what was said there is not known. Begin anew with an empty data directory (--data),"
-                        " and let ingest run more often than the topic's retention"
+                        f"retention has removed records {position} to {begin - 1} of {topic}/{partition} before they"
+                        " were ingested: what was said there is not known. Begin anew with an empty data directory"
+                        " (--data), and let ingest run more often than the topic's retention"
                     )
                 if ends[topic][partition] < position:
                     raise PipelineError(
-                        f"{topic}/{partition} ends at {ends[topic][partition]}, and {position} were ingested: the topic was"
-                        " made anew. Begin anew with an empty data directory (--data)"
+                        f"{topic}/{partition} ends at {ends[topic][partition]}, and {position} were ingested: the"
+                        " topic was made anew. Begin anew with an empty data directory (--data)"
                     )
 
     def _take(self, stream: Stream, batch: DataFrame, number: int, begins: Offsets) -> None:

@@ -10,8 +10,8 @@
 
 A batch is written beside the tables, renamed into its place, and then committed. Whoever dies in between writes the
 batch once more: it has the same number and the same records, so what is there of it is taken away first. A reader that
-only lists a table's directory, as pyarrow does (names that begin with ``_`` or ``.`` are passed over), sees whole batches,
-each once. A reader that goes by the commits sees those that count.
+only lists a table's directory, as pyarrow does (names that begin with ``_`` or ``.`` are passed over), sees whole
+batches, each once. A reader that goes by the commits sees those that count.
 
 On a file system where directories cannot be renamed at once (object stores), go by the commits.
 """

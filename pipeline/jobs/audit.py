@@ -82,7 +82,7 @@ def show(found: dict[str, Any], *, as_json: bool) -> None:
     for cause, count in found["causes"].items():
         print(f"{count:,} duplicates, cause {CAUSES[cause]}")
     for each in found["wrong"][:MAX_LISTED]:
-        print(f"WRONG {each['id']} of {each['queue']}: {each['state']}{''.join(f'; {text}' for text in each['why'])}")
+        print("; ".join([f"WRONG {each['id']} of {each['queue']}: {each['state']}", *each["why"]]))
     if len(found["wrong"]) > MAX_LISTED:
         print(f"… and {len(found['wrong']) - MAX_LISTED:,} more; the table audit of the data directory has all of them")
     print(
