@@ -24,12 +24,12 @@ export PYTHONUNBUFFERED := 1
 step = @echo "==> $(1)"; began=$$(date +%s); if $(2); then echo "    $$(( $$(date +%s) - began )) s"; \
 	else echo "==> $(1): FAILED after $$(( $$(date +%s) - began )) s" >&2; exit 1; fi
 
-.PHONY: help setup python packages kafka demo test broker bench simulate mutants faults soak recovery delays starts lint clean lock
+.PHONY: help setup python packages kafka demo test broker bench simulate mutants faults soak recovery delays starts pipeline lint clean lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
-setup: packages kafka ## what all others need: Python packages, Java, Kafka's jars
+setup: packages kafka ## what all others need: Python packages, Java, jars of Kafka and of Spark's connector
 
 # Their last line is one JSON object, so nothing is printed after it.
 demo: setup ## the main job, on a Kafka of its own
@@ -72,6 +72,9 @@ delays: setup ## a great many delayed messages: memory, restart, lateness: make 
 starts: setup ## what consumers that start in transactions save, cost and delay
 	@$(RUN) -m bench.starts
 
+pipeline: setup ## a job on Spark: make pipeline JOB="ingest --follow"; without JOB: which ones there are
+	@$(RUN) -m pipeline $(JOB)
+
 clean: ## remove .venv, the broker's data and all caches of this checkout
 	rm -rf .venv .marq .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -97,4 +100,4 @@ packages: python
 	$(call step,Python packages,$(PYTHON) -m broker.environment)
 
 kafka: packages
-	$(call step,Java and Kafka,$(RUN) -m broker --prepare)
+	$(call step,Java and Kafka,$(RUN) -m broker --prepare --jars pipeline/connector.sha256)

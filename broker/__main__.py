@@ -1,4 +1,7 @@
-"""`python -m broker`: Kafka in the foreground. `python -m broker --prepare`: only fetch what it needs."""
+"""`python -m broker`: Kafka in the foreground. `python -m broker --prepare`: only fetch what it needs.
+
+`--jars LIST` fetches further jars in the same way, such as those of Spark's Kafka connector.
+"""
 
 import argparse
 import os
@@ -6,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -23,10 +26,11 @@ CHECK_SECONDS = 0.5
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m broker", description="Apache Kafka, one node, in the foreground.")
     parser.add_argument("--prepare", action="store_true", help="fetch Java and Kafka's jars where missing, and end")
+    parser.add_argument("--jars", type=Path, action="append", default=[], metavar="LIST", help="fetch these, too")
     parser.add_argument("--data", type=Path, default=DEFAULT_DATA, help="kept between runs (default: %(default)s)")
     arguments = parser.parse_args()
     try:
-        prepare()
+        prepare(arguments.jars)
         return 0 if arguments.prepare else serve(arguments.data)
     except BrokerError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -35,13 +39,17 @@ def main() -> int:
         return 130
 
 
-def prepare() -> None:
+def prepare(further: Sequence[Path] = ()) -> None:
     """Have Java, the jars and the archive that makes starts quick. Raises BrokerError."""
     with _step("Java") as say:
         runtime = java.ensure(say)
         say(f"Java {runtime.version}: {runtime.path}")
     with _step("Kafka's jars") as say:
         say(f"Kafka {jars.VERSION}: {jars.ensure(say)}")
+    for file in further:
+        listed = jars.read_list(file)
+        with _step(f"jars of {listed.name}") as say:
+            say(f"{listed.name}: {jars.ensure_list(listed, say)}")
     class_path = jars.class_path()
     target = archive.path(runtime, class_path)
     if not target.exists():

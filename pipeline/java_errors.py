@@ -13,9 +13,10 @@ from pipeline.sentences import one_line
 
 #: Kept for the sentence that says why it did not start.
 KEPT_BYTES = 65_536
-#: Java says so at each start of Spark, and nobody can do anything about it.
-_NO_NEWS = re.compile(rb"WARNING: Using incubator modules: [^\n]*\n")
-_TELLING = re.compile(r"(?:Exception in thread \S+ |Caused by: |Error: |Error occurred|Invalid |Unrecognized |error: )")
+#: Java says so at each start of Spark: of a module that Spark asks for, and of options that the user set.
+_NO_NEWS = re.compile(rb"(?:WARNING: Using incubator modules: |(?:NOTE: )?Picked up \w+: )[^\n]*\n")
+_BEFORE = re.compile(r"(?:Exception in thread \S+|Caused by:|Error:|error:) ")
+_TELLING = ("Error occurred", "Invalid ", "Unrecognized ")
 
 
 class JavaErrors:
@@ -46,9 +47,12 @@ class JavaErrors:
         self._close_write_end()
         self._thread.join(timeout=5)
         with self._lock:
-            lines = [line.strip() for line in bytes(self._kept).decode(errors="replace").splitlines()]
-        telling = [line for line in lines if _TELLING.match(line)] or [line for line in lines if line]
-        return one_line(_TELLING.sub("", telling[0], count=1)) if telling else ""
+            text = _NO_NEWS.sub(b"", bytes(self._kept)).decode(errors="replace")
+        lines = [line.strip() for line in text.splitlines()]
+        telling = [line for line in lines if line.startswith(_TELLING) or _BEFORE.match(line)] or list(
+            filter(None, lines)
+        )
+        return one_line(_BEFORE.sub("", telling[0], count=1)) if telling else ""
 
     def _close_write_end(self) -> None:
         if self.write_end >= 0:

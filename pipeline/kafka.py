@@ -15,19 +15,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.sql import SparkSession
 
 from marq.core.errors import ConfigError
 from marq.core.names import DEFAULT_PREFIX, Names
 from pipeline.errors import PipelineError
-from pipeline.sentences import root_cause
+from pipeline.sentences import root_cause, sentence
 
 DEFAULT_BOOTSTRAP_SERVERS = "127.0.0.1:9092"
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 #: How long a question to the cluster may take; a broker that is away is said to be after this.
 ANSWER_LIMIT_MS = 10_000
-_REQUEST_LIMIT_MS = 5_000
 _MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM": "org.apache.kafka.common.security.scram.ScramLoginModule",
@@ -107,8 +107,8 @@ class Topics:
         java = self._jvm.org.apache.kafka.common.config
         resource = java.ConfigResource(java.ConfigResource.Type.TOPIC, topic)
         with self._admin(f"looking at the settings of {topic}") as admin:
-            entries = _answer(admin.describeConfigs(self._list([resource])).all()).get(resource).entries()
-            return {entry.name(): entry.value() for entry in entries}
+            found = _answer(admin.describeConfigs(self._list([resource])).all()).get(resource)
+            return {entry.name(): entry.value() for entry in self._jvm.java.util.ArrayList(found.entries())}
 
     def cluster_id(self) -> str:
         """Return the cluster's own name for itself: offsets mean nothing on another one."""
@@ -137,8 +137,8 @@ class Topics:
         for topic in wanted:
             try:
                 counts[topic] = len(_answer(descriptions.get(topic)).partitions())
-            except Exception as error:
-                if not _is(error, "UnknownTopicOrPartitionException"):
+            except Py4JError as error:
+                if root_cause(error)[0] != "UnknownTopicOrPartitionException":
                     raise
                 raise PipelineError(
                     f"there is no topic {topic} on {self._connection.bootstrap_servers}: check MARQ_BOOTSTRAP_SERVERS "
@@ -158,9 +158,7 @@ class Topics:
         try:
             admin = self._jvm.org.apache.kafka.clients.admin.AdminClient.create(self._settings())
             yield admin
-        except PipelineError:
-            raise
-        except Exception as error:
+        except Py4JError as error:
             raise PipelineError(self._sentence(doing, error)) from error
         finally:
             if admin is not None:
@@ -171,17 +169,19 @@ class Topics:
         for name, value in self._connection.client().items():
             settings.put(name, value)
         settings.put("default.api.timeout.ms", str(ANSWER_LIMIT_MS))
-        settings.put("request.timeout.ms", str(_REQUEST_LIMIT_MS))
+        settings.put("request.timeout.ms", str(ANSWER_LIMIT_MS // 2))
         return settings
 
-    def _sentence(self, doing: str, error: Exception) -> str:
+    def _sentence(self, doing: str, error: Py4JError) -> str:
         servers = self._connection.bootstrap_servers
+        if isinstance(error, Py4JNetworkError):
+            return sentence(error)
         name, said = root_cause(error)
         if name in ("SaslAuthenticationException", "SslAuthenticationException"):
             return f"{servers} refused the login ({said}): check MARQ_SECURITY_PROTOCOL, MARQ_SASL_… and MARQ_SSL_…"
         if name.endswith("AuthorizationException"):
             return f"{doing}: {servers} refused for want of a right ({said})"
-        if name in ("TimeoutException", "DisconnectException", "ConfigException") or "bootstrap" in said:
+        if name in ("TimeoutException", "DisconnectException") or "bootstrap" in said:
             return (
                 f"{servers} does not answer ({said}): start Kafka there (`make broker`), or set MARQ_BOOTSTRAP_SERVERS "
                 "and MARQ_SECURITY_PROTOCOL to those of yours"
@@ -292,7 +292,3 @@ def _blocks(text: str, block: str) -> str:
 
 def _answer(future: Any) -> Any:
     return future.get()
-
-
-def _is(error: Exception, name: str) -> bool:
-    return root_cause(error)[0] == name

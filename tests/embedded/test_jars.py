@@ -193,6 +193,28 @@ def test_every_committed_line_is_a_sum_and_a_path_in_a_maven_repository() -> Non
     assert Artifact("org.apache.kafka", "kafka_2.13", jars.VERSION).path in sums
 
 
+def test_a_further_list_has_a_directory_of_its_own_and_is_fetched_in_the_same_way(
+    bin_directory: Path, cache_directory: Path, tmp_path: Path
+) -> None:
+    fake_maven(bin_directory)
+    lines = "".join(f"{digest}  {path}\n" for path, digest in SUMS.items())
+    (tmp_path / "other.sha256").write_text(f"# other-1.0: what it is for\n{lines}")
+
+    directory = jars.ensure_list(jars.read_list(tmp_path / "other.sha256"))
+
+    assert directory == cache_directory / "other-1.0"
+    assert contents(directory) == {path: f"jar {path}" for path in PATHS}
+
+
+@pytest.mark.parametrize("content", [None, "", "no comment\n", "0123  a/b/c.jar\n", "#\n"])
+def test_a_further_list_that_is_none_is_named(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "other.sha256").write_text(content)
+
+    with pytest.raises(BrokerError, match=r"other\.sha256"):
+        jars.read_list(tmp_path / "other.sha256")
+
+
 def test_a_path_that_no_repository_has_is_refused() -> None:
     with pytest.raises(ValueError, match="not where a Maven repository keeps"):
         Artifact.from_path("org/one/alpha/1.0/other-1.0.jar")

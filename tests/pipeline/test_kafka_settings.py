@@ -1,0 +1,143 @@
+"""MARQ_… in the environment, as settings of the Kafka connector."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import PipelineError
+from pipeline.kafka import Connection
+
+LOGIN = {"MARQ_SASL_USERNAME": "user", "MARQ_SASL_PASSWORD": "secret"}
+CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----"
+KEY = "-----BEGIN PRIVATE KEY-----\nMIIC\n-----END PRIVATE KEY-----"
+
+
+def test_nothing_set_is_a_broker_on_this_machine() -> None:
+    connection = Connection.read({})
+
+    assert connection.options() == {"kafka.bootstrap.servers": "127.0.0.1:9092"}
+    assert connection.names.markers == "marq.markers"
+
+
+def test_address_and_prefix_are_taken_without_the_spaces_around_them() -> None:
+    connection = Connection.read({"MARQ_BOOTSTRAP_SERVERS": " one:1,two:2 ", "MARQ_PREFIX": "test "})
+
+    assert connection.options() == {"kafka.bootstrap.servers": "one:1,two:2"}
+    assert connection.names.markers == "test.markers"
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "module"),
+    [
+        ("PLAIN", "plain.PlainLoginModule"),
+        ("scram-sha-256", "scram.ScramLoginModule"),
+        ("SCRAM-SHA-512", "scram.ScramLoginModule"),
+    ],
+)
+def test_a_login_is_a_line_of_javas_login_configuration(mechanism: str, module: str) -> None:
+    options = Connection.read(
+        {"MARQ_SECURITY_PROTOCOL": "sasl_plaintext", "MARQ_SASL_MECHANISM": mechanism, **LOGIN}
+    ).options()
+
+    assert options["kafka.security.protocol"] == "SASL_PLAINTEXT"
+    assert options["kafka.sasl.mechanism"] == mechanism.upper()
+    assert options["kafka.sasl.jaas.config"] == (
+        f'org.apache.kafka.common.security.{module} required username="user" password="secret";'
+    )
+
+
+def test_a_password_can_not_end_its_quotes() -> None:
+    password = 'a"b\\c; d\ne'
+    options = Connection.read(
+        {"MARQ_SECURITY_PROTOCOL": "SASL_PLAINTEXT", **LOGIN, "MARQ_SASL_PASSWORD": password}
+    ).options()
+
+    assert options["kafka.sasl.jaas.config"].endswith('password="a\\"b\\\\c; d\\ne";')
+
+
+def test_a_password_is_not_in_the_text_of_a_connection() -> None:
+    connection = Connection.read({"MARQ_SECURITY_PROTOCOL": "SASL_PLAINTEXT", **LOGIN})
+
+    assert "secret" not in repr(connection)
+
+
+def test_certificates_go_to_executors_as_text(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text(f"Some authority\n{CERTIFICATE}\n")
+    (tmp_path / "client.pem").write_text(f"{KEY}\n{CERTIFICATE}\n")
+
+    options = Connection.read(
+        {
+            "MARQ_SECURITY_PROTOCOL": "SSL",
+            "MARQ_SSL_CAFILE": str(tmp_path / "ca.pem"),
+            "MARQ_SSL_CERTFILE": str(tmp_path / "client.pem"),
+            "MARQ_SSL_PASSWORD": "of the key",
+        }
+    ).options()
+
+    assert options == {
+        "kafka.bootstrap.servers": "127.0.0.1:9092",
+        "kafka.security.protocol": "SSL",
+        "kafka.ssl.truststore.type": "PEM",
+        "kafka.ssl.truststore.certificates": CERTIFICATE,
+        "kafka.ssl.keystore.type": "PEM",
+        "kafka.ssl.keystore.certificate.chain": CERTIFICATE,
+        "kafka.ssl.keystore.key": KEY,
+        "kafka.ssl.key.password": "of the key",
+    }
+
+
+def test_a_key_may_be_in_a_file_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "client.pem").write_text(CERTIFICATE)
+    (tmp_path / "client.key").write_text(KEY)
+
+    options = Connection.read(
+        {
+            "MARQ_SECURITY_PROTOCOL": "SSL",
+            "MARQ_SSL_CERTFILE": str(tmp_path / "client.pem"),
+            "MARQ_SSL_KEYFILE": str(tmp_path / "client.key"),
+        }
+    ).options()
+
+    assert options["kafka.ssl.keystore.key"] == KEY
+
+
+@pytest.mark.parametrize(
+    ("environment", "sentence"),
+    [
+        ({"MARQ_BOOTSTRAP_SERVERS": "one"}, "MARQ_BOOTSTRAP_SERVERS='one': expected host:port"),
+        ({"MARQ_BOOTSTRAP_SERVERS": "memory://x"}, "MARQ_BOOTSTRAP_SERVERS='memory://x': expected host:port"),
+        ({"MARQ_PREFIX": "a b"}, "MARQ_PREFIX 'a b': expected 1 to 100 of the characters"),
+        ({"MARQ_SECURITY_PROTOCOL": "TLS"}, "MARQ_SECURITY_PROTOCOL='TLS': expected one of PLAINTEXT, SSL"),
+        ({"MARQ_SASL_MECHANISM": "GSSAPI"}, "MARQ_SASL_MECHANISM='GSSAPI': expected one of PLAIN, SCRAM-SHA-256"),
+        ({"MARQ_SECURITY_PROTOCOL": "SASL_SSL"}, "MARQ_SASL_USERNAME is missing: MARQ_SECURITY_PROTOCOL=SASL_SSL"),
+        (
+            {"MARQ_SECURITY_PROTOCOL": "SSL", "MARQ_SSL_CAFILE": "/none"},
+            "MARQ_SSL_CAFILE='/none' can't be read: No such",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_was_expected(environment: dict[str, str], sentence: str) -> None:
+    with pytest.raises(PipelineError) as error:
+        Connection.read(environment)
+
+    assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("no certificate", "expected PEM with -----BEGIN CERTIFICATE-----"),
+        (CERTIFICATE, "expected PEM with -----BEGIN PRIVATE KEY-----"),
+        (f"{CERTIFICATE}\n{KEY.replace('PRIVATE', 'RSA PRIVATE')}", "openssl pkcs8 -topk8"),
+    ],
+)
+def test_a_file_that_java_could_not_read_is_named_with_what_to_do(tmp_path: Path, content: str, sentence: str) -> None:
+    (tmp_path / "client.pem").write_text(content)
+
+    with pytest.raises(PipelineError) as error:
+        Connection.read({"MARQ_SECURITY_PROTOCOL": "SSL", "MARQ_SSL_CERTFILE": str(tmp_path / "client.pem")})
+
+    assert f"MARQ_SSL_CERTFILE='{tmp_path / 'client.pem'}'" in str(error.value)
+    assert sentence in str(error.value)

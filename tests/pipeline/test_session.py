@@ -1,0 +1,179 @@
+"""The session: one machine by default, the user's settings before ours, sentences where it does not start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import udf
+
+from pipeline import jars, java
+from pipeline.errors import PipelineError
+from pipeline.sentences import sentence
+from tests.embedded.machines import fake_java, shell_script
+
+ROOT = Path(__file__).resolve().parents[2]
+SHOW = """
+from pipeline.session import session
+spark = session("shown")
+context = spark.sparkContext
+names = ["spark.sql.shuffle.partitions", "spark.sql.session.timeZone"]
+print(context.appName, context.master, *map(spark.conf.get, names), len(context._conf.get("spark.jars").split(",")))
+"""
+
+
+def test_this_machine_has_a_java_that_spark_starts_on() -> None:
+    if os.environ.get("SPARK") == "skip":
+        pytest.skip("SPARK=skip: tests on Spark are left out")
+
+    try:
+        java.home()
+    except PipelineError as error:
+        pytest.fail(f"{error}; SPARK=skip leaves the tests on Spark out", pytrace=False)
+
+
+def test_it_reads_and_writes_kafka_without_more_being_said(spark: SparkSession) -> None:
+    jvm = spark.sparkContext._jvm
+
+    assert jvm.java.lang.Class.forName(
+        jars.CONNECTOR_CLASS, True, jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    )
+
+
+def test_functions_of_ours_run_in_python_workers(spark: SparkSession) -> None:
+    from pipeline.kafka import Connection
+
+    @udf("string")
+    def markers(prefix: str) -> str:
+        return Connection.read({"MARQ_PREFIX": prefix}).names.markers
+
+    [row] = spark.createDataFrame([("one",)], "prefix string").select(markers("prefix")).collect()
+
+    assert row[0] == "one.markers"
+
+
+def test_the_users_settings_go_before_ours_and_nothing_is_left_or_said(tmp_path: Path, needs_spark: None) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "spark-defaults.conf").write_text(
+        "spark.master local[1]\nspark.sql.shuffle.partitions 7\nspark.sql.session.timeZone Asia/Tokyo\n"
+        "spark.driver.memory 600m\n"
+    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_"))}
+    (tmp_path / "work").mkdir()
+
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW],
+        cwd=tmp_path / "work",
+        env={**kept, "SPARK_CONF_DIR": str(tmp_path / "conf"), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+    assert done.stdout == f"marq shown local[1] 7 UTC {len(jars.read_sums())}\n"
+    assert done.stderr == ""
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_a_master_that_is_none_is_a_sentence(tmp_path: Path, needs_spark: None) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from pipeline.session import session; session('x')"],
+        cwd=tmp_path,
+        env={**os.environ, "PYSPARK_SUBMIT_ARGS": "--master nowhere pyspark-shell", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+    assert done.stderr.splitlines()[-1] == (
+        "pipeline.errors.PipelineError: Spark does not start: "
+        "SparkException: Master must either be yarn or start with spark, k8s, or local"
+    )
+
+
+def test_an_error_in_a_python_worker_is_its_own_line(spark: SparkSession) -> None:
+    @udf("string")
+    def refused(number: int) -> str:
+        raise PipelineError(f"row {number} is bad: mend it")
+
+    @udf("string")
+    def failing(number: int) -> str:
+        return str(int("no number"))
+
+    for function, expected in (
+        (refused, "row 0 is bad: mend it"),
+        (failing, "ValueError: invalid literal for int() with base 10: 'no number'"),
+    ):
+        with pytest.raises(Exception, match="Traceback") as error:
+            spark.range(1).select(function("id")).collect()
+
+        assert sentence(error.value) == expected
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("select nope from range(1)", "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column"),
+        ("select raise_error('it is bad') from range(1)", "[USER_RAISED_EXCEPTION] it is bad"),
+        ("select * from parquet.`/nowhere`", "[PATH_NOT_FOUND] Path does not exist: file:/nowhere"),
+        ("selekt 1", "[PARSE_SYNTAX_ERROR] Syntax error at or near 'selekt'"),
+    ],
+)
+def test_what_spark_refuses_is_one_line(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str], sql: str, expected: str
+) -> None:
+    with pytest.raises(Exception, match=r"\[") as error:
+        spark.sql(sql).collect()
+
+    assert sentence(error.value).startswith(expected)
+    assert "\n" not in sentence(error.value)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory that is all of PATH, on a machine whose package manager installed no Java."""
+    monkeypatch.setattr(java, "INSTALLED", tmp_path / "usr-lib-jvm")
+    (tmp_path / "bin").mkdir()
+    return tmp_path / "bin"
+
+
+def test_without_any_java_it_says_what_to_install(machine: Path) -> None:
+    with pytest.raises(PipelineError, match="there is no Java on this machine, and Spark needs one: install Java 17"):
+        java.home({"PATH": str(machine)})
+
+
+def test_a_java_on_path_is_what_spark_takes_by_itself(machine: Path) -> None:
+    fake_java(machine / "java", "17.0.9")
+
+    assert java.home({"PATH": f"{machine}:/usr/bin:/bin"}) is None
+
+
+def test_an_old_java_is_passed_over_where_the_system_has_a_newer_one(machine: Path) -> None:
+    fake_java(machine / "java", "11.0.2")
+    fake_java(java.INSTALLED / "java-17" / "bin" / "java", "17.0.9")
+
+    assert java.home({"PATH": f"{machine}:/usr/bin:/bin"}) == java.INSTALLED / "java-17"
+
+
+def test_a_java_that_is_too_old_is_named(machine: Path) -> None:
+    fake_java(machine / "java", "11.0.2")
+
+    with pytest.raises(PipelineError, match=rf"{machine}/java is Java 11: install Java 17 or newer"):
+        java.home({"PATH": f"{machine}:/usr/bin:/bin"})
+
+
+def test_a_java_that_was_cut_down_to_what_kafka_needs_is_named(machine: Path) -> None:
+    shell_script(
+        machine / "java",
+        "echo 'java.lang.module.FindException: Module jdk.incubator.vector not found' >&2; exit 1",
+    )
+
+    with pytest.raises(PipelineError, match=rf"{machine}/java lacks the module jdk.incubator.vector: install Java 17"):
+        java.home({"PATH": f"{machine}:/usr/bin:/bin"})

@@ -1,0 +1,133 @@
+"""What a cluster tells of its topics, and what is said where it does not answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from pyspark.sql import SparkSession
+
+from broker import Certificates, EmbeddedBroker, Security
+from broker.ports import free_port
+from pipeline import kafka
+from pipeline.errors import PipelineError
+from pipeline.kafka import Connection, Topics
+
+NAME, PASSWORD = "reader", "secret"
+
+
+def make_topic(servers: str, name: str, partitions: int) -> None:
+    admin = AdminClient({"bootstrap.servers": servers})
+    [made] = admin.create_topics([NewTopic(name, partitions, 1)]).values()
+    made.result(30)
+
+
+def write(servers: str, topic: str, values: list[bytes], *, commit: bool | None = None) -> None:
+    """Into partition 1; ``commit``: in a transaction that is committed, or left open."""
+    settings = {"bootstrap.servers": servers}
+    producer = Producer(settings if commit is None else {**settings, "transactional.id": topic})
+    if commit is not None:
+        producer.init_transactions(30)
+        producer.begin_transaction()
+    for value in values:
+        producer.produce(topic, value, partition=1)
+    producer.flush(30)
+    if commit:
+        producer.commit_transaction(30)
+
+
+@pytest.fixture
+def topics(spark: SparkSession, connection: Connection) -> Topics:
+    return Topics(spark, connection)
+
+
+def test_ends_and_begins_are_those_of_each_partition(topics: Topics, servers: str, prefix: str) -> None:
+    make_topic(servers, prefix, 2)
+    write(servers, prefix, [b"one", b"two", b"three"])
+
+    assert prefix in topics.existing()
+    assert topics.partitions([prefix]) == {prefix: 2}
+    assert topics.begins([prefix]) == {prefix: {0: 0, 1: 0}}
+    assert topics.ends([prefix]) == {prefix: {0: 0, 1: 3}}
+    assert int(topics.settings(prefix)["max.message.bytes"]) > 1_000_000
+    assert len(topics.cluster_id()) == 22
+
+
+def test_an_open_transaction_is_after_the_committed_end(topics: Topics, servers: str, prefix: str) -> None:
+    make_topic(servers, prefix, 2)
+    write(servers, prefix, [b"one"])
+    write(servers, prefix, [b"two", b"three"], commit=False)
+
+    assert topics.ends([prefix]) == {prefix: {0: 0, 1: 1}}
+    assert topics.ends([prefix], committed=False) == {prefix: {0: 0, 1: 3}}
+
+
+def test_a_topic_that_is_not_there_is_named(topics: Topics, servers: str, prefix: str) -> None:
+    with pytest.raises(PipelineError, match=rf"there is no topic {prefix} on {servers}: check MARQ_BOOTSTRAP_SERVERS"):
+        topics.ends([prefix])
+
+
+def test_a_broker_that_is_away_is_named_in_time(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kafka.ANSWER_LIMIT_MS <= 10_000
+    monkeypatch.setattr(kafka, "ANSWER_LIMIT_MS", 2_000)
+    address = f"127.0.0.1:{free_port('127.0.0.1')}"
+    began = time.monotonic()
+
+    with pytest.raises(PipelineError, match=rf"^{address} does not answer .*: start Kafka there"):
+        Topics(spark, Connection.read({"MARQ_BOOTSTRAP_SERVERS": address})).existing()
+
+    assert time.monotonic() - began < 7
+
+
+def test_a_host_that_is_none_is_named(spark: SparkSession) -> None:
+    with pytest.raises(PipelineError, match=r"^no-such-host\.invalid:9092 does not answer"):
+        Topics(spark, Connection.read({"MARQ_BOOTSTRAP_SERVERS": "no-such-host.invalid:9092"})).existing()
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates.make(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def secured(certificates: Certificates, needs_spark: None) -> Iterator[EmbeddedBroker]:
+    """Nobody but the reader may do anything on its listeners."""
+    security = Security(["SASL_SSL", "SSL"], {NAME: PASSWORD}, certificates, acls=True, super_users=[NAME])
+    with EmbeddedBroker(security=security) as broker:
+        yield broker
+
+
+def settings(broker: EmbeddedBroker, certificates: Certificates, protocol: str, mechanism: str) -> dict[str, str]:
+    found = {
+        "MARQ_BOOTSTRAP_SERVERS": broker.listener(protocol),
+        "MARQ_SECURITY_PROTOCOL": protocol,
+        "MARQ_SSL_CAFILE": str(certificates.authority),
+    }
+    if protocol == "SSL":
+        return {**found, "MARQ_SSL_CERTFILE": str(certificates.client(NAME))}
+    login = {"MARQ_SASL_USERNAME": NAME, "MARQ_SASL_PASSWORD": PASSWORD}
+    return {**found, "MARQ_SASL_MECHANISM": mechanism, **login}
+
+
+@pytest.mark.parametrize(("protocol", "mechanism"), [("SASL_SSL", "PLAIN"), ("SASL_SSL", "SCRAM-SHA-512"), ("SSL", "")])
+def test_records_are_read_over_a_secured_listener(
+    spark: SparkSession, secured: EmbeddedBroker, certificates: Certificates, prefix: str, protocol: str, mechanism: str
+) -> None:
+    make_topic(secured.bootstrap_servers, prefix, 2)
+    write(secured.bootstrap_servers, prefix, [b"one", b"two", b"three"])
+    connection = Connection.read(settings(secured, certificates, protocol, mechanism))
+
+    records = spark.read.format("kafka").options(**connection.options()).option("subscribe", prefix).load()
+
+    assert prefix in Topics(spark, connection).existing()
+    assert sorted(bytes(row.value) for row in records.select("value").collect()) == [b"one", b"three", b"two"]
+
+
+def test_a_wrong_password_is_said(spark: SparkSession, secured: EmbeddedBroker, certificates: Certificates) -> None:
+    environment = settings(secured, certificates, "SASL_SSL", "PLAIN") | {"MARQ_SASL_PASSWORD": "wrong"}
+
+    with pytest.raises(PipelineError, match=r"refused the login \(Authentication failed.*\): check MARQ_SECURITY"):
+        Topics(spark, Connection.read(environment)).existing()
