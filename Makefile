@@ -35,7 +35,8 @@ setup: packages kafka ## what all others need: Python packages, Java, jars of Ka
 demo: setup ## the main job, on a Kafka of its own
 	@$(RUN) -m demo
 
-test: lint kafka ## all checks and all tests
+# Without a Java that Spark starts on, all other tests run, and one fails that says what to install.
+test: lint kafka ## all checks and all tests; SPARK=skip: but those on Spark
 	$(call step,pytest,$(RUN) -m pytest -q -n 2 --dist loadfile --durations 20)
 
 lint: packages ## the checks alone: ruff, mypy, import-linter
