@@ -1,6 +1,7 @@
 """``python -m demo``: the main job, on an embedded broker or on that of MARQ_BOOTSTRAP_SERVERS.
 
-Exit code 0: each message is accounted for. 1: one was lost, or the demo could not do what it promises. 2: it could not
+Exit code 0: each message is accounted for, by the demo and by the data pipeline's audit. 1: one was lost, the two
+accounts differ, or the demo could not do what it promises. 2: it could not
 be carried through. 130: Ctrl-C.
 """
 
@@ -21,6 +22,7 @@ from rich.console import Console
 
 from broker import EmbeddedBroker
 from broker.errors import BrokerError
+from demo.audit import PREFIX, Audit, audit
 from demo.cleanup import delete_topics
 from demo.errors import DemoError
 from demo.plan import Plan, read_plan
@@ -46,7 +48,7 @@ def main() -> int:
     notes = Console(stderr=True)
     try:
         with tempfile.TemporaryDirectory(prefix="marq-demo-", ignore_cleanup_errors=True) as folder:
-            result = _run(plan, Path(folder), notes)
+            result, audited = _run(plan, Path(folder), notes)
     except (DemoError, BrokerError, MarqError) as error:
         notes.print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
         return 2
@@ -54,13 +56,13 @@ def main() -> int:
         notes.print("stopped; processes and files are gone")
         return 130
     # A width of its own where there is no terminal, so that no table is folded.
-    show(result, Console(width=None if sys.stdout.isatty() else 120))
-    return 0 if result.account.right and not result.broken else 1
+    right = show(result, audited, Console(width=None if sys.stdout.isatty() else 120))
+    return 0 if right else 1
 
 
-def _run(plan: Plan, folder: Path, notes: Console) -> Result:
+def _run(plan: Plan, folder: Path, notes: Console) -> tuple[Result, Audit]:
     with _broker(notes) as (servers, check):
-        settings = ClientSettings.read(servers, {"prefix": f"demo-{secrets.token_hex(4)}"})
+        settings = ClientSettings.read(servers, {"prefix": f"{PREFIX}{secrets.token_hex(4)}"})
         environment = {
             "MARQ_BOOTSTRAP_SERVERS": servers,
             "MARQ_PREFIX": settings.names.prefix,
@@ -70,7 +72,9 @@ def _run(plan: Plan, folder: Path, notes: Console) -> Result:
         asyncio.run(ensure_topics(settings))
         try:
             with Display(notes, plan.messages) as display, Cast(plan, environment, folder) as cast:
-                return asyncio.run(Run(plan, settings, cast, display, check).play())
+                result = asyncio.run(Run(plan, settings, cast, display, check).play())
+            names = settings.names
+            return result, audit(servers, names.prefix, names.messages, result.tally.journals, notes.print)
         finally:
             _clean_up(settings, notes)
 

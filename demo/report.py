@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from demo.account import Duplicate, Ending, Reason, late_ms, percentile
+from demo.audit import SHARED, Audit
 from demo.journal import What
 from demo.run import Result
 from marq.core.markers import Cause
@@ -47,14 +48,31 @@ def figures(result: Result) -> dict[str, Any]:
     }
 
 
-def show(result: Result, console: Console) -> None:
-    """Print the tables and what is wrong, then the JSON object as the last line."""
+def show(result: Result, audit: Audit, console: Console) -> bool:
+    """Print the tables, the audit's verdict and what is wrong, then the JSON object as the last line.
+
+    Returns whether nothing is wrong.
+    """
     found = figures(result)
+    differences = audit.differences(found)
+    found["audit"] = "skipped" if audit.skipped else "differs" if differences else "agrees"
     console.print(_messages(found), _attempts(result), _lateness(result), _duplicates(result))
-    for line in complaints(result):
+    console.print(_verdict(audit, differences), highlight=False)
+    for line in [*complaints(result), *_listed("THE AUDIT DIFFERS", "finding", differences)]:
         console.print(line, style="bold red", highlight=False)
     console.file.write(json.dumps(found) + "\n")
     console.file.flush()
+    return result.account.right and not result.broken and not differences
+
+
+def _verdict(audit: Audit, differences: list[str]) -> str:
+    if audit.skipped:
+        return "audit: left out (SPARK=skip)"
+    if differences:
+        return "audit: the data pipeline's account is another one"
+    told = ", ".join(f"{audit.figures[name]:,} {name}" for name in SHARED)
+    again = f"to see it again: .venv/bin/python -m pipeline audit --data {audit.data}"
+    return f"audit: the data pipeline's account is the same: {told}\n  {again}"
 
 
 def complaints(result: Result) -> list[str]:

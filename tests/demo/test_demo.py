@@ -31,6 +31,8 @@ def command(broker: EmbeddedBroker, folder: Path, **sizes: str) -> tuple[list[st
         # What is left behind would be found here.
         "TMPDIR": str(folder),
         "DEMO_QUEUES": "5",
+        # The audit takes as long as the run; one test has it.
+        "SPARK": "skip",
         **sizes,
     }
     return [sys.executable, "-m", "demo"], environment
@@ -56,8 +58,16 @@ def processes_below(folder: Path) -> list[str]:
 
 
 @pytest.mark.timeout(LIMIT_SECONDS + 10)
-def test_each_message_of_a_small_run_is_accounted_for(broker: EmbeddedBroker, tmp_path: Path) -> None:
-    result = run(*command(broker, tmp_path, DEMO_MESSAGES="4000", DEMO_HELD="30", DEMO_LIMIT="100"))
+def test_each_message_of_a_small_run_is_accounted_for(
+    broker: EmbeddedBroker, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    data = str(tmp_path_factory.mktemp("pipeline") / "data")
+
+    result = run(
+        *command(
+            broker, tmp_path, DEMO_MESSAGES="4000", DEMO_HELD="30", DEMO_LIMIT="100", MARQ_PIPELINE_DATA=data, SPARK=""
+        )
+    )
 
     assert result.returncode == 0, result.stdout + result.stderr
     found = json.loads(result.stdout.splitlines()[-1])
@@ -69,6 +79,7 @@ def test_each_message_of_a_small_run_is_accounted_for(broker: EmbeddedBroker, tm
     assert found["held_at_kill"] >= 30
     assert found["rows_at_worker_kill"] > 0
     assert found["open_at_end"] == 0
+    assert found["audit"] == "agrees"
     assert found["lateness_p50_ms"] is not None
     assert list(tmp_path.iterdir()) == []
     assert processes_below(tmp_path) == []

@@ -6,6 +6,7 @@ import json
 from rich.console import Console
 
 from demo.account import Account, Duplicate, Ending, Reason
+from demo.audit import SHARED, Audit
 from demo.plan import Plan
 from demo.report import MAX_LISTED, complaints, show
 from demo.run import Result
@@ -17,10 +18,37 @@ def result(account: Account, *, broken: list[str] | None = None) -> Result:
     return Result(account, Trails(), Tally(Plan()), 120, 3, 0, broken or [], 61.24)
 
 
-def shown(found: Result) -> str:
+def shown(found: Result, audit: Audit | None = None) -> str:
     text = io.StringIO()
-    show(found, Console(file=text, width=120))
+    show(found, audit or Audit(skipped=True), Console(file=text, width=120))
     return text.getvalue()
+
+
+def audited(**changed: int) -> Audit:
+    return Audit({**dict.fromkeys(SHARED, 0), "wrong": [], **changed})
+
+
+def test_an_audit_that_comes_to_the_same_is_said_to_agree() -> None:
+    text = shown(result(Account(sent=3, acked={0, 1}, dead={2})), audited(sent=3, acked=2, dead=1))
+
+    assert json.loads(text.splitlines()[-1])["audit"] == "agrees"
+    assert "the data pipeline's account is the same: 3 sent, 2 acked, 1 dead" in text
+
+
+def test_an_audit_that_comes_to_something_else_makes_the_demo_fail_and_says_what() -> None:
+    text = io.StringIO()
+
+    right = show(result(Account(sent=3, acked={0, 1, 2})), audited(sent=3, acked=2), Console(file=text, width=120))
+
+    assert not right
+    assert "acked: 3 by the demo's account, 2 by the audit's" in text.getvalue()
+    assert json.loads(text.getvalue().splitlines()[-1])["audit"] == "differs"
+
+
+def test_an_audit_that_could_not_be_made_makes_the_demo_fail() -> None:
+    text = shown(result(Account()), Audit(failure="ingest: error: there is no Java on this machine"))
+
+    assert "the audit could not be made: ingest: error: there is no Java on this machine" in text
 
 
 def test_the_last_line_is_one_json_object() -> None:
