@@ -107,6 +107,8 @@ def _defaults(configuration: SparkConf) -> dict[str, str]:
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_ROWS),
     }
+    if "PYSPARK_GATEWAY_PORT" in os.environ and not _has_log_settings():
+        found["spark.log.level"] = "ERROR"  # Java was started without ours
     if not configuration.get("spark.master", "local").startswith("local"):
         return found
     return found | {
