@@ -62,13 +62,13 @@ class Run:
         self._number: int = self._before["batch"] + 1
 
     def take(self) -> dict[str, int]:
-        """Bring the table up to the last round of ``ingest``; return how many messages are closed and open.
+        """Bring the table up to the last round of ``ingest``; return how many messages there are.
 
         Raises:
             PipelineError: a batch is gone.
         """
         if self._before["round"] == self._round["batch"]:
-            return self._before["rows"]
+            return self._rows()
         new = self._ingested(self._before["last"])
         marks, clocks = self._marks(new["markers"]), self._clocks(new["markers"])
         cut = self._cut(marks, clocks)
@@ -201,6 +201,9 @@ class Run:
         self._lake.publish(TABLE, self._number, staged, commit)
         for place in self._before["garbage"]:
             self._lake.delete(place)
+        return self._rows()
+
+    def _rows(self) -> dict[str, int]:
         return {"messages": self._lake.read(TABLE).count()}
 
 
