@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from marq.core.names import is_drawn
 from pipeline.parts import KEY, PARTS
-from pipeline.tables import columns
+from pipeline.tables import LAST_MS, columns
 
 #: {topic: {partition: offset}}, partitions as text.
 Offsets = Mapping[str, Mapping[str, int]]
@@ -24,7 +24,7 @@ OVERDUE = "INTERVAL 10 MINUTES"
 
 #: Columns of the struct that ``deliveries`` of a message are made of.
 DELIVERY = columns(
-    "topic string, partition int, offset long, attempt int, available_at timestamp, holder string,"
+    "topic string, partition long, offset long, attempt int, available_at timestamp, holder string,"
     " acquired_at timestamp, lease_ms long, renewals long, acquisitions long, outcome string,"
     " settled_at timestamp, due_at timestamp, ended_at timestamp, error string, wait_ms long, run_ms long,"
     " late_ms long, acked_at timestamp, handed_out boolean, redriven boolean, committed boolean"
@@ -78,7 +78,7 @@ def _bounds(spark: SparkSession, cut: Cut) -> DataFrame:
         for topic, partitions in cut.first.items()
         for partition, first in partitions.items()
     ]
-    return spark.createDataFrame(rows, "topic string, partition int, first_offset bigint, begin_offset bigint")
+    return spark.createDataFrame(rows, "topic string, partition long, first_offset bigint, begin_offset bigint")
 
 
 def _opened(rows: DataFrame, cut: Cut) -> DataFrame:
@@ -293,7 +293,7 @@ def _count(test: Column) -> Column:
 
 
 def _later(at: Column, by_ms: Column) -> Column:
-    return F.timestamp_millis(F.unix_millis(at) + by_ms)
+    return F.timestamp_millis(F.least(F.unix_millis(at) + by_ms, F.lit(LAST_MS)))
 
 
 def _millis(since: str | Column, until: str | Column) -> Column:

@@ -3,6 +3,10 @@
 Decoding in Python costs a batch some microseconds and a marker some hundred nanoseconds, because what differs between
 the markers of a batch stands in columns already. A record that holds no batch becomes a row with an ``error`` and its
 bytes, and nothing else.
+
+The format allows numbers that no table can say. They are cut, not set aside, for the markers count: a time behind the
+year 9999 is its end, an attempt of 2^31 and more is 2^31 - 1. What is below 0 stands for nothing (a release without a
+delay of its own, a record without a timestamp) and is null.
 """
 
 from __future__ import annotations
@@ -19,8 +23,6 @@ from pyspark.sql.types import StructType
 from marq.core.errors import CorruptMarker, UnknownVersion
 from marq.core.marker_codec import VERSION, decode
 from marq.core.markers import (
-    BACKOFF,
-    NOW,
     Acquire,
     Answer,
     Batch,
@@ -38,12 +40,14 @@ from marq.core.markers import (
     Tick,
 )
 from marq.core.names import ID_HEADER
-from pipeline.tables import CORRUPT, MARKERS
+from pipeline.tables import CORRUPT, LAST_MS, MARKERS, MOST_ATTEMPTS
 
 #: Rows that leave Python at a time.
 _ROWS_AT_ONCE = 20_000
-#: Stands for null in columns of numbers.
-_NULL = -(2**63)
+#: Bytes of records that are kept for rows: one may have a megabyte, and a column of Arrow's takes two gigabytes.
+_BYTES_AT_ONCE = 64 * 2**20
+#: Stands for null in columns of numbers, as all that is below 0.
+_NULL = -1
 
 _DECODED = StructType([*MARKERS.fields, *[CORRUPT[name] for name in ("error", "raw")]])
 _MILLISECONDS = pa.timestamp("ms", tz="UTC")
@@ -82,7 +86,7 @@ def _decode_all(tables: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         )
         for partition, offset, logged_ms, value in places:
             rows.add(partition, offset, logged_ms, value.as_py())
-            if rows.count >= _ROWS_AT_ONCE:
+            if rows.count >= _ROWS_AT_ONCE or rows.size_bytes >= _BYTES_AT_ONCE:
                 yield rows.take()
     if rows.count:
         yield rows.take()
@@ -96,6 +100,7 @@ class _Rows:
 
     def _clear(self) -> None:
         self.count = 0
+        self.size_bytes = 0
         self._counts: list[int] = []
         #: Of each batch: what all of its markers have in common.
         self._common: dict[str, list[Any]] = {name: [] for name in _COMMON}
@@ -118,6 +123,7 @@ class _Rows:
         common |= {"log_partition": partition, "log_offset": offset, "logged_at": logged_ms}
         self._counts.append(count)
         self.count += count
+        self.size_bytes += len(value or b"")
         for name, values in self._common.items():
             values.append(common.get(name))
         for name, arrays in self._numbers.items():
@@ -133,7 +139,8 @@ class _Rows:
             arrays[name] = pa.array(values, _ARROW[name]).take(indices)
         for name, parts in self._numbers.items():
             numbers = np.concatenate(parts)
-            arrays[name] = pa.array(numbers, mask=numbers == _NULL).cast(_ARROW[name])
+            cut = np.minimum(numbers, _MOST.get(name, _LONGEST))
+            arrays[name] = pa.array(cut, mask=numbers < 0).cast(_ARROW[name])
         for name, texts in self._texts.items():
             arrays[name] = pa.array(texts, pa.string())
         starts = np.cumsum(self._counts) - self._counts
@@ -150,9 +157,12 @@ _COMMON = (
 )  # fmt: skip
 _NUMBERS = ("offset", "attempt", "due_at", "delay_ms", "record_at", "size")
 _TEXTS = ("text", "cause", "outcome", "id")
+_LONGEST = 2**63 - 1
+#: Of a column that says less than its field of the format.
+_MOST = {"attempt": MOST_ATTEMPTS, **dict.fromkeys(("due_at", "record_at", "delay_ms"), LAST_MS)}
 _ARROW = {
-    **dict.fromkeys(("log_partition", "version", "partition", "attempt", "size"), pa.int32()),
-    **dict.fromkeys(("log_offset", "offset", "lease_ms", "from_offset", "delay_ms"), pa.int64()),
+    **dict.fromkeys(("log_partition", "version", "attempt", "size"), pa.int32()),
+    **dict.fromkeys(("log_offset", "partition", "offset", "lease_ms", "from_offset", "delay_ms"), pa.int64()),
     **dict.fromkeys(("logged_at", "due_at", "record_at"), _MILLISECONDS),
     **dict.fromkeys(("kind", "queue", "holder", "topic", "error"), pa.string()),
     "counted": pa.bool_(),
@@ -186,11 +196,12 @@ def _columns(batch: Batch, logged_ms: int) -> tuple[dict[str, Any], dict[str, An
     if isinstance(batch, Acquire | Renew | Spend):
         common["lease_ms"] = batch.lease_ms
     if isinstance(batch, Acquire) and batch.dues_ms is not None:
-        columns["due_at"] = _with_nulls(batch.dues_ms, NOW)
+        columns["due_at"] = batch.dues_ms
     elif isinstance(batch, Delay | Reschedule):
-        columns["due_at"] = np.asarray(batch.times_ms) + (logged_ms if batch.relative else 0)
+        # Cut before they are added, or the sum would be a time long ago.
+        columns["due_at"] = np.minimum(batch.times_ms, LAST_MS) + (logged_ms if batch.relative else 0)
     elif isinstance(batch, Release):
-        columns["delay_ms"] = _with_nulls(batch.delays_ms, BACKOFF)
+        columns["delay_ms"] = batch.delays_ms
         columns["text"] = [error or None for error in batch.errors]
         common["counted"] = batch.counted
     elif isinstance(batch, Reject):
@@ -215,20 +226,15 @@ def _payload_columns(payloads: Sequence[Payload]) -> dict[str, Any]:
     columns: dict[str, Any] = {"record_at": payloads.timestamps}  # type: ignore[attr-defined]
     attempts = payloads.attempts  # type: ignore[attr-defined]
     columns["attempt"] = [1] * len(payloads) if attempts is None else attempts
-    columns["size"] = _with_nulls(payloads.sizes, -1)  # type: ignore[attr-defined]
+    columns["size"] = payloads.sizes  # type: ignore[attr-defined]
     if payloads.headers is not None:  # type: ignore[attr-defined]
         columns["id"] = [_id(payload) for payload in payloads]
     return columns
 
 
 def _id(payload: Payload) -> str | None:
-    found = [value for name, value in payload.headers if name == ID_HEADER and value]
-    return found[-1].decode("utf-8", "replace") if found else None
-
-
-def _with_nulls(values: Sequence[int], null: int) -> np.ndarray:
-    array = np.asarray(values, dtype=np.int64)
-    return np.where(array == null, _NULL, array)
+    found = [value for name, value in payload.headers if name == ID_HEADER and value is not None]
+    return found[-1].decode("utf-8", "replace") or None if found else None
 
 
 def _name(names: Any, number: int) -> str:

@@ -59,7 +59,7 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
 RULES = {name: rule for name, (rule, _) in _COLUMNS.items()}
 PARTS = StructType(
     [
-        *columns("topic string, partition int, offset long").fields,
+        *columns("topic string, partition long, offset long").fields,
         *[
             StructField(name, columns(kind) if " " in kind else columns(f"x {kind}")["x"].dataType)
             for name, (_, kind) in _COLUMNS.items()

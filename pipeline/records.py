@@ -24,11 +24,10 @@ from marq.core.names import (
     REASON_HEADER,
     SETTLED_HEADER,
 )
-from pipeline.tables import DEAD_LETTERS, MESSAGES, PAYLOAD
+from pipeline.tables import DEAD_LETTERS, LAST_MS, MESSAGES, MOST_ATTEMPTS, PAYLOAD
 
 #: "topic/partition/offset".
-_PLACE = r"^(.+)/([0-9]{1,9})/([0-9]{1,18})$"
-_MOST_ATTEMPTS = 2**31 - 1
+_PLACE = r"^(.+)/([0-9]{1,10})/([0-9]{1,19})$"
 
 
 def messages(records: DataFrame, own_topics: Mapping[str, str], *, payload: bool = False) -> DataFrame:
@@ -71,8 +70,8 @@ def dead_letters(records: DataFrame, *, payload: bool = False) -> DataFrame:
         _text(REASON_HEADER).alias("reason"),
         _text(ERROR_HEADER).alias("error"),
         place(origin, 1).alias("origin_topic"),
-        place(origin, 2).cast("int").alias("origin_partition"),
-        place(origin, 3).cast("long").alias("origin_offset"),
+        place(origin, 2).cast("long").alias("origin_partition"),
+        place(origin, 3).try_cast("long").alias("origin_offset"),
         *_payload(payload),
     )
     return rows.select(*DEAD_LETTERS.names, *PAYLOAD.names * payload)
@@ -96,28 +95,30 @@ def _header(name: str) -> Column:
 
 
 def _text(name: str) -> Column:
-    return F.nullif(_header(name).cast("string"), F.lit(""))
+    # Anybody may write a header: what is no text would stop readers that are stricter than Spark.
+    return F.nullif(F.make_valid_utf8(_header(name).cast("string")), F.lit(""))
 
 
 def _digits(name: str) -> Column:
+    """As long as they may be, leading zeros among them; so more than a long can have."""
     text = _text(name)
-    return F.when(text.rlike("^[0-9]{1,18}$"), text.cast("long"))
+    return F.when(text.rlike(r"\A[0-9]{1,20}\z"), text.cast("decimal(20,0)"))
 
 
 def _attempt() -> Column:
     number = _digits(ATTEMPT_HEADER)
-    return F.when(number.between(1, _MOST_ATTEMPTS), number.cast("int"))
+    # Cut as it is in markers, so that a copy and its fact say the same.
+    return F.when(number.between(1, 2**32 - 1), F.least(number, F.lit(MOST_ATTEMPTS)).cast("int"))
 
 
 def _time(name: str) -> Column:
     number = _digits(name)
-    # What is later than the year 9999 no date can say.
-    return F.when(number < 253_402_300_800_000, F.timestamp_millis(number))
+    return F.when(number <= LAST_MS, F.timestamp_millis(number.cast("long")))
 
 
 def _queue() -> Column:
-    fits = F.length("key").between(1, MAX_QUEUE_NAME_BYTES)
-    return F.when(fits, F.col("key").cast("string"))
+    text = F.col("key").cast("string")
+    return F.when(F.length("key").between(1, MAX_QUEUE_NAME_BYTES) & F.is_valid_utf8(text), text)
 
 
 def _queue_of(own_topics: Mapping[str, str]) -> Column:

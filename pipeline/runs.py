@@ -117,7 +117,7 @@ class Run:
         first = self._round["first"]
         seen = self._spark.createDataFrame(clocks, "log_partition int, seen_ms long")
         return Cut(
-            marks=self._spark.createDataFrame(marks, "queue string, topic string, partition int, up_to long"),
+            marks=self._spark.createDataFrame(marks, "queue string, topic string, partition long, up_to long"),
             clocks=seen.select("log_partition", F.timestamp_millis("seen_ms").alias("seen_at")),
             first=first.get("messages", {}),
             begins=self._round["begins"],

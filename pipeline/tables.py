@@ -2,7 +2,7 @@
 
 ``markers`` has one row for each marker: a batch of a thousand ACKs is a thousand rows. ``log_partition``,
 ``log_offset`` and ``index`` say where it stands in the markers topic, ``topic``, ``partition`` and ``offset`` of which
-record it speaks. A row of ``messages`` is a record of the messages topic or of a queue's own. ``id`` is that of the
+record it speaks; the partition of a source that a sender has drawn may be any number of 32 bits. A row of ``messages`` is a record of the messages topic or of a queue's own. ``id`` is that of the
 message whose copy the record is, and null in a first delivery, whose id is its own place.
 
 Columns are added, never renamed, and what older files lack is null; a change that is more than that gets a new
@@ -42,12 +42,15 @@ def columns(text: str) -> StructType:
 
 #: Of the whole data directory: an older pipeline refuses a newer one.
 FORMAT = 1
+#: The last millisecond that can be said: what is later is cut to it, or null where a header said it.
+LAST_MS = 253_402_300_799_999
+MOST_ATTEMPTS = 2**31 - 1
 
 MARKERS = columns(
     """
     log_partition int, log_offset long, index int, logged_at timestamp,
     version int, kind string, queue string, holder string,
-    topic string, partition int, offset long,
+    topic string, partition long, offset long,
     attempt int, lease_ms long, from_offset long, due_at timestamp,
     delay_ms long, counted boolean, text string, cause string, outcome string,
     record_at timestamp, id string, size int
@@ -68,6 +71,6 @@ DEAD_LETTERS = columns(
     """
     topic string, partition int, offset long, sent_at timestamp, queue string, size int,
     id string, attempt int, first_sent_at timestamp, died_at timestamp, reason string, error string,
-    origin_topic string, origin_partition int, origin_offset long
+    origin_topic string, origin_partition long, origin_offset long
     """
 )
