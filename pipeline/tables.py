@@ -2,8 +2,9 @@
 
 ``markers`` has one row for each marker: a batch of a thousand ACKs is a thousand rows. ``log_partition``,
 ``log_offset`` and ``index`` say where it stands in the markers topic, ``topic``, ``partition`` and ``offset`` of which
-record it speaks; the partition of a source that a sender has drawn may be any number of 32 bits. A row of ``messages`` is a record of the messages topic or of a queue's own. ``id`` is that of the
-message whose copy the record is, and null in a first delivery, whose id is its own place.
+record it speaks; the partition of a source that a sender has drawn may be any number of 32 bits. A row of ``messages``
+is a record of the messages topic or of a queue's own. ``id`` is that of the message whose copy the record is, and null
+in a first delivery, whose id is its own place.
 
 Columns are added, never renamed, and what older files lack is null; a change that is more than that gets a new
 :data:`FORMAT`.
