@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,13 @@ def audit(
         return Audit(skipped=True)
     data = directory()
     shutil.rmtree(data, ignore_errors=True)
-    _write_handled(data / "handled", topic, journals)
+    handled = [entry for journal in journals.values() for entry in journal if entry.what is What.HANDLED]
+    write_handled(data, [(topic, entry.partition, entry.offset) for entry in handled])
+    return audited(servers, prefix, data, say)
+
+
+def audited(servers: str, prefix: str, data: Path, say: Callable[[str], None]) -> Audit:
+    """Ingest all of an installation into a directory, and audit that."""
     environment = {**os.environ, "MARQ_BOOTSTRAP_SERVERS": servers, "MARQ_PREFIX": prefix, "PYTHONPATH": str(_ROOT)}
     found: dict[str, Any] = {}
     for job in (["ingest"], ["audit", "--drained", "--json"]):
@@ -96,17 +102,16 @@ def directory() -> Path:
     return data if "://" not in given and (ours or not data.exists()) else OTHER_DATA
 
 
-def _write_handled(folder: Path, topic: str, journals: Mapping[str, Sequence[Entry]]) -> None:
-    """What the consumers have finished, by their own journals."""
-    rows = [(entry, name) for name, journal in journals.items() for entry in journal if entry.what is What.HANDLED]
+def write_handled(data: Path, places: Iterable[tuple[str, int, int]]) -> None:
+    """Put what was finished beside the tables: topic, partition and offset of each delivery."""
+    topics, partitions, offsets = zip(*places, strict=True) if (places := list(places)) else ((), (), ())
     table = pa.table(
         {
-            "topic": pa.array([topic] * len(rows), pa.string()),
-            "partition": pa.array([entry.partition for entry, _ in rows], pa.int32()),
-            "offset": pa.array([entry.offset for entry, _ in rows], pa.int64()),
-            "at": pa.array([entry.at_ms for entry, _ in rows], pa.timestamp("ms", tz="UTC")),
-            "consumer": pa.array([name for _, name in rows], pa.string()),
+            "topic": pa.array(topics, pa.string()),
+            "partition": pa.array(partitions, pa.int32()),
+            "offset": pa.array(offsets, pa.int64()),
         }
     )
+    folder = data / "handled"
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, folder / "handled.parquet")

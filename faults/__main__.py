@@ -42,12 +42,12 @@ def chosen(only: str, *, quick: bool) -> list[Scenario]:
     return [each for each in found if each.quick] if quick else found
 
 
-async def play_all(scenarios: Sequence[Scenario]) -> list[Result]:
+async def play_all(scenarios: Sequence[Scenario], *, audit: bool = False) -> list[Result]:
     results = []
     os.environ["JAVA_TOOL_OPTIONS"] = java.SHORT_LIVED_OPTIONS
     with EmbeddedBroker() as shared:
         for scenario in scenarios:
-            result = await play(scenario, shared)
+            result = await play(scenario, shared, audit=audit)
             print("\n".join([result.line(), *[f"    {line}" for line in result.wrong]]), flush=True)
             results.append(result)
     return results
@@ -70,6 +70,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="the few that CI plays")
     parser.add_argument("--list", action="store_true", help="say what there is")
     parser.add_argument("--seed", type=int, default=1, help="of the scenarios that act by chance")
+    parser.add_argument("--audit", action="store_true", help="let the data pipeline audit each, too")
     parser.add_argument("--write", action="store_true", help=f"write the table into {DOCUMENT.name}")
     given = parser.parse_args()
     try:
@@ -84,7 +85,7 @@ def main() -> int:
     # The outages are meant.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     began_s = time.monotonic()
-    results = asyncio.run(play_all(scenarios))
+    results = asyncio.run(play_all(scenarios, audit=given.audit))
     if given.write:
         write_table(results, whole=len(scenarios) == len(SCENARIOS))
     found = summary(results, time.monotonic() - began_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import tempfile
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from broker import EmbeddedBroker
+from faults.audited import differences
 from faults.stage import Stage, recovery_seconds
 from proof.check import told
 from proof.checker import check
@@ -77,8 +79,11 @@ class Result:
         )
 
 
-async def play(scenario: Scenario, shared: Place) -> Result:
-    """Play a scenario and let the checker judge its history; what it wrote is kept only if something is wrong."""
+async def play(scenario: Scenario, shared: Place, *, audit: bool = False) -> Result:
+    """Play a scenario and let the checker judge its history; what it wrote is kept only if something is wrong.
+
+    ``audit``: let the data pipeline draw up its account, too, which must be the same.
+    """
     began_s = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix=f"marq-{scenario.name}-"))
     place = contextlib.nullcontext(shared) if scenario.place is None else scenario.place()
@@ -87,10 +92,13 @@ async def play(scenario: Scenario, shared: Place) -> Result:
             async with Stage(here.bootstrap_servers, folder) as stage:
                 await scenario.play(stage, here)
                 await stage.finish()
+                report = check(stage.events)
+                wrong = told(report.findings[:5], stage.events)
+                if audit:
+                    asked = (here.bootstrap_servers, stage.prefix, folder, stage.events, report.summary())
+                    wrong += await asyncio.to_thread(differences, *asked)
     except Exception as error:
         return Result(scenario, time.monotonic() - began_s, wrong=[f"{type(error).__name__}: {error}", f"see {folder}"])
-    report = check(stage.events)
-    wrong = told(report.findings[:5], stage.events)
     if wrong:
         stage.write(folder / "history.jsonl")
         wrong.append(f"{len(report.findings)} findings; the whole history: {folder}/history.jsonl")

@@ -46,12 +46,10 @@ def judged(messages: DataFrame, handled: DataFrame | None = None) -> DataFrame:
     ``handled``: what handlers say they have finished: topic, partition and offset of each.
     """
     known = F.col("known")
-    dead = (F.col("dead_letters") > 0) | (F.col("state") == "dead")
     still_dead = F.col("state") == "dead"
     acked_dead = F.col("acked") & (F.col("dead_letters") > F.col("redrives"))
     rows = messages if handled is None else messages.join(_finished(messages, handled), "id", "left")
     duplicates = _surplus() if handled is None else _ends() - 1
-    del dead
     figures = {
         "sent": known,
         "acked": known & F.col("acked"),
@@ -102,7 +100,8 @@ def _surplus() -> Column:
 
 
 def _ends() -> Column:
-    return F.coalesce(F.col("finished"), F.lit(0)) + F.col("dead_letters")
+    # A dead letter that was sent back was no end.
+    return F.coalesce(F.col("finished"), F.lit(0)) + F.greatest(F.lit(0), F.col("dead_letters") - F.col("redrives"))
 
 
 def _finished(messages: DataFrame, handled: DataFrame) -> DataFrame:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, LongType, StructField, StructType
 
 from marq.core.names import is_drawn
 from pipeline.parts import KEY, PARTS
@@ -43,11 +44,33 @@ _OUTCOMES = {
 _COPIES = ("REDELIVERED", "DELIVERED")
 
 
+#: Which offsets of a partition a queue has read: runs of the first and the last.
+MARKS = StructType(
+    [
+        *columns("queue string, topic string, partition long").fields,
+        StructField("runs", ArrayType(ArrayType(LongType()))),
+    ]
+)
+
+
+def reads(markers: DataFrame) -> DataFrame:
+    """Return the rows of :data:`MARKS` that ACQUIREs tell: each says where its read began, and where it ends."""
+    place = ("queue", "topic", "partition")
+    acquires = markers.where(F.col("kind") == "ACQUIRE").groupBy(*place, "log_partition", "log_offset")
+    batches = acquires.agg(F.min("from_offset").alias("first"), F.max("offset").alias("last"))
+    in_order = Window.partitionBy(*place).orderBy("first", "last")
+    before = F.max("last").over(in_order.rowsBetween(Window.unboundedPreceding, -1))
+    runs = batches.withColumn("begins", F.coalesce(F.col("first") > before + 1, F.lit(True)).cast("int"))
+    runs = runs.withColumn("run", F.sum("begins").over(in_order)).groupBy(*place, "run")
+    whole = runs.agg(F.array(F.min("first"), F.max("last")).alias("each"))
+    return whole.groupBy(*place).agg(F.collect_list("each").alias("runs"))
+
+
 @dataclass(frozen=True)
 class Cut:
     """Where the tables end, which decides what can be said of a record.
 
-    ``marks``: how far each queue has acquired (queue, topic, partition, up_to). ``clocks``: when a tracker was last
+    ``marks``: what each queue has read (:func:`reads`). ``clocks``: when a tracker was last
     seen (log_partition, seen_at). ``first`` and ``begins``: where partitions began when they were first ingested, and
     where they begin now. ``held_back``: partitions whose readers an open transaction holds back.
     """
@@ -235,7 +258,7 @@ def _state() -> Column:
     unread = (
         F.when(F.col("record").isNull(), "strange")
         .when(F.col("queue").isNull(), "nobody")
-        .when(F.col("offset") <= F.col("up_to"), "lost")
+        .when(_passed_over(), "lost")
         .when(F.col("offset") < F.col("begin_offset"), "expired_unread")
         .otherwise("waiting")
     )
@@ -256,6 +279,13 @@ def _state() -> Column:
     )
 
 
+def _passed_over() -> Column:
+    """Whether its queue has read on behind a record that is there, or has read it, and has not acquired it."""
+    within = F.exists("runs", lambda run: F.col("offset").between(run[0], run[1]))
+    behind = F.exists("runs", lambda run: F.col("offset") < run[0]) & (F.col("offset") >= F.col("begin_offset"))
+    return F.coalesce(within | behind, F.lit(False))
+
+
 def _overdue() -> Column:
     still_open = F.col("open_pos").isNotNull() & ~F.col("closed")
     return F.coalesce(still_open & (F.col("due") + F.expr(OVERDUE) < F.col("seen_at")), F.lit(False))
@@ -271,7 +301,7 @@ def _differences() -> Column:
         .when(F.col("facts") > 1, "two facts")
         .when(unread & told & known, "ended, and nobody has acquired or delayed it")
         .when(
-            unread & record.isNotNull() & F.col("queue").isNotNull() & (F.col("offset") <= F.col("up_to")),
+            unread & record.isNotNull() & F.col("queue").isNotNull() & _passed_over(),
             "passed over",
         )
         .when(

@@ -164,11 +164,16 @@ class Ingest:
 
     def _check_gaps(self, stream: Stream, begins: Offsets) -> None:
         """A batch that is not committed begins where the last commit ends."""
-        commits = self._lake.last_commit(stream.name)
-        if commits is None:
+        last = self._lake.last_commit(stream.name)
+        if last is None:
             return
+        if not self._lake.exists(f"_checkpoints/{stream.name}/offsets"):
+            raise PipelineError(
+                f"{self._lake.path}: the checkpoint of {stream.name} is gone, and without it records would be ingested"
+                " twice. Begin anew with an empty data directory (--data)"
+            )
         ends = _named(self._topics.ends(stream.topics))
-        for topic, partitions in commits["end"].items():
+        for topic, partitions in last["end"].items():
             for partition, position in partitions.items():
                 begin = begins.get(topic, {}).get(partition)
                 if begin is None:

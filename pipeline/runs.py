@@ -10,15 +10,14 @@ again: all that was ever told of it is read once more, and the directories that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DateType, StructField, StructType
 
 from marq.core.names import Names
-from pipeline.deliveries import Cut
+from pipeline.deliveries import MARKS, Cut, reads
 from pipeline.errors import PipelineError
 from pipeline.ingest import ROUNDS, batches
 from pipeline.lake import Commit, Lake
@@ -32,6 +31,8 @@ _CLOSED, _OPEN = f"{TABLE}/side=closed", f"{TABLE}/side=open"
 GRACE = "INTERVAL 10 MINUTES"
 
 _STREAMS = {"markers": MARKERS, "messages": MESSAGES, "dead_letters": DEAD_LETTERS}
+#: Queue, topic, partition, and the runs of offsets that the queue has read there.
+Mark = tuple[str, str, int, list[list[int]]]
 #: What there is before the first run.
 _NOTHING: Commit = {
     "batch": -1,
@@ -96,28 +97,30 @@ class Run:
         rows = self._spark.read.parquet(f"{self._lake.path}/{self._before['open']}")
         return [rows.select(F.explode(_CARRIED).alias("part")).select("part.*").select(*PARTS.names)]
 
-    def _marks(self, markers: DataFrame) -> list[list[Any]]:
-        """How far each queue has acquired in each partition."""
-        acquires = markers.where(F.col("kind") == "ACQUIRE").groupBy("queue", "topic", "partition")
-        found = {(row.queue, row.topic, row.partition): row.up_to for row in acquires.agg(_most("offset")).collect()}
-        for queue, topic, partition, up_to in self._before["marks"]:
-            found[queue, topic, partition] = max(up_to, found.get((queue, topic, partition), up_to))
-        return [[*place, up_to] for place, up_to in sorted(found.items())]
+    def _marks(self, markers: DataFrame) -> list[Mark]:
+        """What each queue has read of each partition."""
+        found: dict[tuple[str, str, int], list[list[int]]] = {}
+        for row in [*reads(markers).collect(), *(Row(*former) for former in self._before["marks"])]:
+            queue, topic, partition, runs = row
+            known = found.setdefault((queue, topic, partition), [])
+            known += [list(run) for run in runs]
+        return [(*place, _merged(runs)) for place, runs in sorted(found.items())]
 
     def _clocks(self, markers: DataFrame) -> list[list[int]]:
         """When a tracker was last seen in each partition of the markers topic, in ms."""
         ticks = markers.where(F.col("kind") == "TICK").withColumn("ms", F.unix_millis("logged_at"))
-        found = {row.log_partition: row.up_to for row in ticks.groupBy("log_partition").agg(_most("ms")).collect()}
+        newest = ticks.groupBy("log_partition").agg(F.max("ms").alias("ms"))
+        found = {row.log_partition: row.ms for row in newest.collect()}
         for partition, seen_ms in self._before["clocks"]:
             found[partition] = max(seen_ms, found.get(partition, seen_ms))
         return [[partition, seen_ms] for partition, seen_ms in sorted(found.items())]
 
-    def _cut(self, marks: list[list[Any]], clocks: list[list[int]]) -> Cut:
+    def _cut(self, marks: list[Mark], clocks: list[list[int]]) -> Cut:
         names = Names(self._lake.about()["prefix"])
         first = self._round["first"]
         seen = self._spark.createDataFrame(clocks, "log_partition int, seen_ms long")
         return Cut(
-            marks=self._spark.createDataFrame(marks, "queue string, topic string, partition long, up_to long"),
+            marks=self._spark.createDataFrame(marks, MARKS),
             clocks=seen.select("log_partition", F.timestamp_millis("seen_ms").alias("seen_at")),
             first=first.get("messages", {}),
             begins=self._round["begins"],
@@ -176,7 +179,7 @@ class Run:
         marked.write.partitionBy("closed", "date").parquet(place)
 
     def _publish(
-        self, part: str, replaced: Mapping[str, str], marks: list[list[Any]], clocks: list[list[int]]
+        self, part: str, replaced: Mapping[str, str], marks: list[Mark], clocks: list[list[int]]
     ) -> dict[str, int]:
         staged = {_CLOSED: f"{part}/closed=true", _OPEN: f"{part}/closed=false"}
         staged |= {f"{TABLE}/side={name}": name for name in replaced.values()}
@@ -211,8 +214,15 @@ def _told(tables: Mapping[str, DataFrame]) -> list[DataFrame]:
     return [of_markers(tables["markers"]), of_messages(tables["messages"]), of_dead_letters(tables["dead_letters"])]
 
 
-def _most(column: str) -> Column:
-    return F.max(column).alias("up_to")
+def _merged(runs: Iterable[list[int]]) -> list[list[int]]:
+    """Return runs of offsets without those that touch."""
+    found: list[list[int]] = []
+    for first, last in sorted(runs):
+        if found and first <= found[-1][1] + 1:
+            found[-1][1] = max(last, found[-1][1])
+        else:
+            found.append([first, last])
+    return found
 
 
 def _places(rows: DataFrame) -> DataFrame:
