@@ -92,11 +92,15 @@ def _handed_out() -> Column:
 
 
 def _surplus() -> Column:
-    """Deliveries that nobody asked for."""
-    asked = F.size(F.filter("deliveries", lambda each: each["outcome"].isin("released", "rejected", "delivered")))
-    rejected = F.size(F.filter("deliveries", lambda each: each["outcome"] == "rejected"))
-    delayed = F.size(F.filter("deliveries", lambda each: (each["outcome"] == "delivered") & ~each["redriven"]))
-    return F.size(_handed_out()) - 1 - (asked - rejected - delayed)
+    """Deliveries that nobody asked for: not the first one, no redrive, and not behind a release."""
+
+    def asks(each: Column) -> Column:
+        # What is released for the last time becomes a dead letter: no copy follows.
+        return ((each["outcome"] == "released") & each["copied"]) | (
+            (each["outcome"] == "delivered") & each["redriven"]
+        )
+
+    return F.size(_handed_out()) - 1 - F.size(F.filter("deliveries", asks))
 
 
 def _ends() -> Column:

@@ -28,7 +28,8 @@ DELIVERY = columns(
     "topic string, partition long, offset long, attempt int, available_at timestamp, holder string,"
     " acquired_at timestamp, lease_ms long, renewals long, acquisitions long, outcome string,"
     " settled_at timestamp, due_at timestamp, ended_at timestamp, error string, wait_ms long, run_ms long,"
-    " late_ms long, acked_at timestamp, handed_out boolean, redriven boolean, committed boolean"
+    " late_ms long, acked_at timestamp, handed_out boolean, redriven boolean, committed boolean,"
+    " copied boolean"
 )
 
 #: Outcome of a record that a tracker ended, by the cause of its fact.
@@ -219,6 +220,7 @@ def _judged(rows: DataFrame) -> DataFrame:
         "handed_out",
         "redriven",
         F.col("record").isNotNull().alias("committed"),
+        F.coalesce(end["kind"].isin(*_COPIES), F.lit(False)).alias("copied"),
     )
     root = ~F.col("copy")
     count = {name: F.coalesce(name, F.lit(0)) for name in ("records", "deaths")}
