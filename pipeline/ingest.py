@@ -142,13 +142,13 @@ class Ingest:
             "maxOffsetsPerTrigger": str(stream.limit),
         }
         read = self._spark.readStream.format("kafka").options(**options).load()
-        failures: list[PipelineError] = []
+        failures: list[Exception] = []
 
         def take(batch: DataFrame, number: int) -> None:
             try:
                 self._take(stream, batch, number, begins)
-            except PipelineError as error:
-                # Through Spark only its text would come back.
+            except Exception as error:
+                # Through Spark its text would come back, in the midst of others.
                 failures.append(error)
                 raise
 
