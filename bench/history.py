@@ -1,0 +1,455 @@
+"""Writes a history to Kafka: what consumers and trackers say of a great many messages, and what is true of them.
+
+Straight to the topics, so that millions of messages take seconds: no worker runs. The story is consistent by Marq's own
+rules, for its own code decides what becomes of a message that comes back and makes the copy. Of chance is only what
+consumers do (:class:`Chances`), by a seed. Times are compressed: a lease runs out as soon as its tracker is asked.
+
+One producer writes everything, and idempotently: so it knows the offset of each record before the broker does. Only
+messages on their way are in memory; :class:`Truth` has the sums.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from marq.core.copies import copy
+from marq.core.fires import Destination, Fire, what_is_due
+from marq.core.marker_codec import encode
+from marq.core.markers import (
+    BACKOFF,
+    Ack,
+    Acquire,
+    Answer,
+    Batch,
+    Cancel,
+    Columns,
+    Delay,
+    Fact,
+    Headers,
+    Outcome,
+    Payload,
+    Reject,
+    Release,
+    Renew,
+    Reschedule,
+    Source,
+    Tick,
+)
+from marq.core.names import Names, drawn_topic, markers_partition
+from marq.core.queue import QueueSettings
+from marq.core.rows import Lease, State
+
+QUEUES = ("emails", "invoices", "reports", "thumbnails")
+SETTINGS = QueueSettings(lease_ms=5_000, max_attempts=3)
+#: Messages of a turn: so many are sent at once, and so many delayed.
+SENT, DELAYED = 1_920, 80
+TURN = SENT + DELAYED
+#: Messages of one ACQUIRE, as consumers have them that are a little, and far, behind.
+LEAST_BATCH, MOST_BATCH = 300, 2_000
+#: Turns between two ticks.
+TICK_EVERY = 5
+ERROR = "ConnectionError: the mail server did not answer"
+REASON = "ValueError: no such address"
+#: A producer that waits for the broker holds so many records, and so many KiB.
+_WAITING, _WAITING_KIB = 200_000, 128 * 1024
+_FLUSH_SECONDS = 300.0
+
+#: What a consumer does with a message.
+_ACK, _RELEASE, _GIVE_BACK, _LET_EXPIRE, _ACK_LATE, _REJECT = range(6)
+
+
+@dataclass(frozen=True)
+class Chances:
+    """What consumers do, as parts of 1; what has failed once fails more often."""
+
+    #: ACK, RELEASE, RELEASE uncounted, nothing until the lease has run out, an ACK after that, REJECT.
+    first: tuple[float, ...] = (0.925, 0.04, 0.005, 0.015, 0.008, 0.007)
+    again: tuple[float, ...] = (0.70, 0.20, 0.005, 0.055, 0.02, 0.02)
+    renewed: float = 0.12
+    cancelled: float = 0.1
+    rescheduled: float = 0.1
+
+
+@dataclass
+class Truth:
+    """What the audit must find: figures of each queue, and how many rows each table has."""
+
+    figures: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    causes: Counter[str] = field(default_factory=Counter)
+    rows: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class _Story:
+    """A message that was not done with by its first delivery."""
+
+    queue: str
+    payload: Payload
+    #: Deliveries that ran out, whose consumers said nothing, or said it late.
+    silent: int = 0
+    late: int = 0
+    #: Of these, how many led to another delivery.
+    doubled: int = 0
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A partition of the messages topic: where its end is, and the copies that nobody has read yet."""
+
+    source: Source
+    read_to: int = 0
+    copies: list[tuple[int, _Story]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Messages of one queue that a consumer has found in one partition; ``stories`` of the first of them."""
+
+    queue: str
+    source: Source
+    from_offset: int
+    offsets: Sequence[int]
+    stories: Sequence[_Story]
+    values: Sequence[bytes]
+    sent_ms: int
+
+    def pieces(self, size: int) -> Iterator[_Read]:
+        """Cut it into batches."""
+        known, begin = len(self.stories), self.from_offset
+        for start in range(0, len(self.offsets), size):
+            offsets = self.offsets[start : start + size]
+            values = self.values[max(0, start - known) : max(0, start + size - known)]
+            yield _Read(
+                self.queue, self.source, begin, offsets, self.stories[start : start + size], values, self.sent_ms
+            )
+            begin = offsets[-1] + 1
+
+    def story(self, index: int) -> _Story:
+        if index < len(self.stories):
+            return self.stories[index]
+        value = self.values[index - len(self.stories)]
+        return _Story(self.queue, Payload(self.sent_ms, 1, self.queue.encode(), (), value))
+
+    def columns(self) -> Columns:
+        key, fresh = self.queue.encode(), len(self.values)
+        known = [story.payload for story in self.stories]
+        if not known:
+            return Columns(key, [self.sent_ms] * fresh, self.values)
+        headers: list[Headers] = [payload.headers for payload in known]
+        return Columns(
+            key,
+            [payload.timestamp_ms for payload in known] + [self.sent_ms] * fresh,
+            [payload.value for payload in known] + list(self.values),
+            attempts=[payload.attempt for payload in known] + [1] * fresh,
+            headers=headers + [()] * fresh,
+        )
+
+
+class Log:
+    """Kafka's end of it: one producer that knows each record's offset."""
+
+    def __init__(self, servers: str) -> None:
+        self._servers = servers
+        self._producer = Producer(
+            {
+                "bootstrap.servers": servers,
+                "enable.idempotence": True,
+                "linger.ms": 20,
+                "batch.size": 1_000_000,
+                "message.max.bytes": 1_100_000,
+                "queue.buffering.max.messages": _WAITING,
+                "queue.buffering.max.kbytes": _WAITING_KIB,
+            }
+        )
+        self.ends: Counter[tuple[str, int]] = Counter()
+
+    def write(
+        self,
+        topic: str,
+        partition: int,
+        value: bytes | None,
+        key: bytes | None = None,
+        headers: Headers = (),
+        at_ms: int = 0,
+    ) -> int:
+        """Write a record and return its offset."""
+        while True:
+            try:
+                self._producer.produce(topic, value, key, partition, timestamp=at_ms, headers=list(headers))
+                break
+            except BufferError:
+                self._producer.poll(0.05)
+        self.ends[topic, partition] += 1
+        return self.ends[topic, partition] - 1
+
+    def write_all(self, topic: str, partition: int, records: Sequence[tuple[bytes, bytes]], at_ms: int) -> int:
+        """Write records without headers, keys and values; return the offset of the first."""
+        produce = self._producer.produce
+        for key, value in records:
+            while True:
+                try:
+                    produce(topic, value, key, partition, timestamp=at_ms)
+                    break
+                except BufferError:
+                    self._producer.poll(0.05)
+        self.ends[topic, partition] += len(records)
+        return self.ends[topic, partition] - len(records)
+
+    def close(self) -> None:
+        """Wait until all is written.
+
+        Raises:
+            SystemExit: the topics do not end where they must.
+        """
+        left = self._producer.flush(_FLUSH_SECONDS)
+        reader = Consumer({"bootstrap.servers": self._servers, "group.id": "bench-history"})
+        found = {place: reader.get_watermark_offsets(TopicPartition(*place), 60.0)[1] for place in self.ends}
+        reader.close()
+        if left or found != dict(self.ends):
+            raise SystemExit(f"bench: {left} records were not written; ends are {found}, expected {dict(self.ends)}")
+
+
+class History:
+    """Writes the story of so many messages, a multiple of :data:`TURN`, to topics that are there and empty."""
+
+    def __init__(
+        self, log: Log, names: Names, partitions: int, markers_partitions: int, value_bytes: int, seed: int = 1
+    ) -> None:
+        self._log = log
+        self._names = names
+        self._markers_partitions = markers_partitions
+        self._chance = np.random.default_rng(seed)
+        self._chances = Chances()
+        self._lanes = [_Lane(Source(names.messages, number)) for number in range(partitions)]
+        self._delays = [Source(drawn_topic(self._number(60)), number) for number in range(markers_partitions)]
+        self._delayed: Counter[Source] = Counter()
+        self._holder = {(queue, lane.source): self._number(62) for queue in QUEUES for lane in self._lanes}
+        self._tracker = self._number(62)
+        self._padding = b"x" * (value_bytes - 8)
+        self._sent = 0
+        self._dead_letters = 0
+        self.truth = Truth()
+
+    def write(self, messages: int) -> None:
+        """Write it, to the last ack."""
+        for turn in range(messages // TURN):
+            lane = self._lanes[turn % len(self._lanes)]
+            self._send(lane)
+            self._delay(turn)
+            if turn % TICK_EVERY == 0:
+                self._tick()
+        while any(lane.copies for lane in self._lanes):
+            for lane in self._lanes:
+                self._consume(lane, {})
+        self._tick()
+        self._log.close()
+
+    def _number(self, bits: int) -> int:
+        return int(self._chance.integers(1, 2**bits))
+
+    # --- sending ------------------------------------------------------------------------------------------------------
+
+    def _send(self, lane: _Lane) -> None:
+        """Send messages to one or two queues, which lie between each other, and have all that is there consumed."""
+        values = [number.to_bytes(8, "big") + self._padding for number in range(self._sent, self._sent + SENT)]
+        self._sent += SENT
+        queues = self._chance.choice(len(QUEUES), size=int(self._chance.integers(1, 3)), replace=False)
+        of = queues[self._chance.integers(0, len(queues), SENT)]
+        keys = [QUEUES[number].encode() for number in of.tolist()]
+        now = _now_ms()
+        start = self._log.write_all(lane.source.topic, lane.source.partition, list(zip(keys, values, strict=True)), now)
+        fresh = {}
+        for number in queues.tolist():
+            chosen = np.flatnonzero(of == number)
+            if len(chosen):
+                fresh[QUEUES[number]] = ((chosen + start).tolist(), [values[index] for index in chosen.tolist()])
+        for queue, (offsets, _) in fresh.items():
+            self.truth.figures[queue]["sent"] += len(offsets)
+        self.truth.rows["messages"] += SENT
+        self._consume(lane, fresh, now)
+
+    def _delay(self, turn: int) -> None:
+        """Delay messages of one queue: some are moved, some cancelled, and the others are delivered."""
+        source, queue = self._delays[turn % len(self._delays)], QUEUES[turn % len(QUEUES)]
+        start, now = self._delayed[source], _now_ms()
+        self._delayed[source] += DELAYED
+        offsets = range(start, start + DELAYED)
+        payloads = [Payload(now, 1, queue.encode(), (), each.to_bytes(8, "big") + self._padding) for each in offsets]
+        frame = (queue, self._number(62), source)
+        self._mark(Delay(*frame, offsets, [1_000] * DELAYED, True, None, payloads))
+        self.truth.figures[queue]["sent"] += DELAYED
+        draw = self._chance.random(DELAYED)
+        cancelled = draw < self._chances.cancelled
+        moved = draw > 1 - self._chances.rescheduled
+        self._ask_to_move(frame, np.flatnonzero(moved) + start)
+        self._cancel(frame, np.flatnonzero(cancelled) + start)
+        stories = [(offsets[index], _Story(queue, payloads[index])) for index in np.flatnonzero(~cancelled).tolist()]
+        lease = Lease(queue, 0, 1, now, now, State.DELAYED)
+        self._fire(source, [(offset, story, lease) for offset, story in stories])
+
+    def _ask_to_move(self, frame: tuple[str, int, Source], chosen: np.ndarray) -> None:
+        if len(chosen):
+            offsets = chosen.tolist()
+            self._mark(Reschedule(*frame, offsets, [500] * len(offsets), True))
+            self._mark(Answer(*frame, offsets, [Outcome.DONE] * len(offsets)))
+
+    def _cancel(self, frame: tuple[str, int, Source], chosen: np.ndarray) -> None:
+        if len(chosen):
+            queue, _, source = frame
+            self._mark(Cancel(*frame, chosen.tolist()))
+            lease = Lease(queue, 0, 1, 0, 0, State.CANCELLED)
+            self._tell([what_is_due(source, offset, lease, SETTINGS) for offset in chosen.tolist()])
+            self.truth.figures[queue]["cancelled"] += len(chosen)
+
+    # --- consuming ----------------------------------------------------------------------------------------------------
+
+    def _consume(self, lane: _Lane, fresh: dict[str, tuple[list[int], list[bytes]]], sent_ms: int = 0) -> None:
+        """Have all queues' consumers read a partition to its end."""
+        copies, lane.copies = lane.copies, []
+        for queue in QUEUES:
+            known = [(offset, story) for offset, story in copies if story.queue == queue]
+            offsets, values = fresh.get(queue, ([], []))
+            read = _Read(
+                queue,
+                lane.source,
+                lane.read_to,
+                [offset for offset, _ in known] + offsets,
+                [story for _, story in known],
+                values,
+                sent_ms,
+            )
+            for piece in read.pieces(int(self._chance.integers(LEAST_BATCH, MOST_BATCH))):
+                self._handle(piece)
+        lane.read_to = self._log.ends[lane.source]
+
+    def _handle(self, read: _Read) -> None:
+        """Acquire a batch, do something with each message, and have what is due then sent."""
+        frame = (read.queue, self._holder[read.queue, read.source], read.source)
+        offsets = np.asarray(read.offsets)
+        self._mark(Acquire(*frame, read.offsets, SETTINGS.lease_ms, read.from_offset, read.columns()))
+        renewed = offsets[self._chance.random(len(offsets)) < self._chances.renewed]
+        if len(renewed):
+            self._mark(Renew(*frame, renewed.tolist(), SETTINGS.lease_ms))
+        fates = self._fates(len(read.stories), len(read.values))
+        said = {fate: offsets[fates == fate].tolist() for fate in range(6)}
+        if said[_ACK]:
+            self._mark(Ack(*frame, said[_ACK]))
+        for fate in (_RELEASE, _GIVE_BACK):
+            if said[fate]:
+                counted, count = fate == _RELEASE, len(said[fate])
+                self._mark(Release(*frame, said[fate], [BACKOFF] * count, counted, [ERROR if counted else ""] * count))
+        if said[_REJECT]:
+            self._mark(Reject(*frame, said[_REJECT], [REASON] * len(said[_REJECT])))
+        self._settle(read, fates, frame, said[_ACK_LATE])
+
+    def _fates(self, known: int, fresh: int) -> np.ndarray:
+        kinds = range(len(self._chances.first))
+        return np.concatenate(
+            [
+                self._chance.choice(kinds, known, p=self._chances.again),
+                self._chance.choice(kinds, fresh, p=self._chances.first),
+            ]
+        )
+
+    def _settle(self, read: _Read, fates: np.ndarray, frame: tuple[str, int, Source], late: list[int]) -> None:
+        known = len(read.stories)
+        acked = fates == _ACK
+        self.truth.figures[read.queue]["acked"] += int(acked[known:].sum())
+        for index in np.flatnonzero(acked[:known]).tolist():
+            self._end(read.stories[index], acked=True, dead=False)
+        fires = []
+        for index in np.flatnonzero(~acked).tolist():
+            story, fate = read.story(index), int(fates[index])
+            story.late += fate == _ACK_LATE
+            story.silent += fate == _LET_EXPIRE
+            fires.append((read.offsets[index], story, _lease(story, fate)))
+        self._fire(read.source, fires)
+        if late:
+            self._mark(Ack(*frame, late))
+
+    def _end(self, story: _Story, *, acked: bool, dead: bool) -> None:
+        figures = self.truth.figures[story.queue]
+        acked = acked or story.late > 0
+        figures["acked"] += acked
+        figures["dead"] += dead
+        figures["acked_and_dead"] += acked and dead
+        figures["duplicates"] += story.doubled
+        if story.doubled:
+            self.truth.causes["ended while held"] += story.silent
+            self.truth.causes["acked late"] += story.late
+
+    # --- the tracker --------------------------------------------------------------------------------------------------
+
+    def _fire(self, source: Source, due: Sequence[tuple[int, _Story, Lease]]) -> None:
+        """Send what is due to the queue or to the dead letters, and tell of it."""
+        fires = []
+        for offset, story, lease in due:
+            fire = what_is_due(source, offset, lease, SETTINGS)
+            fires.append(fire)
+            if fire.destination is Destination.DEAD_LETTERS:
+                self._bury(fire, story)
+            else:
+                self._send_copy(fire, story)
+        self._tell(fires)
+
+    def _bury(self, fire: Fire, story: _Story) -> None:
+        now = _now_ms()
+        made = copy(fire, story.payload, now, None)
+        partition = self._dead_letters % len(self._lanes)
+        self._dead_letters += 1
+        self._log.write(self._names.dead_letters, partition, made.value, made.key, made.headers, now)
+        self.truth.rows["dead_letters"] += 1
+        self._end(story, acked=False, dead=True)
+
+    def _send_copy(self, fire: Fire, story: _Story) -> None:
+        now = _now_ms()
+        made = copy(fire, story.payload, now, None)
+        lane = self._lanes[(fire.source.partition + 1) % len(self._lanes)]
+        offset = self._log.write(*lane.source, made.value, made.key, made.headers, now)
+        self.truth.rows["messages"] += 1
+        delayed = fire.lease.state is State.DELAYED
+        self.truth.figures[story.queue]["redelivered"] += not delayed
+        story.doubled += fire.lease.state is State.LEASED
+        story.payload = Payload(now, fire.attempt, made.key, made.headers, made.value)
+        lane.copies.append((offset, story))
+
+    def _tell(self, fires: Sequence[Fire]) -> None:
+        """Write the facts, a batch for each kind."""
+        kinds = sorted({fire.fact_kind for fire in fires})
+        for kind in kinds:
+            told = [fire for fire in fires if fire.fact_kind is kind]
+            attempts, causes = [fire.attempt for fire in told], [fire.cause for fire in told]
+            offsets = [fire.offset for fire in told]
+            queue, source = told[0].lease.queue, told[0].source
+            self._mark(Fact(kind, queue, self._tracker, source, offsets, attempts, causes))
+
+    def _tick(self) -> None:
+        tick = encode(Tick(self._tracker, time.monotonic_ns() // 1_000_000))
+        for partition in range(self._markers_partitions):
+            self._log.write(self._names.markers, partition, tick)
+        self.truth.rows["markers"] += self._markers_partitions
+
+    def _mark(self, batch: Batch) -> None:
+        assert not isinstance(batch, Tick)
+        partition = markers_partition(*batch.source, self._markers_partitions)
+        self._log.write(self._names.markers, partition, encode(batch))
+        self.truth.rows["markers"] += len(batch.offsets)
+
+
+def _lease(story: _Story, fate: int) -> Lease:
+    """Return the lease of a message when it is due: what its consumer has made of it."""
+    states = {_RELEASE: State.RELEASED, _GIVE_BACK: State.RELEASED, _REJECT: State.REJECTED}
+    texts = {_RELEASE: ERROR, _REJECT: REASON}
+    lease = Lease(story.queue, 0, story.payload.attempt, 0, 0, states.get(fate, State.LEASED))
+    lease.counted, lease.text = fate != _GIVE_BACK, texts.get(fate, "")
+    return lease
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
