@@ -24,7 +24,7 @@ export PYTHONUNBUFFERED := 1
 step = @echo "==> $(1)"; began=$$(date +%s); if $(2); then echo "    $$(( $$(date +%s) - began )) s"; \
 	else echo "==> $(1): FAILED after $$(( $$(date +%s) - began )) s" >&2; exit 1; fi
 
-.PHONY: help setup python packages kafka demo test broker bench simulate mutants faults soak recovery delays starts pipeline lint clean lock
+.PHONY: help setup python packages kafka demo test broker bench simulate mutants faults soak recovery delays starts scale pipeline lint clean lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -72,6 +72,9 @@ delays: setup ## a great many delayed messages: memory, restart, lateness: make 
 
 starts: setup ## what consumers that start in transactions save, cost and delay
 	@$(RUN) -m bench.starts
+
+scale: setup ## the pipeline on a history whose truth is known: make scale MESSAGES="1000000 10000000"
+	@$(RUN) -m bench.pipeline --messages $(or $(MESSAGES),1000000)
 
 pipeline: setup ## a job on Spark: make pipeline JOB="ingest --follow"; without JOB: which ones there are
 	@$(RUN) -m pipeline $(JOB)

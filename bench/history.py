@@ -165,6 +165,7 @@ class Log:
                 "message.max.bytes": 1_100_000,
                 "queue.buffering.max.messages": _WAITING,
                 "queue.buffering.max.kbytes": _WAITING_KIB,
+                "log_level": 3,  # a broker that has just started is no matter of warnings
             }
         )
         self.ends: Counter[tuple[str, int]] = Counter()

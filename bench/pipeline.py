@@ -148,7 +148,7 @@ def bars(figures: dict[str, Any]) -> list[Bar]:
 
 
 def growth(runs: list[dict[str, Any]]) -> Bar:
-    """Return what is asked of several sizes: a marker of the largest run takes hardly longer than one of the smallest."""
+    """Return what is asked of several sizes: a marker of the largest takes hardly longer than one of the smallest."""
     of_a_marker = [sum(run[f"{job}_seconds"] for job in JOBS) / run["markers"] for run in runs]
     return Bar("time of a marker, largest to smallest run", of_a_marker[-1] / of_a_marker[0], MAX_GROWTH, "times")
 
