@@ -195,6 +195,20 @@ class Lake:
         if not self._files.rename(self._hadoop_path(f"{self.path}/{source}"), to):
             raise PipelineError(f"{self.path}: {source} cannot be renamed to {target}; who else writes there?")
 
+    def claim(self, source: str, target: str) -> bool:
+        """Move a directory to a name that nobody has; False if somebody has it."""
+        hadoop = self._jvm.org.apache.hadoop.fs
+        context = hadoop.FileContext.getFileContext(self._files.getUri(), self._spark._jsc.hadoopConfiguration())
+        # Unlike the other interface's, this rename never moves into a directory that is there.
+        nothing = self._spark.sparkContext._gateway.new_array(hadoop.Options.Rename, 0)
+        try:
+            context.rename(*[self._hadoop_path(f"{self.path}/{name}") for name in (source, target)], nothing)
+        except Exception:
+            if self.exists(target):
+                return False
+            raise
+        return True
+
     def read_text(self, name: str) -> str | None:
         """Return what a small file says; None if it is not there."""
         return self._text(name) if self.exists(name) else None

@@ -1,0 +1,283 @@
+"""Rows into a queue: what is set aside, and loads that are killed, called again and doubled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from broker import EmbeddedBroker
+from marq.core import marker_codec
+from marq.core.markers import Delay
+from marq.core.names import ATTEMPT_HEADER, ID_HEADER, KEY_HEADER
+from pipeline import cli, inputs, loading
+from pipeline.errors import PipelineError
+from pipeline.jobs import load
+from pipeline.loading import Fields, Sent
+from pipeline.writing import Markers
+from tests.pipeline.conftest import ROOT, SETTINGS
+from tests.worker.conftest import workers
+from tests.worker.harness import Installation, Worker, eventually, header
+
+# Spark, a worker and a Kafka start in it.
+pytestmark = pytest.mark.timeout(400)
+
+#: What a loaded machine may need to start Spark and send the first; a calm one takes a tenth.
+START_SECONDS = 150.0
+#: Of a messages topic that takes little.
+LIMIT_BYTES = 1_224
+CSV = """id,name,wait
+1,one,0.5
+2,,3
+3,three,-1
+4,four,soon
+5
+6,six,
+7,"a ""quoted"" one",1e30
+8,eight,0,more
+9,XXX,1
+""".replace("XXX", "x" * 200)
+JSON = (
+    '{"id": 1, "at": "2030-01-31T08:00:00+01:00", "of": {"a": [1,  2]}}\n{"id": 2\n[3]\n\n{"id":4,"at":"2030-01-31"}\n'
+)
+
+
+# --- what becomes of a row --------------------------------------------------------------------------------------------
+
+
+def checked(spark: SparkSession, path: Path, form: str, fields: Fields) -> list[Any]:
+    rows = inputs.read(spark, str(path), form)
+    return loading.checked(rows, fields, "q", LIMIT_BYTES).collect()
+
+
+def test_rows_of_csv_that_can_not_be_messages_are_told_from_others(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(CSV)
+
+    found = checked(spark, path, "csv", Fields("name", None, "id", (("n", "name"), ("i", "id")), "wait", None))
+
+    good = [(row["value"], row["key"], row["time_ms"], len(row["headers"])) for row in found if row["reason"] is None]
+    assert good == [(b"one", b"1", 500, 2), (b"six", b"6", 0, 2)]
+    bad = [(row["reason"], json.loads(row["original"])) for row in found if row["reason"] is not None]
+    assert bad == [
+        (loading.NO_VALUE, {"id": "2", "name": None, "wait": "3"}),
+        (loading.NEGATIVE, {"id": "3", "name": "three", "wait": "-1"}),
+        (loading.NO_TIME, {"id": "4", "name": "four", "wait": "soon"}),
+        (loading.NO_LINE, {"_corrupt_record": "5"}),
+        (loading.NO_TIME, {"id": "7", "name": 'a "quoted" one', "wait": "1e30"}),
+        (loading.NO_LINE, {"_corrupt_record": "8,eight,0,more"}),
+        ("too large: more than 200 bytes with key and headers", {"id": "9", "name": "x" * 200, "wait": "1"}),
+    ]
+    for fields, said in [
+        (Fields(value="nmae"), "--value: there is no column 'nmae'; the columns are: id, name, wait"),
+        (Fields(headers=(("marq-id", "id"),)), "names beginning with 'marq-' are marq's own"),
+    ]:
+        with pytest.raises(PipelineError) as raised:
+            checked(spark, path, "csv", fields)
+        assert said in str(raised.value)
+
+
+def test_a_line_of_json_goes_as_it_stands(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(JSON)
+
+    found = checked(spark, path, "json", Fields(at="at"))
+
+    assert [(row["value"], row["time_ms"]) for row in found if row["reason"] is None] == [
+        (b'{"id": 1, "at": "2030-01-31T08:00:00+01:00", "of": {"a": [1,  2]}}', 1_896_073_200_000)
+    ]
+    assert [(row["reason"], row["original"]) for row in found if row["reason"] is not None] == [
+        (loading.NO_LINE, '{"_corrupt_record":"{\\"id\\": 2"}'),
+        (loading.NO_LINE, '{"_corrupt_record":"[3]"}'),
+        (loading.NO_TIME, '{"id":4,"at":"2030-01-31"}'),
+    ]
+
+
+def test_numbers_of_a_source_have_no_gaps_and_every_marker_claims_itself_only(spark: SparkSession) -> None:
+    rows = spark.range(2_750).select(
+        F.col("id").cast("string").cast("binary").alias("value"), F.lit(None).cast("binary").alias("key"),
+        F.array().cast("array<struct<key:string,value:binary>>").alias("headers"),
+        F.lit(0).cast("long").alias("time_ms"), F.col("id").alias("row"),
+    )  # fmt: skip
+    markers = Markers("marq.markers", 3, 4_096)
+    sent = Sent("q", f"~{7:032x}", 1, 1_000, True, markers)
+
+    records = loading.markers(loading.placed(rows, 3), sent, 2).collect()
+
+    taken: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    values = Counter[bytes]()
+    for record in records:
+        assert len(record["value"]) <= markers.room_bytes
+        batch = marker_codec.decode(bytes(record["value"]))
+        assert isinstance(batch, Delay)
+        assert (batch.from_offset, batch.relative) == (batch.offsets[0], True)
+        taken[batch.source.partition] += batch.offsets
+        values.update([payload.value for payload in batch.payloads])
+    assert {len(numbers) for numbers in taken.values()} == {1_000, 750}
+    assert all(sorted(numbers) == list(range(len(numbers))) for numbers in taken.values())
+    assert values == dict.fromkeys([b"%d" % number for number in range(2_750)], 1)
+
+
+# --- with a worker ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def worker(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    with contextlib.contextmanager(workers)(broker, tmp_path_factory.mktemp("worker")) as make:
+        started = make().start()
+        asyncio.run(started.ready())
+        yield started
+
+
+@pytest.fixture
+def settings(worker: Worker, data: Path, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
+    """What a user sets for this installation, here and for processes."""
+    found = {name: worker._environment[name] for name in ("MARQ_BOOTSTRAP_SERVERS", "MARQ_PREFIX")}
+    found["MARQ_PIPELINE_DATA"] = str(data)
+    for name, value in found.items():
+        monkeypatch.setenv(name, value)
+    return found
+
+
+@pytest.fixture
+async def installation(worker: Worker, broker: EmbeddedBroker) -> AsyncIterator[Installation]:
+    async with Installation(broker.bootstrap_servers, worker.names) as found:
+        yield found
+
+
+Call = Callable[[str], dict[str, Any]]
+
+
+@pytest.fixture
+def call(spark: SparkSession, settings: object, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Runs the job here, on the session's Spark; gives what it said."""
+
+    def call(words: str) -> dict[str, Any]:
+        given = cli._parser("load", load).parse_args([*shlex.split(words), "--json"])
+        capsys.readouterr()
+        assert load.run(given) == 0
+        said: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return said
+
+    return call
+
+
+@contextlib.contextmanager
+def started(words: str, settings: Mapping[str, str], directory: Path) -> Iterator[None]:
+    """The job in a process of its own, which is killed at the end, with its Java."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MARQ_", "PYSPARK_"))}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pipeline", "load", *shlex.split(words)],
+        env={**kept, **SETTINGS, "PYTHONPATH": str(ROOT), **settings}, cwd=directory, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def stages(data: Path) -> list[Path]:
+    return list(data.glob("loads/*"))
+
+
+async def delivered(installation: Installation, queue: str) -> Counter[bytes]:
+    """How often each value came into a queue."""
+    records = await installation.records(installation.names.messages)
+    return Counter(each.value for each in records if each.key == queue.encode())
+
+
+async def test_a_load_that_is_killed_and_forgets_how_far_it_was_sends_each_row_once(
+    installation: Installation, settings: Mapping[str, str], call: Call, data: Path, tmp_path: Path
+) -> None:
+    rows = [f"{number},row {number}" for number in range(6_000)]
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join(["id,name", *rows]))
+    words = f"{path} q --format csv --value name --name mine"
+    with started(f"{words} --rate 1000", settings, tmp_path):
+        await eventually(lambda: delivered(installation, "q"), lambda counts: len(counts) > 1_500, limit=START_SECONDS)
+    position = data / "loads/mine/position"
+    assert 0 < int(position.read_text()) < 6_000
+
+    position.unlink()
+    said = call(words)
+
+    assert (said["sent"], said["sent_before"], said["rows"], said["bad_rows"]) == (6_000, 0, 6_000, 0)
+    found = await eventually(lambda: delivered(installation, "q"), lambda counts: len(counts) >= 6_000)
+    assert found == dict.fromkeys([f"row {number}".encode() for number in range(6_000)], 1)
+    assert call(words)["sent"] == 0
+    assert await delivered(installation, "q") == found
+    with pytest.raises(PipelineError, match="load mine was made of another input or with other options"):
+        call(words.replace(" q ", " other "))
+    path.write_text("id,name\n1,another row\n")
+    with pytest.raises(PipelineError, match="load mine was made of another input or with other options"):
+        call(words)
+    # Its rows are here, whatever becomes of the file.
+    path.unlink()
+    assert call(words)["rows"] == 6_000
+
+
+async def test_times_keys_headers_and_rows_set_aside(
+    installation: Installation, call: Call, data: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("id,shop,wait\n1,north,0\n2,south,2.5\n3,north,-1\n")
+    words = f"{path} t --format csv --key id --header shop=shop --delay wait"
+
+    assert call(f"{words} --dry-run")["rows"] == 2
+    assert stages(data) == []
+    began_s = time.time()
+    said = call(words)
+
+    assert (said["sent"], said["bad"]) == (2, {"negative delay": 1})
+    assert pq.read_table(said["bad_path"].removeprefix("file:")).to_pylist() == [
+        {"original": '{"id":"3","shop":"north","wait":"-1"}', "reason": "negative delay"}
+    ]
+    await eventually(lambda: delivered(installation, "t"), lambda counts: len(counts) == 2)
+    records = [each for each in await installation.records(installation.names.messages) if each.key == b"t"]
+    first, second = sorted(records, key=lambda each: each.value)
+    assert (json.loads(first.value), header(first)["shop"]) == ({"id": "1", "shop": "north", "wait": "0"}, b"north")
+    assert (header(second)[KEY_HEADER], header(second)[ATTEMPT_HEADER]) == (b"2", b"1")
+    assert header(second)[ID_HEADER].decode().startswith(f"{said['source']}/")
+    assert second.timestamp / 1000 >= began_s + 2.5
+    # The same command is the same load.
+    assert call(words)["sent"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("nowhere.csv q --format csv", "nowhere.csv: there is no such file or directory"),
+        ("nowhere q --format table", "nowhere: there is no such table"),
+        ("{file} q --format parquet", "can't be read as parquet"),
+        ("{file} q --format csv --name ../x", "--name ../x: expected 1 to 100 of a-z"),
+        ("{file} q --format csv --header shop", "--header shop: expected NAME=COL"),
+        ("{file} q --format csv --rate 0", "--rate 0: expected rows a second"),
+    ],
+)
+def test_what_can_not_be_loaded_is_one_sentence(call: Call, tmp_path: Path, words: str, said: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("id\n1\n")
+
+    with pytest.raises(PipelineError) as raised:
+        call(words.replace("{file}", str(path)))
+
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
