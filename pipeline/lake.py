@@ -222,10 +222,14 @@ class Lake:
 
     def write_text(self, name: str, text: str) -> None:
         """Write a small file: readers see the whole of it, or the one before."""
+        self.write_bytes(name, text.encode())
+
+    def write_bytes(self, name: str, content: bytes) -> None:
+        """Write a file: readers see the whole of it, or the one before."""
         folder, _, last = name.rpartition("/")
         new = self._hadoop_path(f"{self.path}/{folder}/.{last}.new")
         stream = self._files.create(new, True)
-        stream.write(bytearray(text.encode()))
+        stream.write(bytearray(content))
         stream.close()
         # Of both of Hadoop's interfaces only this one puts a file in the place of another at once.
         hadoop = self._jvm.org.apache.hadoop.fs

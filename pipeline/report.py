@@ -1,0 +1,152 @@
+"""``report.html``: the plots and a table for each queue on one page, which needs no network.
+
+Names of queues are anybody's: they are escaped. Each plot is in the page twice, and the browser takes the version that
+goes with its light or dark ground.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from html import escape
+from typing import Any
+
+import pandas as pd
+
+from pipeline import plots
+from pipeline.dashboard import plain
+from pipeline.spans import show_ms
+
+#: Queues that have a table; what is less busy is in the table ``stats``.
+MAX_QUEUES = 200
+
+_COUNTS = (
+    "sent", "delivered", "acked", "released", "rejected", "expired", "dead", "cancelled", "abandoned", "open",
+    "delayed",
+)  # fmt: skip
+_DURATIONS = (
+    ("wait until acquired", "wait"),
+    ("run until settled", "run"),
+    ("redeliveries late by", "late_redelivery"),
+    ("delayed ones late by", "late_delivery"),
+)
+_SHARES = ("p50", "p95", "p99", "max")
+
+_STYLE = """
+:root { color-scheme: light dark; --text: #1f2328; --ground: #ffffff; --soft: #59636e; --line: #d8dee4; }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #e6edf3; --ground: #161b22; --soft: #9aa4af; --line: #30363d; }
+}
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--ground); margin: 2rem auto;
+  max-width: 70rem; padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin: 2.5rem 0 .25rem; overflow-wrap: anywhere; }
+p { margin: .25rem 0 .75rem; color: var(--soft); }
+img { max-width: 100%; height: auto; }
+div.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .5rem 0 1rem; }
+th, td { padding: .25rem .75rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th { font-weight: 600; } th:first-child, td:first-child { text-align: left; padding-left: 0; }
+"""
+
+
+#: By name of the plot and of the theme.
+Pictures = Mapping[tuple[str, str], bytes]
+
+
+def pictures(rows: pd.DataFrame) -> Pictures:
+    """Return the PNG of each plot in each theme."""
+    return {
+        (plot.name, theme.name): plots.draw(plot, rows, theme)
+        for plot in plots.PLOTS
+        for theme in (plots.LIGHT, plots.DARK)
+    }
+
+
+def page(rows: pd.DataFrame, drawn: Pictures, *, generated_at: datetime, window_ms: int) -> str:
+    """Return the page from rows of the table ``stats``, and the pictures of its plots."""
+    totals = rows[rows["scope"] == "total"].sort_values(["sent", "queue"], ascending=[False, True])
+    begin, end = (_moment(found) for found in (totals["starts_at"].min(), totals["ends_at"].max()))
+    sections = [_queue(total) for total in totals[:MAX_QUEUES].to_dict("records")]
+    left_out = len(totals) - len(sections)
+    notes = (
+        [f"<p>{left_out:,} less busy queues are not on this page; the table stats has them.</p>"] if left_out else []
+    )
+    if len(totals) > plots.MAX_QUEUES:
+        notes.append(f"<p>The plots show the {plots.MAX_QUEUES} busiest of {len(totals):,} queues.</p>")
+    return "\n".join(
+        [
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>Marq: what the queues did</title><style>{_STYLE}</style></head><body>",
+            "<h1>What the queues did</h1>",
+            f"<p>{begin} to {end} UTC, in windows of {show_ms(window_ms)}; made at {_moment(generated_at)} UTC.",
+            "Percentiles are approximate: the rank is wrong by 1 in 10,000 at most.</p>",
+            *notes,
+            _overview(totals[:MAX_QUEUES].to_dict("records")),
+            *(_picture(plot, drawn) for plot in plots.PLOTS),
+            *sections,
+            "</body></html>\n",
+        ]
+    )
+
+
+def _moment(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _picture(plot: plots.Plot, drawn: Pictures) -> str:
+    light, dark = (
+        f"data:image/png;base64,{base64.b64encode(drawn[plot.name, theme.name]).decode()}"
+        for theme in (plots.LIGHT, plots.DARK)
+    )
+    return (
+        f'<h2>{escape(plot.title)}</h2><p>{escape(plot.text)}</p><picture><source media="(prefers-color-scheme: dark)"'
+        f' srcset="{dark}"><img src="{light}" alt="{escape(plot.title)}"></picture>'
+    )
+
+
+def _overview(totals: Sequence[Mapping[str, Any]]) -> str:
+    heads = ("queue", "sent/s", "sent", "acked", "dead", "open", "delayed", "wait p99", "run p99", "oldest open")
+    lines = [
+        [
+            total["queue"],
+            _number(total["sent_per_second"]),
+            *(_number(total[name]) for name in ("sent", "acked", "dead", "open", "delayed")),
+            *(_duration(total[name]) for name in ("wait_p99_ms", "run_p99_ms", "oldest_open_ms")),
+        ]
+        for total in totals
+    ]
+    return f"<h2>All queues</h2>{_table(heads, lines)}"
+
+
+def _queue(total: Mapping[str, Any]) -> str:
+    counts = _table(("in messages", *_COUNTS), [["all", *(_number(total[name]) for name in _COUNTS)]])
+    durations = _table(
+        ("", *_SHARES),
+        [[title, *(_duration(total.get(f"{name}_{share}_ms")) for share in _SHARES)] for title, name in _DURATIONS],
+    )
+    attempts = ", ".join(f"{count:,} at {attempt}" for attempt, count in (plain(total["attempts"]) or {}).items())
+    sizes = f"{_number(total['size_mean_bytes'])} bytes in the mean, p99 {_number(total['size_p99_bytes'])}"
+    return (
+        f"<section><h2>{escape(total['queue'])}</h2>{counts}{durations}"
+        f"<p>Ended at attempt: {attempts or 'none'}. Values: {sizes}.</p></section>"
+    )
+
+
+def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(text)}</th>" for text in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in line)}</tr>" for line in lines)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _number(value: Any) -> str:
+    found = plain(value)
+    if found is None:
+        return "-"
+    return f"{found:,}" if isinstance(found, int) else f"{found:,.3g}" if found < 100 else f"{found:,.0f}"
+
+
+def _duration(value: Any) -> str:
+    found = plain(value)
+    return "-" if found is None else show_ms(found)

@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline.capacity import plan, spread
+from pipeline.errors import PipelineError
+from pipeline.jobs.plan import arguments, rates, target_rates, told
+from pipeline.jobs.plan import run as run_job
+from pipeline.lake import Lake
+from pipeline.lifecycle import LIFECYCLE
+from pipeline.planning import CONSTANTS, FORMULAS, MIB, Target
+from pipeline.profiles import Profile, profiles
+from pipeline.spans import DAY_MS
+
+#: The first query compiles everything, which takes as long as all others together.
+pytestmark = pytest.mark.timeout(300)
+ROOT = Path(__file__).resolve().parents[2]
+EMAILS = Profile.given("emails", size_bytes=200, run_ms=50, lease_ms=30_000, deliveries=1)
+REPORTS = Profile.given("reports", size_bytes=1000, run_ms=2000, lease_ms=30_000, deliveries=2)
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+def bench(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ROOT / "bench/results" / name).read_text())
+    return found["figures"]
+
+
+def test_a_plan_follows_its_formulas() -> None:
+    found = plan([EMAILS, REPORTS], Target({"emails": 1000, "reports": 10}, retention_ms=DAY_MS, replication=2))
+
+    assert [line.key for line in found.lines] == list(FORMULAS)
+    assert (found["rate"], found["deliveries"], found["due"]) == (1010, 1020, 10)
+    assert found["markers"] == 2 * 1020 + 10
+    assert found["concurrency"] == (1000 * 0.05 + 20 * 2) * 2
+    assert found["open"] == 1000 * 0.05 + 20 * 2
+    assert found["rows"] == 20  # only reports last long enough to leave one
+    first = 1000 * (200 + 6 + 15) + 10 * (1000 + 7 + 15)
+    copies = 10 * (1000 + 7 + 15 + 150)
+    assert found["messages_disk"] == (first + copies) * 86_400 * 2
+
+
+def test_more_load_never_needs_less() -> None:
+    found = [plan([EMAILS], Target({"emails": rate}, delayed=rate * 100)) for rate in (10, 1_000, 100_000, 1_000_000)]
+
+    for key in FORMULAS.keys() - {"worker_memory", "restart", "takeover"}:
+        values = [each[key] for each in found]
+        assert values == sorted(values)
+    assert found[0]["workers"] == 2
+    assert found[3]["partitions"] >= found[3]["workers"] > 2
+
+
+def test_a_target_in_all_is_spread_as_the_queues_were() -> None:
+    measured = [replace(EMAILS, rate_mean=30.0), replace(REPORTS, rate_mean=10.0)]
+
+    assert spread(1000, measured) == {"emails": 750, "reports": 250}
+    assert spread(1000, [EMAILS, REPORTS]) == {"emails": 500, "reports": 500}
+
+
+def test_queues_that_are_not_named_stay_as_in_their_busiest_minutes() -> None:
+    measured = [replace(EMAILS, rate_peak=30.0), replace(REPORTS, rate_peak=10.0)]
+
+    assert target_rates(None, {"emails": 2000.0}, measured) == {"emails": 2000, "reports": 10}
+    with pytest.raises(PipelineError, match="--rate email: the table lifecycle has no message of it; it has emails"):
+        target_rates(None, {"email": 2000.0}, measured)
+
+
+def test_a_plan_for_the_measured_million_of_delayed_messages_is_what_was_measured() -> None:
+    for name, rows in (("delays-2026-11-21T214929.json", 1e6), ("delays-2026-11-21T223020.json", 1e7)):
+        measured = bench(name)
+
+        found = plan([EMAILS], Target({"emails": 1}, delayed=rows))
+
+        assert found["worker_memory"] / MIB == pytest.approx(measured["pending_peak_mib"][0], rel=0.02)
+        assert found["restart"] == pytest.approx(measured["restart_seconds"][0], rel=0.02)
+        # Payloads that are alike are packed on disk, and a plan does not count on it.
+        assert measured["pending_disk_mib"][0] < found["worker_disk"] / MIB < 25 * measured["pending_disk_mib"][0]
+
+
+def test_a_plan_for_the_measured_open_leases_is_within_a_factor_of_two_and_a_half() -> None:
+    """Another measurement than the one that the constants come from: a million leases that are held."""
+    measured = bench("recovery-2026-11-21T185432.json")
+    held = replace(EMAILS, run_ms=1e6, hold_ms=1e6, rows_share=1.0)
+
+    found = plan([held], Target({"emails": 1000}))
+
+    assert found["open"] == 1e6
+    assert 1 / 2.5 < found["worker_memory"] / MIB / measured["opened_peak_mib"][0] < 2.5
+    assert 1 / 2.5 < found["restart"] / measured["restart_firing_seconds"][0] < 2.5
+    assert 1 / 2.5 < found["takeover"] / measured["takeover_seconds"][0] < 2.5
+
+
+def test_a_plan_for_the_measured_throughput_is_within_a_factor_of_two() -> None:
+    measured = bench("2026-11-21T123923.json")["marq"]
+
+    found = plan([replace(EMAILS, run_ms=0)], Target({"emails": measured["rate"]}, headroom=1))
+
+    cores = measured["tracker_cpu_seconds"] / (400_000 / measured["rate"])
+    assert 1 / 2 < found["tracker_cores"] / cores < 2
+    assert found["consumers"] == 2  # a process did this rate alone, and not a message a second more
+    assert plan([EMAILS], Target({"emails": measured["rate"] / 2}, headroom=1))["consumers"] == 1
+
+
+def test_each_constant_names_a_source_that_is_there_and_what_measures_it() -> None:
+    for name, constant in CONSTANTS.items():
+        assert constant.value > 0, name
+        for path in (word for word in constant.source.replace(":", " ").replace(",", " ").split() if "/" in word):
+            assert (ROOT / path).exists() or list(ROOT.glob(f"{path}*")), path
+        if "bench/results" in constant.source:
+            assert constant.command.startswith("make "), name
+
+
+def test_what_is_beyond_the_measurements_is_a_warning() -> None:
+    slow = replace(EMAILS, run_p99_ms=60_000)
+
+    found = plan([slow], Target({"emails": 1}, delayed=50_000_000))
+
+    assert len(found.warnings) == 3
+    assert "lease is 30s" in found.warnings[0]
+    assert "50,000,000 open messages of a worker" in found.warnings[2]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"rates": {}}, "there is no queue to plan for"),
+        ({"rates": {"emails": 0.0}}, "--rate 0 of queue emails: expected more than 0"),
+        ({"replication": 0}, "--replication 0: expected 1 or more"),
+        ({"headroom": 0.5}, "--headroom 0.5: expected a factor of 1 or more"),
+        ({"delayed": -1}, "--delayed -1: expected 0 or more"),
+    ],
+)
+def test_a_target_that_makes_no_sense_is_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(PipelineError, match=said):
+        Target(**{"rates": {"emails": 1.0}, **wrong})
+
+
+@pytest.mark.parametrize("texts", [["0"], ["-1"], ["emails=0"], ["nan"], ["many"], [""], ["inf"], ["emails="]])
+def test_a_rate_that_is_none_is_refused(texts: list[str]) -> None:
+    with pytest.raises(PipelineError, match="expected messages a second, more than 0"):
+        rates(texts)
+
+
+def test_a_rate_of_all_beside_that_of_a_queue_is_refused() -> None:
+    with pytest.raises(PipelineError, match="one rate of all queues together, or one for each queue"):
+        rates(["5000", "emails=2000"])
+    assert rates(["emails=2000", "a=b=1"]) == (None, {"emails": 2000, "a=b": 1})
+
+
+def test_a_plan_reads_as_text_with_each_formula() -> None:
+    text = "\n".join(told(plan([EMAILS], Target({"emails": 5000}), guess=True)))
+
+    assert text.startswith("A GUESS")
+    assert "PLAN: 4 partitions" in text
+    assert all(words.what in text for words in FORMULAS.values())
+    assert "Headroom: 2 x" in text
+
+
+def at(seconds: float) -> datetime:
+    return NOON + timedelta(seconds=seconds)
+
+
+def lifecycle_row(queue: str, sent: float, runs: list[float], **columns: Any) -> tuple[Any, ...]:
+    """A message whose deliveries ran so many seconds, one after the other; the last one was acked."""
+    names = LIFECYCLE["deliveries"].dataType.elementType.names  # type: ignore[attr-defined]
+    each = [
+        {
+            "topic": "marq.messages", "holder": "00000000000000aa", "acquired_at": at(sent), "run_ms": int(run * 1000),
+            "ended_at": at(sent + run), "lease_ms": 30_000, "renewals": 1, "due_at": None,
+        }
+        for run in runs
+    ]  # fmt: skip
+    waiting = columns.pop("waiting", [])
+    found = {"queue": queue, "sent_at": at(sent), "size": 100, "dead_letters": 0, "state": "acked", **columns}
+    found["deliveries"] = [tuple(one.get(name) for name in names) for one in [*waiting, *each]]
+    return tuple(found.get(name) for name in LIFECYCLE.names)
+
+
+def test_profiles_are_what_the_messages_were_like(spark: SparkSession) -> None:
+    waiting = [{"topic": "~", "due_at": at(100), "outcome": "delivered", "ended_at": at(100)}]
+    rows = [
+        lifecycle_row("emails", 0, [0.5]),
+        lifecycle_row("emails", 10, [0.5, 3.0], dead_letters=1),
+        lifecycle_row("emails", 100, [], size=400),
+        lifecycle_row("reports", 40, [1.0], waiting=waiting),
+    ]
+
+    found = {row.queue: Profile.measured(row) for row in profiles(spark.createDataFrame(rows, LIFECYCLE)).collect()}
+
+    emails, reports = found["emails"], found["reports"]
+    assert (emails.rate_mean, emails.rate_peak) == (pytest.approx(3 / 100), pytest.approx(2 / 60))
+    assert (emails.size_bytes, emails.deliveries, emails.dead_share) == (200, 1.5, pytest.approx(1 / 3))
+    assert (emails.run_ms, emails.run_p99_ms, emails.hold_ms) == (
+        pytest.approx(4000 / 3),
+        3000,
+        pytest.approx(4000 / 3),
+    )
+    assert (emails.rows_share, emails.renewals, emails.lease_ms) == (pytest.approx(1 / 3), 1, 30_000)
+    assert (emails.delayed_share, reports.delayed_share, reports.delay_ms) == (0, 1, 60_000)
+
+
+def test_the_job_plans_from_the_table(spark: SparkSession, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = ArgumentParser()
+    arguments(parser)
+    given = parser.parse_args(["--rate", "5000", "--json"], Namespace(data=str(data)))
+    with pytest.raises(PipelineError, match="has no table 'lifecycle' yet"):
+        run_job(given)
+    rows = [lifecycle_row("emails", 0, [0.5]), lifecycle_row("reports", 1, [0.5])]
+    Lake(spark, str(data)).write("lifecycle", spark.createDataFrame(rows, LIFECYCLE))
+
+    code = run_job(given)
+
+    found = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert (found["guess"], found["target"]["rates"]) == (False, {"emails": 2500, "reports": 2500})
+
+
+def test_the_job_plans_without_a_table_from_what_is_given(run: Callable[..., CompletedProcess[str]]) -> None:
+    done = run("plan --rate emails=2000 --size 1KiB --run 50ms --json")
+
+    found = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (found["guess"], found["queues"][0]["size_bytes"]) == (True, 1024)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--rate 0", "error: --rate 0: expected messages a second, more than 0"),
+        ("--size 200 --run 50ms", "error: --size and --run say what messages are like: say with --rate"),
+        ("--rate 1 --size many --run 1s", "error: --size 'many': expected bytes"),
+        ("--rate 1 --size 200 --run 1s --attempts 0", "error: --attempts 0: expected 1 or more"),
+        ("--rate 1 --size 200 --run 1s --lease 0s", "error: --lease '0s': expected at least 1ms"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_sentence(
+    run: Callable[..., CompletedProcess[str]], words: str, said: str
+) -> None:
+    done = run(f"plan {words}")
+
+    assert done.returncode == 2
+    assert done.stderr.startswith(said)
+    assert len(done.stderr.splitlines()) == 1
