@@ -174,9 +174,16 @@ def _ended(rows: DataFrame) -> DataFrame:
         .when(end.isNotNull(), F.coalesce(causes[end["cause"]], F.lit("delivered")))
     )
     waits = F.col("wait_until").isNotNull()
+    # Who cancels what is held comes too late.
+    cancelled = F.col("cancelled.pos") > F.coalesce(back["pos"], F.col("open_pos"))
     due = F.when(
         waits | back.isNotNull(),
-        F.coalesce("moved.due_at", "wait_until", _later(back["at"], back["delay_ms"])),
+        F.coalesce(
+            F.when(cancelled, F.col("cancelled.at")),
+            "moved.due_at",
+            "wait_until",
+            _later(back["at"], back["delay_ms"]),
+        ),
     ).otherwise(F.greatest(_later(taken["at"], taken["lease_ms"]), _later(kept["at"], kept["lease_ms"])))
     rows = rows.withColumns({"outcome": outcome, "due": due})
     settled = (
@@ -241,7 +248,8 @@ def _judged(rows: DataFrame) -> DataFrame:
         F.coalesce("record.size", "acquired.size", "delayed.size").alias("size"),
         F.col("death.reason").alias("reason"),
         count["deaths"].alias("deaths"),
-        _count(end["kind"] == "DEAD_LETTERED").alias("died"),
+        # As a copy it is out although an ack came before its fact.
+        _count(F.col("fact.kind") == "DEAD_LETTERED").alias("died"),
         _count(end["kind"] == "REDELIVERED").alias("redelivered"),
         _count(F.col("redriven")).alias("redrives"),
         # Each copy has a fact of the same attempt: their numbers are equal, and so are the sums of attempts.
@@ -269,10 +277,6 @@ def _state() -> Column:
         # Not to be taken for what waits because it was released or rejected.
         .when(
             F.col("closed"), F.when(F.col("outcome").isin("released", "rejected"), "ended").otherwise(F.col("outcome"))
-        )
-        .when(
-            F.col("cancelled").isNotNull() & (F.col("wait_until").isNotNull() | F.col("given_back").isNotNull()),
-            "cancelled",
         )
         .when(F.col("wait_until").isNotNull(), "delayed")
         .when(F.col("refused").isNotNull(), "rejected")

@@ -80,8 +80,12 @@ class Ingest:
 
         Raises:
             PipelineError: topics are missing, the directory is another installation's, retention has removed what was
-                not ingested, a marker is of a newer version.
+                not ingested, a marker is of a newer version, another ingest is at work.
         """
+        with self._lake.alone("ingest"):
+            return self._round()
+
+    def _round(self) -> dict[str, int]:
         names = self._connection.names
         existing = self._topics.existing()
         missing = [topic for topic in (names.messages, names.markers, names.dead_letters) if topic not in existing]
@@ -104,10 +108,14 @@ class Ingest:
                 self._limits[1],
             ),
         ]
-        self._rows.clear()
-        for stream in streams:
-            self._bring(stream)
-        self._close(streams, told)
+        self._rows = Counter(dict.fromkeys(_READ, 0))
+        self._bring(streams[0])
+        behind = streams[1].topics + streams[2].topics
+        # Each copy of which the markers tell stands before these ends, whether its readers are let to it yet or not.
+        written = _named(self._topics.ends(behind, committed=False))
+        self._bring(streams[1])
+        self._bring(streams[2])
+        self._close(streams, told, written)
         return dict(self._rows)
 
     def _messages(self, told: Said, existing: Iterable[str]) -> Stream:
@@ -197,8 +205,13 @@ class Ingest:
             "end": self._planned(stream, number),
         }
         done = self._lake.commit(stream.name, number)
-        if done is not None and done["end"] == range_["end"]:
-            return  # it was committed, and whoever did died before Spark knew
+        if done is not None:
+            if done["end"] != range_["end"]:
+                raise PipelineError(
+                    f"{self._lake.path}: batch {number} of {stream.name} was ingested with another end: its checkpoint"
+                    " is not the one that belongs to it. Begin anew with an empty data directory (--data)"
+                )
+            return  # whoever committed it died before Spark knew
         rows = stream.rows(batch)
         stage = self._lake.stage(stream.name, number)
         if "corrupt" in stream.partition_by:
@@ -241,20 +254,20 @@ class Ingest:
 
     # --- the round ----------------------------------------------------------------------------------------------------
 
-    def _close(self, streams: list[Stream], told: Said) -> None:
+    def _close(self, streams: list[Stream], told: Said, written: Offsets) -> None:
         lasts = {stream.name: self._lake.last_commit(stream.name) for stream in streams}
-        behind = streams[1].topics + streams[2].topics
-        committed, all_ = (_named(self._topics.ends(behind, each)) for each in (True, False))
+        begins = _named(self._topics.begins(written))
+        end = _joined(begins, *[last["end"] for last in lasts.values() if last is not None])
         held_back = sorted(
             f"{topic}/{partition}"
-            for topic, partitions in committed.items()
-            for partition, end in partitions.items()
-            if end < all_[topic][partition]
+            for topic, partitions in written.items()
+            for partition, position in partitions.items()
+            if end[topic].get(partition, 0) < position
         )
         round_ = {
             "last": {name: -1 if last is None else last["batch"] for name, last in lasts.items()},
-            "end": _joined(*[last["end"] for last in lasts.values() if last is not None]),
-            "begins": _named(self._topics.begins(behind)),
+            "end": end,
+            "begins": begins,
             "first": {name: first["begin"] for name in lasts if (first := self._lake.commit(name, 0)) is not None},
             "held_back": held_back,
             "without_dead_letters": sorted(told.without_dead_letters),

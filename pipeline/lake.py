@@ -7,6 +7,7 @@
     DATA/_commits/markers/000000007.json  … and it counts: its files, and from where to where they go in Kafka
     DATA/_staging/…                     what is being written
     DATA/_checkpoints/…                 Spark's own
+    DATA/_locks/…                       held by whoever is at work
 
 A batch is written beside the tables, renamed into its place, and then committed. Whoever dies in between writes the
 batch once more: it has the same number and the same records, so what is there of it is taken away first. A reader that
@@ -18,8 +19,11 @@ On a file system where directories cannot be renamed at once (object stores), go
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -28,7 +32,8 @@ from pyspark.sql.types import StructType
 from pipeline.errors import PipelineError
 from pipeline.tables import FORMAT
 
-_COMMITS, _STAGING, _CHECKPOINTS, _ABOUT = "_commits", "_staging", "_checkpoints", "about.json"
+_COMMITS, _STAGING, _CHECKPOINTS, _LOCKS, _ABOUT = "_commits", "_staging", "_checkpoints", "_locks", "about.json"
+_PATTERN = "*?[]{}"
 
 Commit = dict[str, Any]
 
@@ -56,6 +61,11 @@ class Lake:
     # --- what it is ---------------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
+        if set(self.path) & set(_PATTERN):
+            raise PipelineError(f"data directory {self.path}: without {_PATTERN}, which Spark takes for patterns")
+        root = self._hadoop_path(self.path)
+        if self._files.exists(root) and not self._files.getFileStatus(root).isDirectory():
+            raise PipelineError(f"data directory {self.path}: expected a directory, and it is a file")
         about = self.about()
         if about.get("format", FORMAT) > FORMAT:
             raise PipelineError(
@@ -65,7 +75,37 @@ class Lake:
     def about(self) -> Commit:
         """Return what the directory says of itself; nothing if it is new."""
         text = self.read_text(_ABOUT)
-        return {} if text is None else json.loads(text)
+        try:
+            about = {} if text is None else json.loads(text)
+            if about and not (isinstance(about["format"], int) and about["cluster"] and about["prefix"]):
+                raise ValueError
+        except (ValueError, KeyError, TypeError):
+            raise PipelineError(f"{self.path}/{_ABOUT} is not as ingest writes it: is this a data directory?") from None
+        found: Commit = about
+        return found
+
+    @contextmanager
+    def alone(self, job: str) -> Iterator[None]:
+        """Keep a second process from doing the same job here; on a cluster's file system nobody looks.
+
+        Raises:
+            PipelineError: another one does it.
+        """
+        if not self.path.startswith("file:"):
+            yield
+            return
+        folder = Path(self.path.removeprefix("file:"), _LOCKS)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = (folder / job).open("a")
+        except OSError as error:
+            raise PipelineError(f"data directory {self.path} cannot be written: {error.strerror}") from None
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise PipelineError(f"another {job} is at work in {self.path}: wait for it, or stop it") from None
+            yield  # the lock ends with the file, or with the process
 
     def belong(self, cluster: str, prefix: str) -> None:
         """Make it the directory of an installation.
@@ -148,12 +188,13 @@ class Lake:
 
     def write(self, table: str, frame: DataFrame, partition_by: Sequence[str] = ()) -> None:
         """Replace a table: whoever reads it by its commit sees the former rows, or the new ones."""
-        before = self.commits(table)
-        number = before[-1]["batch"] + 1 if before else 0
-        frame.write.partitionBy(*partition_by).parquet(self.stage(table, number))
-        self.publish(table, number, {table: ""}, {"schema": frame.schema.jsonValue()})
-        for commit in before:
-            self.forget(table, commit)
+        with self.alone(table):
+            before = self.commits(table)
+            number = before[-1]["batch"] + 1 if before else 0
+            frame.write.partitionBy(*partition_by).parquet(self.stage(table, number))
+            self.publish(table, number, {table: ""}, {"schema": frame.schema.jsonValue()})
+            for commit in before:
+                self.forget(table, commit)
 
     def read(self, table: str) -> DataFrame:
         """Return a table as its last commit says.

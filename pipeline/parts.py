@@ -46,7 +46,7 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "spent": ("min", "pos long, at timestamp, holder string, lease_ms long"),
     "released": ("max", "pos long, at timestamp, holder string, delay_ms long, counted boolean, text string"),
     "rejected": ("max", "pos long, at timestamp, holder string, text string"),
-    "cancelled": ("min", "pos long, at timestamp"),
+    "cancelled": ("max", "pos long, at timestamp"),
     "acks": ("sum", "long"),
     "acked": ("min", "pos long, at timestamp, holder string"),
     # What the tracker did.
@@ -80,7 +80,8 @@ def of_markers(markers: DataFrame) -> DataFrame:
     kind = F.col("kind")
     opening = kind.isin("ACQUIRE", "DELAY")
     said = {
-        "queue": F.when(opening, F.col("queue")),
+        # Others may name any queue.
+        "queue": F.when(opening | kind.isin(*_FACTS), F.col("queue")),
         "log_partition": F.col("log_partition"),
         "last_at": F.col("at"),
         "acquisitions": F.when(kind == "ACQUIRE", 1),

@@ -59,16 +59,23 @@ class Run:
         if round_ is None:
             raise PipelineError(f"{lake.path} has nothing yet: run `python -m pipeline ingest` first")
         self._round = round_
-        self._before: Commit = lake.last_commit(TABLE) or _NOTHING
-        self._number: int = self._before["batch"] + 1
+        self._before: Commit = _NOTHING
+        self._number = 0
 
     def take(self) -> dict[str, int]:
         """Bring the table up to the last round of ``ingest``; return how many messages there are.
 
         Raises:
-            PipelineError: a batch is gone.
+            PipelineError: a batch is gone, or another run is at work.
         """
-        if self._before["round"] == self._round["batch"]:
+        with self._lake.alone(TABLE):
+            return self._take()
+
+    def _take(self) -> dict[str, int]:
+        # Another run may have ended since this one was made.
+        self._before = self._lake.last_commit(TABLE) or _NOTHING
+        self._number = self._before["batch"] + 1
+        if self._before["round"] >= self._round["batch"]:
             return self._rows()
         new = self._ingested(self._before["last"])
         marks, clocks = self._marks(new["markers"]), self._clocks(new["markers"])

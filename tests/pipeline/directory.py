@@ -1,0 +1,77 @@
+"""A data directory as ``ingest`` leaves it, of rows that a test makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from pipeline.ingest import ROUNDS
+from pipeline.lake import Lake
+from pipeline.tables import DEAD_LETTERS, MARKERS, MESSAGES
+
+Offsets = dict[str, dict[str, int]]
+SCHEMAS = {"markers": MARKERS, "messages": MESSAGES, "dead_letters": DEAD_LETTERS}
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Rows that were ingested, in the order of their logs."""
+
+    markers: pa.Table
+    messages: pa.Table
+    dead_letters: pa.Table
+
+
+def arrow(rows: Sequence[dict[str, Any]], schema: StructType) -> pa.Table:
+    """Return rows as a table; what they do not say is null."""
+    whole = [{name: row.get(name) for name in schema.names} for row in rows]
+    return pa.Table.from_pylist(whole, to_arrow_schema(schema))
+
+
+@dataclass
+class Directory:
+    """Rounds of ``ingest``, without Kafka."""
+
+    spark: SparkSession
+    path: Path
+    #: What a round says beside what it brought.
+    first: Offsets = field(default_factory=dict)
+    begins: Offsets = field(default_factory=dict)
+    held_back: Sequence[str] = ()
+    without_dead_letters: Sequence[str] = ()
+    truncated: bool = False
+
+    def __post_init__(self) -> None:
+        self.lake = Lake(self.spark, str(self.path))
+        self.lake.belong("cluster", "marq")
+        self._batches = dict.fromkeys(SCHEMAS, -1)
+        self._rounds = 0
+
+    def bring(self, tables: Tables) -> None:
+        """Make a round of some rows."""
+        for stream in SCHEMAS:
+            rows: pa.Table = getattr(tables, stream)
+            self._batches[stream] += 1
+            number = self._batches[stream]
+            stage = Path(self.lake.stage(stream, number).removeprefix("file:"))
+            stage.mkdir(parents=True)
+            pyarrow.parquet.write_table(rows, stage / "part-0.parquet")
+            self.lake.publish(stream, number, {stream: ""}, {"rows": {stream: rows.num_rows}, "begin": {}, "end": {}})
+        round_ = {
+            "last": dict(self._batches),
+            "end": {},
+            "begins": self.begins,
+            "first": {"messages": self.first, "markers": {"marq.markers": {"0": int(self.truncated)}}},
+            "held_back": sorted(self.held_back),
+            "without_dead_letters": sorted(self.without_dead_letters),
+        }
+        self.lake.publish(ROUNDS, self._rounds, {}, round_)
+        self._rounds += 1

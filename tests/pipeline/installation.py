@@ -1,0 +1,110 @@
+"""A small installation of Marq on a real Kafka, for tests of what reads its topics: nothing runs, records are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from pyspark.sql import SparkSession
+
+from marq.core.marker_codec import encode
+from marq.core.markers import Batch
+from marq.core.names import Names
+from pipeline.ingest import Ingest
+from pipeline.kafka import Connection, Topics
+from pipeline.lake import Lake
+
+PARTITIONS = 2
+Headers = Sequence[tuple[str, bytes | None]]
+#: Topic, partition and offset.
+Place = tuple[str, int, int]
+
+
+@dataclass
+class Installation:
+    """Topics of one prefix."""
+
+    servers: str
+    names: Names
+    written: list[Place] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.admin = AdminClient({"bootstrap.servers": self.servers})
+        self._producer = Producer({"bootstrap.servers": self.servers})
+
+    def make(self, *topics: str) -> None:
+        """Make topics; without names all that a worker makes."""
+        all_ = (self.names.messages, self.names.markers, self.names.dead_letters, self.names.queues)
+        log_time = {"message.timestamp.type": "LogAppendTime"}
+        new = [
+            NewTopic(topic, PARTITIONS, 1, config=log_time if topic == self.names.markers else {})
+            for topic in topics or all_
+        ]
+        for made in self.admin.create_topics(new).values():
+            made.result(30)
+
+    def write(
+        self,
+        topic: str,
+        value: bytes | None = b"value",
+        *,
+        key: bytes | None = None,
+        headers: Headers = (),
+        partition: int = 0,
+        timestamp_ms: int = 0,
+        producer: Producer | None = None,
+    ) -> Place:
+        """Write a record and return where it stands."""
+        found: list[Place] = []
+
+        def delivered(error: object, message: Any) -> None:
+            assert error is None, error
+            found.append((topic, partition, message.offset()))
+
+        chosen = producer or self._producer
+        settings: dict[str, Any] = {"timestamp": timestamp_ms} if timestamp_ms else {}
+        chosen.produce(topic, value, key, partition, headers=list(headers), on_delivery=delivered, **settings)
+        chosen.flush(30)
+        return found[0]
+
+    def mark(self, *batches: Batch, partition: int = 0, producer: Producer | None = None) -> None:
+        """Write markers."""
+        for batch in batches:
+            self.write(self.names.markers, encode(batch), partition=partition, producer=producer)
+
+    def many(self, topic: str, values: Sequence[bytes | None], key: bytes | None = b"emails") -> None:
+        """Write records to all partitions in turn."""
+        for number, value in enumerate(values):
+            self._producer.produce(topic, value, key, number % PARTITIONS)
+            self._producer.poll(0)
+        self._producer.flush(30)
+
+    @contextmanager
+    def transaction(self, *, commit: bool) -> Iterator[Producer]:
+        """A producer in a transaction."""
+        producer = Producer({"bootstrap.servers": self.servers, "transactional.id": f"{self.names.prefix}-t"})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        yield producer
+        producer.flush(30)
+        if commit:
+            producer.commit_transaction(30)
+        else:
+            producer.abort_transaction(30)
+
+
+def ingest(
+    spark: SparkSession,
+    connection: Connection,
+    lake: Lake,
+    *,
+    payload: bool = False,
+    limits: tuple[int, int] = (1_000, 1_000),
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, int]:
+    """One round, as the job makes it."""
+    return Ingest(spark, connection, Topics(spark, connection), lake, payload=payload, limits=limits, say=say).round()

@@ -1,0 +1,143 @@
+"""The audit finds exactly what is missing: by its id, and nothing else."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline.audit import judged
+from pipeline.jobs import audit as job
+from pipeline.runs import TABLE, Run
+from tests.pipeline.directory import Directory, Tables
+from tests.pipeline.worlds import Worlds
+
+pytestmark = pytest.mark.timeout(300)
+SEEDS = range(36)
+Row = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def worlds(spark: SparkSession) -> tuple[Worlds, Tables]:
+    """Runs under faults in which nothing was lost."""
+    found = Worlds()
+    for seed in SEEDS:
+        found.add(seed)
+    return found, found.tables(spark)
+
+
+def verdict(spark: SparkSession, path: Path, worlds: Worlds, tables: Tables) -> Row:
+    directory = Directory(
+        spark, path, first=worlds.first, begins=worlds.begins, without_dead_letters=sorted(worlds.without_dead_letters)
+    )
+    directory.bring(tables)
+    Run(spark, directory.lake).take()
+    return job.verdict(judged(directory.lake.read(TABLE)), drained=True)
+
+
+def test_of_runs_under_faults_in_which_nothing_is_lost_nothing_is_wrong(
+    spark: SparkSession, tmp_path: Path, worlds: tuple[Worlds, Tables]
+) -> None:
+    found = verdict(spark, tmp_path, *worlds)
+
+    assert found["wrong"] == []
+    assert found["right"]
+    assert len(found["queues"]) > len(SEEDS)
+    roots = {row["queue"] for row in worlds[1].messages.to_pylist()}
+    assert roots <= found["queues"].keys()
+
+
+class Loss:
+    """What is taken away: of each world at most one marker, message or dead letter."""
+
+    def __init__(self, worlds: Worlds, tables: Tables) -> None:
+        self.keeps_none = worlds.without_dead_letters
+        self.markers = tables.markers.to_pylist()
+        self.messages = tables.messages.to_pylist()
+        self.letters = tables.dead_letters.to_pylist()
+        self.ids = {place(row): row["id"] or place(row) for row in [*self.messages, *self.letters]}
+        self.ids |= {place(row): row["id"] for row in self.markers if row["id"]}
+        self.kinds: dict[str, list[str]] = {}
+        for row in self.markers:
+            if row["topic"] is not None:
+                self.kinds.setdefault(place(row), []).append(row["kind"])
+
+    def of_marker(self, kind: str) -> Iterator[tuple[str, Row]]:
+        """Markers without which something must be wrong; another one would say the same of the record."""
+        for row in self.markers:
+            if row["kind"] != kind:
+                continue
+            said = self.kinds[place(row)]
+            if said.count(kind) > 1 or (kind == "ACK" and FACTS & {*said}) or (kind in FACTS and "ACK" in said):
+                continue
+            yield self.ids.get(place(row), place(row)), row
+
+    def of_message(self, *, copy: bool) -> Iterator[tuple[str, Row]]:
+        for row in self.messages:
+            if (row["id"] is not None) == copy and row["queue"] is not None and place(row) in self.kinds:
+                yield self.ids[place(row)], row
+
+    def of_dead_letter(self) -> Iterator[tuple[str, Row]]:
+        yield from ((self.ids[place(row)], row) for row in self.letters if row["queue"] not in self.keeps_none)
+
+
+FACTS = {"REDELIVERED", "DEAD_LETTERED", "DELIVERED", "CANCELLED", "ABANDONED"}
+#: Without RENEW, RELEASE, REJECT, RESCHEDULE, CANCEL, ANSWERED and TICK what is left is a run that may have been so.
+KINDS = ("ACQUIRE", "ACK", "DELAY", "REDELIVERED", "DEAD_LETTERED", "DELIVERED", "CANCELLED")
+
+
+def place(row: Row) -> str:
+    return f"{row['topic']}/{row['partition']}/{row['offset']}"
+
+
+def world_of(row: Row) -> int:
+    return int(row["queue"].rpartition(" ")[2])
+
+
+def without(table: pa.Table, keys: tuple[str, ...], rows: list[Row]) -> pa.Table:
+    gone = {tuple(row[key] for key in keys) for row in rows}
+    mask = [tuple(row[key] for key in keys) not in gone for row in table.select(keys).to_pylist()]
+    return table.filter(pa.array(mask))
+
+
+def test_one_marker_message_or_dead_letter_that_is_taken_away_is_found_by_its_id(
+    spark: SparkSession, tmp_path: Path, worlds: tuple[Worlds, Tables]
+) -> None:
+    loss, free, lot = Loss(*worlds), set(SEEDS), random.Random(7)
+    gone: dict[str, list[Row]] = {"markers": [], "messages": [], "dead_letters": []}
+    expected: dict[str, str] = {}
+    kinds: list[tuple[str, str, Callable[[], Iterator[tuple[str, Row]]]]] = [
+        ("dead letter", "dead_letters", loss.of_dead_letter),
+        *[(kind, "markers", lambda kind=kind: loss.of_marker(kind)) for kind in reversed(KINDS)],
+        ("first delivery", "messages", lambda: loss.of_message(copy=False)),
+        ("copy", "messages", lambda: loss.of_message(copy=True)),
+    ]
+    for kind, table, candidates in kinds * 3:
+        found = [(id_, row) for id_, row in candidates() if world_of(row) in free]
+        if not found:
+            continue
+        id_, row = lot.choice(found)
+        free.discard(world_of(row))
+        gone[table].append(row)
+        expected[id_] = kind
+    assert {*expected.values()} == {kind for kind, _, _ in kinds}
+    places = ("topic", "partition", "offset")
+
+    left = verdict(
+        spark,
+        tmp_path,
+        worlds[0],
+        Tables(
+            without(worlds[1].markers, ("log_partition", "log_offset", "index"), gone["markers"]),
+            without(worlds[1].messages, places, gone["messages"]),
+            without(worlds[1].dead_letters, places, gone["dead_letters"]),
+        ),
+    )
+
+    assert not left["right"]
+    assert {each["id"]: expected.get(each["id"], each) for each in left["wrong"]} == expected

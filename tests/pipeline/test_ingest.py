@@ -1,0 +1,202 @@
+"""What is in the topics is in the tables, each record once."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset
+import pytest
+from confluent_kafka import TopicPartition
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from marq.core.marker_codec import encode
+from marq.core.names import Names
+from pipeline.errors import PipelineError
+from pipeline.ingest import ROUNDS
+from pipeline.kafka import Connection
+from pipeline.lake import Lake
+from pipeline.tables import CORRUPT, DEAD_LETTERS, MARKERS, MESSAGES
+from tests.pipeline.installation import Installation, ingest
+from tests.unit.core.batches import ack, acquire, release
+
+TABLES = {"markers": MARKERS, "corrupt": CORRUPT, "messages": MESSAGES, "dead_letters": DEAD_LETTERS}
+STREAMS = {"markers": "markers", "corrupt": "markers", "messages": "messages", "dead_letters": "dead_letters"}
+
+
+@pytest.fixture
+def made(servers: str, names: Names) -> Installation:
+    """An installation with all of its topics, that nobody has used yet."""
+    installation = Installation(servers, names)
+    installation.make()
+    return installation
+
+
+@pytest.fixture
+def lake(spark: SparkSession, data: Path) -> Lake:
+    return Lake(spark, str(data))
+
+
+def table(lake: Lake, name: str) -> DataFrame:
+    """What the commits say that a table has."""
+    return lake.table(name, TABLES[name], lake.commits(STREAMS[name]))
+
+
+def by_place(lake: Lake, name: str = "messages") -> dict[tuple[str, int, int], Row]:
+    return {(row.topic, row.partition, row.offset): row for row in table(lake, name).collect()}
+
+
+def day(year: int, month: int = 1) -> datetime:
+    return datetime(year, month, 1)  # noqa: DTZ001 - Spark's rows have UTC without saying so
+
+
+def test_headers_count_as_the_protocol_says(
+    spark: SparkSession, connection: Connection, lake: Lake, made: Installation
+) -> None:
+    topic = made.names.messages
+
+    def of(*headers: tuple[str, bytes | None], key: bytes | None = b"emails", value: bytes | None = b"v") -> Any:
+        return made.write(topic, value, key=key, headers=[*headers, ("tenant", b"x")])
+
+    given = {
+        of(): {"queue": "emails", "size": 1, "id": None, "attempt": None, "first_sent_at": None},
+        of(value=None): {"size": None},
+        of(value=b""): {"size": 0},
+        of(key=None): {"queue": None},
+        of(key=b"\xff"): {"queue": None},
+        of(key=b""): {"queue": None},
+        of(key="é".encode() * 100): {"queue": "é" * 100},
+        of(key=b"q" * 201): {"queue": None},
+        of(("marq-id", b"a/0/1"), ("marq-attempt", b"2")): {"id": "a/0/1", "attempt": 2},
+        of(("marq-attempt", b"2"), ("marq-attempt", b"3")): {"attempt": 3},
+        of(("marq-attempt", b"2"), ("marq-attempt", None)): {"attempt": 2},
+        of(("marq-attempt", b"2"), ("marq-attempt", b"two")): {"attempt": None},
+        of(("marq-attempt", b"0" * 19 + b"7")): {"attempt": 7},
+        of(("marq-attempt", b"0" * 20 + b"7")): {"attempt": None},
+        of(("marq-attempt", b"7\n")): {"attempt": None},
+        of(("marq-attempt", b"0")): {"attempt": None},
+        of(("marq-attempt", b"4294967295")): {"attempt": 2**31 - 1},
+        of(("marq-attempt", b"4294967296")): {"attempt": None},
+        of(("marq-id", b"")): {"id": None},
+        of(("marq-id", b"\xff")): {"id": "\ufffd"},
+        of(("marq-error", b"a\xffb")): {"error": "a\ufffdb"},
+        of(("marq-first-sent", b"1704067200000")): {"first_sent_at": day(2024)},
+        of(("marq-first-sent", b"99999999999999999999")): {"first_sent_at": None},
+        of(("marq-deliver-at", b"253402300799999")): {"deliver_at": datetime(9999, 12, 31, 23, 59, 59, 999000)},  # noqa: DTZ001
+        of(("marq-deliver-at", b"253402300800000")): {"deliver_at": None},
+    }
+
+    counts = ingest(spark, connection, lake)
+
+    assert counts == {"markers": 0, "corrupt": 0, "messages": len(given), "dead_letters": 0}
+    found = by_place(lake)
+    assert found.keys() == given.keys()
+    assert {place: {name: found[place][name] for name in said} for place, said in given.items()} == given
+
+
+def test_dead_letters_come_with_their_origin_and_without_notes(
+    spark: SparkSession, connection: Connection, lake: Lake, made: Installation
+) -> None:
+    def of(origin: bytes | None, *headers: tuple[str, bytes], key: bytes = b"emails") -> Any:
+        return made.write(made.names.dead_letters, key=key, headers=[("marq-origin", origin), *headers])
+
+    drawn = "~" + "0" * 32
+    died = (("marq-reason", b"bad"), ("marq-died-at", b"1704067200000"), ("marq-attempt", b"5"))
+    given = {
+        of(b"a/b/3/17", *died): ("a/b", 3, 17),
+        of(f"{drawn}/4294967295/9223372036854775807".encode()): (drawn, 2**32 - 1, 2**63 - 1),
+        of(b"a/0/9223372036854775808"): ("a", 0, None),
+        of(b"nowhere"): (None, None, None),
+        of(None): (None, None, None),
+    }
+    of(None, ("marq-settled", b"redriven"), key=b"")
+
+    ingest(spark, connection, lake)
+
+    found = by_place(lake, "dead_letters")
+    assert {p: (r.origin_topic, r.origin_partition, r.origin_offset) for p, r in found.items()} == given
+    first = found[next(iter(given))]
+    assert (first.queue, first.reason, first.died_at, first.attempt) == ("emails", "bad", day(2024), 5)
+
+
+def test_own_topics_belong_to_their_queue_and_a_second_round_brings_what_is_new(
+    spark: SparkSession, connection: Connection, lake: Lake, made: Installation
+) -> None:
+    own = f"{made.names.prefix}.own"
+    made.make(own)
+    made.write(made.names.messages, key=b"emails")
+    made.mark(acquire([0]))
+    assert ingest(spark, connection, lake) == {"markers": 1, "corrupt": 0, "messages": 1, "dead_letters": 0}
+    made.write(made.names.queues, json.dumps({"topic": own}).encode(), key=b"file:reports")
+    made.write(made.names.queues, b"{", key=b"file:reports")
+    made.write(made.names.queues, None, key=b"change:none")
+    made.write(made.names.messages, key=b"emails", partition=1)
+    made.write(own, None)
+    made.write(own, key=b"emails", partition=1)
+    made.mark(ack([0]), partition=1)
+
+    assert ingest(spark, connection, lake, payload=True) == {
+        "markers": 1, "corrupt": 0, "messages": 3, "dead_letters": 0,
+    }  # fmt: skip
+
+    queues = sorted((row.topic == own, row.queue) for row in by_place(lake).values())
+    assert queues == [(False, "emails"), (False, "emails"), (True, "reports"), (True, "reports")]
+    assert [row.kind for row in table(lake, "markers").orderBy("log_partition").collect()] == ["ACQUIRE", "ACK"]
+    assert ingest(spark, connection, lake) == {}
+
+
+def test_what_a_transaction_took_back_is_not_there_and_what_is_held_back_is_remembered(
+    spark: SparkSession, connection: Connection, lake: Lake, made: Installation
+) -> None:
+    names = made.names
+    with made.transaction(commit=False) as producer:
+        made.write(names.messages, key=b"emails", headers=[("marq-attempt", b"2")], producer=producer)
+        made.mark(ack([0]), producer=producer)
+    with made.transaction(commit=True) as producer:
+        kept = made.write(names.messages, key=b"emails", producer=producer)
+        made.mark(release([0]), producer=producer)
+        assert ingest(spark, connection, lake) == {}
+        assert lake.last_commit(ROUNDS)["held_back"] == [f"{names.messages}/0"]
+
+    counts = ingest(spark, connection, lake)
+
+    assert (counts["messages"], counts["markers"]) == (1, 1)
+    assert list(by_place(lake)) == [kept]
+    assert [row.kind for row in table(lake, "markers").collect()] == ["RELEASE"]
+    assert lake.last_commit(ROUNDS)["held_back"] == []
+
+
+def test_corrupt_markers_are_counted_and_set_aside(
+    spark: SparkSession, connection: Connection, lake: Lake, made: Installation, data: Path
+) -> None:
+    garbage = [b"", b"garbage", encode(ack([1]))[:-1], None]
+    for value in garbage:
+        made.write(made.names.markers, value, key=b"k")
+    made.mark(acquire([0]), ack([0]))
+
+    counts = ingest(spark, connection, lake)
+
+    assert (counts["markers"], counts["corrupt"]) == (2, 4)
+    found = table(lake, "corrupt").orderBy("log_offset").collect()
+    assert [None if row.raw is None else bytes(row.raw) for row in found] == garbage
+    assert all(row.error for row in found)
+    assert pyarrow.dataset.dataset(data / "corrupt", partitioning="hive").count_rows() == 4
+
+
+def test_a_newer_version_stops_ingest_and_nothing_of_its_batch_counts(
+    spark: SparkSession, connection: Connection, lake: Lake, made: Installation, data: Path
+) -> None:
+    made.mark(acquire([0]))
+    made.write(made.names.markers, b"\x02mq\x01 of tomorrow")
+    sentence = rf"{made.names.markers}/0/1: unknown version: marker version 2; .* use the pipeline of a newer Marq"
+
+    for _ in range(2):
+        with pytest.raises(PipelineError, match=sentence):
+            ingest(spark, connection, lake)
+
+        assert table(lake, "markers").count() == 0
+        assert not (data / "markers").exists()
+    with pytest.raises(PipelineError, match="run `python -m pipeline lifecycle` first"):
+        lake.read("lifecycle")
