@@ -93,7 +93,7 @@ def deliveries(parts: DataFrame, cut: Cut) -> DataFrame:
     rows = parts.join(F.broadcast(cut.marks), ["queue", "topic", "partition"], "left")
     rows = rows.join(F.broadcast(cut.clocks), "log_partition", "left")
     rows = rows.join(F.broadcast(_bounds(parts.sparkSession, cut)), ["topic", "partition"], "left")
-    return _judged(_ended(_held(_opened(rows, cut))))
+    return _judged(_ended(_held(_opened(rows, cut))), cut)
 
 
 def _bounds(spark: SparkSession, cut: Cut) -> DataFrame:
@@ -203,7 +203,7 @@ def _ended(rows: DataFrame) -> DataFrame:
     )
 
 
-def _judged(rows: DataFrame) -> DataFrame:
+def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
     """Return the columns that a message is made of."""
     taken, end, handed_out = F.col("taken"), F.col("end"), F.col("handed_out")
     delivery = F.struct(
@@ -229,6 +229,7 @@ def _judged(rows: DataFrame) -> DataFrame:
         F.col("record").isNotNull().alias("committed"),
         F.coalesce(end["kind"].isin(*_COPIES), F.lit(False)).alias("copied"),
     )
+    held_back = F.concat_ws("/", "topic", "partition").isin(*cut.held_back)
     root = ~F.col("copy")
     count = {name: F.coalesce(name, F.lit(0)) for name in ("records", "deaths")}
     is_copy = F.col("copy") & ~F.col("drawn") & ~F.col("redriven")
@@ -259,7 +260,9 @@ def _judged(rows: DataFrame) -> DataFrame:
         F.when(is_copy, count["records"] * F.coalesce("record.attempt", F.lit(1))).otherwise(0).alias("copy_attempts"),
         (F.col("offset") < F.col("first_offset")).alias("before_first"),
         _overdue().alias("overdue"),
-        _differences().alias("differences"),
+        _differences(held_back).alias("differences"),
+        # Consumers read what is behind an open transaction, and ingest does not.
+        F.when(_absent() & held_back, F.concat_ws(": ", F.lit(_NO_RECORD), F.col("place"))).alias("pending"),
         F.struct(*PARTS.names).alias("parts"),
     )
 
@@ -297,7 +300,7 @@ def _overdue() -> Column:
     return F.coalesce(still_open & (F.col("due") + F.expr(OVERDUE) < F.col("seen_at")), F.lit(False))
 
 
-def _differences() -> Column:
+def _differences(held_back: Column) -> Column:
     """What there must be of this record, and is not: one text, or null."""
     unread, record = F.col("open_pos").isNull(), F.col("record")
     known = F.col("first_offset").isNull() | (F.col("offset") >= F.col("first_offset"))
@@ -310,18 +313,18 @@ def _differences() -> Column:
             unread & record.isNotNull() & F.col("queue").isNotNull() & _passed_over(),
             "passed over",
         )
-        .when(
-            ~unread
-            & record.isNull()
-            & known
-            & ~F.col("copy")
-            & ~F.col("drawn")
-            & ~F.col("redriven")
-            & F.col("first_offset").isNotNull(),
-            "acquired, and there is no such record",
-        )
+        .when(_absent() & ~held_back, _NO_RECORD)
     )
     return F.when(text.isNotNull(), F.concat_ws(": ", text, F.col("place")))
+
+
+_NO_RECORD = "acquired, and there is no such record"
+
+
+def _absent() -> Column:
+    """Whether a record was acquired, and is not there, that is no copy of a transaction that was aborted."""
+    sent = ~F.col("copy") & ~F.col("drawn") & ~F.col("redriven") & (F.col("offset") >= F.col("first_offset"))
+    return F.coalesce(F.col("open_pos").isNotNull() & F.col("record").isNull() & sent, F.lit(False))
 
 
 def _count(test: Column) -> Column:
@@ -329,7 +332,9 @@ def _count(test: Column) -> Column:
 
 
 def _later(at: Column, by_ms: Column) -> Column:
-    return F.timestamp_millis(F.least(F.unix_millis(at) + by_ms, F.lit(LAST_MS)))
+    later = F.unix_millis(at) + by_ms
+    # Not F.least, for which null is more than any time.
+    return F.timestamp_millis(F.when(later > LAST_MS, LAST_MS).otherwise(later))
 
 
 def _millis(since: str | Column, until: str | Column) -> Column:

@@ -42,6 +42,7 @@ def lifecycle(parts: DataFrame, cut: Cut) -> DataFrame:
         F.array_sort(F.collect_list(F.struct("began_at", "delivery"))).alias("told"),
         F.collect_list("parts").alias("parts"),
         F.collect_list("differences").alias("own_differences"),
+        F.collect_list("pending").alias("own_pending"),
         F.coalesce(F.max(F.when(F.col("known"), F.col("queue"))), F.max("queue")).alias("queue"),
         F.coalesce(F.max("root_at"), F.min("sent_at")).alias("sent_at"),
         F.max("wait_until").alias("due_at"),
@@ -88,7 +89,7 @@ def _rows(messages: DataFrame, cut: Cut) -> DataFrame:
     rows = rows.withColumns(
         {
             "differences": F.array_compact(F.concat("own_differences", F.array(*wrong))),
-            "pending": F.array_compact(F.array(*pending)),
+            "pending": F.array_compact(F.concat("own_pending", F.array(*pending))),
             "ended_at": F.when(~F.col("open"), F.col("last_end")),
             "deliveries": F.transform("told", lambda each: each["delivery"]),
             "redeliveries": F.col("redelivered"),
@@ -114,8 +115,8 @@ def _differences(cut: Cut, held_back: Column) -> tuple[list[Column], list[Column
         "a dead letter that no fact tells of": ((F.col("deaths") > F.col("died")) & ~earlier, ahead),
         "due long ago, and not sent": (F.col("overdue"), F.lit(False)),
         "its first record is missing": (
-            ~F.col("known") & ~earlier & (F.size("own_differences") == 0),
-            F.lit(False),
+            ~F.col("known") & ~earlier & (F.size("own_differences") + F.size("own_pending") == 0),
+            held_back,
         ),
     }
     wrong = [F.when(test & ~excuse, F.lit(text)) for text, (test, excuse) in found.items()]

@@ -1,4 +1,4 @@
-"""A small installation of Marq on a real Kafka, for tests of what reads its topics: nothing runs, records are written."""
+"""A small installation of Marq on a real Kafka, where nothing runs: tests write the records that others read."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ class Loss:
         self.letters = tables.dead_letters.to_pylist()
         self.ids = {place(row): row["id"] or place(row) for row in [*self.messages, *self.letters]}
         self.ids |= {place(row): row["id"] for row in self.markers if row["id"]}
+        self.acks = Counter(self.ids.get(place(row)) for row in self.markers if row["kind"] == "ACK")
         self.kinds: dict[str, list[str]] = {}
         for row in self.markers:
             if row["topic"] is not None:
@@ -73,6 +75,8 @@ class Loss:
             if row["kind"] != kind:
                 continue
             said = self.kinds[place(row)]
+            if kind == "ACK" and self.acks[self.ids[place(row)]] > 1:
+                continue  # the message was acked, as another delivery
             if said.count(kind) > 1 or (kind == "ACK" and FACTS & {*said}) or (kind in FACTS and "ACK" in said):
                 continue
             yield self.ids.get(place(row), place(row)), row

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow.dataset
 import pytest
-from confluent_kafka import TopicPartition
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from marq.core.marker_codec import encode
