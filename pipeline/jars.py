@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from hashlib import file_digest
+from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 import pyspark
 
 from pipeline.errors import PipelineError
 
-SUMS = Path(__file__).with_name("connector.sha256")
+#: No file where the code came in a zip.
+SUMS = resources.files("pipeline") / "connector.sha256"
 #: In the connector's jar; where a class loader knows it, the connector is there.
 CONNECTOR_CLASS = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 #: Spark and its connector have to be of one version.
@@ -27,7 +30,7 @@ def directory(environment: Mapping[str, str] = os.environ) -> Path:
     return _cache(environment) / f"spark-kafka-{pyspark.__version__}"
 
 
-def read_sums(file: Path = SUMS) -> dict[str, str]:
+def read_sums(file: Traversable = SUMS) -> dict[str, str]:
     """Return path in a Maven repository -> SHA-256, in the file's order."""
     lines = (line.split() for line in file.read_text(encoding="ascii").splitlines() if not line.startswith("#"))
     return {path: digest for digest, path in lines}

@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import threading
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ LOCAL_SHUFFLE_PARTITIONS = 4
 ARROW_ROWS = 1_000
 
 ROOT = Path(__file__).resolve().parents[1]
-_LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+_LOG_SETTINGS = "log4j2.properties"
 #: What Spark calls an application that nobody gave a name.
 _NAMELESS = {"", "pyspark-shell", "__main__.py"}
 
@@ -78,6 +79,7 @@ def _connect_to_java() -> None:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else the first python3 on PATH, without our packages
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit started Java, and then us
         SparkContext._ensure_initialized()
+        _log_as_ours()
         return
     home = java.home()
     if home is not None:
@@ -85,8 +87,8 @@ def _connect_to_java() -> None:
     # Spark looks at this variable last, so every other way to say it goes before.
     os.environ.setdefault("SPARK_DRIVER_MEMORY", DRIVER_MEMORY)
     if not _has_log_settings():
-        options = os.environ.get("SPARK_SUBMIT_OPTS", "")
-        os.environ["SPARK_SUBMIT_OPTS"] = f"{options} -Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}".strip()
+        options, settings = os.environ.get("SPARK_SUBMIT_OPTS", ""), Path(__file__).with_name(_LOG_SETTINGS)
+        os.environ["SPARK_SUBMIT_OPTS"] = f"{options} -Dlog4j2.configurationFile={settings.as_uri()}".strip()
     with JavaErrors() as errors:
         try:
             gateway = launch_gateway(popen_kwargs={"stderr": errors.write_end})
@@ -98,8 +100,21 @@ def _connect_to_java() -> None:
 def _has_log_settings() -> bool:
     given = os.environ.get("SPARK_CONF_DIR")
     return "log4j2.configurationFile" in os.environ.get("SPARK_SUBMIT_OPTS", "") or (
-        given is not None and (Path(given) / "log4j2.properties").exists()
+        given is not None and (Path(given) / _LOG_SETTINGS).exists()
     )
+
+
+def _log_as_ours() -> None:
+    """Java was started without our settings of its log; where somebody gave it others, these stay."""
+    jvm: Any = SparkContext._jvm
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    given = jvm.java.lang.System.getProperty("log4j2.configurationFile")
+    if given is not None or loader.getResource(_LOG_SETTINGS) is not None:
+        return
+    with contextlib.suppress(Exception), resources.as_file(resources.files("pipeline") / _LOG_SETTINGS) as settings:
+        # Else Spark would take the first start of its own log for a reason to load its own settings over ours.
+        getattr(getattr(jvm.org.apache.spark.util, "Utils$"), "MODULE$").initializeLogIfNecessary(False, True)
+        jvm.org.apache.logging.log4j.core.config.Configurator.reconfigure(jvm.java.net.URI(settings.as_uri()))
 
 
 def _defaults(configuration: SparkConf) -> dict[str, str]:
@@ -107,8 +122,6 @@ def _defaults(configuration: SparkConf) -> dict[str, str]:
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_ROWS),
     }
-    if "PYSPARK_GATEWAY_PORT" in os.environ and not _has_log_settings():
-        found["spark.log.level"] = "ERROR"  # Java was started without ours
     if not configuration.get("spark.master", "local").startswith("local"):
         return found
     return found | {

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import random
+import time
+from collections import Counter
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow.dataset
 import pytest
+from confluent_kafka import TopicPartition
+from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from marq.core.marker_codec import encode
@@ -21,6 +27,7 @@ from pipeline.tables import CORRUPT, DEAD_LETTERS, MARKERS, MESSAGES
 from tests.pipeline.installation import Installation, ingest
 from tests.unit.core.batches import ack, acquire, release
 
+pytestmark = pytest.mark.timeout(300)
 TABLES = {"markers": MARKERS, "corrupt": CORRUPT, "messages": MESSAGES, "dead_letters": DEAD_LETTERS}
 STREAMS = {"markers": "markers", "corrupt": "markers", "messages": "messages", "dead_letters": "dead_letters"}
 
@@ -143,7 +150,7 @@ def test_own_topics_belong_to_their_queue_and_a_second_round_brings_what_is_new(
     queues = sorted((row.topic == own, row.queue) for row in by_place(lake).values())
     assert queues == [(False, "emails"), (False, "emails"), (True, "reports"), (True, "reports")]
     assert [row.kind for row in table(lake, "markers").orderBy("log_partition").collect()] == ["ACQUIRE", "ACK"]
-    assert ingest(spark, connection, lake) == {}
+    assert not any(ingest(spark, connection, lake).values())
 
 
 def test_what_a_transaction_took_back_is_not_there_and_what_is_held_back_is_remembered(
@@ -156,7 +163,7 @@ def test_what_a_transaction_took_back_is_not_there_and_what_is_held_back_is_reme
     with made.transaction(commit=True) as producer:
         kept = made.write(names.messages, key=b"emails", producer=producer)
         made.mark(release([0]), producer=producer)
-        assert ingest(spark, connection, lake) == {}
+        assert not any(ingest(spark, connection, lake).values())
         assert lake.last_commit(ROUNDS)["held_back"] == [f"{names.messages}/0"]
 
     counts = ingest(spark, connection, lake)
@@ -199,3 +206,95 @@ def test_a_newer_version_stops_ingest_and_nothing_of_its_batch_counts(
         assert not (data / "markers").exists()
     with pytest.raises(PipelineError, match="run `python -m pipeline lifecycle` first"):
         lake.read("lifecycle")
+
+
+class Killed(BaseException):
+    """In the place of kill -9: nothing catches it, and nothing is tidied up."""
+
+
+def test_whatever_step_a_process_dies_at_the_next_one_leaves_each_record_once(
+    spark: SparkSession, connection: Connection, made: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made.mark(*[acquire([number]) for number in range(6)])
+    made.write(made.names.markers, b"garbage")
+    made.many(made.names.messages, [b"v"] * 6)
+    lake = Lake(spark, str(tmp_path / "data"))
+    steps = ("stage", "rename", "write_text", "delete")
+    lots = random.Random(3)
+    deaths = Counter[str]()
+
+    for step in [*steps, *lots.choices(steps, k=2)]:
+        countdown = lots.randint(1, 3)
+
+        def dying(*arguments: Any, step: str = step, whole: Any = getattr(lake, step)) -> Any:
+            nonlocal countdown
+            countdown -= 1
+            if countdown == 0:
+                deaths[step] += 1
+                raise Killed
+            return whole(*arguments)
+
+        with monkeypatch.context() as patch, suppress(Killed, PipelineError, Py4JError):
+            patch.setattr(lake, step, dying)
+            ingest(spark, connection, lake, limits=(3, 4))
+    ingest(spark, connection, lake, limits=(3, 4))
+
+    assert deaths.total() >= 3
+    assert_each_record_once(lake, tmp_path / "data", {"markers": 6, "corrupt": 1, "messages": 6})
+
+
+def assert_each_record_once(lake: Lake, data: Path, counts: dict[str, int]) -> None:
+    """By the commits, and for whoever only lists directories."""
+    keys = {"markers": ("log_partition", "log_offset", "index"), "corrupt": ("log_partition", "log_offset")}
+    for name, count in counts.items():
+        key = keys.get(name, ("topic", "partition", "offset"))
+        by_commits = sorted(tuple(row[column] for column in key) for row in table(lake, name).collect())
+        plain = pyarrow.dataset.dataset(data / name, partitioning="hive").to_table(columns=list(key)).to_pylist()
+        assert len({*by_commits}) == len(by_commits) == count
+        assert sorted(tuple(row[column] for column in key) for row in plain) == by_commits
+        assert all(file.stat().st_size for file in (data / name).rglob("*.parquet"))
+
+
+def test_topics_and_directories_that_do_not_fit_are_said_in_one_sentence(
+    spark: SparkSession, connection: Connection, lake: Lake, made: Installation, tmp_path: Path, servers: str
+) -> None:
+    names = made.names
+    for _ in range(5):
+        made.write(names.messages, key=b"emails")
+    ingest(spark, connection, lake)
+
+    def refused(sentence: str, *, to: Connection = connection, path: Path | str | None = None) -> None:
+        with pytest.raises(PipelineError, match=sentence) as refusal:
+            ingest(spark, to, lake if path is None else Lake(spark, str(path)))
+        assert "\n" not in str(refusal.value)
+
+    nobody = Connection(servers, Names("nobody"))
+    refused(r"there is no topic nobody\.", to=nobody)
+    with lake.alone("ingest"):
+        refused("another ingest is at work in .*: wait for it, or stop it")
+    about = tmp_path / "data" / "about.json"
+    written = about.read_text()
+    for changed, sentence in (
+        ({"prefix": "another"}, "has the data of 'another' on cluster .*, not of"),
+        ({"cluster": "elsewhere"}, "on cluster elsewhere, not of"),
+        ({"format": 2}, "has format 2, and this pipeline knows up to 1: use a newer one"),
+        ({"cluster": None}, "about.json is not as ingest writes it"),
+    ):
+        about.write_text(json.dumps({**json.loads(written), **changed}))
+        refused(sentence, path=tmp_path / "data")
+    about.write_text(written)
+    (tmp_path / "file").write_text("x")
+    refused("expected a directory, and it is a file", path=tmp_path / "file")
+    refused("without .*, which Spark takes for patterns", path=tmp_path / "[a]")
+    refused("no such file system", path="s3a://bucket/x")
+
+    for _ in range(2):
+        made.write(names.messages, key=b"emails")
+    [gone] = made.admin.delete_records([TopicPartition(names.messages, 0, 6)]).values()
+    gone.result(30)
+    refused(f"retention has removed records 5 to 5 of {names.messages}/0 before they were ingested")
+    [gone] = made.admin.delete_topics([names.messages]).values()
+    gone.result(30)
+    time.sleep(1)  # Kafka answers before it has forgotten
+    made.make(names.messages)
+    refused(f"{names.messages}/0 ends at 0, and 5 were ingested: the topic was made anew")

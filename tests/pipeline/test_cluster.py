@@ -1,0 +1,199 @@
+"""A cluster as others have one: a standalone master and two workers that know nothing of us, and spark-submit.
+
+Only the zip of docs/pipeline.md brings code there: the workers run in directories of their own, without PYTHONPATH, and
+even the file that spark-submit is given lies elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pyspark
+import pytest
+
+import marq
+from broker.ports import free_port
+from broker.process import WATCHDOG
+from pipeline import jars, java
+from tests.client.waiting import wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+SPARK = Path(pyspark.__file__).parent
+HOST = "127.0.0.1"
+START_LIMIT_SECONDS = 90
+LIMIT_SECONDS = 250
+MESSAGES = 300
+SETTINGS = {
+    # Tasks wait for both workers; else the first would have done them before the other is there.
+    "spark.cores.max": "2",
+    "spark.scheduler.minRegisteredResourcesRatio": "1",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
+    # As small as the workers.
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.memory": "1g",
+    "spark.ui.enabled": "false",
+    # Few rows, and three processes that would each compile their code.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.eventLog.enabled": "true",
+    "spark.eventLog.compress": "false",
+    "spark.eventLog.rolling.enabled": "false",
+}
+#: What machines of a cluster do not have of ours.
+_KNOWS_US = ("MARQ_", "PYTHON", "PYSPARK", "SPARK")
+
+
+class Cluster:
+    """A master and two workers of one core each."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.master = f"spark://{HOST}:{free_port(HOST)}"
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(_KNOWS_US)},
+            "MARQ_CACHE": str(jars.directory().parent),
+            "SPARK_HOME": str(SPARK),
+            "SPARK_LOCAL_IP": HOST,
+            "SPARK_LOCAL_DIRS": str(directory / "local"),
+            "SPARK_DAEMON_MEMORY": "256m",
+        }
+        home = java.home()
+        if home is not None:
+            self.environment["JAVA_HOME"] = str(home)
+
+    def start(self) -> None:
+        port = self.master.rpartition(":")[2]
+        self._start("master", "deploy.master.Master", "--host", HOST, "--port", port)
+        for name in ("worker-1", "worker-2"):
+            work = ("--work-dir", str(self.directory / name / "work"))
+            self._start(name, "deploy.worker.Worker", "--cores", "1", "--memory", "1g", *work, self.master)
+
+    def _start(self, name: str, program: str, *words: str) -> None:
+        place = self.directory / name
+        place.mkdir(parents=True)
+        with (place / "log").open("wb") as log:
+            process = subprocess.Popen(
+                [str(SPARK / "bin" / "spark-class"), f"org.apache.spark.{program}", "--webui-port", "0", *words],
+                cwd=place,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._processes.append(process)
+        # It ends them, with the executors that they started, where pytest is killed.
+        watchdog = [sys.executable, "-I", "-S", str(WATCHDOG), str(os.getpid()), str(process.pid)]
+        self._processes.append(subprocess.Popen(watchdog, stdin=subprocess.DEVNULL, start_new_session=True))
+
+    def wait(self) -> None:
+        """Until the master knows both workers."""
+        log = self.directory / "master" / "log"
+        wait_until(lambda: log.read_text().count("Registering worker") == 2, START_LIMIT_SECONDS)
+
+    def kill(self) -> None:
+        """Kill -9 all, executors too: they are of their worker's group."""
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.fixture
+def cluster(needs_spark: None, tmp_path: Path) -> Iterator[Cluster]:
+    started = Cluster(tmp_path / "cluster")
+    try:
+        started.start()
+        yield started
+    finally:
+        started.kill()
+
+
+@pytest.fixture
+def submitted(tmp_path: Path) -> Path:
+    """A directory with what is given to spark-submit, and nothing else."""
+    directory = tmp_path / "submit"
+    directory.mkdir()
+    shutil.copy(ROOT / "pipeline" / "__main__.py", directory)
+    zipped = [sys.executable, "-m", "zipfile", "-c", str(directory / "pipeline.zip"), "pipeline", "marq"]
+    subprocess.run(zipped, cwd=ROOT, check=True)
+    return directory
+
+
+async def send_and_ack(servers: str, prefix: str) -> None:
+    async with marq.Producer(servers, prefix=prefix) as producer:
+        await producer.send_many("mails", [b"%d" % number for number in range(MESSAGES)])
+    acked = 0
+    async with marq.Consumer("mails", servers, prefix=prefix) as consumer:
+        while acked < MESSAGES:
+            messages = await consumer.receive(100, wait=20)
+            assert messages
+            await consumer.ack(messages)
+            acked += len(messages)
+
+
+def submit(
+    cluster: Cluster, directory: Path, job: Sequence[str], environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    settings = {**SETTINGS, "spark.eventLog.dir": directory.as_uri()}
+    given = [f"--conf={name}={value}" for name, value in settings.items()]
+    return subprocess.run(
+        [
+            *(str(SPARK / "bin" / "spark-submit"), "--master", cluster.master, *given),
+            *("--py-files", "pipeline.zip", "__main__.py", *job),
+        ],
+        cwd=directory,
+        env={**cluster.environment, **environment, "PYSPARK_PYTHON": sys.executable},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_SECONDS,
+        check=False,
+    )
+
+
+def executors(directory: Path) -> set[str]:
+    """Which executors did tasks of the last job."""
+    [log] = directory.glob("app-*")
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    log.unlink()
+    ends = [each for each in events if each["Event"] == "SparkListenerTaskEnd"]
+    assert {each["Task End Reason"]["Reason"] for each in ends} == {"Success"}
+    return {each["Task Info"]["Executor ID"] for each in ends}
+
+
+@pytest.mark.timeout(600)
+async def test_both_workers_do_the_work_of_a_job_that_is_submitted(
+    cluster: Cluster, submitted: Path, servers: str, prefix: str, environment: dict[str, str]
+) -> None:
+    await send_and_ack(servers, prefix)
+    cluster.wait()
+
+    ingest = submit(cluster, submitted, ["ingest"], environment)
+
+    assert ingest.returncode == 0, ingest.stdout + ingest.stderr
+    assert re.search(
+        rf"^ingested \d+ markers, 0 corrupt, {MESSAGES} messages, 0 dead_letters in ", ingest.stdout, re.MULTILINE
+    )
+    assert " INFO " not in ingest.stderr
+    assert executors(submitted) == {"0", "1"}
+
+    audit = submit(cluster, submitted, ["audit", "--json", "--drained"], environment)
+
+    assert audit.returncode == 0, audit.stdout + audit.stderr
+    found = json.loads(audit.stdout)
+    assert [found[name] for name in ("sent", "acked", "open", "lost", "duplicates")] == [MESSAGES, MESSAGES, 0, 0, 0]
+    assert found["right"]
+    assert executors(submitted) == {"0", "1"}
+    for name in ("worker-1", "worker-2"):  # each had an executor of both
+        assert len(list((cluster.directory / name / "work").glob("app-*/*/stderr"))) == 2
