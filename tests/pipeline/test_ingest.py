@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +16,6 @@ from typing import Any
 import pyarrow.dataset
 import pytest
 from confluent_kafka import TopicPartition
-from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from marq.core.marker_codec import encode
@@ -208,8 +209,8 @@ def test_a_newer_version_stops_ingest_and_nothing_of_its_batch_counts(
         lake.read("lifecycle")
 
 
-class Killed(BaseException):
-    """In the place of kill -9: nothing catches it, and nothing is tidied up."""
+class Killed(Exception):
+    """In the place of kill -9: nothing is tidied up behind it."""
 
 
 def test_whatever_step_a_process_dies_at_the_next_one_leaves_each_record_once(
@@ -224,23 +225,27 @@ def test_whatever_step_a_process_dies_at_the_next_one_leaves_each_record_once(
     deaths = Counter[str]()
 
     for step in [*steps, *lots.choices(steps, k=2)]:
-        countdown = lots.randint(1, 3)
-
-        def dying(*arguments: Any, step: str = step, whole: Any = getattr(lake, step)) -> Any:
-            nonlocal countdown
-            countdown -= 1
-            if countdown == 0:
-                deaths[step] += 1
-                raise Killed
-            return whole(*arguments)
-
-        with monkeypatch.context() as patch, suppress(Killed, PipelineError, Py4JError):
+        dying = dies_at(lots.randint(1, 3), getattr(lake, step), lambda step=step: deaths.update([step]))
+        with monkeypatch.context() as patch, suppress(Killed):
             patch.setattr(lake, step, dying)
             ingest(spark, connection, lake, limits=(3, 4))
     ingest(spark, connection, lake, limits=(3, 4))
 
     assert deaths.total() >= 3
     assert_each_record_once(lake, tmp_path / "data", {"markers": 6, "corrupt": 1, "messages": 6})
+
+
+def dies_at(call: int, whole: Callable[..., Any], tell: Callable[[], None]) -> Callable[..., Any]:
+    """Return what does as another function until a call."""
+    calls = itertools.count(1)
+
+    def dying(*arguments: Any) -> Any:
+        if next(calls) == call:
+            tell()
+            raise Killed
+        return whole(*arguments)
+
+    return dying
 
 
 def assert_each_record_once(lake: Lake, data: Path, counts: dict[str, int]) -> None:
