@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import random
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,10 +15,13 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.audit import judged
+from pipeline.audit import FIGURES, balanced, judged
+from pipeline.errors import PipelineError
 from pipeline.jobs import audit as job
+from pipeline.lake import Lake
 from pipeline.runs import TABLE, Run
 from tests.pipeline.directory import Directory, Tables
+from tests.pipeline.test_lifecycle import MESSAGES_TOPIC, told
 from tests.pipeline.worlds import Worlds
 
 pytestmark = pytest.mark.timeout(300)
@@ -145,3 +151,81 @@ def test_one_marker_message_or_dead_letter_that_is_taken_away_is_found_by_its_id
 
     assert not left["right"]
     assert {each["id"]: expected.get(each["id"], each) for each in left["wrong"]} == expected
+
+
+# --- the job ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stories(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with one message of each fate; the last one that is lost, and one whose fact is overdue."""
+    path = tmp_path_factory.mktemp("stories")
+    Directory(spark, path, {MESSAGES_TOPIC: {"0": -1}}, {MESSAGES_TOPIC: {"0": 0}}).bring(told()[0].tables())
+    return path
+
+
+def audit(data: Path, words: str) -> int:
+    parser = argparse.ArgumentParser()
+    job.arguments(parser)
+    parser.add_argument("--data")
+    return job.run(parser.parse_args([*shlex.split(words), "--data", str(data)]))
+
+
+def test_its_verdict_is_one_json_object_whose_equation_holds(stories: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert audit(stories, "--json") == 1
+
+    found = json.loads(capsys.readouterr().out)
+    assert balanced(found)
+    assert {name for name in FIGURES if found[name]} >= {
+        "sent", "acked", "dead", "acked_and_dead", "open", "delayed", "cancelled", "abandoned", "expired_unread",
+        "lost", "redelivered", "redriven", "duplicates", "differences",
+    }  # fmt: skip
+    assert [each["id"] for each in found["wrong"]] == [f"{MESSAGES_TOPIC}/0/17", f"~{'5' * 32}/0/2"]
+    assert found["duplicates_by"] == "deliveries"
+    wrong = Lake(SparkSession.active(), str(stories)).read("audit").where("differences > 0")
+    assert wrong.count() == 2
+
+
+def test_only_what_was_asked_for_is_judged(stories: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert audit(stories, "--json --queue q --to 2026-01-05T00:00:01") == 0  # all was sent in that second
+    assert json.loads(capsys.readouterr().out)["sent"] == 0
+    assert audit(stories, "--from 2026-01-05T00:00:01 --to '2026-01-06'") == 1
+
+    printed = capsys.readouterr().out
+    assert f"WRONG {MESSAGES_TOPIC}/0/17 of q: lost; passed over" in printed
+    assert "NOT AS IT MUST BE: 24 sent" in printed
+
+
+def test_what_handlers_say_counts_duplicates_exactly(
+    stories: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The copies of message 1 and 6 are done by handlers, and message 6 before, too; message 13 died before it was done.
+    done = [101, 6, 106, 113, 999]
+    lines = [json.dumps({"topic": MESSAGES_TOPIC, "partition": 0, "offset": offset}) for offset in done]
+    (tmp_path / "handled.jsonl").write_text("\n".join(lines))
+
+    audit(stories, f"--json --handled {tmp_path}/handled.jsonl")
+
+    found = json.loads(capsys.readouterr().out)
+    assert (found["duplicates"], found["duplicates_by"]) == (1, "handlers")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--queue nobody", "queue 'nobody': nothing of it was ingested"),
+        ("--from yesterday-ish", "'yesterday-ish' is no time: expected ISO 8601"),
+        ("--to 2026-13-01", "'2026-13-01' is no time: expected ISO 8601"),
+        ("--handled /nowhere", "--handled /nowhere: can't be read as Parquet or JSON lines"),
+    ],
+)
+def test_what_cannot_be_judged_is_said_in_one_sentence(stories: Path, words: str, sentence: str) -> None:
+    with pytest.raises(PipelineError, match=sentence) as refusal:
+        audit(stories, words)
+
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_directory_without_anything_says_what_to_run(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match="has nothing yet: run `python -m pipeline ingest` first"):
+        audit(tmp_path, "")
