@@ -31,7 +31,7 @@ def exists(*patterns: str) -> Callable[[Path], bool]:
     return lambda data: all(any(data.glob(pattern)) for pattern in patterns)
 
 
-#: While a batch is written; when it is renamed, before or about its commit; when it is committed, and Spark may not know.
+#: While a batch is written; when it is renamed, about its commit; when it is committed, and Spark may not know.
 MOMENTS = [
     exists("_staging/markers-000000000/_temporary"),
     exists("markers/batch=000000001"),
