@@ -105,3 +105,4 @@ packages: python
 
 kafka: packages
 	$(call step,Java and Kafka,$(RUN) -m broker --prepare --jars pipeline/connector.sha256)
+	$(call step,Spark,$(RUN) -m pipeline.archive)

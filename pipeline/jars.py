@@ -27,7 +27,7 @@ PACKAGE = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
 
 def directory(environment: Mapping[str, str] = os.environ) -> Path:
     """Return where set-up puts them: in $MARQ_CACHE, $XDG_CACHE_HOME/marq, or ~/.cache/marq, as the broker's jars."""
-    return _cache(environment) / f"spark-kafka-{pyspark.__version__}"
+    return cache_directory(environment) / f"spark-kafka-{pyspark.__version__}"
 
 
 def read_sums(file: Traversable = SUMS) -> dict[str, str]:
@@ -57,7 +57,8 @@ def _unusable(root: Path, what: str, path: str) -> PipelineError:
     )
 
 
-def _cache(environment: Mapping[str, str]) -> Path:
+def cache_directory(environment: Mapping[str, str] = os.environ) -> Path:
+    """Return where downloads and what is made of them live."""
     own, shared = environment.get("MARQ_CACHE"), environment.get("XDG_CACHE_HOME")
     if own:
         return Path(own).expanduser().resolve()

@@ -22,7 +22,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from pipeline import jars, java
+from pipeline import archive, jars, java
 from pipeline.errors import PipelineError
 from pipeline.java_errors import JavaErrors
 from pipeline.sentences import sentence
@@ -89,6 +89,8 @@ def _connect_to_java() -> None:
     if not _has_log_settings():
         options, settings = os.environ.get("SPARK_SUBMIT_OPTS", ""), Path(__file__).with_name(_LOG_SETTINGS)
         os.environ["SPARK_SUBMIT_OPTS"] = f"{options} -Dlog4j2.configurationFile={settings.as_uri()}".strip()
+    if "ArchiveClassesAtExit" not in os.environ.get("SPARK_SUBMIT_OPTS", ""):
+        os.environ["SPARK_SUBMIT_OPTS"] = " ".join([*archive.flags(), os.environ.get("SPARK_SUBMIT_OPTS", "")])
     with JavaErrors() as errors:
         try:
             gateway = launch_gateway(popen_kwargs={"stderr": errors.write_end})
