@@ -1,8 +1,8 @@
 """A class data sharing archive of Spark: Java maps it instead of loading and checking thousands of classes.
 
 It takes two fifths of the processor time of a start and a first query away (measured on two busy cores: 17.6 and 19.1 s
-without it, 11.7 and 11.8 s with it). Set-up writes it into the cache, ``python -m pipeline.archive``. Without it everything works, only
-slower, and a Java that finds that an archive does not fit ignores it.
+without it, 11.7 and 11.8 s with it). Set-up writes it into the cache, ``python -m pipeline.archive``. Without it
+everything works, only slower, and a Java that finds that an archive does not fit ignores it.
 """
 
 from __future__ import annotations
