@@ -66,8 +66,21 @@ def judged(messages: DataFrame, handled: DataFrame | None = None) -> DataFrame:
         "unknown": ~known & (F.col("state") != "nobody"),
     }
     numbers = {name: F.coalesce(value.cast("long"), F.lit(0)) for name, value in figures.items()}
-    told = ("id", "state", F.col("differences").alias("why"), F.col("pending").alias("may_be"))
+    told = (
+        "id",
+        "state",
+        # Of one that is acked, too: a copy of it may be leased.
+        F.coalesce("open", F.lit(False)).alias("unfinished"),
+        F.col("differences").alias("why"),
+        F.col("pending").alias("may_be"),
+    )
     return rows.select("queue", "sent_at", *told, _causes().alias("causes"), *[v.alias(n) for n, v in numbers.items()])
+
+
+def wrong(*, drained: bool) -> Column:
+    """Whether a judged message is not as it must be; ``drained``: it must have come to its end, too."""
+    found = (F.col("differences") > 0) | (F.col("lost") > 0)
+    return found | F.col("unfinished") | (F.col("pending") > 0) if drained else found
 
 
 def account(judged: DataFrame) -> DataFrame:

@@ -13,7 +13,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pipeline.audit import CAUSES, FIGURES, account, balanced, causes, chosen, judged
+from pipeline.audit import CAUSES, FIGURES, account, balanced, causes, chosen, judged, wrong
 from pipeline.errors import PipelineError
 from pipeline.lake import Lake
 from pipeline.runs import TABLE, Run
@@ -21,6 +21,8 @@ from pipeline.session import session
 
 #: Ids that are printed of each kind; the table ``audit`` has all of them.
 MAX_LISTED = 20
+#: Ids in the JSON object.
+MAX_IDS = 100_000
 HANDLED = "handled"
 
 
@@ -44,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.queue is not None and not found["queues"]:
         raise PipelineError(f"queue {arguments.queue!r}: nothing of it was ingested in that time; check its name")
     found["duplicates_by"] = "handlers" if _handled(spark, lake, arguments.handled) is not None else "deliveries"
-    lake.write("audit", rows.where((F.col("differences") > 0) | (F.col("duplicates") > 0) | (F.col("lost") > 0)))
+    lake.write("audit", rows.where(wrong(drained=arguments.drained) | (F.col("duplicates") > 0)))
     show(found, as_json=arguments.json)
     return 0 if found["right"] else 1
 
@@ -53,19 +55,19 @@ def verdict(rows: DataFrame, *, drained: bool = False) -> dict[str, Any]:
     """Return the account as a JSON object: figures of all queues and of each, causes, and ids of what differs."""
     by_queue = {row["queue"] or "": {name: row[name] for name in FIGURES} for row in account(rows).collect()}
     total = {name: sum(figures[name] for figures in by_queue.values()) for name in FIGURES}
-    wrong = (F.col("differences") > 0) | (F.col("lost") > 0)
-    if drained:
-        wrong = wrong | (F.col("open") > 0) | (F.col("delayed") > 0) | (F.col("pending") > 0)
+    found = rows.where(wrong(drained=drained))
+    count = found.count()
     ids = [
         {"id": row.id, "queue": row.queue, "state": row.state, "why": [*row.why, *row.may_be]}
-        for row in rows.where(wrong).orderBy("id").collect()
+        for row in found.orderBy("id").limit(MAX_IDS).collect()
     ]
     return {
         **total,
         "causes": {row["cause"]: row["count"] for row in causes(rows).collect()},
         "queues": by_queue,
         "wrong": ids,
-        "right": not ids and all(balanced(figures) for figures in by_queue.values()),
+        "wrong_count": count,
+        "right": not count and all(balanced(figures) for figures in by_queue.values()),
     }
 
 
@@ -83,8 +85,8 @@ def show(found: dict[str, Any], *, as_json: bool) -> None:
         print(f"{count:,} duplicates, cause {CAUSES[cause]}")
     for each in found["wrong"][:MAX_LISTED]:
         print("; ".join([f"WRONG {each['id']} of {each['queue']}: {each['state']}", *each["why"]]))
-    if len(found["wrong"]) > MAX_LISTED:
-        print(f"… and {len(found['wrong']) - MAX_LISTED:,} more; the table audit of the data directory has all of them")
+    if found["wrong_count"] > MAX_LISTED:
+        print(f"… and {found['wrong_count'] - MAX_LISTED:,} more; the data directory's table audit has all of them")
     print(
         f"{'nothing is lost, and nothing differs' if found['right'] else 'NOT AS IT MUST BE'}: {found['sent']:,} sent"
     )
