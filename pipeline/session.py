@@ -30,6 +30,8 @@ from pipeline.sentences import sentence
 #: Heap of the one Java process on one machine. With what Java takes beside it (0.6 GiB), this process, and a Python
 #: worker of 0.3 GiB for each of two cores, the whole stays below 4 GiB.
 DRIVER_MEMORY = "2g"
+#: Java interprets methods of more than 8,000 bytes for ever, and Spark writes such for tables as wide as ours.
+COMPILE_ALL = "-XX:-DontCompileHugeMethods"
 #: Partitions after a shuffle on one machine. Spark's 200 are for clusters: on two cores most of the time of a small job
 #: would go into starting tasks.
 LOCAL_SHUFFLE_PARTITIONS = 4
@@ -86,9 +88,12 @@ def _connect_to_java() -> None:
         os.environ["JAVA_HOME"] = str(home)
     # Spark looks at this variable last, so every other way to say it goes before.
     os.environ.setdefault("SPARK_DRIVER_MEMORY", DRIVER_MEMORY)
+    # First: of two that contradict each other Java takes the last, which is the user's.
+    options = [COMPILE_ALL, os.environ.get("SPARK_SUBMIT_OPTS", "")]
     if not _has_log_settings():
-        options, settings = os.environ.get("SPARK_SUBMIT_OPTS", ""), Path(__file__).with_name(_LOG_SETTINGS)
-        os.environ["SPARK_SUBMIT_OPTS"] = f"{options} -Dlog4j2.configurationFile={settings.as_uri()}".strip()
+        settings = Path(__file__).with_name(_LOG_SETTINGS)
+        options.append(f"-Dlog4j2.configurationFile={settings.as_uri()}")
+    os.environ["SPARK_SUBMIT_OPTS"] = " ".join(filter(None, options))
     if "ArchiveClassesAtExit" not in os.environ.get("SPARK_SUBMIT_OPTS", ""):
         os.environ["SPARK_SUBMIT_OPTS"] = " ".join([*archive.flags(), os.environ.get("SPARK_SUBMIT_OPTS", "")])
     with JavaErrors() as errors:
