@@ -29,7 +29,7 @@ COMPILE_ONLY = "compile-only"
 PYTEST = "pytest"
 MARKDOWN = [*PAGES, *sorted((ROOT / "examples").rglob("*.md")), ROOT / "CHANGELOG.md"]
 WRITTEN = [*MARKDOWN, *sorted((ROOT / "examples").glob("*.*"))]
-FOLDERS = "tests|marq|agents|app|tables|config|demo|bench|broker"
+FOLDERS = "tests|marq|agents|app|tables|config|demo|bench|broker|pipeline|faults|proof"
 REGISTRIES = r"pypi|pythonhosted|maven\.org|repo1?\.maven|apache\.org/dist|nexus|artifactory"
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 
@@ -153,7 +153,8 @@ def test_each_test_and_mutant_that_a_page_names_exists() -> None:
     assert named <= mutants
     for page in PAGES:
         for path in re.findall(
-            r"`((?:tests|marq|agents|app|tables|config|demo|bench|broker)/[\w/.\-]+)`", text_of(page)
+            r"`((?:tests|marq|agents|app|tables|config|demo|bench|broker|pipeline|faults|proof)/[\w/.\-]+)`",
+            text_of(page),
         ):
             assert (ROOT / path).exists(), f"{name_of(page)} names {path}"
 
