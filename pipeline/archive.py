@@ -24,6 +24,8 @@ from pipeline.java import home
 
 PREFIX = "spark-classes-"
 WRITE_LIMIT_SECONDS = 300.0
+#: Archives of other checkouts, of 160 MB each, are deleted when they are older than this.
+KEPT_SECONDS = 30 * 24 * 3600
 #: Java says much about what it does not archive, and that an archive does not fit; neither is news to anybody.
 _QUIET = "-Xlog:cds*=off"
 #: What most jobs do: Parquet, grouping, windows, functions in Python.
@@ -85,8 +87,9 @@ def write(target: Path) -> bool:
     if not written:
         new.touch()
     new.replace(target)
+    # Each checkout has its own: Java compares the paths of Spark's jars.
     for other in target.parent.glob(f"{PREFIX}*.jsa"):
-        if other != target:
+        if other.stat().st_mtime < time.time() - KEPT_SECONDS:
             other.unlink(missing_ok=True)
     return written
 
