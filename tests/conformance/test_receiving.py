@@ -196,10 +196,11 @@ async def test_a_stop_without_release_leaves_what_was_prefetched_until_its_lease
         started.set()
         await asyncio.Event().wait()
 
+    # Before it starts, so that one read has both.
+    await backend.producer.send_many(queue, [b"x"] * 2)
     consumer = backend.consumer(queue, lease=1.5, grace=0)
     await consumer.start()
     running = asyncio.create_task(consumer.run(hang, concurrency=1))
-    await backend.producer.send_many(queue, [b"x"] * 2)
     await backend.until(started.is_set)
     await consumer.stop(release=False)
     await running
