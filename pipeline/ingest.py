@@ -220,8 +220,7 @@ class Ingest:
             rows = rows.withColumn("date", F.to_date("sent_at"))
         rows.write.partitionBy(*stream.partition_by).parquet(stage)
         counts = self._counts(stream, number, stage)
-        parts = dict(stream.parts)
-        self._lake.publish(stream.name, number, parts, {**range_, "rows": counts, "payload": self._payload})
+        self._lake.publish(stream.name, number, stream.parts, {**range_, "rows": counts, "payload": self._payload})
         self._rows.update(counts)
         told = ", ".join(f"{count:,} {table}" for table, count in counts.items() if count or table != "corrupt")
         self._say(f"batch {number} of {stream.name}: {told}")
@@ -236,13 +235,11 @@ class Ingest:
         """Count what is staged, by the files' own footers; refuse markers that this pipeline does not know."""
         counts = {}
         for table, part in stream.parts.items():
-            place = f"_staging/{stream.name}-{number:09}" + (f"/{part}" if part else "")
-            found = (
-                self._spark.read.schema(_READ[table]).parquet(f"{self._lake.path}/{place}")
-                if (self._lake.exists(place))
-                else None
-            )
-            counts[table] = 0 if found is None else found.count()
+            if not self._lake.staged(stream.name, number, part):
+                counts[table] = 0
+                continue
+            found = self._spark.read.schema(_READ[table]).parquet(f"{stage}/{part}")
+            counts[table] = found.count()
             if table == "corrupt" and counts[table]:
                 newer = found.where(F.col("error").startswith("unknown version")).first()
                 if newer is not None:

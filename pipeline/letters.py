@@ -43,15 +43,12 @@ COLUMNS = (
     "id", "queue", "value", "text", "headers", "reason", "error", "attempts", "first_sent_at", "died_at", "origin",
     "partition", "offset", "size",
 )  # fmt: skip
-#: What is kept of each letter that is chosen: neither payload nor headers.
-SURVEYED = ("partition", "offset", "died_at", "size", "reason")
 #: Letters of one marker, before they are counted in bytes.
 _PIECE = dead_letters.MAX_BATCH_LETTERS
 _NOTED = "partition int, offset long, became string, by string"
 _HEADERS = "array<struct<key:string,value:binary>>"
 #: A time that has more digits is none: year 33658 and later.
 _DIGITS = "^[0-9]{1,15}$"
-_REASON_CHARACTERS = 200
 
 
 class Place(NamedTuple):

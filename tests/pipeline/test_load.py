@@ -5,11 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import shlex
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -30,7 +26,7 @@ from pipeline.errors import PipelineError
 from pipeline.jobs import load
 from pipeline.loading import Fields, Sent
 from pipeline.writing import Markers
-from tests.pipeline.conftest import ROOT, SETTINGS
+from tests.pipeline.mortal import started
 from tests.worker.conftest import workers
 from tests.worker.harness import Installation, Worker, eventually, header
 
@@ -177,23 +173,6 @@ def call(spark: SparkSession, settings: object, capsys: pytest.CaptureFixture[st
     return call
 
 
-@contextlib.contextmanager
-def started(words: str, settings: Mapping[str, str], directory: Path) -> Iterator[None]:
-    """The job in a process of its own, which is killed at the end, with its Java."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MARQ_", "PYSPARK_"))}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pipeline", "load", *shlex.split(words)],
-        env={**kept, **SETTINGS, "PYTHONPATH": str(ROOT), **settings}, cwd=directory, start_new_session=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
 def stages(data: Path) -> list[Path]:
     return list(data.glob("loads/*"))
 
@@ -211,7 +190,7 @@ async def test_a_load_that_is_killed_and_forgets_how_far_it_was_sends_each_row_o
     path = tmp_path / "rows.csv"
     path.write_text("\n".join(["id,name", *rows]))
     words = f"{path} q --format csv --value name --name mine"
-    with started(f"{words} --rate 1000", settings, tmp_path):
+    with started("load", f"{words} --rate 1000", settings, tmp_path):
         await eventually(lambda: delivered(installation, "q"), lambda counts: len(counts) > 1_500, limit=START_SECONDS)
     position = data / "loads/mine/position"
     assert 0 < int(position.read_text()) < 6_000

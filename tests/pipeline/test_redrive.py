@@ -5,11 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import shlex
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -25,7 +21,7 @@ from pipeline import cli, letters, redriving
 from pipeline.errors import PipelineError
 from pipeline.jobs import redrive
 from pipeline.kafka import Connection
-from tests.pipeline.conftest import ROOT, SETTINGS
+from tests.pipeline.mortal import started
 from tests.worker.conftest import workers
 from tests.worker.harness import Worker, eventually
 from tests.worker.test_dead_letters import yard_of
@@ -140,23 +136,6 @@ def call(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str,
     return code, json.loads(capsys.readouterr().out)
 
 
-@contextlib.contextmanager
-def started(words: str, settings: Mapping[str, str], directory: Path) -> Iterator[None]:
-    """The job in a process of its own, which is killed at the end, with its Java."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MARQ_", "PYSPARK_"))}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pipeline", "redrive", *shlex.split(words)],
-        env={**kept, **SETTINGS, "PYTHONPATH": str(ROOT), **settings}, cwd=directory, start_new_session=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        yield
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
 async def test_letters_that_fit_go_back_once_and_the_others_stay(
     spark: SparkSession, worker: Worker, broker: EmbeddedBroker, settings: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,7 +168,7 @@ async def test_a_redrive_that_is_killed_and_two_at_once_after_it_send_each_lette
 ) -> None:
     async with yard_of(worker, broker) as yard:
         ids = await yard.bury("k", 1_500) | await yard.bury("k", 1_500, partition=1)
-        with started("k --yes --rate 300", settings, tmp_path):
+        with started("redrive", "k --yes --rate 300", settings, tmp_path):
             await eventually(lambda: yard.delivered("k"), lambda counts: len(counts) > 200, limit=START_SECONDS)
         assert len(await yard.delivered("k")) < 3_000
 
