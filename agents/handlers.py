@@ -25,10 +25,10 @@ from agents.stream_reader import Partitions, StreamReader
 from marq.core.definitions import Definitions
 from marq.core.errors import ConfigError, MarqError
 from marq.core.markers import Source
-from marq.flow import Flow, FlowSettings
+from marq.flow import Flow
+from marq.flow_settings import FlowSettings
 from marq.handlers import Handler, HandlerDefinition, check_handler, definitions_of, handlers_in
-from marq.positions import check_room
-from marq.serving import serving
+from marq.rosters import check_room
 from marq.settings import ClientSettings
 from marq.starts import MarkedStart
 from marq.topics import Topics
@@ -84,7 +84,7 @@ class Handlers:
         check_room(self.group.name, self.group.queues)
         check_delivery(self.group, definitions)
         handlers = load_handlers(self.group)
-        served = serving(client.names.messages, handlers, self.group.topics)
+        served = self.group.serving(client.names.messages, handlers)
         self.reader = StreamReader(served, partitions)
         for _ in range(2):
             writer = KafkaMarkerWriter(client, topics.markers_limit_bytes)
@@ -117,13 +117,25 @@ class Handlers:
             limit_bytes=topics.markers_limit_bytes,
             codecs=codecs,
             queue=definitions.settings,
+            purge=definitions.purge,
         )
+
+    def look_at_pauses(self) -> None:
+        """Definitions have changed: queues may be paused, or not any more."""
+        if self.flow is not None:
+            self.flow.look_at_pauses()
 
     @property
     def breakers(self) -> dict[str, dict[str, Any]]:
         """State and openings of the circuit breaker of each queue that has one."""
         found = {} if self.flow is None else self.flow.rules.breakers
         return {queue: {"state": each.state, "openings": each.openings} for queue, each in found.items()}
+
+    @property
+    def holding(self) -> dict[str, int]:
+        """How many messages are held, and how many of these are in handlers."""
+        flow = self.flow
+        return {"held": 0, "taken": 0} if flow is None else {"held": flow.held, "taken": flow.taken}
 
     async def done(self) -> None:
         """Return when receiving has stopped; raise what stopped it."""

@@ -5,44 +5,60 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from agents.ownership import Ownership
+from agents.shown import Redaction
 from agents.tracker import TrackerOwners
 from marq.core.copies import origin, record_id
 from marq.core.errors import ConfigError
 from marq.core.markers import Payload, Source
-from marq.core.names import RESERVED_HEADER
 from marq.core.rows import HELD, WAITING, Lease, State
 
 #: What can be asked for, and which messages that is.
 STATES: Mapping[str, tuple[State, ...]] = {"in_flight": HELD, "delayed": WAITING}
 #: Messages of one answer at the most, and how many there are when nobody says.
 MAX_MESSAGES, DEFAULT_MESSAGES = 1_000, 100
+#: The same where only their places are asked for.
+MAX_PLACES = 10_000
 #: Bytes of a value, or of a header's, that are shown.
 SHOWN_BYTES = 1_024
+#: The greatest numbers that can be asked for: of deliveries, and of the minutes of ten years.
+MAX_ATTEMPTS, MAX_MINUTES = 1_000_000, 5_270_400
 #: Messages that are looked at without giving way to others: some milliseconds.
 _AT_ONCE = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which messages of a queue: the first ``limit`` by due time, due before ``until_ms`` if that is given."""
+    """Which messages of a queue: the first ``limit`` by due time, due before ``until_ms`` if that is given.
+
+    ``error``: what stands in the error or reason that they were given back with, in small letters; ``attempts``: so
+    often were they delivered at the least; ``older_ms``: so long are they open at the least; ``places``: only where
+    they stand is told.
+    """
 
     queue: str
     states: tuple[State, ...]
     limit: int = DEFAULT_MESSAGES
     until_ms: int | None = None
+    error: str = ""
+    attempts: int = 1
+    older_ms: int = 0
+    places: bool = False
 
-    def fits(self, lease: Lease) -> bool:
+    def fits(self, lease: Lease, now_ms: int) -> bool:
         """Whether a message is one of those, as far as its lease says."""
         return (
             lease.queue == self.queue
             and lease.state in self.states
             and (self.until_ms is None or lease.due_ms < self.until_ms)
+            and lease.attempt >= self.attempts
+            and (not self.older_ms or now_ms - lease.since_ms >= self.older_ms)
+            and (not self.error or self.error in lease.text.casefold())
         )
 
 
@@ -55,11 +71,32 @@ def read_choice(queue: str, query: Mapping[str, str]) -> Choice:
     state = query.get("state", "delayed")
     if state not in STATES:
         raise ConfigError(f"state={state}: expected one of {', '.join(STATES)}")
-    limit = query.get("limit", str(DEFAULT_MESSAGES))
-    if not limit.isascii() or not limit.isdigit() or not 0 < int(limit) <= MAX_MESSAGES:
-        raise ConfigError(f"limit={limit}: expected a whole number from 1 to {MAX_MESSAGES}")
+    places = query.get("only") == "places"
+    limit = read_number(query, "limit", DEFAULT_MESSAGES, MAX_PLACES if places else MAX_MESSAGES)
     until = query.get("until")
-    return Choice(queue, STATES[state], int(limit), None if until is None else _read_moment(until))
+    until_ms = None if until is None else _read_moment(until)
+    return Choice(
+        queue,
+        STATES[state],
+        limit,
+        until_ms,
+        query.get("error", "").casefold(),
+        read_number(query, "attempts", 1, MAX_ATTEMPTS),
+        read_number(query, "minutes", 0, MAX_MINUTES, least=0) * 60_000,
+        places,
+    )
+
+
+def read_number(query: Mapping[str, str], name: str, default: int, most: int, least: int = 1) -> int:
+    """Return a number of an address.
+
+    Raises:
+        ConfigError: it is none, or too small or too great.
+    """
+    text = query.get(name) or str(default)
+    if not text.isascii() or not text.isdigit() or not least <= int(text[:12]) <= most:
+        raise ConfigError(f"{name}={text}: expected a whole number from {least} to {most}")
+    return int(text)
 
 
 def _read_moment(text: str) -> int:
@@ -72,15 +109,66 @@ def _read_moment(text: str) -> int:
     return int(moment.timestamp() * 1000)
 
 
-async def open_messages(owners: TrackerOwners, choice: Choice) -> list[dict[str, Any]]:
+async def open_messages(owners: TrackerOwners, choice: Choice, redaction: Redaction) -> list[dict[str, Any]]:
     """Return the messages of this worker's partitions, the first due first."""
     found: list[tuple[int, Source, int, Lease, Ownership]] = []
     for owner in list(owners.owned.values()):
+        now_ms = owner.tracker.estimate_ms(int(time.monotonic() * 1000))
         for source, some in _in_pieces(owner):
-            fitting = [(lease.due_ms, source, number, lease, owner) for number, lease in some if choice.fits(lease)]
+            fitting = [
+                (lease.due_ms, source, number, lease, owner) for number, lease in some if choice.fits(lease, now_ms)
+            ]
             found = heapq.nsmallest(choice.limit, [*found, *fitting], key=lambda each: each[:3])
             await asyncio.sleep(0)
-    return [_described(*each) for each in found]
+    if choice.places:
+        return [{"place": record_id(source, number), "due": moment(due_ms)} for due_ms, source, number, *_ in found]
+    shown = []
+    for each in found:
+        shown.append(_described(*each, redaction))
+        await asyncio.sleep(0)
+    return shown
+
+
+def open_message(owners: TrackerOwners, source: Source, number: int, redaction: Redaction) -> dict[str, Any] | None:
+    """Return one open message, with its ``holder``; None where it is none of this worker's."""
+    for owner in owners.owned.values():
+        lease = owner.tracker.book.open_in(source).get(number)
+        if lease is not None:
+            return {**_described(lease.due_ms, source, number, lease, owner, redaction), "holder": lease.holder}
+    return None
+
+
+async def sources_of(owners: TrackerOwners, queue: str) -> list[dict[str, Any]]:
+    """Return where the open messages of a queue come from, as far as they are this worker's.
+
+    Of each source: how many messages are held or wait, the first one's number, and the age of the oldest in seconds.
+    """
+    found: dict[Source, dict[str, Any]] = {}
+    for owner in list(owners.owned.values()):
+        now_ms = owner.tracker.estimate_ms(int(time.monotonic() * 1000))
+        for source, some in _in_pieces(owner):
+            ours = [(number, lease) for number, lease in some if lease.queue == queue]
+            if ours:
+                _add_source(found, source, ours, now_ms)
+            await asyncio.sleep(0)
+    return list(found.values())
+
+
+def _add_source(
+    found: dict[Source, dict[str, Any]], source: Source, some: Sequence[tuple[int, Lease]], now_ms: int
+) -> None:
+    first = min(number for number, _ in some)
+    held = sum(lease.state in HELD for _, lease in some)
+    age_s = max(0.0, (now_ms - min(lease.since_ms for _, lease in some)) / 1000)
+    row = found.setdefault(
+        source,
+        {"topic": source.topic, "partition": source.partition, "first_open": first, "in_flight": 0, "waiting": 0,
+         "oldest_seconds": 0.0},
+    )  # fmt: skip
+    row["first_open"] = min(row["first_open"], first)
+    row["in_flight"] += held
+    row["waiting"] += len(some) - held
+    row["oldest_seconds"] = max(row["oldest_seconds"], age_s)
 
 
 def _in_pieces(owner: Ownership) -> Iterator[tuple[Source, list[tuple[int, Lease]]]]:
@@ -89,7 +177,9 @@ def _in_pieces(owner: Ownership) -> Iterator[tuple[Source, list[tuple[int, Lease
             yield source, leases[start : start + _AT_ONCE]
 
 
-def _described(due_ms: int, source: Source, number: int, lease: Lease, owner: Ownership) -> dict[str, Any]:
+def _described(
+    due_ms: int, source: Source, number: int, lease: Lease, owner: Ownership, redaction: Redaction
+) -> dict[str, Any]:
     now_ms = owner.tracker.estimate_ms(int(time.monotonic() * 1000))
     payload = owner.payload(source, number)
     place = record_id(source, number)
@@ -98,32 +188,28 @@ def _described(due_ms: int, source: Source, number: int, lease: Lease, owner: Ow
         "place": place,
         "queue": lease.queue,
         "state": lease.state.name.lower(),
-        "due": _moment(due_ms),
+        "due": moment(due_ms),
         "due_in_seconds": (due_ms - now_ms) / 1000,
-        "since": _moment(lease.since_ms),
+        "since": moment(lease.since_ms),
         "attempt": lease.attempt,
         "error": lease.text,
     }
-    return shown if payload is None else {**shown, **_content(source, number, payload)}
+    return shown if payload is None else {**shown, **_content(source, number, payload, redaction)}
 
 
-def _content(source: Source, number: int, payload: Payload) -> dict[str, Any]:
+def _content(source: Source, number: int, payload: Payload, redaction: Redaction) -> dict[str, Any]:
     past = origin(source, number, payload.timestamp_ms, payload.headers)
     return {
         "id": past.id,
-        "sent": _moment(past.first_sent_ms),
+        "sent": moment(past.first_sent_ms),
         "bytes": len(payload.value or b""),
-        "value": _text(payload.value),
-        "headers": {name: _text(value) for name, value in payload.headers if not name.startswith(RESERVED_HEADER)},
+        "value": redaction.text(payload.value, SHOWN_BYTES),
+        "headers": redaction.headers(payload.headers, SHOWN_BYTES),
     }
 
 
-def _text(value: bytes | None) -> str | None:
-    """Return the beginning of a value, as far as it is text."""
-    return None if value is None else value[:SHOWN_BYTES].decode("utf-8", "replace")
-
-
-def _moment(ms: int) -> str:
+def moment(ms: int) -> str:
+    """Return a time of the log for people and programs (ISO 8601, UTC)."""
     try:
         return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
     except (OverflowError, ValueError, OSError):

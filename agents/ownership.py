@@ -19,8 +19,8 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from aiokafka.errors import (
     BrokerResponseError,
@@ -36,12 +36,13 @@ from agents.fetched import Fetched
 from agents.schedules import Scheduling
 from agents.standing import Standing
 from agents.surroundings import Surroundings
-from agents.writing import TRANSACTION_SECONDS, Writing
+from agents.writing import TRANSACTION_SECONDS, Due, Writing
 from marq.core import copies
 from marq.core.errors import UnknownVersion
 from marq.core.fires import Fire
 from marq.core.markers import Batch, Payload, Source, Tick
 from marq.core.restoration import ROWS_AT_ONCE
+from marq.core.rows import Counts
 from marq.core.tracker import Tracker
 from tables.leases import LocalTableError
 
@@ -53,8 +54,11 @@ MAX_INBOX_BATCHES = 16
 #: that waits takes up to a kilobyte, with its marker, and once more while it is on its way.
 MAX_PENDING_ROWS = 50_000
 MAX_PENDING_BYTES = 64 << 20
-#: Copies in one transaction.
-MAX_COPIES = 500
+#: Copies in one transaction, whose fixed cost is large on a busy machine; and after how many bytes there is another.
+MAX_COPIES = 2_000
+MAX_COPIES_BYTES = 4 << 20
+#: Of these the payloads are looked up at once.
+_LOOKED_UP = 250
 #: How long a TICK may take from its clock to the log: well below marq.core.clock.MAX_DRIFT_MS.
 TICK_SECONDS = 3.0
 #: After which an own TICK that was written and not read back is looked for.
@@ -91,6 +95,10 @@ class Ownership:
     skipped: int = 0
     quarantined: int = 0
     lateness_ms: deque[int] = field(default_factory=lambda: deque(maxlen=10_000))
+    #: The counters of its queues when the table had been recovered; None: that has not been done yet.
+    counted_before: Mapping[str, Counts] | None = None
+    #: How long the last takeover took.
+    takeover_seconds: float = 0.0
     tracker: Tracker = field(init=False)
     _inbox: deque[tuple[Event, Fetched]] = field(default_factory=deque)
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
@@ -116,7 +124,7 @@ class Ownership:
         self._writing = Writing(self.partition, self.around)
 
     def _new_tracker(self) -> Tracker:
-        return Tracker(self.around.settings, secrets.randbits(63) | 1)
+        return Tracker(self.around.settings, secrets.randbits(63) | 1, handling=self.around.handling)
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -217,7 +225,7 @@ class Ownership:
     def _forget(self) -> None:
         """Begin again from the table: what was folded and not written will be read again."""
         self.tracker = self._new_tracker()
-        self._position = None
+        self._position = self.counted_before = None
         # The new tracker knows of no jump, which is none to report.
         self._noted_jump_ms = 0
         self._writing.forget()
@@ -231,6 +239,7 @@ class Ownership:
         self._room.set()
 
     async def _take_over(self) -> None:
+        began = time.monotonic()
         # 1. Fence: from here on a former owner can write nothing, and what it had not committed is aborted.
         alone = await self._writing.fence()
         if self._position is not None and not alone:
@@ -243,6 +252,7 @@ class Ownership:
             await self._read_on(self._position, await self.around.log_range(self.partition))
         self.state = "owner"
         self._flushed_at = time.monotonic()
+        self.takeover_seconds = self._flushed_at - began
 
     async def _recover(self) -> None:
         # 2. The table, up to the end of its changelog; read earlier, it could miss rows of the former owner.
@@ -260,6 +270,7 @@ class Ownership:
             looking.cancel()
             await asyncio.gather(looking, return_exceptions=True)
         self._position = self.tracker.book.applied + 1
+        self.counted_before = {queue: replace(counts) for queue, counts in self.tracker.book.counts.items()}
         log.info(
             "owner of markers partition %s: %s changelog records, %s open messages, applied offset %s",
             self.partition,
@@ -289,6 +300,11 @@ class Ownership:
             )
 
     # --- whether it gets on -------------------------------------------------------------------------------------------
+
+    @property
+    def position(self) -> int | None:
+        """The next record that is to be read; None: not known yet."""
+        return self._position
 
     def payload(self, source: Source, number: int) -> Payload | None:
         """Return an open message; None when it is none any more."""
@@ -329,9 +345,8 @@ class Ownership:
             self._note_jump()
             await self._answer()
             await self._schedule()
-            fires = self.tracker.due()
-            for start in range(0, len(fires), MAX_COPIES):
-                await self._fire(fires[start : start + MAX_COPIES])
+            for due in self._shares(self.tracker.due()):
+                await self._fire(due)
             await self._tick()
             await self._read_again_without_tick()
             if self._flush_in() <= 0:
@@ -437,44 +452,63 @@ class Ownership:
 
     # --- write --------------------------------------------------------------------------------------------------------
 
-    async def _fire(self, fires: list[Fire]) -> None:
-        self._note_lateness(fires)
+    def _shares(self, fires: Sequence[Fire]) -> Iterator[list[Due]]:
+        """Look up the messages of what is due, and return what to send in each transaction."""
+        share: list[Due] = []
+        room = MAX_COPIES_BYTES
+        for start in range(0, len(fires), _LOOKED_UP):
+            some = fires[start : start + _LOOKED_UP]
+            share += zip(some, payloads := self._writing.payloads(self.tracker, some), strict=True)
+            room -= sum(len(payload.value or b"") for payload in payloads)
+            if room <= 0 or len(share) >= MAX_COPIES:
+                yield share
+                share, room = [], MAX_COPIES_BYTES
+        if share:
+            yield share
+
+    async def _fire(self, due: list[Due]) -> None:
+        await self.around.heard()
+        self._note_lateness([fire for fire, _ in due])
         limit = self.around.max_message_bytes
-        fires = [copies.fitting(fire, self._writing.payload(self.tracker, fire), limit) for fire in fires]
-        plan = self.scheduling.follow(self.tracker, fires, _monotonic_ms())
+        due = [(copies.fitting(fire, payload, limit), payload) for fire, payload in due]
+        plan = self.scheduling.follow(self.tracker, [fire for fire, _ in due], _monotonic_ms())
         try:
-            await self._write(fires=fires, plan=plan)
+            await self._write(due=due, plan=plan)
             if plan:
                 self.scheduling.written(self._writing.marked)
         except (MessageSizeTooLargeError, RecordListTooLargeError):
             # The broker refuses a copy for its size, so nothing of this transaction was written.
-            await self._fire_apart(fires)
+            await self._fire_apart(due)
         except (ProducerFenced, InvalidProducerEpoch):
             raise
         except (KafkaError, TimeoutError) as error:
-            self._writing.close_own_topics(fires, error)
+            self._writing.close_own_topics([fire for fire, _ in due], error)
             raise
 
-    async def _fire_apart(self, fires: list[Fire]) -> None:
-        for fire in fires:
+    async def _fire_apart(self, due: Sequence[Due]) -> None:
+        for fire, payload in due:
+            await self.around.heard()
             try:
-                await self._write(fires=[fire])
+                await self._write(due=[(fire, payload)])
             except (MessageSizeTooLargeError, RecordListTooLargeError):
                 log.error(
                     "queue %s, record %s: the broker refuses its copy for its size; it becomes a dead letter",
                     fire.lease.queue,
                     copies.record_id(fire.source, fire.offset),
                 )
-                await self._write(fires=[copies.too_large(fire)])
+                await self._write(due=[(copies.too_large(fire), payload)])
 
     def _note_lateness(self, fires: list[Fire]) -> None:
         now_ms = self.tracker.estimate_ms(_monotonic_ms())
-        self.lateness_ms.extend(max(0, now_ms - fire.lease.due_ms) for fire in fires)
+        wanted_ms = self.tracker.book.wanted_ms
+        lateness_ms = [max(0, now_ms - wanted_ms(fire.lease)) for fire in fires]
+        self.lateness_ms.extend(lateness_ms)
+        self.around.lateness.note(lateness_ms)
 
     async def _write(
         self,
         *,
-        fires: Sequence[Fire] = (),
+        due: Sequence[Due] = (),
         tick: Tick | None = None,
         plan: Sequence[Batch] = (),
         changes: bool = False,
@@ -482,9 +516,9 @@ class Ownership:
     ) -> None:
         """Write, in one transaction, copies with their facts, a TICK, other markers, and the rows that changed."""
         unacked = len(self._unacked)
-        written = await self._writing.commit(self.tracker, fires, tick, changes, limit_seconds, plan)
+        written = await self._writing.commit(self.tracker, due, tick, changes, limit_seconds, plan)
         self.transactions += 1
-        self.fired += len(fires)
+        self.fired += len(due)
         if changes:
             self._refused = False
             self._writing.write_table(written)

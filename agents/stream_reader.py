@@ -6,8 +6,8 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord
@@ -19,6 +19,7 @@ from marq.core.markers import Source
 from marq.offsets import Place
 from marq.positions import Positions
 from marq.reader import NotCommitted
+from marq.records import Records
 from marq.serving import Serving
 
 log = logging.getLogger("marq.handlers")
@@ -28,8 +29,9 @@ MAX_WAITING = 10_000
 #: How long a fetch waits for a first record, and the pause before something that failed is tried again.
 FETCH_WAIT_SECONDS = 0.5
 COMMIT_SECONDS = 10.0
-#: How long finding out where to read on may take; it is tried again.
-PLACE_SECONDS = 10.0
+#: How long finding out where to read on may take, with thousands of queues that had groups of their own; it is tried
+#: again.
+PLACE_SECONDS = 60.0
 #: After which somebody who has stopped asking for records is taken to have no room for them.
 ASKING_SECONDS = 2.0
 #: How long a batch may take from Faust's consumer to the reader before it is taken for lost.
@@ -165,14 +167,14 @@ class StreamReader:
 
     # --- what the flow asks -------------------------------------------------------------------------------------------
 
-    async def fetch(self, max_records: int) -> Mapping[Source, Sequence[Record]]:
+    async def fetch(self, max_records: int) -> Mapping[Source, Records]:
         self._asking = True
         try:
             return await self._fetch(max_records)
         finally:
             self._asking, self._asked_s = False, time.monotonic()
 
-    async def _fetch(self, max_records: int) -> Mapping[Source, Sequence[Record]]:
+    async def _fetch(self, max_records: int) -> Mapping[Source, Records]:
         if self._made_anew is not None:
             # The process ends by it, and the next one asks the group anew where to read on.
             raise self._made_anew
@@ -229,23 +231,22 @@ class StreamReader:
         self._awaited = awaited
         await self._seek_back()
 
-    def _take(self, max_records: int) -> dict[Source, list[Record]]:
-        taken: dict[Source, list[Record]] = {}
+    def _take(self, max_records: int) -> dict[Source, Records]:
+        taken: dict[Source, Records] = {}
         for source, lane in list(self._lanes.items()):
             count = min(len(lane.records), max_records)
             if count:
                 max_records -= count
-                taken[source] = [self._unmet(lane.records.popleft(), lane) for _ in range(count)]
+                taken[source] = self._unmet(source, Records.of([lane.records.popleft() for _ in range(count)]), lane)
                 # To the end, so that the next fetch begins with another partition.
                 self._lanes[source] = self._lanes.pop(source)
         return taken
 
-    def _unmet(self, record: Record, lane: _Lane) -> Record:
-        """Take the key from a record that its queue has had: it is read past, and nobody gets it."""
-        if record.offset >= lane.positions.furthest:
-            return record
-        queue = self._serving.queue_of(record.topic, record.key)
-        return replace(record, key=None) if queue is not None and lane.positions.had(queue, record.offset) else record
+    def _unmet(self, source: Source, read: Records, lane: _Lane) -> Records:
+        """Take the keys from records that their queues have had: they are read past, and nobody gets them."""
+        if read.offsets[0] >= lane.positions.furthest:
+            return read
+        return lane.positions.unmet(self._serving, source, read)
 
     async def _seek_back(self) -> None:
         while self._rewound:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from agents.lateness import Lateness
+from marq.core.handling_times import HandlingTimes
 from marq.core.names import Names
 from marq.core.queue import QueueSettings
 from marq.core.schedules import ScheduleLayers
+from marq.core.spread import EVERYWHERE, Placement
 from tables.leases import LeaseTable
+
+
+async def _known() -> None:
+    return
 
 
 @dataclass(frozen=True)
@@ -33,5 +40,15 @@ class Surroundings:
     #: Stops the reading of a markers partition.
     pause: Callable[[int], None]
     markers_partitions: int = 1
+    #: Who the worker is, for people who look later.
+    worker: str = ""
     #: What is said of schedules.
     schedules: Callable[[], ScheduleLayers] = ScheduleLayers
+    #: On which partitions of the messages topic a queue lives now.
+    placement: Callable[[str], Placement] = lambda _: EVERYWHERE
+    #: Returns when what is known of placements is new enough to send by it; raises TimeoutError.
+    heard: Callable[[], Awaitable[None]] = _known
+    #: How late messages were sent.
+    lateness: Lateness = field(default_factory=Lateness)
+    #: How long messages were worked on.
+    handling: HandlingTimes = field(default_factory=HandlingTimes)

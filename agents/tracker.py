@@ -47,6 +47,11 @@ class TrackerOwners:
             written = await asyncio.gather(*(owner.stop() for owner in gone))
             self._let_go = {owner.partition: owner for owner, all_of_it in zip(gone, written, strict=True) if all_of_it}
 
+    def keeps_placements(self) -> bool:
+        """Whether it is for this worker to keep the placements of queues: for the owner of the first partition."""
+        first = self.owned.get(0)
+        return first is not None and first.state == "owner"
+
     def wake(self) -> None:
         """Let each owner look at what has changed beside the markers."""
         for owner in self.owned.values():

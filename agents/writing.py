@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ from aiokafka.errors import (
     UnknownTopicOrPartitionError,
 )
 
+from agents.copy_batches import CopyBatches
 from agents.own_topics import OwnTopics
 from agents.surroundings import Surroundings
 from marq.connection import stop_producer
@@ -35,6 +37,10 @@ log = logging.getLogger("marq.tracker")
 #: How long a transaction may take before the producer is given up.
 TRANSACTION_SECONDS = 15.0
 STOP_PRODUCER_SECONDS = 1.0
+
+
+#: What is due, and its message.
+Due = tuple[Fire, Payload]
 
 
 @dataclass
@@ -55,8 +61,13 @@ class Writing:
     marked: int = -1
     #: Id and epoch of the producer that was taken over last.
     _epoch: tuple[int, int] = (-1, -1)
-    _spread: int = 0
+    #: The partition of the last copy of a queue that lives on all of them.
+    _turn: int = 0
     _own_topics: OwnTopics = field(default_factory=OwnTopics)
+
+    @property
+    def _owner(self) -> list[tuple[str, bytes]]:
+        return [(rows.OWNER_HEADER, self.around.worker.encode())] if self.around.worker else []
 
     async def fence(self) -> bool:
         """Take the partition's producer over; return whether nobody else has had it since this was done before."""
@@ -90,11 +101,17 @@ class Writing:
         self.answers = []
         self.notes = []
 
-    def payload(self, tracker: Tracker, fire: Fire) -> Payload:
-        """Return the message of a copy to send."""
-        payload = self.open_payload(tracker, fire.source, fire.offset)
-        assert payload is not None, f"no row for {copies.record_id(fire.source, fire.offset)}"
-        return payload
+    def payloads(self, tracker: Tracker, fires: Sequence[Fire]) -> list[Payload]:
+        """Return the messages of copies to send: the table is asked once for all of them."""
+        found = [tracker.book.fresh_payload(fire.source, fire.offset) for fire in fires]
+        missing = [index for index, payload in enumerate(found) if payload is None]
+        keys = [rows.row_key(fires[index].source, fires[index].offset) for index in missing]
+        written = self.around.table.get(self.partition, keys) if keys else []
+        for index, key, stored in zip(missing, keys, written, strict=True):
+            row = self.pending.get(key) or stored
+            assert row is not None, f"no row for {copies.record_id(fires[index].source, fires[index].offset)}"
+            found[index] = rows.decode_payload(row)
+        return found  # type: ignore[return-value]
 
     def open_payload(self, tracker: Tracker, source: Source, offset: int) -> Payload | None:
         """Return an open message, from the book, the rows to write or the table; None for what is not open."""
@@ -117,7 +134,7 @@ class Writing:
     async def commit(
         self,
         tracker: Tracker,
-        fires: Sequence[Fire],
+        due: Sequence[Due],
         tick: Tick | None,
         changes: bool,
         limit_seconds: float,
@@ -140,7 +157,7 @@ class Writing:
         async with asyncio.timeout(limit_seconds):
             await producer.begin_transaction()
             try:
-                sends = await self._sends(producer, tracker, fires, [*plan, *([] if tick is None else [tick])], changes)
+                sends = await self._sends(producer, tracker, due, [*plan, *([] if tick is None else [tick])], changes)
                 results = [await send for send in sends]
             except (MessageSizeTooLargeError, RecordListTooLargeError):
                 await producer.abort_transaction()
@@ -165,13 +182,11 @@ class Writing:
         self.pending = {}
 
     async def _sends(
-        self, producer: AIOKafkaProducer, tracker: Tracker, fires: Sequence[Fire], more: Sequence[Batch], changes: bool
+        self, producer: AIOKafkaProducer, tracker: Tracker, due: Sequence[Due], more: Sequence[Batch], changes: bool
     ) -> list[Any]:
         names, sends = self.around.names, []
-        sends += [
-            await self._send_copy(producer, tracker, f) for f in fires if f.destination is not Destination.NOWHERE
-        ]
-        for batch in [*self.answers, *tracker.facts(list(fires)), *more]:
+        sends += await self._send_copies(producer, tracker, due)
+        for batch in [*self.answers, *tracker.facts([fire for fire, _ in due]), *more]:
             sends += [await producer.send(names.markers, encode(batch), partition=self.partition)]
         if changes:
             at_ms = tracker.book.clock.appended_ms
@@ -181,25 +196,50 @@ class Writing:
                 sends.append(await self._send_quarantine(producer, at_ms, offset, value, why))
         return sends
 
-    async def _send_copy(self, producer: AIOKafkaProducer, tracker: Tracker, fire: Fire) -> Any:
+    async def _send_copies(self, producer: AIOKafkaProducer, tracker: Tracker, due: Sequence[Due]) -> list[Any]:
+        """Send what goes to the messages topic in batches, which cost far less than as many sends; all else alone."""
+        batches = CopyBatches(producer, self.around.names.messages, self.around.max_message_bytes)
+        sends = []
+        for fire, payload in due:
+            if fire.destination is not Destination.NOWHERE:
+                sends += await self._send_copy(producer, tracker, fire, payload, batches)
+        return sends + await batches.send()
+
+    async def _send_copy(
+        self, producer: AIOKafkaProducer, tracker: Tracker, fire: Fire, payload: Payload, batches: CopyBatches
+    ) -> list[Any]:
         names, clock = self.around.names, tracker.book.clock
         own_topic = self._own_topic(fire)
         if own_topic is not None and not await self._own_topics.usable(producer, own_topic):
             own_topic = None
-        copy = copies.copy(fire, self.payload(tracker, fire), clock.now_ms, own_topic)
+        copy = copies.copy(fire, payload, clock.now_ms, own_topic)
         options = {"headers": copy.headers, "timestamp_ms": clock.appended_ms}
         if copy.destination is Destination.DEAD_LETTERS:
-            return await producer.send(names.dead_letters, copy.value, copy.key, **options)
+            return [await producer.send(names.dead_letters, copy.value, copy.key, **options)]
         if copy.own_topic:
             source = fire.source
             try:
-                return await producer.send(source.topic, copy.value, copy.key, partition=source.partition, **options)
+                return [await producer.send(source.topic, copy.value, copy.key, partition=source.partition, **options)]
             except AssertionError:
                 # So aiokafka says that the partition is gone: the topic was made anew with fewer.
                 self._own_topics.close(source.topic, UnknownTopicOrPartitionError())
-                return await self._send_copy(producer, tracker, fire)
-        self._spread = (self._spread + 1) % self.around.messages_partitions
-        return await producer.send(names.messages, copy.value, copy.key, partition=self._spread, **options)
+                return await self._send_copy(producer, tracker, fire, payload, batches)
+        batches.add(await self._partition(producer, fire.lease.queue), copy, clock.appended_ms)
+        return []
+
+    async def _partition(self, producer: AIOKafkaProducer, queue: str) -> int:
+        """Return the partition of the messages topic for a copy."""
+        sends = self.around.placement(queue).sends
+        if sends is None:
+            self._turn = (self._turn + 1) % self.around.messages_partitions
+            return self._turn
+        # aiokafka fails at a partition that was added after it last looked.
+        there = await producer.partitions_for(self.around.names.messages)
+        known = [each for each in sends if each in there]
+        if not known:
+            raise UnknownTopicOrPartitionError(f"{self.around.names.messages}: partitions {sends} of queue {queue!r}")
+        # Not in turn: copies of several queues that come by turns would each be given the same one.
+        return random.choice(known)
 
     def _own_topic(self, fire: Fire) -> str | None:
         """Where a copy goes back to, when that is a topic of its queue's own."""
@@ -210,11 +250,12 @@ class Writing:
         topic, sends = self.around.table.changelog_topic_name, []
         batch = producer.create_batch()
         for key, value in self.pending.items():
-            if batch.append(key=key, value=value, timestamp=at_ms) is None:
+            headers = self._owner if key == rows.APPLIED_KEY else []
+            if batch.append(key=key, value=value, timestamp=at_ms, headers=headers) is None:
                 if batch.record_count():
                     sends.append(await producer.send_batch(batch, topic, partition=self.partition))
                     batch = producer.create_batch()
-                if batch.append(key=key, value=value, timestamp=at_ms) is None:
+                if batch.append(key=key, value=value, timestamp=at_ms, headers=headers) is None:
                     # Larger than a batch: the producer makes one for it alone.
                     sends.append(await producer.send(topic, value, key, self.partition, timestamp_ms=at_ms))
         if batch.record_count():

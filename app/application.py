@@ -9,38 +9,49 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import time
 from collections.abc import Hashable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from aiohttp import ClientSession
 from faust.app import BootStrategy
 from faust.types import TP
 
 import agents.statistics
 import agents.tracker
 import tables.leases
+from agents.census import Census
+from agents.placements import PlacementKeeper
+from agents.shown import Redaction
 from agents.standing import Standing
 from agents.surroundings import Surroundings
-from app import commands, former_member, identity
+from app import commands, former_member, identity, probes, web_security
 from app.batching import BatchSchema
 from app.checkup.preflight import ensure_rights
 from app.checkup.rights import Use
+from app.dashboard.serving import Dashboard
 from app.faust_app import MarqApp, new_app, or_exit
 from app.handlers_process import HandlersProcess, create_handlers_app
 from app.handlers_processes import HandlersProcesses, stop_limit_s
 from app.handlers_role import HandlersRole
 from app.members import Group
 from app.memory import Heap, look_for_garbage_rarely
+from app.peers import authorization
 from app.publication import differences, publish
 from app.watchdog import Watchdog
 from app.web import Figures, MarqWeb
 from app.web import attach as attach_web
 from app.witness import Markers, Rebalance, Witness
+from app.worker import reachable_name
 from config.queues import QueuesFile, load_queues
 from config.settings import AppSettings, Role, load_client_settings, load_settings
 from marq.connection import client_options
-from marq.queues import Queues
+from marq.core.errors import MarqError
+from marq.core.spread import HEARD_S
+from marq.queues import HEAR_LIMIT_S, Queues
 from marq.settings import ClientSettings
 from marq.topics import Topics, ensure_topics
 from tables.standby import Standby
@@ -59,11 +70,25 @@ class WorkerApp(MarqApp):
     _tidying: asyncio.Task[None] | None = None
     #: Only with the role handlers, and once it runs.
     handlers: HandlersRole | None = None
+    #: Only with the role tracker, and once it runs.
+    placements: PlacementKeeper | None = None
+    #: Only with the role tracker, and unless it is switched off.
+    census: Census | None = None
     #: Once it runs.
     watchdog: Watchdog | None = None
+    #: Whether the group has said which partitions this worker owns, if any; one that is no tracker is in no group.
+    assigned = False
+    dashboard: Dashboard
 
     def _new_web(self) -> MarqWeb:
         return MarqWeb(self)
+
+    @property
+    def http_client(self) -> ClientSession:
+        """What asks other workers, to which it makes itself known."""
+        if self._http_client is None:
+            self._http_client = ClientSession(headers=authorization(self.settings))
+        return self._http_client
 
     async def on_first_start(self) -> None:
         await super().on_first_start()
@@ -89,16 +114,21 @@ class WorkerApp(MarqApp):
                 self._expelling = asyncio.create_task(
                     former_member.expel(self.client, Path(self.conf.datadir), settings.session_timeout)
                 )
+            self.placements = PlacementKeeper(self.client, self.queues, self.owners.keeps_placements)
+            self.placements.start()
+        if self.census is not None:
+            self.census.start()
         if self.handlers is not None:
             self.handlers.start(self.queues)
         self.watchdog = Watchdog(self.settings.watchdog, self._standings, Witness(self.client).ask)
         self.watchdog.start()
+        await self.dashboard.start()
 
     async def _ensure_rights(self, file: QueuesFile) -> None:
         ours = file.definitions
         if self.handlers is not None:
             ours = ours.after(self.handlers.publication(ours))
-        await ensure_rights(self.client, Use.of(ours, self.client.names, self.settings.roles))
+        await ensure_rights(self.client, Use.of(ours, self.client.names, self.settings))
 
     async def _define(self, file: QueuesFile, topics: Topics) -> None:
         """Learn what is defined, and say what this worker knows."""
@@ -123,13 +153,21 @@ class WorkerApp(MarqApp):
         # have folded.
         if self.handlers is not None:
             await self.handlers.stop()
+        await self.dashboard.stop()
         for task in (self._expelling, self._tidying):
             if task is not None:
                 task.cancel()
-        await self.owners.stop()
+        if self.placements is not None:
+            await self.placements.stop()
+        # Together: where the broker is away, each takes its time.
+        await asyncio.gather(self.owners.stop(), *([] if self.census is None else [self.census.stop()]))
         await self.queues.stop()
         await self.group.stop()
         await super().on_stop()
+
+    def markers_end(self, partition: int) -> int | None:
+        """Return where a markers partition that this worker reads ended at the last fetch; None: not known."""
+        return self.consumer.thread.log_end(TP(self.settings.names.markers, partition))
 
     def handlers_figures(self) -> list[dict[str, Any]]:
         return [] if self.handlers is None else self.handlers.figures()
@@ -146,6 +184,13 @@ class WorkerApp(MarqApp):
                 markers = Markers(partition, self.settings.names.changelog)
                 found[markers] = replace(standing, progress=(count, *standing.progress))
         return found
+
+    async def _heard(self) -> None:
+        if time.monotonic() - self.queues.heard_s > HEARD_S:
+            try:
+                await self.queues.hear(HEAR_LIMIT_S)
+            except MarqError as error:
+                raise TimeoutError(str(error)) from error
 
     def _surroundings(self, topics: Topics) -> Surroundings:
         markers = self.settings.names.markers
@@ -171,6 +216,9 @@ class WorkerApp(MarqApp):
             pause=lambda partition: self.consumer.pause_partitions({TP(markers, partition)}),
             markers_partitions=topics.markers_partitions,
             schedules=lambda: self.queues.definitions.schedules,
+            placement=self.queues.definitions.placement,
+            heard=self._heard,
+            worker=f"{self.conf.broker_client_id} on {socket.gethostname()} ({self.conf.canonical_url})",
         )
 
 
@@ -198,7 +246,8 @@ def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerAp
         datadir=str(settings.data_dir),
         web_bind=settings.web_bind,
         web_port=settings.web_port,
-        web_host=settings.web_bind,
+        web_host=settings.web_host or reachable_name(settings.web_bind),
+        web_application_options=web_security.options(settings),
     )
     app.queues = Queues.of(client)
     app.group = Group(client)
@@ -207,8 +256,15 @@ def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerAp
         attach_tracker(app)
     else:
         app.boot_strategy = BootStrategy(app, enable_kafka=False)
-    statistics = agents.statistics.attach(app, app.owners)
-    attach_web(app, Figures(statistics, app.group, app.handlers_figures))
+    if Role.TRACKER in settings.roles and settings.census:
+        app.census = Census(client, app.owners, lambda: app.queues.definitions)
+    statistics = agents.statistics.attach(app, app.owners, app.census)
+    statistics.paces.end_of = app.markers_end
+    probes.attach(app, statistics)
+    figures = Figures(statistics, app.group, app.handlers_figures, Redaction(settings.redact))
+    attach_web(app, figures)
+    app.dashboard = Dashboard(app, figures, settings, client, app.queues)
+    app.dashboard.pages.attach(app.web.web_app)
     commands.attach(app)
     return app
 
@@ -225,6 +281,7 @@ def attach_tracker(app: WorkerApp) -> None:
 async def _on_assigned(app: WorkerApp, assigned: set[TP], **_: Any) -> None:
     former_member.remember(Path(app.conf.datadir), app.consumer.member)
     app.owners.assigned(assigned)
+    app.assigned = True
 
 
 async def _on_revoked(app: WorkerApp, revoked: set[TP], **_: Any) -> None:

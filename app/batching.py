@@ -27,9 +27,15 @@ from faust.transport.drivers import aiokafka as driver
 from faust.types import TP, ConsumerMessage
 
 from agents.fetched import Fetched
+from marq.connection import stop_consumer
 
 #: Longest wait for records in one poll; a stop or rebalance waits for it.
 _POLL_SECONDS = 1.0
+#: Least time from one fetch to the next. A fetch costs about a millisecond, however few records it brings: with some
+#: hundred small ones a second a worker took half a processor.
+_SPACING_SECONDS = 0.005
+#: What leaving the group may take.
+_STOP_SECONDS = 3.0
 #: No partition: a poll of it fetches nothing and still counts as one.
 _NOTHING = TP("marq", -1)
 
@@ -48,7 +54,16 @@ class BatchThread(driver.AIOKafkaConsumerThread):
         consumer = super()._create_worker_consumer(transport)
         consumer._isolation_level = self.app.isolation_level
         consumer._fetch_max_wait_ms = 500
+        if self.app.group_assignor is not None:
+            consumer._partition_assignment_strategy = (self.app.group_assignor,)
         return consumer
+
+    async def on_thread_stop(self) -> None:
+        # Not that of Faust's thread: without a broker aiokafka's stop passes on a cancellation of its own, and the
+        # thread would end by it, with the application waiting for what it had still to do.
+        await super(driver.AIOKafkaConsumerThread, self).on_thread_stop()
+        if self._consumer is not None:
+            await stop_consumer(self._consumer, _STOP_SECONDS)
 
     async def _fetch_records(
         self,
@@ -104,6 +119,16 @@ class BatchThread(driver.AIOKafkaConsumerThread):
         position = None if state is None else state._position
         passed_from, passed_to = self._passed.get(tp, (None, None))
         return passed_from if passed_to == position else position
+
+    def log_end(self, tp: TP) -> int | None:
+        """Return where a partition ended at the last fetch, less what that found no records in; None: not known."""
+        consumer = self._consumer
+        state = None if consumer is None else self._state(consumer, tp)
+        if state is None:
+            return None
+        # A transaction ends with a record of Kafka's own, which is not waiting for anybody.
+        passed_from, passed_to = self._passed.get(tp, (None, None))
+        return passed_from if passed_to == state.highwater else state.highwater
 
     @property
     def member(self) -> str:
@@ -177,6 +202,7 @@ class BatchConsumer(driver.Consumer):
         try:
             while not (self.should_stop or fetcher.should_stop):
                 fetched, active = await self._wait_next_records(_POLL_SECONDS)
+                next_s = monotonic() + _SPACING_SECONDS
                 generation = self.app.consumer_generation_id
                 # The fetch may have been answered from a buffer without giving way to anybody.
                 await asyncio.sleep(0)
@@ -186,6 +212,7 @@ class BatchConsumer(driver.Consumer):
                     await self._seek_back()
                     continue
                 await self._deliver(fetched, active, generation)
+                await asyncio.sleep(max(0.0, next_s - monotonic()))
         except self.consumer_stopped_errors:
             if not self.app.should_stop:
                 raise

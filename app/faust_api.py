@@ -53,6 +53,7 @@ RELIANCES = (
         "async (self, consumer, active_partitions, timeout=None, max_records=None)",
         "its records become one Fetched for each partition",
     ),
+    Reliance(_THREAD, "on_thread_stop", "async (self)", "stops aiokafka's consumer, which we do in our own way"),
     Reliance(_THREAD, "_ensure_consumer", "(self)", "the aiokafka consumer, for exact commits"),
     Reliance(_THREAD, "call_thread", "async (self, fun, *args, **kwargs)", "runs a coroutine function there"),
     Reliance(_THREAD, "tp_last_committed_at", "instance attribute", "what Faust's livelock detector looks at"),
@@ -103,6 +104,8 @@ RELIANCES = (
     # app/batching.py: aiokafka below it.
     Reliance(_KAFKA, "_isolation_level", "instance attribute", "read before start()"),
     Reliance(_KAFKA, "_fetch_max_wait_ms", "instance attribute", "read before start(); Faust fixes it at 1500"),
+    Reliance(_KAFKA, "_partition_assignment_strategy", "instance attribute", "read in start(); Faust fixes it"),
+    Reliance(_THREAD, "_consumer", "class attribute", "None until the consumer starts"),
     Reliance(_KAFKA, "_subscription", "instance attribute", "the way to positions"),
     Reliance(_KAFKA, "_coordinator", "instance attribute", "the way to the member's id"),
     Reliance(
@@ -115,6 +118,7 @@ RELIANCES = (
     Reliance(f"{_STATE}:Subscription", "assignment", "property", "None during a rebalance"),
     Reliance(f"{_STATE}:Assignment", "state_value", "(self, tp)", "None for partitions that are not assigned"),
     Reliance(f"{_STATE}:TopicPartitionState", "_position", "instance attribute", "None until it is known"),
+    Reliance(f"{_STATE}:TopicPartitionState", "highwater", "instance attribute", "where a partition ended"),
     Reliance(
         f"{_STATE}:TopicPartitionState",
         "consumed_to",
@@ -143,9 +147,15 @@ RELIANCES = (
     Reliance(_APP, "consumer_generation_id", "class attribute", "tells a batch of before a rebalance"),
     # app/worker.py
     Reliance(_WORKER, "__init__", "(self, app, *services, ...)", "called with the app first"),
+    Reliance(_WORKER, "on_setup_root_logger", "(self, logger, level)", "called when logging has been set up"),
     Reliance(_WORKER, "_on_sigint", "(self)", "starts the time limit of a stop"),
     Reliance(_WORKER, "_on_sigterm", "(self)", "starts the time limit of a stop"),
+    # app/application.py
+    Reliance(_APP, "http_client", "property", "made by us, with what other workers ask for"),
+    Reliance(_APP, "_http_client", "class attribute", "where the property keeps it, and what is closed at the end"),
     # app/web.py
+    Reliance(_WEB, "start_server", "async (self)", "sets the runner up, starts a site of it; ours: limits between"),
+    Reliance(_WEB, "_create_site", "(self)", "makes the site of self._runner, which we make"),
     Reliance(_WEB, "default_blueprints", "class attribute", "emptied: /table and /router are open to anybody"),
     Reliance(_WEB, "production_blueprints", "class attribute", "emptied: our own page is at /"),
     # app/members.py
@@ -165,7 +175,7 @@ RELIANCES = (
     Reliance(
         "aiokafka.coordinator.protocol:ConsumerProtocolMemberMetadata", "SCHEMA", "class attribute", "has user_data"
     ),
-    # app/checkup
+    # app/checkup, app/dashboard/groups.py
     Reliance(
         "aiokafka.admin:AIOKafkaAdminClient",
         "_send_request",

@@ -13,6 +13,7 @@ from faust.auth import SASLCredentials, SSLCredentials
 from app.batching import BatchTransport
 from app.worker import MarqWorker
 from config.settings import AppSettings
+from marq.assignor import SpreadAssignor
 from marq.core.errors import MarqError
 from marq.settings import ClientSettings
 
@@ -37,6 +38,8 @@ class MarqApp(faust.App):
     log_level: str | int | None = None
     #: Whether its consumer sees records of transactions that are open or were aborted.
     isolation_level = "read_committed"
+    #: Who of its group reads what; None: as Faust has it.
+    group_assignor: SpreadAssignor | None = None
     #: Whether it needs a folder below the data directory.
     keeps_tables = False
 

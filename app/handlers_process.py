@@ -6,6 +6,7 @@ web pages nor the handlers of other groups.
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -28,7 +29,8 @@ from app.reports import LOOK_SECONDS, Reporter
 from app.watchdog import Watchdog
 from app.witness import Messages, Witness
 from config.settings import AppSettings
-from marq.core.errors import MarqError
+from marq.assignor import SpreadAssignor
+from marq.core.errors import ConfigError, MarqError
 from marq.core.markers import Source
 from marq.offsets import places
 from marq.queues import Queues
@@ -83,6 +85,7 @@ class HandlersApp(MarqApp):
         await own_topics(self.client, self.group.topics.values(), topics)
         await self.queues.start()
         await self.handlers.start(self.client, topics, self.queues.definitions, self._partitions())
+        self.queues.listen(self.handlers.look_at_pauses)
         # Handlers may block the event loop for as long as they like: only a consumer that brings nothing is ended for.
         ask = Witness(self.client).ask
         self.watchdog = Watchdog(self.settings.watchdog, self._standings, ask, watches_loop=False)
@@ -132,9 +135,23 @@ class HandlersApp(MarqApp):
         )
 
 
+def trace_handlers() -> None:
+    """Tell of handlers in spans; who gets them is for OpenTelemetry's own settings to say.
+
+    Raises:
+        ConfigError: OpenTelemetry is not installed.
+    """
+    try:
+        importlib.import_module("marq.tracing").instrument()
+    except ImportError as error:
+        raise ConfigError(f"MARQ_TRACING: {error}") from error
+
+
 def create_handlers_app(settings: AppSettings, client: ClientSettings, process: HandlersProcess) -> HandlersApp:
     """Return the application of a handlers process, which ends when its parent does."""
     follow_parent(process.pipe, settings.stop_timeout)
+    if settings.tracing:
+        trace_handlers()
     group, names = process.group, client.names
     app = new_app(HandlersApp, names.named_group(group.name), settings, client)
     # It sends nothing through Faust.
@@ -143,11 +160,13 @@ def create_handlers_app(settings: AppSettings, client: ClientSettings, process: 
     app.queues = Queues.of(client)
     topic = app.topic(names.messages, *group.topics.values(), schema=BatchSchema())
     app.handlers = agents.handlers.attach(app, topic, group, app.failed)
+    reads = group.serving(names.messages, group.queues).reads
+    app.group_assignor = SpreadAssignor(lambda: reads)
     reporter = Reporter(process.reports)
 
     @app.timer(LOOK_SECONDS, name="report")
     async def report(app: HandlersApp) -> None:
-        reporter.tell({"breakers": app.handlers.breakers})
+        reporter.tell({"breakers": app.handlers.breakers, **app.handlers.holding})
 
     app.on_partitions_assigned.connect(_on_assigned)
     app.on_partitions_revoked.connect(_on_revoked)

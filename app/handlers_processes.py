@@ -33,6 +33,10 @@ SETTLE_S = 0.2
 OWN_STOP_S = 3.0
 
 
+#: Of a process that runs no more, or has told nothing yet.
+NOTHING_REPORTED: Mapping[str, Any] = {"breakers": {}, "held": 0, "taken": 0}
+
+
 class Pauses:
     """How long to wait before the next start."""
 
@@ -129,7 +133,7 @@ class _GroupProcess:
         self._process: Process | None = None
         self._living: asyncio.Task[None] | None = None
         self._starts = 0
-        self._report: dict[str, Any] = {"breakers": {}}
+        self._report: dict[str, Any] = dict(NOTHING_REPORTED)
         self._stopping = False
 
     def start(self) -> None:
@@ -207,4 +211,4 @@ class _GroupProcess:
     async def _listen(self, pipe: int) -> None:
         async for report in reports(pipe):
             self._report = report
-        self._report = {"breakers": {}}
+        self._report = dict(NOTHING_REPORTED)

@@ -30,10 +30,14 @@ LOOK_LIMIT_S = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """``urls``: one for each tracker; not ``settled``: some may be missing, for a rebalance or the broker's silence."""
+    """``urls``: one for each tracker; not ``settled``: some may be missing, for a rebalance or the broker's silence.
+
+    ``answered``: whether the broker has answered, be it that it may not say.
+    """
 
     urls: Sequence[URL] = ()
     settled: bool = False
+    answered: bool = False
 
 
 class Group:
@@ -69,8 +73,8 @@ class Group:
         except (KafkaError, TimeoutError) as error:
             self._note(error)
             await self.stop()
-            found = None
-        return Members(self._members.urls) if found is None else Members(found, settled=True)
+            return Members(self._members.urls, answered=isinstance(error, GroupAuthorizationFailedError))
+        return Members(self._members.urls if found is None else found, found is not None, answered=True)
 
     def _note(self, error: Exception) -> None:
         if isinstance(error, GroupAuthorizationFailedError) and not self._refused:

@@ -9,13 +9,25 @@ from typing import Any
 from aiohttp import ClientError, ClientSession, ClientTimeout
 from yarl import URL
 
+from app.credentials import Credentials
 from app.members import Group, Members
+from config.settings import AppSettings, load_settings
 from marq.settings import ClientSettings
 
 #: How long a worker may take to answer before its figures are said to be missing.
 PEER_SECONDS = 1.0
 #: The same when a command asks.
 COMMAND_SECONDS = 10.0
+
+
+def authorization(settings: AppSettings) -> dict[str, str]:
+    """Return the headers by which a worker, or a command with the settings of one, makes itself known to all others.
+
+    Raises:
+        ConfigError: a setting of who may come in is wrong.
+    """
+    token = Credentials.of(settings).peer_token
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 async def ask_each(
@@ -29,10 +41,15 @@ async def ask_each(
 ) -> list[dict[str, Any] | None]:
     """Return the JSON that each worker answers, None where one does not; ``own``: the address of who asks.
 
+    ``path`` is quoted as it is to be asked for.
+
     Each address is asked once: of several workers that gave the same one (or ours), the others can't be reached.
     """
     different = {url: place for place, url in reversed(list(enumerate(urls))) if url != own}
-    asked = (_ask(client, (url / path) % {**query, "scope": "worker"}, limit_s) for url in different)
+    # The names in a path are quoted already, as a slash in one of them must be.
+    asked = (
+        _ask(client, url.joinpath(path, encoded=True) % {**query, "scope": "worker"}, limit_s) for url in different
+    )
     answers = dict(zip(different, await asyncio.gather(*asked), strict=True))
     return [answers[url] if different.get(url) == place else None for place, url in enumerate(urls)]
 
@@ -46,13 +63,14 @@ async def ask_workers(
         members = await group.members()
     finally:
         await group.stop()
-    async with ClientSession() as session:
+    async with ClientSession(headers=authorization(load_settings())) as session:
         return members, await ask_each(session, members.urls, path, query or {}, limit_s=COMMAND_SECONDS)
 
 
 async def _ask(client: ClientSession, url: URL, limit_s: float) -> dict[str, Any] | None:
     try:
-        async with client.get(url, timeout=ClientTimeout(total=limit_s)) as response:
+        # Not to where a stranger at this address sends us: we have said who we are.
+        async with client.get(url, timeout=ClientTimeout(total=limit_s), allow_redirects=False) as response:
             answer: dict[str, Any] = await response.json()
             return answer if response.status == 200 else None
     except (ClientError, TimeoutError, ValueError):

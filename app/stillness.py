@@ -72,6 +72,11 @@ class Stillness:
                 return f"{subject} stands still: {standing.owes or 'what is there for it is not read'}"
         return ""
 
+    @property
+    def suspects(self) -> frozenset[Hashable]:
+        """What has stood still for half of the limit although a witness found work for it."""
+        return frozenset(subject for subject, case in self._cases.items() if case.asked)
+
     def _case(self, subject: Hashable, standing: Standing) -> _Case:
         case = self._cases.get(subject)
         return case if case is not None and case.progress == standing.progress else _Case(standing.progress)

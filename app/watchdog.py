@@ -53,6 +53,11 @@ class Watchdog:
         self._saying = asyncio.create_task(self._say(), name="watchdog")
         threading.Thread(target=self._watch, name="marq-watchdog", daemon=True).start()
 
+    @property
+    def suspects(self) -> frozenset[Hashable]:
+        """What is wedged: for half of the limit it has had work that somebody else could do, and made no progress."""
+        return self._stillness.suspects
+
     def stop(self) -> None:
         """End: what follows has a limit of its own."""
         self._stopped.set()

@@ -1,26 +1,28 @@
-"""The worker's web pages: figures of all queues, for the whole installation, from any of its workers."""
+"""Figures of all queues, for the whole installation, from any of its workers: what all pages show and programs read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
 import faust
+from aiohttp.web import AppRunner
 from faust.web.drivers.aiohttp import Web
 from faust.web.views import View
 from yarl import URL
 
 from agents.listing import open_messages, read_choice
 from agents.schedules import described
-from agents.statistics import Statistics, add_up
+from agents.shown import Redaction
+from agents.statistics import Statistics, add_up, census_of
 from app.members import Group
 from app.peers import ask_each
-from marq.core.errors import ConfigError
+from app.web_connections import IDLE_S, Connections
+from marq.core.handling_times import add_counts
 
-_NOTHING: dict[str, Any] = {"queues": {}, "partitions": [], "handlers": []}
+_NOTHING: dict[str, Any] = {"queues": {}, "handled": {}, "partitions": [], "handlers": [], "census": None}
 
 
 class MarqWeb(Web):
@@ -28,6 +30,17 @@ class MarqWeb(Web):
 
     default_blueprints = ()
     production_blueprints = ()
+
+    def __init__(self, app: faust.App, **more: Any) -> None:
+        super().__init__(app, **more)
+        self._runner = AppRunner(self.web_app, access_log=None, keepalive_timeout=IDLE_S)
+
+    async def start_server(self) -> None:
+        """Listen, with a limit of connections."""
+        await self._runner.setup()
+        assert self._runner.server is not None
+        Connections().limit(self._runner.server)
+        await self._create_site().start()
 
 
 @dataclass(frozen=True)
@@ -38,6 +51,8 @@ class Figures:
     group: Group
     #: What handlers processes this worker has.
     handlers: Callable[[], list[dict[str, Any]]]
+    #: What is not shown of payloads.
+    redaction: Redaction = field(default_factory=Redaction)
 
     def local(self) -> dict[str, Any]:
         """Figures of this worker alone."""
@@ -53,10 +68,16 @@ class Figures:
         answers = await ask_each(app.http_client, peers, "api/queues", {}, own=own)
         workers = [_worker(own, self.local()), *map(_worker, peers, answers)]
         answered = [worker for worker in workers if worker["answered"]]
+        everyone = members.settled and len(answered) == len(workers)
         return {
-            "complete": members.settled and len(answered) == len(workers),
+            "complete": everyone,
             "queues": add_up(answered),
-            "workers": [{name: value for name, value in worker.items() if name != "queues"} for worker in workers],
+            "census": census_of(answered, everyone=everyone),
+            "handled": add_counts([worker["handled"] for worker in answered]),
+            "workers": [
+                {name: value for name, value in worker.items() if name not in ("queues", "handled")}
+                for worker in workers
+            ],
         }
 
     async def messages(self, app: faust.App, queue: str, query: Mapping[str, str]) -> dict[str, Any]:
@@ -66,24 +87,27 @@ class Figures:
             ConfigError: the query asks for something that there is not.
         """
         choice = read_choice(queue, query)
-        local = {"messages": await open_messages(self.statistics.owners, choice)}
+        local = {"messages": await open_messages(self.statistics.owners, choice, self.redaction)}
         if query.get("scope") == "worker":
             return local
+        settled, answers = await self.of_others(app, f"api/queues/{quote(queue, safe='')}/messages", query)
+        return merged([local, *answers], choice.limit, complete=settled)
+
+    async def of_others(
+        self, app: faust.App, path: str, query: Mapping[str, str]
+    ) -> tuple[bool, list[dict[str, Any] | None]]:
+        """Ask all other trackers the same; return whether it is known who they are, and what each answered."""
         own, members = URL(app.conf.canonical_url), await self.group.members()
         peers = [url for url in members.urls if url != own]
-        path = f"api/queues/{quote(queue, safe='')}/messages"
-        answers = await ask_each(app.http_client, peers, path, dict(query), own=own)
-        return merged([local, *answers], choice.limit, complete=members.settled)
+        return members.settled, await ask_each(app.http_client, peers, path, dict(query), own=own)
 
     async def schedules(self, app: faust.App, query: Mapping[str, str]) -> dict[str, Any]:
         """All schedules, of all trackers or (``scope=worker``) of this one."""
         local = {"schedules": described(self.statistics.owners.owned.values())}
         if query.get("scope") == "worker":
             return local
-        own, members = URL(app.conf.canonical_url), await self.group.members()
-        peers = [url for url in members.urls if url != own]
-        answers = await ask_each(app.http_client, peers, "api/schedules", {}, own=own)
-        return by_name([local, *answers], complete=members.settled)
+        settled, answers = await self.of_others(app, "api/schedules", {})
+        return by_name([local, *answers], complete=settled)
 
 
 def by_name(answers: Sequence[dict[str, Any] | None], *, complete: bool) -> dict[str, Any]:
@@ -100,71 +124,18 @@ def merged(answers: Sequence[dict[str, Any] | None], limit: int, *, complete: bo
 
 
 def _worker(url: URL, answer: dict[str, Any] | None) -> dict[str, Any]:
-    return {"url": str(url), "answered": answer is not None, **(answer or _NOTHING)}
-
-
-_COLUMNS = (
-    "in_flight",
-    "waiting_for_redelivery",
-    "acked",
-    "redelivered",
-    "dead",
-    "acked_per_second",
-    "oldest_lease_seconds",
-)
-
-
-def _page(found: dict[str, Any]) -> str:
-    heads = "".join(f"<th scope=col>{name.replace('_', ' ')}</th>" for name in _COLUMNS)
-    rows = "".join(
-        f"<tr><th scope=row>{escape(queue)}</th>" + "".join(f"<td>{row[name]:,.6g}</td>" for name in _COLUMNS) + "</tr>"
-        for queue, row in sorted(found["queues"].items())
-    )
-    empty = "" if rows else "<p>No queue has had a message yet. Send one with <code>marq.Producer</code>.</p>"
-    alarms = "".join(
-        f"<p role=alert>Markers partition {part['partition']} stands still: {escape(part['alarm'])}</p>"
-        for worker in found["workers"]
-        for part in worker["partitions"]
-        if part["alarm"]
-    )
-    breakers = "".join(
-        f"<p role=alert>The circuit breaker of {escape(queue)} is {escape(each['state'])}: {escape(worker['url'])}</p>"
-        for worker in found["workers"]
-        for process in worker.get("handlers", ())
-        for queue, each in process.get("breakers", {}).items()
-        if each["state"] != "closed"
-    )
-    missing = [escape(worker["url"]) for worker in found["workers"] if not worker["answered"]]
-    why = f"no answer from {', '.join(missing)}" if missing else "it is not known now which workers there are"
-    partial = "" if found["complete"] else f"<p role=alert>Figures are not complete: {why}.</p>"
-    return (
-        "<!doctype html><html lang=en><meta charset=utf-8><title>Marq</title>"
-        "<style>body{font:16px system-ui;margin:2rem}td,th{padding:.2rem .8rem;text-align:right}"
-        "th[scope=row]{text-align:left}</style>"
-        f"<h1>Queues</h1>{partial}{alarms}{breakers}<table><thead><tr><th scope=col>queue</th>{heads}</tr></thead>"
-        f"<tbody>{rows}</tbody></table>{empty}"
-    )
+    # A worker of another version may not tell all of it.
+    return {"url": str(url), "answered": answer is not None, **_NOTHING, **(answer or {})}
 
 
 def attach(app: faust.App, figures: Figures) -> None:
-    """Add the pages to an application."""
+    """Add what workers and commands ask of a worker to an application."""
 
     @app.page("/api/queues", name="queues")
     async def queues(self: View, request: Any) -> Any:
         local = request.query.get("scope") == "worker"
         return self.json(figures.local() if local else await figures.all(app))
 
-    @app.page("/api/queues/{queue}/messages", name="messages")
-    async def messages(self: View, request: Any, queue: str) -> Any:
-        try:
-            return self.json(await figures.messages(app, queue, request.query))
-        except ConfigError as error:
-            return self.json({"error": str(error)}, status=400)
-
     @app.page("/api/schedules", name="schedules")
     async def schedules(self: View, request: Any) -> Any:
         return self.json(await figures.schedules(app, request.query))
-
-    @app.page("/", name="index")
-    async def index(self: View, request: Any) -> Any:
-        return self.html(_page(await figures.all(app)))

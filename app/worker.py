@@ -15,6 +15,8 @@ from typing import IO, Any
 import faust
 from faust.exceptions import AlreadyConfiguredWarning
 
+from app.logs import shape
+from app.web_security import check_exposure
 from config.settings import Role
 from marq.core.errors import ConfigError
 
@@ -33,11 +35,18 @@ class MarqWorker(faust.Worker):
         if Role.WEB not in app.settings.roles:
             app.conf.web_enabled = False
         try:
+            if app.conf.web_enabled:
+                check_exposure(app.settings, str(app.conf.web_bind))
             self._lock = place_worker(app)
         except ConfigError as error:
             sys.exit(f"marq: {error}")
         # `faust worker` asks for it whatever the setting says; what a handler prints would come out as warnings.
         super().__init__(app, *services, **{**kwargs, "redirect_stdouts": False})
+
+    def on_setup_root_logger(self, logger: logging.Logger, level: int) -> None:
+        """Let the log have the form that the settings want; called once Faust has set it up."""
+        super().on_setup_root_logger(logger, level)
+        shape(logger, self.app.settings.log_format)
 
     def _on_sigint(self) -> None:
         self._limit_stop()
@@ -110,6 +119,14 @@ def _web_address(conf: Any, slot: int) -> str:
         warnings.simplefilter("ignore", AlreadyConfiguredWarning)
         conf.web_port = port
     return f"http://{conf.web_host}:{port}"
+
+
+def reachable_name(bind: str) -> str:
+    """Return by which name others reach a server that is bound to an address."""
+    if bind in {"", "0.0.0.0", "::"}:
+        # Bound to all addresses, none of which anybody could know.
+        return socket.gethostname()
+    return f"[{bind}]" if ":" in bind else bind
 
 
 def free_port(bind: str, wanted: int, slot: int) -> int:

@@ -1,61 +1,68 @@
-"""Runs the benchmark: rows in turn, medians, a table, and one JSON line at the end."""
+"""Runs the suite: ``make bench``, or some rows of it: ``make bench ONLY=drain,work RUNS=3 MESSAGES=100000``.
+
+The last line is one JSON object, which is also written to ``bench/results``. Exit code 1: a row failed; 2: a bar is
+not met.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from bench import report
 from bench.result import write_result
-from bench.rows import Rows
+from bench.rows import ROWS
 from bench.settings import Size
-from broker import EmbeddedBroker
+from bench.suite import Outcome, Row, measure
+
+#: Width of tables in a log.
+LOG_COLUMNS = 140
 
 
-def measure(rows: Rows, size: Size, say: Callable[[str], None]) -> dict[str, dict[str, float]]:
-    """Return the median of every figure of every row."""
-    alternated = {"marq": rows.drain, "confluent": rows.confluent, "iterate": rows.iterate}
-    single = {"redelivery": rows.redelivery, "idle": rows.idle}
-    found: dict[str, list[dict[str, float]]] = {}
-    for turn in range(size.runs):
-        for name, row in alternated.items():
-            if size.wants(name):
-                found.setdefault(name, []).append(row())
-                say(f"{turn + 1}/{size.runs} {name}: {found[name][-1]}")
-    for name, row in single.items():
-        if size.wants(name):
-            found[name] = [row()]
-            say(f"{name}: {found[name][-1]}")
-    return {name: {key: median(run[key] for run in runs) for key in runs[0]} for name, runs in found.items()}
+def chosen(rows: Sequence[Row], size: Size) -> list[Row]:
+    """Return the rows that the size names.
+
+    Raises:
+        SystemExit: it names one that does not exist.
+    """
+    unknown = [name for name in size.only if not any(is_named(row, name) for row in rows)]
+    if unknown:
+        raise SystemExit(f"bench: no row {', '.join(sorted(unknown))}; there are {', '.join(row.name for row in rows)}")
+    return [row for row in rows if not size.only or any(is_named(row, name) for name in size.only)]
 
 
-def show(figures: dict[str, dict[str, float]], console: Console) -> None:
-    table = Table("row", "figure", "median")
-    for name, row in figures.items():
-        for key, value in row.items():
-            table.add_row(name, key.replace("_", " "), f"{value:,.4g}" if value < 1000 else f"{value:,.0f}")
-    console.print(table)
+def is_named(row: Row, name: str) -> bool:
+    """Whether a row has this name, or is of this family: ``work`` names ``work-1ms``, too."""
+    return row.name == name or row.name.startswith(f"{name}-")
+
+
+def exit_code(outcomes: Sequence[Outcome]) -> int:
+    if any(outcome.error for outcome in outcomes):
+        return 1
+    return 0 if all(bar.met for outcome in outcomes for bar in outcome.bars) else 2
 
 
 def main() -> None:
-    size, console = Size.from_environment(), Console(stderr=True)
-    with tempfile.TemporaryDirectory(prefix="marq-bench-") as folder:
-        broker = EmbeddedBroker(heap="1g").start()
-        try:
-            rows = Rows(broker.bootstrap_servers, Path(folder), size)
-            figures = measure(rows, size, lambda line: console.print(line, highlight=False))
-        finally:
-            broker.close()
-    show(figures, console)
-    result: dict[str, Any] = {"messages": size.messages, "runs": size.runs, "figures": figures}
-    if "marq" in figures and "confluent" in figures:
-        result["drain_ratio"] = figures["marq"]["rate"] / figures["confluent"]["rate"]
-    write_result(result)
+    size, console = Size.from_environment(), Console(stderr=True, width=None if sys.stderr.isatty() else LOG_COLUMNS)
+    rows = chosen(ROWS, size)
+    load, began = os.getloadavg()[0], time.monotonic()
+    say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
+    with tempfile.TemporaryDirectory(prefix="marq-bench-", ignore_cleanup_errors=True) as folder:
+        outcomes = [measure(row, Path(folder), size, say) for row in rows]
+    report.show(outcomes, console)
+    say(f"all rows: {(time.monotonic() - began) / 60:.1f} minutes")
+    shape = {**asdict(size), "only": sorted(size.only)}
+    whole = rows == list(ROWS) and size.is_barred
+    write_result({"size": shape, "load_before": load, **report.kept(outcomes)}, "suite-" if whole else "rows-")
+    sys.exit(exit_code(outcomes))
 
 
 if __name__ == "__main__":

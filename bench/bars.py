@@ -12,13 +12,14 @@ from rich.table import Table
 
 @dataclass(frozen=True)
 class Bar:
-    """A limit that a figure must not pass, or (``at_least``) must reach."""
+    """A limit that a figure must not pass, or (``at_least``) must reach; a goal is better, and not asked for."""
 
     what: str
     found: float
     limit: float
     unit: str
     at_least: bool = False
+    goal: float | None = None
 
     @property
     def met(self) -> bool:
@@ -30,8 +31,13 @@ def show(figures: Mapping[str, list[float]], judged: Sequence[Bar], console: Con
     for name, found in figures.items():
         table.add_row(name.replace("_", " "), f"{median(found):,.2f}", f"{max(found):,.2f}")
     console.print(table)
-    verdict = Table("bar", "limit", "found", "met")
+    show_bars(judged, console)
+
+
+def show_bars(judged: Sequence[Bar], console: Console) -> None:
+    verdict = Table("bar", "limit", "found", "met", "goal")
     for bar in judged:
         found_and_limit = (f"{number:,.2f} {bar.unit}" for number in (bar.limit, bar.found))
-        verdict.add_row(bar.what, *found_and_limit, "yes" if bar.met else "NO")
+        goal = "" if bar.goal is None else f"{bar.goal:,.2f} {bar.unit}"
+        verdict.add_row(bar.what, *found_and_limit, "yes" if bar.met else "NO", goal)
     console.print(verdict)

@@ -5,11 +5,18 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Sequence
+from itertools import count as count_from
+
+from aiokafka import AIOKafkaProducer
 
 import marq
+from marq.core.names import Names
 
 QUEUE = "bench"
 CHUNK = 20_000
+#: Messages in a batch of a plain producer.
+BATCH = 2_000
 
 
 def values(start: int, end: int, size: int) -> list[bytes]:
@@ -18,13 +25,18 @@ def values(start: int, end: int, size: int) -> list[bytes]:
     return [number.to_bytes(8, "big") + padding for number in range(start, end)]
 
 
-def check(numbers: list[bytes], count: int) -> None:
-    """Check that each message came, by its number.
+def check(values: list[bytes], count: int) -> None:
+    """Check that each message came, by its number; raises as :func:`check_numbers`."""
+    check_numbers([int.from_bytes(value[:8], "big") for value in values], count)
+
+
+def check_numbers(numbers: Sequence[int], count: int) -> None:
+    """Check that each message came.
 
     Raises:
         SystemExit: one is missing; or one came twice, which no fault here explains.
     """
-    found = {int.from_bytes(value[:8], "big") for value in numbers}
+    found = set(numbers)
     if found != set(range(count)) or len(numbers) != count:
         raise SystemExit(f"bench: {count} sent, {len(numbers)} received, {len(found)} different: not a valid run")
 
@@ -37,6 +49,23 @@ async def fill(servers: str, prefix: str, count: int, size: int) -> float:
         for chunk in prepared:
             await producer.send_many(QUEUE, chunk)
         return count / (time.perf_counter() - begun)
+
+
+async def fill_queues(
+    servers: str, names: Names, queues: Sequence[str], count: int, size: int, partitions: int
+) -> None:
+    """Write numbered messages of several queues, which take turns, as a plain Kafka producer does."""
+    keys = [queue.encode() for queue in queues]
+    async with AIOKafkaProducer(bootstrap_servers=servers, enable_idempotence=True, max_batch_size=1 << 20) as producer:
+        turn = count_from(0)
+        number = 0
+        while number < count:
+            batch = producer.create_batch()
+            for value in values(number, min(number + BATCH, count), size):
+                assert batch.append(key=keys[number % len(keys)], value=value, timestamp=None) is not None
+                number += 1
+            await producer.send_batch(batch, names.messages, partition=next(turn) % partitions)
+        await producer.flush()
 
 
 if __name__ == "__main__":

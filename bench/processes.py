@@ -69,6 +69,39 @@ class _Tree:
         self.peak_bytes = max(self.peak_bytes, resident)
 
 
+class Meter:
+    """Processor time that processes take from now on; ``pids`` by the name of the part that they are."""
+
+    def __init__(self, pids: Mapping[str, Sequence[int]]) -> None:
+        self._pids = {part: tuple(each) for part, each in pids.items()}
+        self._began = self._now()
+
+    def seconds(self) -> dict[str, float]:
+        """Return seconds of processor time, by part."""
+        return {part: now - self._began[part] for part, now in self._now().items()}
+
+    def _now(self) -> dict[str, float]:
+        return {part: sum(map(cpu_seconds, pids)) for part, pids in self._pids.items()}
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return what a process that runs has taken so far.
+
+    Raises:
+        ProcessLookupError: it has ended.
+    """
+    fields = _stat(pid)
+    if fields is None:
+        raise ProcessLookupError(f"process {pid} has ended")
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def memory_bytes(pid: int, field: str) -> int:
+    """Return ``VmRSS`` (now) or ``VmHWM`` (the most so far) of a process that runs."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(f"{field}:"))
+
+
 def _pids() -> list[int]:
     return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
 

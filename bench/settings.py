@@ -5,10 +5,16 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+#: What the bars are for.
+BARRED_MESSAGES, BARRED_RUNS = 400_000, 5
+
 
 @dataclass(frozen=True)
 class Size:
-    """``messages`` of ``value_bytes`` in ``partitions``; each system is measured ``runs`` times, in turn."""
+    """``messages`` of ``value_bytes`` in ``partitions``; each system is measured ``runs`` times, in turn.
+
+    ``only``: names of rows, or of families of rows; all without it.
+    """
 
     messages: int
     runs: int
@@ -19,7 +25,10 @@ class Size:
     @classmethod
     def from_environment(cls) -> Size:
         only = frozenset(filter(None, os.environ.get("ONLY", "").split(",")))
-        return cls(int(os.environ.get("MESSAGES", "400000")), int(os.environ.get("RUNS", "5")), only)
+        messages, runs = os.environ.get("MESSAGES") or BARRED_MESSAGES, os.environ.get("RUNS") or BARRED_RUNS
+        return cls(int(messages), int(runs), only)
 
-    def wants(self, row: str) -> bool:
-        return not self.only or row in self.only
+    @property
+    def is_barred(self) -> bool:
+        """Whether it is the size that the bars are for."""
+        return self.messages == BARRED_MESSAGES and self.runs >= BARRED_RUNS

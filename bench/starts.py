@@ -31,9 +31,10 @@ from rich.table import Table
 import marq
 from bench.load import QUEUE
 from bench.result import write_result
-from bench.rows import Rows
+from bench.rows import drain
 from bench.settings import Size
 from bench.start_process import CONNECT_TIMEOUT_S, command, transactions
+from bench.suite import Bench, Figures
 from bench.worker import BenchWorker
 from broker import EmbeddedBroker
 from marq.core.marker_codec import decode
@@ -41,7 +42,6 @@ from marq.core.markers import Acquire
 from marq.core.names import Names
 from marq.starts import MARKED, STARTS, TRANSACTIONAL
 
-Figures = dict[str, float]
 Say = Callable[[str], None]
 
 #: The load: so many messages, so often that a consumer is always at work, and a kill may meet it at any step.
@@ -212,12 +212,13 @@ async def measure_kills(servers: str, folder: Path, extent: Extent, say: Say) ->
 # --- drain ------------------------------------------------------------------------------------------------------------
 
 
-def measure_drain(servers: str, folder: Path, extent: Extent, say: Say) -> dict[str, Figures]:
-    rows = Rows(servers, folder, Size(extent.messages, extent.runs, frozenset()))
+def measure_drain(broker: EmbeddedBroker, folder: Path, extent: Extent, say: Say) -> dict[str, Figures]:
+    bench = Bench(broker.bootstrap_servers, folder, Size(extent.messages, extent.runs, frozenset()), say, broker)
     found: dict[str, list[Figures]] = {start: [] for start in STARTS}
     for turn in range(extent.runs):
         for start in STARTS if turn % 2 == 0 else reversed(STARTS):
-            found[start].append(rows.drain(start))
+            found[start].append(drain.marq(bench, start=start))
+            bench.clear()
             say(f"{turn + 1}/{extent.runs} {start}: {found[start][-1]}")
     medians = {start: {key: median(run[key] for run in runs) for key in runs[0]} for start, runs in found.items()}
     medians[TRANSACTIONAL]["ratio"] = medians[TRANSACTIONAL]["rate"] / medians[MARKED]["rate"]
@@ -302,13 +303,14 @@ async def one_round(servers: str, prefix: str, name: str) -> list[float]:
 # --- all --------------------------------------------------------------------------------------------------------------
 
 
-def measure(servers: str, folder: Path, extent: Extent, say: Say) -> dict[str, dict[str, Figures]]:
+def measure(broker: EmbeddedBroker, folder: Path, extent: Extent, say: Say) -> dict[str, dict[str, Figures]]:
     """Measure on a broker that is there."""
+    servers = broker.bootstrap_servers
     found: dict[str, dict[str, Figures]] = {}
     if "kills" in extent.only:
         found["kills"] = asyncio.run(measure_kills(servers, folder, extent, say))
     if "drain" in extent.only:
-        found["drain"] = measure_drain(servers, folder, extent, say)
+        found["drain"] = measure_drain(broker, folder, extent, say)
     if "delays" in extent.only:
         found["delays"] = asyncio.run(measure_delays(servers, folder, extent, say))
     return found
@@ -342,7 +344,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="marq-bench-") as folder:
         broker = EmbeddedBroker(heap="1g").start()
         try:
-            found = measure(broker.bootstrap_servers, Path(folder), extent, partial(console.print, highlight=False))
+            found = measure(broker, Path(folder), extent, partial(console.print, highlight=False))
         finally:
             broker.close()
     show(found, console)

@@ -10,17 +10,25 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from bench.processes import cpu_seconds, memory_bytes
 
 START_SECONDS = 180.0
 
 
 class BenchWorker:
-    """``faust -A app worker`` on a prefix of its own; ``machine`` names one of the prefix's data directories."""
+    """``faust -A app worker`` on a prefix of its own; ``machine`` names one of the prefix's data directories.
 
-    def __init__(self, servers: str, prefix: str, folder: Path, machine: str = "first") -> None:
+    ``settings`` are further variables of its environment.
+    """
+
+    def __init__(
+        self, servers: str, prefix: str, folder: Path, machine: str = "first", settings: Mapping[str, str] | None = None
+    ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
@@ -37,6 +45,7 @@ class BenchWorker:
             # A worker that was started before on its machine finds its modules compiled.
             "PYTHONDONTWRITEBYTECODE": "",
             "PYTHONPYCACHEPREFIX": str(folder / "compiled"),
+            **(settings or {}),
         }
         command = [sys.executable, "-m", "faust", "-A", "app", "worker", "-l", "info"]
         with self._log.open("wb") as log:
@@ -81,12 +90,10 @@ class BenchWorker:
 
     def memory(self, field: str) -> int:
         """Return ``VmRSS`` (now) or ``VmHWM`` (the most so far) in bytes."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(f"{field}:"))
+        return memory_bytes(self.process.pid, field)
 
     def cpu_seconds(self) -> float:
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_seconds(self.process.pid)
 
     def __enter__(self) -> Self:
         return self

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 from dotenv import dotenv_values
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from marq.core.errors import ConfigError
@@ -32,6 +32,13 @@ class Role(StrEnum):
     WEB = "web"
 
 
+class LogFormat(StrEnum):
+    """How a worker's log is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 class AppSettings(BaseSettings):
     """What a worker needs to know; see docs/operations.md for each setting's effect."""
 
@@ -47,6 +54,13 @@ class AppSettings(BaseSettings):
     web_bind: str = "127.0.0.1"
     #: The first port to try; a second worker on the machine takes the next free one.
     web_port: Annotated[int, Field(ge=1, le=65535)] = 6066
+    #: The name or address by which other workers and people reach it.
+    web_host: str | None = None
+    #: NAME:PASSWORD or NAME:HASH, and tokens, each separated by commas: who may act, and who may only look.
+    web_operators: SecretStr | None = None
+    web_viewers: SecretStr | None = None
+    web_operator_tokens: SecretStr | None = None
+    web_viewer_tokens: SecretStr | None = None
     #: Seconds after which a dead worker's partitions go to another one.
     session_timeout: Annotated[float, Field(ge=6, le=300)] = 10.0
     #: Seconds between two writes of the lease table; markers that end within it leave no row.
@@ -55,12 +69,20 @@ class AppSettings(BaseSettings):
     stop_timeout: Annotated[float, Field(ge=1, le=300)] = 9.0
     #: Seconds after which a worker that makes no progress ends itself, so that its supervisor starts it again.
     watchdog: Annotated[float, Field(ge=5, le=3600)] = 60.0
+    #: Whether a tracker reads the keys of all messages, to count what waits in each queue.
+    census: bool = True
     #: Static membership: restarts of this worker cause no rebalance.
     instance_id: str | None = None
     #: Separated by commas in the environment.
     roles: Annotated[frozenset[Role], NoDecode] = frozenset(Role)
     #: Modules with functions that are decorated with ``marq.handler``, separated by commas in the environment.
     handlers: Annotated[tuple[str, ...], NoDecode] = ()
+
+    log_format: LogFormat = LogFormat.TEXT
+    #: Whether handlers are told of in spans, by OpenTelemetry.
+    tracing: bool = False
+    #: Fields of JSON payloads, and headers, that pages do not show; separated by commas in the environment.
+    redact: Annotated[tuple[str, ...], NoDecode] = ()
 
     @field_validator("prefix")
     @classmethod
@@ -90,6 +112,11 @@ class AppSettings(BaseSettings):
             if not all(part.isidentifier() for part in module.split(".")):
                 raise ValueError(f"expected names of modules, separated by commas: {module!r} is none")
         return tuple(dict.fromkeys(found))
+
+    @field_validator("redact", mode="before")
+    @classmethod
+    def _read_redact(cls, names: object) -> object:
+        return tuple(dict.fromkeys(_words(names))) if isinstance(names, str) else names
 
     @property
     def names(self) -> Names:

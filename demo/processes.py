@@ -32,8 +32,8 @@ class Child:
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
         self.name = name
         self.killed = False
-        self._log = folder / f"{name}.log"
-        with self._log.open("wb") as output:
+        self.log_file = folder / f"{name}.log"
+        with self.log_file.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, *command],
                 env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
@@ -84,7 +84,7 @@ class Child:
         self.kill()
 
     def log_tail(self) -> str:
-        lines = self._log.read_text(errors="replace").strip().splitlines()[-LOG_TAIL_LINES:]
+        lines = self.log_file.read_text(errors="replace").strip().splitlines()[-LOG_TAIL_LINES:]
         return "\n".join([f"the end of {self.name}'s log:", *[f"    {line}" for line in lines]])
 
 
@@ -92,20 +92,20 @@ class Worker(Child):
     """``faust -A app worker`` with a data directory and a web port of its own."""
 
     def __init__(self, name: str, environment: Mapping[str, str], folder: Path) -> None:
-        self._port = free_port("127.0.0.1")
+        port = free_port("127.0.0.1")
+        self.url = f"http://127.0.0.1:{port}"
         own = {
             "MARQ_DATA_DIR": str(folder / name),
             "MARQ_WEB_BIND": "127.0.0.1",
-            "MARQ_WEB_PORT": str(self._port),
+            "MARQ_WEB_PORT": str(port),
             "MARQ_QUEUES_FILE": str(QUEUES_FILE),
         }
-        super().__init__(name, ["-m", "faust", "-A", "app", "worker", "-l", "info"], {**environment, **own}, folder)
+        super().__init__(name, ["-m", "faust", "-A", "app", "worker", "-l", "info"], {**own, **environment}, folder)
 
     def figures(self, query: str = "") -> dict[str, Any]:
         """What ``/api/queues`` says; empty while there is no answer."""
-        url = f"http://127.0.0.1:{self._port}/api/queues{query}"
         try:
-            with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:
+            with urllib.request.urlopen(f"{self.url}/api/queues{query}", timeout=ANSWER_SECONDS) as answer:
                 found: dict[str, Any] = json.load(answer)
                 return found
         except (OSError, ValueError):

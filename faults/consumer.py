@@ -189,7 +189,7 @@ class Handler:
         self._recorder.add(
             "ok", "deliver", group="g", queue=message.queue, attempt=message.attempt,
             record=history.name_of(lease.source, message.offset), holder=history.holder_name(lease.holder),
-            content=history.content(message.queue, record.key, record.value, record.headers),
+            content=history.content(message.queue, record.key, message._raw, record.headers),
         )  # fmt: skip
         self._death.at(Point.IN_HANDLER)
         await asyncio.sleep(self._work_seconds)

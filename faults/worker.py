@@ -15,6 +15,7 @@ from typing import Any
 from faust.cli.faust import cli
 
 from agents.ownership import Ownership
+from agents.writing import Due
 from faults import newer, planted
 from faults.recording import Recorder
 from marq.core.errors import CorruptMarker
@@ -43,11 +44,11 @@ class Watched:
             await take_over(owner)
             await self._note_owner(owner)
 
-        async def watched_write(owner: Ownership, *, fires: Sequence[Fire] = (), **others: Any) -> None:
-            self._note_fires(owner, fires)
-            if fires and next(self._firings) == self._dies_at:
+        async def watched_write(owner: Ownership, *, due: Sequence[Due] = (), **others: Any) -> None:
+            self._note_fires(owner, [fire for fire, _ in due])
+            if due and next(self._firings) == self._dies_at:
                 self._die_before_commit(owner)
-            await write(owner, fires=fires, **others)
+            await write(owner, due=due, **others)
 
         async def watched_halt(owner: Ownership, alarm: str) -> None:
             self._recorder.add("ok", "halt", log=_log(owner), reason=alarm)

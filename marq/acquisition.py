@@ -1,14 +1,16 @@
 """What one ACQUIRE takes: messages of one queue from one source partition, small enough for one record.
 
 A message that is not to be delivered yet, by a header of its record or by its queue's ``delay``, is in the ACQUIRE like
-all others, but with a time instead of a holder: the tracker delivers it then. A copy is never delayed again.
+all others, but with a time instead of a holder: the tracker delivers it then. A copy is never delayed again. So is a
+message of a queue that is paused, which others of the group must not wait behind: it is due, and the tracker delivers
+nothing of the queue until it is resumed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import repeat
 
 from marq.core.copies import deliver_at_ms, origin
 from marq.core.errors import ConfigError
@@ -24,11 +26,10 @@ from marq.core.markers import (
     spans,
 )
 from marq.core.names import markers_partition
-from marq.message import Record
+from marq.core.purges import Purge
+from marq.flow_settings import FlowSettings
+from marq.records import Records
 from marq.writer import FRAME_BYTES, MarkerRecord
-
-if TYPE_CHECKING:
-    from marq.flow import FlowSettings
 
 #: What an ACQUIRE takes for each message beside its value, where keys are the queue's name and there are no headers.
 _COLUMNS_BYTES = 24
@@ -45,7 +46,7 @@ class Acquisition:
     holder: int
     offsets: Sequence[int]
     from_offset: int
-    taken: Sequence[Record]
+    taken: Records
     #: When each is due that must not be delivered yet, NOW for the others; None when there is no such.
     dues_ms: Sequence[int] | None
     #: As the marker says it: settings may change before the messages are handed out.
@@ -55,11 +56,11 @@ class Acquisition:
     own_topic: bool
 
     @property
-    def messages(self) -> Sequence[Record]:
+    def messages(self) -> Records:
         """Those that are delivered now."""
         if self.dues_ms is None:
             return self.taken
-        return [record for record, due_ms in zip(self.taken, self.dues_ms, strict=True) if due_ms == NOW]
+        return self.taken.at([place for place, due_ms in enumerate(self.dues_ms) if due_ms == NOW])
 
     def records(self) -> Iterator[MarkerRecord]:
         """Return the marker record."""
@@ -83,7 +84,7 @@ class Acquisition:
 def acquisitions(
     lane: tuple[str, Source],
     holder: int,
-    messages: Sequence[Record],
+    messages: Records,
     from_offset: int,
     settings: FlowSettings,
     *,
@@ -96,28 +97,44 @@ def acquisitions(
     """
     queue, source = lane
     room = settings.limit_bytes - FRAME_BYTES - _HEAD_BYTES
-    lease_ms, delay_ms = settings.lease_of(queue), settings.queue(queue).delay_ms
+    lease_ms, rules = settings.lease_of(queue), settings.queue(queue)
     for part in _parts(queue, messages, room, own_topic):
         piece = messages if len(messages) == part.stop - part.start else messages[part]
-        offsets = [record.offset for record in piece]
-        dues_ms = _dues_ms(piece, delay_ms)
+        offsets = piece.offsets
+        dues_ms = _parked_ms(piece, rules.delay_ms) if rules.paused else _dues_ms(piece, rules.delay_ms)
         yield Acquisition(queue, source, holder, offsets, from_offset, piece, dues_ms, lease_ms, settings, own_topic)
         from_offset = offsets[-1] + 1
 
 
-def _dues_ms(messages: Sequence[Record], delay_ms: int) -> Sequence[int] | None:
-    # Thousands of messages: a list is quicker here than a generator.
-    if not delay_ms and not any([record.headers for record in messages]):  # noqa: C419
+def unpurged(purge: Purge | None, source: Source, own: Records) -> tuple[Records, int]:
+    """Return what is left of a queue's records, and the offset from where on ACQUIREs may say that all is known; or 0.
+
+    What is passed over must not count as known: the purge's own markers of it would be ignored.
+    """
+    end = 0 if purge is None else purge.ends.get(source, 0)
+    if purge is None or own.offsets[0] >= end:
+        return own, 0
+    offsets, stamps = own.offsets, own.timestamps
+    left = own.at([place for place in range(len(own)) if purge.left(source, offsets[place], stamps[place])])
+    return left, min(end, left.offsets[0]) if len(left) else end
+
+
+def _dues_ms(messages: Records, delay_ms: int) -> Sequence[int] | None:
+    if not delay_ms and messages.headers is None:
         return None
     dues_ms = [deliver_at_ms(record.timestamp, record.headers, delay_ms) for record in messages]
     return None if dues_ms.count(NOW) == len(dues_ms) else dues_ms
 
 
-def _parts(queue: str, messages: Sequence[Record], room: int, own_topic: bool) -> Iterator[slice]:
+def _parked_ms(messages: Records, delay_ms: int) -> Sequence[int]:
+    dues_ms = _dues_ms(messages, delay_ms) or repeat(NOW)
+    return [max(sent_ms, due_ms, 0) for sent_ms, due_ms in zip(messages.timestamps, dues_ms, strict=False)]
+
+
+def _parts(queue: str, messages: Records, room: int, own_topic: bool) -> Iterator[slice]:
     count = len(messages)
-    # Thousands of messages: a list is quicker here than a generator.
-    if not own_topic and count <= MAX_BATCH_MARKERS and not any([record.headers for record in messages]):  # noqa: C419
-        total = sum([len(record.value or b"") for record in messages])
+    if not own_topic and count <= MAX_BATCH_MARKERS and messages.headers is None:
+        total = sum([len(value or b"") for value in messages.values])
         if total + count * _COLUMNS_BYTES <= room:
             yield slice(0, count)
             return
@@ -131,22 +148,19 @@ def _parts(queue: str, messages: Sequence[Record], room: int, own_topic: bool) -
     yield from spans(sizes, room)
 
 
-def _columns(queue: str, source: Source, messages: Sequence[Record], own_topic: bool) -> Columns:
-    timestamps = [record.timestamp for record in messages]
-    values = [record.value for record in messages]
-    headers = [record.headers for record in messages]
-    keys = [record.key for record in messages] if own_topic else None
-    if not any(headers):
-        return Columns(queue.encode(), timestamps, values, keys=keys)
+def _columns(queue: str, source: Source, messages: Records, own_topic: bool) -> Columns:
+    keys = messages.keys if own_topic else None
+    if messages.headers is None:
+        return Columns(queue.encode(), messages.timestamps, messages.values, keys=keys)
     attempts = [
         origin(source, record.offset, record.timestamp, record.headers).attempt if record.headers else 1
         for record in messages
     ]
     return Columns(
         queue.encode(),
-        timestamps,
-        values,
+        messages.timestamps,
+        messages.values,
         attempts=attempts if attempts.count(1) != len(attempts) else None,
         keys=keys,
-        headers=headers,
+        headers=messages.headers,
     )

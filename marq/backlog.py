@@ -6,10 +6,10 @@ records of a topic belong to other queues, and still never holds more messages t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from marq.core.markers import Source
-from marq.message import Record
+from marq.records import Records
 from marq.serving import Serving
 
 
@@ -18,27 +18,32 @@ class Backlog:
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
-        self._records: dict[Source, Sequence[Record]] = {}
+        self._records: dict[Source, Records] = {}
 
     def __bool__(self) -> bool:
         return bool(self._records)
 
-    def put(self, records: Mapping[Source, Sequence[Record]]) -> None:
+    @property
+    def count(self) -> int:
+        """How many records, whosoever they are."""
+        return sum(map(len, self._records.values()))
+
+    def put(self, records: Mapping[Source, Records]) -> None:
         """Add what follows on the records that are there."""
         for source, read in records.items():
             before = self._records.get(source)
-            self._records[source] = [*before, *read] if before else read
+            self._records[source] = Records.joined([before, read]) if before is not None else read
 
     def clear(self) -> dict[Source, int]:
         """Forget all; return where reading must go on to find it again."""
-        starts = {source: read[0].offset for source, read in self._records.items()}
+        starts = {source: read.offsets[0] for source, read in self._records.items()}
         self._records = {}
         return starts
 
-    def cut(self, room: int) -> dict[Source, Sequence[Record]]:
+    def cut(self, room: int) -> dict[Source, Records]:
         """Take out records with at most ``room`` messages of ours, and the others between and after them."""
-        taken: dict[Source, Sequence[Record]] = {}
-        left: dict[Source, Sequence[Record]] = {}
+        taken: dict[Source, Records] = {}
+        left: dict[Source, Records] = {}
         for source, read in self._records.items():
             count = len(read)
             end = count if count <= room else self._serving.end(source, read, room)

@@ -61,9 +61,7 @@ class BatchWorkers(Crew[list[Message]]):
 
     def _take(self) -> list[Message]:
         """Take what is there, without messages whose leases are over."""
-        ready, now_s = self._shelf.ready, self._outbox.clock()
-        pop = ready.popleft
-        batch = [pop() for _ in range(min(len(ready), self._max_messages))]
+        batch, now_s = self._shelf.ready.take(self._max_messages), self._outbox.clock()
         over = {lease for lease in set(map(_lease, batch)) if lease.expires_s <= now_s}
         return [message for message in batch if message._lease not in over] if over else batch
 
@@ -73,7 +71,7 @@ class BatchWorkers(Crew[list[Message]]):
             if breaker is not None:
                 breaker.succeeded(batch)
         for lease, messages in groupby(batch, _lease):
-            offsets = [message._record.offset for message in messages]
+            offsets = [message._offset for message in messages]
             if lease.decided:
                 offsets = [offset for offset in offsets if offset not in lease.decided]
             if offsets:

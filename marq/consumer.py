@@ -19,7 +19,8 @@ from marq.core.errors import BrokerUnavailable, ConfigError, LeaseLost, MarqErro
 from marq.core.queue import AT_MOST_ONCE, QueueSettings
 from marq.crew import Crew
 from marq.durations import Duration, duration_ms
-from marq.flow import Flow, FlowSettings
+from marq.flow import Flow
+from marq.flow_settings import FlowSettings
 from marq.handlers import DEFAULT_CONCURRENCY, Handler, check_handler, definitions_for, definitions_of
 from marq.membership import Membership
 from marq.message import Message
@@ -36,12 +37,14 @@ from marq.workers import STOP_CLIENT_S, Workers, wind_down
 log = logging.getLogger("marq")
 
 DEFAULT_MAX_LEASE_S = 3600.0
-DEFAULT_MAX_IN_FLIGHT = 10_000
+DEFAULT_MAX_IN_FLIGHT = 20_000
 DEFAULT_GRACE_S = 3.0
 MAX_CONCURRENCY = 10_000
 MAX_MAX_IN_FLIGHT = 1_000_000
 #: Between two attempts to serve what the definitions say.
 RETRY_S = 1.0
+#: Of a group's queues in a log line.
+SHOWN_QUEUES = 20
 #: An iteration lets others have their turn at least this often.
 _TURN_S = 0.005
 
@@ -102,6 +105,17 @@ class Consumer:
         return self._membership.queue
 
     @property
+    def name(self) -> str:
+        """The name of the queue or the group."""
+        return self._membership.name
+
+    @property
+    def holding(self) -> tuple[int, int] | None:
+        """How many messages are leased and not finished, and how many of these somebody works on; None: stopped."""
+        running = self._running
+        return None if running is None else (running.flow.held, running.flow.taken)
+
+    @property
     def breakers(self) -> dict[str, str]:
         """The state of the circuit breaker of each queue that has one: "closed", "open", or "half-open"."""
         running = self._running
@@ -131,6 +145,7 @@ class Consumer:
             limit_bytes=topics.markers_limit_bytes,
             codec=self._codec,
             queue=definitions.settings,
+            purge=definitions.purge,
         )
 
     async def stop(self, release: bool = True) -> None:
@@ -396,10 +411,11 @@ class _Running:
             try:
                 wanted = self._membership.serving(self._settings.names, self._queues.definitions)
                 self._check_group()
+                self.flow.look_at_pauses()
                 if wanted != serving:
                     await self.cluster.own_topics(wanted.own_topics.values(), topics)
                     assert self._reader is not None
-                    log.info("%s: queues served from now on: %s", self._membership, ", ".join(wanted.queues) or "none")
+                    log.info("%s: queues served from now on: %s", self._membership, _some(wanted.queues))
                     await self.flow.serve(wanted, self._reader.serve)
                     serving = wanted
             except BrokerUnavailable as error:
@@ -468,6 +484,11 @@ class _Running:
         if self._reader is not None:
             closing.append(self._reader.stop(STOP_CLIENT_S))
         await asyncio.gather(*closing, self._queues.stop())
+
+
+def _some(queues: Sequence[str]) -> str:
+    more = f" and {len(queues) - SHOWN_QUEUES} more" if len(queues) > SHOWN_QUEUES else ""
+    return ", ".join(queues[:SHOWN_QUEUES]) + more or "none"
 
 
 class _Leases(Mapping[str, int]):

@@ -71,12 +71,12 @@ class DeadLetter:
     @property
     def first_sent(self) -> datetime:
         """When the message was first sent, by its sender's clock (UTC)."""
-        return _time(self._origin.first_sent_ms)
+        return time_of(self._origin.first_sent_ms)
 
     @property
     def died_at(self) -> datetime:
         """When it died, by the broker's clock (UTC)."""
-        return _time(died_at_ms(self._record))
+        return time_of(died_at_ms(self._record))
 
     @property
     def origin(self) -> str:
@@ -101,7 +101,8 @@ class DeadLetter:
         return origin(Source(self._topic, record.partition), record.offset, record.timestamp, record.headers)
 
 
-def _time(time_ms: int) -> datetime:
+def time_of(time_ms: int) -> datetime:
+    """Return a time as people say it (UTC); 1970 for one that no calendar has."""
     try:
         return datetime.fromtimestamp(time_ms / 1000, UTC)
     except (ValueError, OverflowError, OSError):

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar, Unpack
 
@@ -23,7 +24,7 @@ from marq.core import dead_letters
 from marq.core.errors import ConfigError, MarqError
 from marq.core.markers import Delay, Discard, Source
 from marq.core.names import check_queue_name
-from marq.dead_letter import DeadLetter
+from marq.dead_letter import DeadLetter, time_of
 from marq.letter_filter import Filters, LetterFilter
 from marq.letter_log import LetterLog, Stored, letter_log
 from marq.letter_survey import Survey, letters_at
@@ -47,6 +48,16 @@ class Count(NamedTuple):
     queue: str
     reason: str
     letters: int
+
+
+class Kind(NamedTuple):
+    """Dead letters of a queue that died of the same kind of error: how many, and when the first and the last died."""
+
+    queue: str
+    kind: str
+    letters: int
+    first_died: datetime
+    last_died: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +179,22 @@ class DeadLetters:
             survey = await self._survey(log, fits)
         counts = [Count(*group, letters) for group, letters in survey.counts().items()]
         return sorted(counts, key=lambda count: (-count.letters, count))
+
+    async def kinds(self, queue: str | None = None, **filters: Unpack[Filters]) -> list[Kind]:
+        """Return what dead letters died of, by queue and kind of error, the most frequent first.
+
+        A kind is the first line of the last error, or of the reason where there is none, with ``N`` in the place of
+        numbers and the like. The filter ``kind`` means the letters of one. Raises as :meth:`peek`.
+        """
+        fits = self._fitting("kinds", queue, filters)
+        async with self._reading() as log:
+            survey = Survey(self._settings.names.dead_letters, fits, dead_letters.kind_of)
+            await survey.make(log, self._limit_s)
+        kinds = [
+            Kind(group.queue, group.reason, letters, time_of(first_ms), time_of(last_ms))
+            for group, (letters, first_ms, last_ms) in survey.spans().items()
+        ]
+        return sorted(kinds, key=lambda kind: (-kind.letters, kind))
 
     # --- settling -----------------------------------------------------------------------------------------------------
 

@@ -62,8 +62,11 @@ class DefinitionLog(Protocol):
             ConfigError: the right to read is missing.
         """
 
-    async def write(self, records: Mapping[bytes, bytes | None]) -> int:
-        """Write and return, when all are durable, the offset of the last one.
+    async def end(self) -> int:
+        """Return where the log ends now; raises as :meth:`read`, and may take as long as a broker is away."""
+
+    async def write(self, records: Mapping[bytes, bytes | None]) -> dict[bytes, int]:
+        """Write and return, when all are durable, their offsets by key.
 
         Raises:
             BrokerUnavailable: not known to be durable in time, or refused.
@@ -88,14 +91,7 @@ class KafkaDefinitionLog:
 
         self._consumer = consumer = await started(self._reader, self._settings, close)
         consumer.assign([self._partition])
-        while True:
-            try:
-                return int((await consumer.end_offsets([self._partition]))[self._partition])
-            except KafkaError as error:
-                # A topic that was just made has no leader for a moment; whoever waits for us has a limit.
-                if not (error.retriable or isinstance(error, KafkaTimeoutError)):
-                    raise self._failed("Read", error) from error
-            await asyncio.sleep(_PAUSE_S)
+        return await self.end()
 
     async def stop(self) -> None:
         consumer, self._consumer = self._consumer, None
@@ -112,14 +108,26 @@ class KafkaDefinitionLog:
         records = fetched.get(self._partition, ())
         return [Entry(record.offset, record.key, record.value) for record in records], position
 
-    async def write(self, records: Mapping[bytes, bytes | None]) -> int:
+    async def end(self) -> int:
+        assert self._consumer is not None
+        while True:
+            try:
+                return int((await self._consumer.end_offsets([self._partition]))[self._partition])
+            except KafkaError as error:
+                # A topic that was just made has no leader for a moment; whoever waits for us has a limit.
+                if not (error.retriable or isinstance(error, KafkaTimeoutError)):
+                    raise self._failed("Read", error) from error
+            await asyncio.sleep(_PAUSE_S)
+
+    async def write(self, records: Mapping[bytes, bytes | None]) -> dict[bytes, int]:
         limit_s = self._settings.request_timeout_ms / 1000
         # For a change now and then no connection is kept.
         producer = await started(self._writer, self._settings, abandon_producer, writes=self._partition.topic)
         try:
             async with asyncio.timeout(limit_s):
                 sent = [await producer.send(*self._partition[:1], value, key, 0) for key, value in records.items()]
-                return int(max(record.offset for record in await asyncio.gather(*sent)))
+                written = await asyncio.gather(*sent)
+                return {key: int(record.offset) for key, record in zip(records, written, strict=True)}
         except (KafkaError, TimeoutError) as error:
             raise self._failed("Write", error) from error
         finally:

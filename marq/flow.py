@@ -14,7 +14,8 @@
 5. **Settle** what was decided, batched by some milliseconds (:mod:`marq.outbox`). Crash before it is durable: the
    message was processed and is redelivered: that is the double which at-least-once delivery allows.
 
-While handlers work on one batch the next cycle runs, and :mod:`marq.renewal` keeps what is held alive.
+While handlers work on one batch the next cycles run, some at a time (docs/decisions/0026), and :mod:`marq.renewal`
+keeps what is held alive.
 """
 
 from __future__ import annotations
@@ -23,27 +24,30 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from itertools import repeat
 from typing import Any
 
-from marq.acquisition import Acquisition, acquisitions
+from marq.acquisition import Acquisition, acquisitions, unpurged
 from marq.backlog import Backlog
 from marq.breaker import QueueBreaker
-from marq.codecs import Codec
 from marq.core.errors import BrokerUnavailable, MarqError
 from marq.core.markers import Ack, Source
-from marq.core.queue import AT_MOST_ONCE, QueueSettings
+from marq.core.queue import AT_MOST_ONCE
+from marq.cycles import BeforeFailed, Cycle, Cycles, ended
+from marq.flow_settings import FlowSettings
 from marq.lease import Lease
-from marq.message import Message, Record
+from marq.message import Message
 from marq.outbox import Outbox
 from marq.reader import NotCommitted, Reader
+from marq.records import Records
 from marq.renewal import Renewal
 from marq.rules import Rules
 from marq.serving import Serving
 from marq.shelf import Shelf
 from marq.spending import Spending
-from marq.starts import Start
+from marq.starts import Start, Turn
 from marq.token import Token
 from marq.writer import MarkerWriter
 
@@ -55,34 +59,6 @@ MAX_CYCLE_RECORDS = 6_000
 FIRST_RETRY_S, MAX_RETRY_S = 0.1, 5.0
 #: How long a rebalance waits for the cycle in progress.
 REVOKE_LIMIT_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class FlowSettings:
-    """What one engine needs to know; ``limit_bytes`` is what the markers topic accepts.
-
-    ``lease_ms`` holds for each queue that has none of its own in ``leases_ms``, which may change while it is used.
-    """
-
-    lease_ms: int
-    max_in_flight: int
-    max_lease_ms: int
-    markers_partitions: int
-    limit_bytes: int
-    leases_ms: Mapping[str, int] = field(default_factory=dict)
-    #: What decodes values: of all queues, or of each that has one of its own.
-    codec: Codec | None = None
-    codecs: Mapping[str, Codec] = field(default_factory=dict)
-    #: What holds for a queue now.
-    queue: Callable[[str], QueueSettings] = lambda _: QueueSettings()
-
-    def lease_of(self, queue: str) -> int:
-        """Return the lease of a queue, in ms."""
-        return self.leases_ms.get(queue, self.lease_ms)
-
-    @property
-    def shortest_lease_ms(self) -> int:
-        return min([self.lease_ms, *self.leases_ms.values()])
 
 
 class Flow:
@@ -125,6 +101,9 @@ class Flow:
         )
         self.renewal = Renewal(settler, settings, self._finished, clock, sleep, self._give_back_unwanted, self._lost)
         self._spending = Spending(settler, settings, clock, sleep)
+        #: Queues that are paused, and those that are not.
+        self._paused: frozenset[str] = frozenset()
+        self._unpaused: Sequence[str] = serving.queues
         #: What becomes of messages that fail.
         self.rules = Rules(settings.queue, serving.queues, clock, self._opened)
         self._reader = reader
@@ -139,12 +118,13 @@ class Flow:
         #: The offset after the last ACQUIRE of this assignment, for each queue and source partition.
         self._acquired_to: dict[tuple[str, Source], int] = {}
         self._assignment = 0
-        #: What was fetched and is in no cycle yet, and how many messages the cycle under way may hand out.
+        #: What was fetched and is in no cycle yet.
         self._backlog = Backlog(serving)
-        self._pending = 0
         self._pause_s = FIRST_RETRY_S
-        self._cycle: asyncio.Task[bool] | None = None
-        self._cycling = asyncio.Lock()
+        #: Under way, in the order in which they were read.
+        self._cycles = Cycles()
+        #: How many wait for them to end, so that no other one may start.
+        self._held_up = 0
         self._changed = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
         self._stopping = False
@@ -152,7 +132,7 @@ class Flow:
     @property
     def distinct_shelves(self) -> set[Shelf]:
         """Each shelf once."""
-        return set(self.shelves.values())
+        return {self._shelf} if self._shelf is not None else set(self.shelves.values())
 
     @property
     def held(self) -> int:
@@ -184,22 +164,25 @@ class Flow:
         self.outbox.flush_soon()
 
     def start(self) -> None:
+        self.look_at_pauses()
         self.outbox.start()
         self.renewal.start()
         self._reading = asyncio.create_task(self._read(), name="marq-flow")
 
     async def stop_reading(self, limit_s: float) -> None:
-        """Fetch no more; a cycle in progress may end first, for at most ``limit_s``."""
+        """Fetch no more; cycles in progress may end first, for at most ``limit_s``."""
         self._stopping = True
         for pause in self._pauses:
             pause.cancel()
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
-        if self._cycle is not None:
-            await asyncio.wait([self._cycle], timeout=limit_s)
-            self._cycle.cancel()
-            await asyncio.gather(self._cycle, return_exceptions=True)
+        cycles = self._cycles.tasks
+        if cycles:
+            await asyncio.wait(cycles, timeout=limit_s)
+            for task in cycles:
+                task.cancel()
+            await asyncio.gather(*cycles, return_exceptions=True)
         await self._spending.stop()
 
     def give_back(self) -> int:
@@ -234,10 +217,11 @@ class Flow:
         """Of several queues that are read together a slow one is given more than it can do: no others would get any."""
         count, keep = 0, max(shelf.standing, shelf.asked)
         while len(shelf.ready) > keep:
-            lease = shelf.ready[-1]._lease
+            ready = shelf.ready.all()
+            lease = ready[-1]._lease
             if now_s - lease.taken_s <= lease.lease_s:
                 break
-            lease.release(shelf.ready.pop().offset, int(lease.lease_s * 1000), counted=False)
+            lease.release(ready.pop().offset, int(lease.lease_s * 1000), counted=False)
             count += 1
         for message in self._spending.take_hoard(shelf, keep, now_s):
             lease = message._lease
@@ -246,17 +230,28 @@ class Flow:
         if count:
             log.info("handlers are slow, gave prefetched messages back: queue=%s messages=%d", shelf.queue, count)
 
+    def look_at_pauses(self) -> None:
+        """Do as settings say from now on: of a queue that is paused what nobody has taken is given back.
+
+        It waits at the tracker then. Where all queues are paused nothing is read; else their messages are taken and
+        left with the tracker (:mod:`marq.acquisition`), for others come behind them.
+        """
+        queues, before = self._serving.queues, self._paused
+        self._paused = frozenset(queue for queue in queues if self._settings.queue(queue).paused)
+        self._unpaused = [queue for queue in queues if queue not in self._paused]
+        for queue in self._paused - before:
+            shelf = self.shelves[queue]
+            for message in [*shelf.ready.take_of(queue), *self._spending.take_of(shelf, queue)]:
+                message._lease.release(message.offset, 0, counted=False)
+        self._changed.set()
+
     def _opened(self, queue: str) -> None:
         """A queue's breaker has opened: what nobody has begun waits for the end of the pause, and so does reading."""
-        breaker, ready = self.rules.breakers.get(queue), self.shelves[queue].ready
+        breaker = self.rules.breakers.get(queue)
         if breaker is None:
             return
-        for _ in range(len(ready)):
-            message = ready.popleft()
-            if message.queue == queue:
-                message._lease.release(message.offset, breaker.delay_ms(message), counted=False)
-            else:
-                ready.append(message)
+        for message in self.shelves[queue].ready.take_of(queue):
+            message._lease.release(message.offset, breaker.delay_ms(message), counted=False)
         pause = asyncio.create_task(self._end_pause(breaker), name="marq-pause")
         self._pauses.add(pause)
         pause.add_done_callback(self._pauses.discard)
@@ -286,7 +281,7 @@ class Flow:
         if lease is None:
             self.outbox.ack_foreign(Ack(token.queue, token.holder, token.source, [token.offset]))
         elif token.offset not in lease.decided:
-            lease.decided.add(token.offset)
+            lease.decide(token.offset)
             lease.ack(token.offset)
 
     async def stop(self, limit_s: float) -> bool:
@@ -308,23 +303,33 @@ class Flow:
 
         ``begin`` makes the reader drop its partitions and read for the new queues.
         """
-        async with self._cycling:
+        async with self._quiet(None):
             self._serving = serving
             for queue in serving.queues:
                 if queue not in self.shelves:
                     self.shelves[queue] = self._shelf or Shelf(queue)
+            self.look_at_pauses()
             self._forget()
             self._backlog = Backlog(serving)
             # Last, and without a wait in between: what is fetched from here on is fetched for the new queues.
             begin(serving)
 
     async def revoked(self) -> None:
-        """Partitions go: let the cycle in progress commit first. After the limit it fails, and nothing is lost."""
-        try:
-            async with asyncio.timeout(REVOKE_LIMIT_S), self._cycling:
-                self._forget()
-        except TimeoutError:
+        """Partitions go: let the cycles in progress commit first. After the limit they fail, and nothing is lost."""
+        async with self._quiet(REVOKE_LIMIT_S):
             self._forget()
+
+    @asynccontextmanager
+    async def _quiet(self, limit_s: float | None) -> AsyncIterator[None]:
+        """Begin when the cycles in progress have ended, or after the limit; no other one starts until the end."""
+        self._held_up += 1
+        try:
+            if cycles := self._cycles.tasks:
+                await asyncio.wait(cycles, timeout=limit_s)
+            yield
+        finally:
+            self._held_up -= 1
+            self._changed.set()
 
     def assigned(self) -> None:
         """Partitions have come: a new assignment has a new holder. What is held stays with the former one."""
@@ -350,20 +355,26 @@ class Flow:
             self.fail(error)
 
     async def _read_for_ever(self) -> None:
-        """Fetch the next batch while the cycle of the one before is under way; two cycles never overlap."""
+        """Fetch the next batch while the cycles of those before are under way."""
         while not self._stopping:
             self._changed.clear()
-            if self._cycle is not None and (self._cycle.done() or self._backlog):
-                await self._end_cycle(self._cycle)
-            room = self._room()
+            if self._cycles.have_to_end(self._backlog.count):
+                await self._end_cycle()
+                continue
+            room = 0 if self._held_up else self._room()
             if not room:
                 await self._wait()
             elif not self._backlog:
                 await self._fetch()
-            elif self._cycle is None:
-                records = self._backlog.cut(room)
-                self._pending = min(room, sum(map(len, records.values())))
-                self._cycle = asyncio.create_task(self._receive(records, self._assignment), name="marq-cycle")
+            else:
+                self._start_cycle(room)
+
+    def _start_cycle(self, room: int) -> None:
+        records = self._backlog.cut(room)
+        before = self._cycles[-1].task if self._cycles else None
+        pending = min(room, sum(map(len, records.values())))
+        task = asyncio.create_task(self._receive(records, self._assignment, before), name="marq-cycle")
+        self._cycles.append(Cycle(records, self._assignment, pending, task))
 
     async def _fetch(self) -> None:
         assignment = self._assignment
@@ -372,26 +383,32 @@ class Flow:
         if assignment == self._assignment:
             self._backlog.put(records)
 
-    async def _end_cycle(self, cycle: asyncio.Task[bool]) -> None:
-        """Wait for a cycle; pause after one that failed, longer each time."""
-        # Not `await cycle`: a stop cancels the reading, and the cycle is to end on its own.
-        await asyncio.wait([cycle])
-        self._cycle = None
-        if cycle.result():
+    async def _end_cycle(self) -> None:
+        """Wait for the first cycle. When it failed, so do all that follow it: then pause, longer each time."""
+        first = self._cycles[0]
+        # Not `await first.task`: a stop cancels the reading, and the cycle is to end on its own.
+        await asyncio.wait([first.task])
+        if first.task.result():
+            self._cycles.popleft()
             self._pause_s = FIRST_RETRY_S
             return
+        await asyncio.wait(self._cycles.tasks)
+        self._cycles.clear()
         await asyncio.sleep(self._pause_s)
         self._pause_s = min(self._pause_s * 2, MAX_RETRY_S)
 
     def _room(self) -> int:
         """How many messages to acquire now."""
         most, now_s = self._settings.max_in_flight, self._clock()
-        if self.rules.breakers:
-            queues = self._serving.queues
-            wanted = max([self.rules.room(each, self.shelves[each].room(most, now_s)) for each in queues], default=0)
+        pending = self._cycles.pending
+        if self.rules.breakers or (self._paused and self._shelf is None):
+            rooms = {each: self.shelves[each].room(most, now_s, pending) for each in self._unpaused}
+            wanted = max([self.rules.room(queue, room) for queue, room in rooms.items()], default=0)
+        elif self._unpaused:
+            wanted = max([shelf.room(most, now_s, pending) for shelf in self.distinct_shelves], default=0)
         else:
-            wanted = max([shelf.room(most, now_s) for shelf in self.distinct_shelves], default=0)
-        return max(0, min(wanted, most - self._held) - self._pending)
+            wanted = 0
+        return max(0, min(wanted, most - self._held - pending))
 
     async def _wait(self) -> None:
         """Wait until there may be room, and stay in the group meanwhile."""
@@ -401,71 +418,85 @@ class Flow:
         except TimeoutError:
             await self._reader.keep_alive()
 
-    async def _receive(self, records: Mapping[Source, Sequence[Record]], assignment: int) -> bool:
-        """Steps 2 to 4 for one fetched batch; return whether it was done with, else it is going to be read again."""
-        try:
-            async with self._cycling:
-                return assignment != self._assignment or await self._take_and_hand_out(records, assignment)
-        finally:
-            self._pending = 0
-            self._changed.set()
+    async def _receive(
+        self, records: Mapping[Source, Records], assignment: int, before: asyncio.Task[bool] | None
+    ) -> bool:
+        """Steps 2 to 4 for one fetched batch; return whether it was done with, else it is going to be read again.
 
-    async def _take_and_hand_out(self, records: Mapping[Source, Sequence[Record]], assignment: int) -> bool:
-        acquired = list(self._own(records))
-        sent_s = self._clock()
+        ``before`` is the cycle before: ACQUIREs are written while that one commits, and nothing else of it overlaps.
+        """
 
-        def check() -> None:
+        async def turn() -> None:
+            await ended(before)
+            # A rebalance did not wait any longer for this cycle: the partitions may be somebody else's by now.
             if assignment != self._assignment:
                 raise NotCommitted("the partitions were assigned anew meanwhile")
 
+        try:
+            return assignment != self._assignment or await self._take_and_hand_out(records, turn)
+        finally:
+            self._changed.set()
+
+    async def _take_and_hand_out(self, records: Mapping[Source, Records], turn: Turn) -> bool:
+        acquired = list(self._own(records))
+        sent_s = self._clock()
         try:
             # 2 and 3. Refused, or not known to be durable: some messages may be open now, and no offset says that they
             # are read. They are read again, and acquiring them again takes over what is open. Committed is all that was
             # read, for the records of other queues are not ours to keep.
             await self._start_of(acquired).take(
                 [record for each in acquired for record in each.records()],
-                {source: read[-1].offset + 1 for source, read in records.items()},
-                self._settings.shortest_lease_ms / 1000,
-                check,
+                {source: read.offsets[-1] + 1 for source, read in records.items()},
+                min([each.lease_ms for each in acquired], default=self._settings.lease_ms) / 1000,
+                turn,
             )
-            acquired = [each for each in acquired if each.messages]
-            if acquired and self._clock() >= sent_s + min(each.lease_ms for each in acquired) / 1000:
-                # Committed, so they are not read again: the tracker redelivers them, since nobody ends them.
-                self._log_late(acquired)
-                return True
         except (BrokerUnavailable, NotCommitted) as error:
-            self._go_back(records, assignment, error)
+            log.warning(
+                "nothing handed out, reading again: %s error=%s",
+                " ".join(f"partition={s[1]} offsets={r.offsets[0]}-{r.offsets[-1]}" for s, r in records.items()), error,
+            )  # fmt: skip
+            if not isinstance(error, BeforeFailed):
+                self._go_back(records)
             return False
-        self._hand_out(acquired, sent_s)
+        acquired = [each for each in acquired if each.messages]
+        if acquired and self._clock() >= sent_s + min(each.lease_ms for each in acquired) / 1000:
+            # Committed, so they are not read again: the tracker redelivers them, since nobody ends them.
+            self._log_late(acquired)
+        else:
+            self._hand_out(acquired, sent_s)
         return True
 
     def _start_of(self, acquired: Sequence[Acquisition]) -> Start:
         only_once = any(self._settings.queue(each.queue).delivery == AT_MOST_ONCE for each in acquired)
         return self._once if only_once else self._start
 
-    def _own(self, records: Mapping[Source, Sequence[Record]]) -> Iterator[Acquisition]:
+    def _own(self, records: Mapping[Source, Records]) -> Iterator[Acquisition]:
         for source, read in records.items():
             for queue, own in self._serving.own(source, read):
-                lane = (queue, Source(*source))
+                lane = (queue, source)
+                own, known_to = unpurged(self._settings.purge(queue), source, own)
+                if known_to:
+                    self._acquired_to[lane] = max(self._acquired_to.get(lane, known_to), known_to)
+                if not len(own):
+                    continue
                 # Not past the first: a topic that was made anew begins again.
-                begin = min(self._acquired_to.get(lane, read[0].offset), own[0].offset)
-                self._acquired_to[lane] = own[-1].offset + 1
+                begin = min(self._acquired_to.get(lane, read.offsets[0]), own.offsets[0])
+                self._acquired_to[lane] = own.offsets[-1] + 1
                 own_topic = self._serving.is_own(source.topic)
                 yield from acquisitions(lane, self._holder, own, begin, self._settings, own_topic=own_topic)
 
-    def _go_back(self, records: Mapping[Source, Sequence[Record]], assignment: int, error: Exception) -> None:
-        log.warning(
-            "nothing handed out, reading again: %s error=%s",
-            " ".join(f"partition={s[1]} offsets={read[0].offset}-{read[-1].offset}" for s, read in records.items()),
-            error,
-        )
-        if assignment != self._assignment:
-            return
-        for source in records:
+    def _go_back(self, records: Mapping[Source, Records]) -> None:
+        """Read again from where the cycle of these records began, at once: somebody may wait for the next fetch."""
+        # What was read after it goes back, too; where several have a partition, the earliest counts.
+        starts = self._backlog.clear()
+        for cycle in reversed(self._cycles):
+            if cycle.assignment == self._assignment:
+                starts |= {source: read.offsets[0] for source, read in cycle.records.items()}
+            if cycle.records is records:
+                break
+        for source in starts:
             for queue in self._serving.queues_in(source.topic):
-                self._acquired_to.pop((queue, Source(*source)), None)
-        # What was fetched after the failed batch goes back too; where both have a partition, the earlier one counts.
-        starts = self._backlog.clear() | {source: read[0].offset for source, read in records.items()}
+                self._acquired_to.pop((queue, source), None)
         self._reader.rewind(starts)
 
     def _log_late(self, acquired: Sequence[Acquisition]) -> None:
@@ -473,7 +504,7 @@ class Flow:
             log.warning(
                 "the lease was over before the messages were acquired, they will be redelivered:"
                 " queue=%s partition=%d offsets=%d-%d",
-                each.queue, each.source.partition, each.messages[0].offset, each.messages[-1].offset,
+                each.queue, each.source.partition, each.messages.offsets[0], each.messages.offsets[-1],
             )  # fmt: skip
 
     def _hand_out(self, acquired: Sequence[Acquisition], sent_s: float) -> None:
@@ -488,7 +519,7 @@ class Flow:
                 each.queue,
                 each.source,
                 each.holder,
-                [record.offset for record in records],
+                records,
                 sent_s,
                 lease_s,
                 codec,
@@ -497,15 +528,23 @@ class Flow:
             self.rules.apply(lease)
             self.renewal.add(lease)
             self._held += len(records)
-            messages = [Message(record, lease) for record in records]
-            shelf = self.shelves[each.queue]
-            admitted = messages if lease.breaker is None else self._admitted(lease.breaker, messages, shelf)
+            messages: Iterable[Message] = map(Message, repeat(lease), records.offsets, records.values)
+            shelf, count = self.shelves[each.queue], len(records)
+            if each.queue in self._paused:
+                # Acquired before that was known.
+                for message in messages:
+                    lease.release(message.offset, 0, counted=False)
+                shelf.held += count
+                continue
+            if lease.breaker is not None:
+                messages = self._admitted(lease.breaker, list(messages), shelf)
+                count = len(messages)
             if self._settings.queue(each.queue).delivery == AT_MOST_ONCE:
                 lease.only_once = True
-                shelf.hold(len(admitted), now_s)
-                self._spending.put(shelf, admitted)
+                shelf.hold(count, now_s)
+                self._spending.put(shelf, messages)
             else:
-                shelf.put(admitted, now_s)
+                shelf.put(messages, count, now_s)
 
     def _admitted(self, breaker: QueueBreaker, messages: Sequence[Message], shelf: Shelf) -> Sequence[Message]:
         """Give back at once what the breaker does not let through."""

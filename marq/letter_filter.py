@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, TypedDict
 
-from marq.core.dead_letters import LetterRecord, died_at_ms, text_of
+from marq.core.dead_letters import LetterRecord, died_at_ms, kind_of, text_of
 from marq.core.errors import ConfigError
 from marq.core.names import ERROR_HEADER, ID_HEADER, REASON_HEADER, RESERVED_HEADER
 from marq.durations import Duration, duration_ms
@@ -23,7 +23,7 @@ class Filters(TypedDict, total=False):
     ``reason`` and ``error`` are parts of what is said there, whatever the case of the letters. ``header`` has names and
     values of the sender's headers, None for any value. ``older_than`` and ``newer_than`` are ages (seconds or
     timedelta) by this machine's clock, or moments (datetime with a time zone) at which the message died. ``id`` is the
-    id of one message.
+    id of one message, or a list of ids. ``kind`` is that of :meth:`marq.DeadLetters.kinds`, as it is told there.
     """
 
     reason: str | None
@@ -31,7 +31,8 @@ class Filters(TypedDict, total=False):
     header: Mapping[str, bytes | str | None] | None
     older_than: Duration | datetime | None
     newer_than: Duration | datetime | None
-    id: str | None
+    id: str | Sequence[str] | None
+    kind: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ class LetterFilter:
     headers: Mapping[str, bytes | None]
     before_ms: int | None
     after_ms: int | None
-    id: str | None
+    ids: frozenset[str]
+    kind: str | None
 
     @classmethod
     def read(cls, call: str, given: Mapping[str, Any], now_ms: int) -> LetterFilter:
@@ -60,13 +62,16 @@ class LetterFilter:
             _headers(given.get("header")),
             _moment("older_than", given, now_ms),
             _moment("newer_than", given, now_ms),
-            _text("id", given) or None,
+            _ids(given.get("id")),
+            _kind(given.get("kind")),
         )
 
     def fits(self, record: LetterRecord) -> bool:
         """Whether a dead letter is meant."""
         headers = record.headers
-        if self.id is not None and text_of(headers, ID_HEADER) != self.id:
+        if self.ids and text_of(headers, ID_HEADER) not in self.ids:
+            return False
+        if self.kind is not None and kind_of(record) != self.kind:
             return False
         if self.before_ms is not None and died_at_ms(record) > self.before_ms:
             return False
@@ -89,6 +94,22 @@ def _text(name: str, given: Mapping[str, Any]) -> str:
     if not isinstance(value, str) or not value:
         raise ConfigError(f"{name}={value!r}: expected text (str) that is not empty")
     return value
+
+
+def _kind(given: object) -> str | None:
+    # Empty: of those that died without a word.
+    if given is not None and not isinstance(given, str):
+        raise ConfigError(f"kind={given!r}: expected text (str), as DeadLetters.kinds() tells it")
+    return given
+
+
+def _ids(given: object) -> frozenset[str]:
+    if given is None:
+        return frozenset()
+    found = [given] if isinstance(given, str) else given
+    if not isinstance(found, list | tuple) or not found or not all(isinstance(each, str) and each for each in found):
+        raise ConfigError(f"id={given!r}: expected the id of a message (str) that is not empty, or a list of ids")
+    return frozenset(found)
 
 
 def _headers(given: object) -> dict[str, bytes | None]:

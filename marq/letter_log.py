@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaError, KafkaTimeoutError
+from aiokafka.errors import KafkaError
 
 from marq.connection import client_options, started, stop_consumer
 from marq.core.errors import BrokerUnavailable
 from marq.core.markers import Headers
+from marq.log_ranges import log_ranges
 from marq.rights import refused
 from marq.settings import MEMORY_SCHEME, ClientSettings
 
@@ -20,7 +21,6 @@ READ_WAIT_MS = 1_000
 #: The broker answers after so long without news.
 FETCH_WAIT_MS = 100
 STOP_CLIENT_S = 2.0
-_PAUSE_S = 0.1
 
 
 class Stored(NamedTuple):
@@ -73,30 +73,11 @@ class KafkaLetterLog:
             await stop_consumer(consumer, STOP_CLIENT_S)
 
     async def ranges(self) -> dict[int, range]:
-        consumer = self._running()
-        first = TopicPartition(self._topic, 0)
         try:
             async with asyncio.timeout(self._settings.request_timeout_ms / 1000):
-                # Of a topic that it does not know yet the client learns by asking about one partition.
-                await self._end_of(first)
-                numbers = consumer.partitions_for_topic(self._topic) or {0}
-                partitions = [TopicPartition(self._topic, number) for number in sorted(numbers)]
-                starts = await consumer.beginning_offsets(partitions)
-                ends = await consumer.end_offsets(partitions)
+                return await log_ranges(self._running(), self._topic)
         except (KafkaError, TimeoutError) as error:
             raise self._failed(error) from error
-        return {each.partition: range(starts[each], max(starts[each], ends[each])) for each in partitions}
-
-    async def _end_of(self, partition: TopicPartition) -> None:
-        """Ask where a partition ends, until there is an answer: one that was just made has no leader for a moment."""
-        while True:
-            try:
-                await self._running().end_offsets([partition])
-                return
-            except KafkaError as error:
-                if not (error.retriable or isinstance(error, KafkaTimeoutError)):
-                    raise
-            await asyncio.sleep(_PAUSE_S)
 
     def seek(self, positions: Mapping[int, int]) -> None:
         consumer = self._running()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import time
 from array import array
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -43,27 +44,62 @@ class Spot(NamedTuple):
 
 
 class Survey:
-    """The letters of which ``fits`` is true, and that were not settled when it was made."""
+    """The letters of which ``fits`` is true, and that were not settled when it was last made.
 
-    def __init__(self, topic: str, fits: Callable[[str, Stored], bool]) -> None:
+    ``counted_as`` is what letters of one queue are told apart by.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        fits: Callable[[str, Stored], bool],
+        counted_as: Callable[[Stored], str] = lambda record: text_of(record.headers, REASON_HEADER),
+    ) -> None:
         self._topic = topic
         self._fits = fits
+        self._counted_as = counted_as
         self._offsets: dict[int, array[int]] = {}
         self._died: dict[int, array[int]] = {}
         self._groups: dict[int, array[int]] = {}
         self._settled: dict[int, Places] = {}
         self._numbers: dict[Group, int] = {}
+        #: Where to read on, by partition.
+        self._next: dict[int, int] = {}
         self.ranges: dict[int, range] = {}
 
     async def make(self, log: LetterLog, limit_s: float) -> None:
-        """Read all that is there now; raises as :func:`until_the_end`."""
+        """Read all that is there now, what was read before excepted; raises as :func:`until_the_end`."""
         self.ranges = await log.ranges()
-        async for records in until_the_end(log, self.ranges, limit_s):
+        for partition, span in self.ranges.items():
+            self._forget_before(partition, span)
+        async for records in until_the_end(log, self._unread(self.ranges), limit_s):
             for record in records:
                 if is_note(record.headers):
                     self._settle(record)
                 else:
                     self._add(record)
+                self._next[record.partition] = record.offset + 1
+
+    def unread(self, ranges: Mapping[int, range]) -> int:
+        """Return how many records of these :meth:`make` would read."""
+        return sum(map(len, self._unread(ranges).values()))
+
+    def _unread(self, ranges: Mapping[int, range]) -> dict[int, range]:
+        return {
+            partition: range(max(span.start, self._next.get(partition, 0)), span.stop)
+            for partition, span in ranges.items()
+        }
+
+    def _forget_before(self, partition: int, span: range) -> None:
+        """Forget letters that are there no more: removed by retention, or the topic was made anew."""
+        if self._next.get(partition, 0) > span.stop:
+            for each in (self._next, self._offsets, self._died, self._groups, self._settled):
+                each.pop(partition, None)
+        offsets = self._offsets.get(partition)
+        if offsets and offsets[0] < span.start:
+            gone = bisect_left(offsets, span.start)
+            for column in (offsets, self._died[partition], self._groups[partition]):
+                del column[:gone]
 
     def _settle(self, record: Stored) -> None:
         note = decode(Source(self._topic, record.partition), record.value)
@@ -84,7 +120,7 @@ class Survey:
             )
         self._offsets[partition].append(record.offset)
         self._died[partition].append(died_at_ms(record))
-        self._groups[partition].append(self._number(queue, text_of(record.headers, REASON_HEADER)))
+        self._groups[partition].append(self._number(queue, self._counted_as(record)))
 
     def _number(self, queue: str, reason: str) -> int:
         group = Group(queue, reason)
@@ -115,6 +151,16 @@ class Survey:
         numbers = Counter(spot.group for spot in self._left())
         groups = self.groups
         return Counter({groups[number]: count for number, count in numbers.items()})
+
+    def spans(self) -> dict[Group, tuple[int, int, int]]:
+        """Return of each group how many letters are left, and when the first and the last of them died."""
+        found: dict[int, tuple[int, int, int]] = {}
+        for spot in self._left():
+            died_ms = spot.died_at_ms
+            letters, first_ms, last_ms = found.get(spot.group, (0, died_ms, died_ms))
+            found[spot.group] = (letters + 1, min(first_ms, died_ms), max(last_ms, died_ms))
+        groups = self.groups
+        return {groups[number]: span for number, span in found.items()}
 
 
 _NO_PLACES = Places()

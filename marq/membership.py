@@ -10,7 +10,7 @@ from __future__ import annotations
 from marq.core.definitions import HANDLERS_GROUP, Definitions
 from marq.core.errors import ConfigError
 from marq.core.names import Names, check_group_name, check_queue_name
-from marq.positions import check_room
+from marq.rosters import check_room
 from marq.serving import Serving, serving
 
 _TWICE = "to process each message twice, send it to two queues: producer.send([{0!r}, {1!r}], …)"
@@ -63,7 +63,9 @@ class Membership:
             _refuse_handled(queue, definitions)
         if self.queue is not None:
             self._refuse_part_of_group(self.queue, definitions)
-        return serving(names.messages, queues, {queue: definitions.settings(queue).topic for queue in queues})
+        topics = {queue: definitions.settings(queue).topic for queue in queues}
+        reads = {queue: definitions.placement(queue).reads for queue in queues}
+        return serving(names.messages, queues, topics, reads)
 
     def refuse_empty(self, definitions: Definitions) -> None:
         """Check that there is something to serve.

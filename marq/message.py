@@ -4,39 +4,25 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from marq import token
 from marq.breaker import Call
 from marq.codecs import Codec, decode
 from marq.core.copies import Origin, origin, uncounted
 from marq.core.errors import LeaseLost, MarqError
-from marq.core.markers import BACKOFF, Headers
+from marq.core.markers import BACKOFF
 from marq.core.names import ERROR_HEADER, KEY_HEADER, RESERVED_HEADER
 from marq.core.rows import row_key
 from marq.durations import Duration, duration_ms
 from marq.lease import Lease
 from marq.outcomes import Reject, Retry, Undecodable
+from marq.records import Row
 from marq.words import Unknown, missing, refuse
 
 #: After so many uncounted releases in a row the next interrupted attempt counts: else a message whose handlers are
 #: always interrupted, as in a deployment that never comes up, would go round for ever.
 MAX_UNCOUNTED = 100
-
-
-class Record(Protocol):
-    """The parts of aiokafka's ConsumerRecord that are used."""
-
-    @property
-    def offset(self) -> int: ...
-    @property
-    def timestamp(self) -> int: ...
-    @property
-    def key(self) -> bytes | None: ...
-    @property
-    def value(self) -> bytes | None: ...
-    @property
-    def headers(self) -> Headers: ...
 
 
 class Message:
@@ -47,12 +33,13 @@ class Message:
     what is cancelled then are handlers that :meth:`Consumer.run` or a worker calls.
     """
 
-    __slots__ = ("_lease", "_record", "_value")
+    __slots__ = ("_lease", "_offset", "_raw", "_value")
     _value: Any
 
-    def __init__(self, record: Record, lease: Lease) -> None:
-        self._record = record
+    def __init__(self, lease: Lease, offset: int, raw: bytes | None) -> None:
         self._lease = lease
+        self._offset = offset
+        self._raw = raw
 
     @property
     def id(self) -> str:
@@ -71,12 +58,12 @@ class Message:
             Undecodable: the codec can't decode it; where it leaves a handler the message becomes a dead letter.
         """
         codec = self._lease.codec
-        return (self._record.value or b"") if codec is None else self._decoded(codec)
+        return (self._raw or b"") if codec is None else self._decoded(codec)
 
     @property
     def body(self) -> bytes:
         """The sender's bytes; empty for a record without a value."""
-        return self._record.value or b""
+        return self._raw or b""
 
     @property
     def key(self) -> bytes | None:
@@ -95,7 +82,7 @@ class Message:
     @property
     def attempt(self) -> int:
         """The number of this delivery, from 1."""
-        return self._origin.attempt if self._record.headers else 1
+        return 1 if self._lease.records.headers is None else self._origin.attempt
 
     @property
     def last_error(self) -> str | None:
@@ -123,13 +110,13 @@ class Message:
 
     @property
     def offset(self) -> int:
-        return self._record.offset
+        return self._offset
 
     @property
     def token(self) -> str:
         """A short text by which another process can finish the message: ``await consumer.ack(token)``."""
         lease = self._lease
-        return token.encode(token.Token(lease.queue, lease.holder, lease.source, self._record.offset))
+        return token.encode(token.Token(lease.queue, lease.holder, lease.source, self._offset))
 
     async def ack(self, *, wait: bool = True) -> None:
         """Finish the message; durable on return, or only queued with ``wait=False``.
@@ -137,7 +124,7 @@ class Message:
         Raises:
             LeaseLost: the lease ran out before the ack was durable. It was written all the same.
         """
-        lease, offset = self._lease, self._record.offset
+        lease, offset = self._lease, self._offset
         expiry_s = self._expiry_s
         if self._decide():
             lease.ack(offset)
@@ -165,7 +152,7 @@ class Message:
         delay_ms = BACKOFF if delay is None else duration_ms("delay", delay)
         self._check_lease("release", self._expiry_s)
         if self._decide():
-            self._lease.release(self._record.offset, delay_ms)
+            self._lease.release(self._offset, delay_ms)
         await self._settled("release", wait)
 
     async def reject(self, reason: str = "rejected", *, wait: bool = True, **unknown: Unknown) -> None:
@@ -177,7 +164,7 @@ class Message:
         refuse("reject", unknown)
         self._check_lease("reject", self._expiry_s)
         if self._decide():
-            self._lease.reject(self._record.offset, str(reason))
+            self._lease.reject(self._offset, str(reason))
         await self._settled("reject", wait)
 
     async def renew(self, seconds: Duration | None = None, *, wait: bool = True, **unknown: Unknown) -> None:
@@ -189,7 +176,7 @@ class Message:
             LeaseLost: the lease ran out before.
         """
         refuse("renew", unknown)
-        lease, offset = self._lease, self._record.offset
+        lease, offset = self._lease, self._offset
         lease_ms = int(lease.lease_s * 1000) if seconds is None else duration_ms("seconds", seconds, least_ms=1)
         self._check_lease("renew", self._expiry_s)
         longer = lease.outbox.clock() + lease_ms / 1000 > self._expiry_s
@@ -229,31 +216,35 @@ class Message:
         return value
 
     @property
+    def _record(self) -> Row:
+        return self._lease.record(self._offset)
+
+    @property
     def _origin(self) -> Origin:
         record = self._record
         return origin(self._lease.source, record.offset, record.timestamp, record.headers)
 
     @property
     def _expiry_s(self) -> float:
-        return self._lease.expiry_s(self._record.offset)
+        return self._lease.expiry_s(self._offset)
 
     def _decide(self) -> bool:
         """Whether this call decides: the message has no outcome yet."""
-        lease, offset = self._lease, self._record.offset
+        lease, offset = self._lease, self._offset
         if offset in lease.decided:
             return False
-        lease.decided.add(offset)
+        lease.decide(offset)
         return True
 
     def _ack_later(self) -> None:
         if self._decide():
-            self._lease.ack(self._record.offset)
+            self._lease.ack(self._offset)
             if self._lease.breaker is not None:
                 self._lease.breaker.succeeded([self])
 
     def _fail(self, error: BaseException, call: Call | None = None) -> None:
         """Queue what an exception means for the message; ``call`` where the handler was called with others, too."""
-        lease, offset = self._lease, self._record.offset
+        lease, offset = self._lease, self._offset
         if not self._decide():
             return
         if isinstance(error, Reject):
@@ -284,20 +275,20 @@ class Message:
             counted = (call or Call([self])).counts(breaker)
             if breaker.pause_left_s:
                 delay_ms = max(delay_ms, breaker.delay_ms(self))
-        self._lease.release(self._record.offset, delay_ms, counted=counted, error=_text(error))
+        self._lease.release(self._offset, delay_ms, counted=counted, error=_text(error))
 
     def _reject_failed(self, error: BaseException, call: Call | None) -> None:
         """Of a queue that delivers at most once: nobody sees it again but as a dead letter."""
         if self._lease.breaker is not None and isinstance(error, Exception):
             (call or Call([self])).counts(self._lease.breaker)
         interrupted = "interrupted: it may have been processed in part"
-        self._lease.reject(self._record.offset, _text(error) if isinstance(error, Exception) else interrupted)
+        self._lease.reject(self._offset, _text(error) if isinstance(error, Exception) else interrupted)
 
     def _interrupt(self) -> None:
         """Cancelled, or the program ends: the attempt was none."""
         counted = uncounted(self._record.headers) >= MAX_UNCOUNTED
         error = f"interrupted, as {MAX_UNCOUNTED} times before" if counted else ""
-        self._lease.release(self._record.offset, 0, counted=counted, error=error)
+        self._lease.release(self._offset, 0, counted=counted, error=error)
 
     async def _settled(self, call: str, wait: bool) -> None:
         # A renew moves the expiry: what counts is the one before.

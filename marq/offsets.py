@@ -7,8 +7,10 @@ groups is where the queue goes on. Nothing is missed, and nothing is delivered t
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,14 +19,28 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, for_code
 
 from marq.connection import client_options, close_admin
+from marq.core.errors import BrokerUnavailable, Forbidden
 from marq.core.markers import Source
 from marq.core.names import Names
 from marq.positions import Positions
 from marq.requests import UNSTABLE_OFFSET_COMMIT, StableOffsets
+from marq.roster_log import RosterLog
+from marq.rosters import (
+    MAX_METADATA_BYTES,
+    Roster,
+    UnknownPositions,
+    fits,
+    in_the_metadata,
+    new_roster,
+    roster_named,
+)
 from marq.serving import Serving
 from marq.settings import ClientSettings
 
 log = logging.getLogger("marq")
+
+#: Groups that are asked at the same time: queues that join may each have had one of their own.
+AT_ONCE = 50
 
 
 class Committed(NamedTuple):
@@ -43,23 +59,41 @@ class Place:
 
     start: int
     positions: Positions
+    #: What the positions' metadata names, if that is new: it must be durable before anything is committed.
+    roster: Roster | None = None
 
 
 class Search:
     """The search for the places of partitions that a group's member was assigned.
 
-    ``committed`` is what the group itself has; what others have counts only while :attr:`needs_others`.
+    ``committed`` is what the group itself has; what others have counts only while :attr:`needs_others`. ``rosters``
+    has all that it names. Queues whose names take more than ``room_bytes`` of metadata are put into a roster.
+
+    Raises:
+        UnknownPositions: what is committed can't be understood.
     """
 
     def __init__(
-        self, names: Names, group: str, serving: Serving, sources: Iterable[Source], committed: Offsets
+        self,
+        names: Names,
+        group: str,
+        serving: Serving,
+        sources: Iterable[Source],
+        committed: Offsets,
+        rosters: Mapping[str, Roster],
+        *,
+        room_bytes: int = MAX_METADATA_BYTES,
+        new_id: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
         self._names = names
         self._serving = serving
         self._committed = committed
-        self._found = {source: _positions(names, group, committed.get(source)) for source in sources}
+        self._rosters = rosters
+        self._room_bytes = room_bytes
+        self._new_id = new_id
+        self._found = {source: _positions(names, group, committed.get(source), rosters) for source in sources}
         self._newcomers = {
-            source: positions.newcomers(serving.queues_in(source.topic), _offset(committed.get(source)))
+            source: frozenset(positions.newcomers(serving.queues_in(source.topic), _offset(committed.get(source))))
             for source, positions in self._found.items()
         }
 
@@ -68,19 +102,42 @@ class Search:
         """Whether some queue may have been further with another group before."""
         return any(self._newcomers.values())
 
-    def consider(self, group: str, committed: Offsets) -> None:
-        """Take into account what another group of the installation has committed."""
+    def wants(self, group: str) -> bool:
+        """Whether another group may have had a queue that is not where its group is."""
+        owner = self._names.owner_of_group(group)
+        return owner is None or any(owner in newcomers for newcomers in self._newcomers.values())
+
+    def consider(self, group: str, committed: Offsets, rosters: Mapping[str, Roster]) -> None:
+        """Take into account what another group of the installation has committed.
+
+        Raises:
+            UnknownPositions: that can't be understood.
+        """
         for source, positions in self._found.items():
-            theirs = _positions(self._names, group, committed.get(source))
-            for queue in self._newcomers[source]:
-                positions.advance([queue], theirs.by_queue.get(queue, 0))
+            theirs = _positions(self._names, group, committed.get(source), rosters).by_queue
+            newcomers = self._newcomers[source]
+            for queue in [queue for queue in theirs if queue in newcomers]:
+                positions.advance([queue], theirs[queue])
 
     def places(self) -> dict[Source, Place]:
         """Return what was found."""
-        return {
-            source: _place(source, positions, self._serving, _offset(self._committed.get(source)))
-            for source, positions in self._found.items()
-        }
+        return {source: self._place(source, positions) for source, positions in self._found.items()}
+
+    def _place(self, source: Source, positions: Positions) -> Place:
+        queues, committed = self._serving.queues_in(source.topic), self._committed.get(source)
+        start = positions.start(queues, 0) if queues else _offset(committed) or 0
+        if committed is not None and start != committed.offset:
+            log.info("topic %s, partition %s: reading from %s instead of %s", *source, start, committed.offset)
+        named = None if committed is None else roster_named(committed.metadata)
+        current = None if named is None else self._rosters[named]
+        # Where many have left, their positions are not forgotten, should they come back.
+        if fits(queues if current is None else positions.by_queue.keys() | queues, self._room_bytes):
+            return Place(start, positions)
+        metadata = in_the_metadata(positions.by_queue, frozenset(queues), start, current, self._room_bytes)
+        if metadata is not None:
+            return Place(start, Positions(positions.by_queue, metadata))
+        roster = new_roster(self._new_id(), positions.by_queue, queues, start)
+        return Place(start, Positions(positions.by_queue, roster.metadata({}, {})), roster)
 
 
 async def places(
@@ -89,7 +146,8 @@ async def places(
     """Return where a group's member has to go on in each partition that it was assigned.
 
     Raises:
-        KafkaError: the broker did not answer, or refused.
+        KafkaError: the broker did not answer, or refused, or what is committed can't be understood.
+        ConfigError: a right is missing that a group with many queues needs.
     """
     wanted = list(sources)
     if not wanted:
@@ -97,13 +155,65 @@ async def places(
     admin = AIOKafkaAdminClient(**client_options(settings))
     try:
         await admin.start()
-        search = Search(settings.names, group, serving, wanted, await _committed(admin, group, wanted))
-        if search.needs_others:
-            for other in await _other_groups(admin, settings.names, group):
-                search.consider(other, await _committed(admin, other, wanted))
+        return await _places(settings, admin, group, serving, wanted)
+    except (UnknownPositions, BrokerUnavailable) as error:
+        # Tried again: neither to begin at the start nor to pass anything over would be right.
+        raise KafkaError(f"group {group}: {error}") from error
     finally:
         await close_admin(admin)
-    return search.places()
+
+
+async def _places(
+    settings: ClientSettings, admin: AIOKafkaAdminClient, group: str, serving: Serving, sources: list[Source]
+) -> dict[Source, Place]:
+    rosters = RosterLog(settings)
+    committed = await _committed(admin, group, sources)
+    known = await rosters.read(_named([committed]), group, committed)
+    search = Search(settings.names, group, serving, sources, committed, known)
+    if search.needs_others:
+        others = [each for each in await _other_groups(admin, settings.names, group) if search.wants(each)]
+        theirs = dict(zip(others, await _of_groups(admin, others, sources), strict=True))
+        try:
+            known = await rosters.read(_named(theirs.values()))
+        except Forbidden as error:
+            # As with a group whose commits it may not see: a service must not stop because others made a large group.
+            log.warning("group %s: how far queues were in groups with rosters can't be seen: %s", group, error)
+            theirs = {other: offsets for other, offsets in theirs.items() if not _named([offsets])}
+            known = {}
+        for other, offsets in theirs.items():
+            search.consider(other, offsets, known)
+    found = search.places()
+    # Before anything is read: a commit must not name what nobody can look up.
+    await rosters.write(group, {source: place.roster for source, place in found.items() if place.roster is not None})
+    return found
+
+
+def _named(committed: Iterable[Offsets]) -> set[str]:
+    found = {roster_named(each.metadata) for offsets in committed for each in offsets.values()}
+    return {each for each in found if each is not None}
+
+
+async def _of_groups(admin: AIOKafkaAdminClient, groups: Sequence[str], sources: list[Source]) -> list[Offsets]:
+    found: list[Offsets] = []
+    for first in range(0, len(groups), AT_ONCE):
+        some = [_committed(admin, group, sources) for group in groups[first : first + AT_ONCE]]
+        found += await asyncio.gather(*some)
+    return found
+
+
+async def positions_of(
+    settings: ClientSettings, admin: AIOKafkaAdminClient, group: str, sources: Iterable[Source]
+) -> dict[Source, Positions]:
+    """Return how far a group's own commits say that each of its queues is.
+
+    Raises:
+        KafkaError: the broker did not answer, or refused.
+        MarqError: what is committed can't be understood, or not without a right that is missing.
+    """
+    wanted = list(sources)
+    committed = await _committed(admin, group, wanted)
+    known = await RosterLog(settings).read(_named([committed]))
+    return {source: _positions(settings.names, group, committed.get(source), known) for source in wanted}
 
 
 async def _committed(admin: AIOKafkaAdminClient, group: str, sources: Iterable[Source]) -> Offsets:
@@ -141,17 +251,9 @@ async def _other_groups(admin: AIOKafkaAdminClient, names: Names, group: str) ->
     )
 
 
-def _place(source: Source, positions: Positions, serving: Serving, committed: int | None) -> Place:
-    queues = serving.queues_in(source.topic)
-    start = positions.start(queues, 0) if queues else committed or 0
-    if committed is not None and start != committed:
-        log.info("topic %s, partition %s: reading from %s instead of %s", *source, start, committed)
-    return Place(start, positions)
-
-
-def _positions(names: Names, group: str, committed: Committed | None) -> Positions:
+def _positions(names: Names, group: str, committed: Committed | None, rosters: Mapping[str, Roster]) -> Positions:
     metadata = "" if committed is None else committed.metadata
-    return Positions.decode(_offset(committed), metadata, names.owner_of_group(group))
+    return Positions.decode(_offset(committed), metadata, names.owner_of_group(group), rosters)
 
 
 def _offset(committed: Committed | None) -> int | None:

@@ -19,6 +19,7 @@ from marq.core.errors import BrokerUnavailable
 from marq.core.marker_codec import MAX_TEXT_BYTES
 from marq.core.markers import (
     MAX_BATCH_MARKERS,
+    SEVERAL,
     Ack,
     Reject,
     Release,
@@ -160,9 +161,9 @@ class Outbox:
 
     async def _write_all(self) -> None:
         dirty, self._dirty = self._dirty, []
-        batches: list[_Batch] = [*self._foreign, *_collect(dirty)]
+        batches: list[_Batch] = [*self._foreign, *_acks(dirty, self.clock()), *_collect(dirty)]
         self._foreign = []
-        renewals = [(lease, renewed) for lease in dirty if (renewed := lease.renewed)]
+        renewals = [(lease, lease.take_renewals()) for lease in dirty if lease.renewed]
         for lease in dirty:
             self._settle(lease)
         records = [record for batch in batches for record in self._records(batch)]
@@ -185,14 +186,11 @@ class Outbox:
         before = len(lease.open)
         if lease.acked:
             lease.open.difference_update(lease.acked)
-            lease.acked = []
         if lease.released:
             lease.open.difference_update([released.offset for released in lease.released])
-            lease.released = []
         if lease.rejected:
             lease.open.difference_update([offset for offset, _ in lease.rejected])
-            lease.rejected = []
-        lease.renewed = []
+        lease.forget_outcomes()
         if before != len(lease.open):
             self._finished(lease.queue, before - len(lease.open))
 
@@ -201,8 +199,9 @@ class Outbox:
         now_s = self.clock()
         for lease, renewed in renewals:
             for offset, lease_ms in renewed:
+                lease.renewing.discard(offset)
                 if lease.expiry_s(offset) > now_s:
-                    lease.own_expiry_s[offset] = sent_s + lease_ms / 1000
+                    lease.renewed_until(offset, sent_s + lease_ms / 1000)
 
     def _records(self, batch: _Batch) -> Iterator[MarkerRecord]:
         source = batch.source
@@ -230,14 +229,12 @@ class Outbox:
 
 
 def _collect(dirty: Sequence[Lease]) -> Iterator[_Batch]:
-    """Return one batch for each queue, source partition, holder and kind; offsets rise and occur once."""
+    """Return one batch for each queue, source partition, holder and kind but ACK; offsets rise and occur once."""
     lanes: dict[tuple[str, int, Source], list[Lease]] = {}
     for lease in dirty:
-        lanes.setdefault((lease.queue, lease.holder, lease.source), []).append(lease)
+        if lease.released or lease.rejected or lease.renewed:
+            lanes.setdefault((lease.queue, lease.holder, lease.source), []).append(lease)
     for (queue, holder, source), leases in lanes.items():
-        acked = [offset for lease in leases for offset in lease.acked]
-        if acked:
-            yield Ack(queue, holder, source, sorted(set(acked)))
         released = {each.offset: each for lease in leases for each in lease.released}
         if released:
             yield from _releases(queue, holder, source, released)
@@ -247,6 +244,23 @@ def _collect(dirty: Sequence[Lease]) -> Iterator[_Batch]:
         renewed = {offset: lease_ms for lease in leases for offset, lease_ms in lease.renewed}
         for lease_ms, offsets in _by_lease(renewed):
             yield Renew(queue, holder, source, offsets, lease_ms)
+
+
+def _acks(dirty: Sequence[Lease], now_s: float) -> Iterator[Ack]:
+    """Return one ACK for each source partition and holder, of however many queues.
+
+    Of leases that are over by now the queue is said, under which the tracker counts an ACK that came too late.
+    """
+    lanes: dict[tuple[int, Source], dict[str, list[Lease]]] = {}
+    for lease in dirty:
+        if lease.acked:
+            queue = lease.queue if now_s >= lease.expires_s else SEVERAL
+            lanes.setdefault((lease.holder, lease.source), {}).setdefault(queue, []).append(lease)
+    for (holder, source), found in lanes.items():
+        for queue, leases in found.items():
+            acked = {offset for lease in leases for offset in lease.acked}
+            alone = leases[0].queue if len({lease.queue for lease in leases}) == 1 else queue
+            yield Ack(alone, holder, source, sorted(acked))
 
 
 def _releases(queue: str, holder: int, source: Source, released: dict[int, Released]) -> Iterator[Release]:

@@ -2,43 +2,60 @@
 
 A Kafka group commits one offset per partition, but queues join and leave a group: one that joins has still to be given
 its records before that offset, and one that left must not be given again what it had. So the committed offset's
-metadata says how far each queue is. A partition is read from the position of the queue that is furthest behind, and
-records that a queue has had are passed over for it. A member that has not heard of a queue yet commits nothing for it.
+metadata says how far each queue is, with a roster (:mod:`marq.rosters`) where the queues are many. A partition is read
+from the position of the queue that is furthest behind, and records that a queue has had are passed over for it. A
+member that has not heard of a queue yet commits nothing for it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from functools import lru_cache
 from typing import Any
 
 from marq.core.errors import ConfigError
 from marq.core.markers import Source
+from marq.records import Records
+from marq.rosters import MAX_METADATA_BYTES, Roster, UnknownPositions, document_of, plain
 from marq.serving import Serving
 
-#: What brokers accept as metadata of an offset (``offset.metadata.max.bytes``).
-MAX_METADATA_BYTES = 4_096
-#: Offsets have no more digits when it is judged whether the positions of a group's queues fit into that.
-_LONG_OFFSET = 10**12
 
-
-@dataclass
 class Positions:
-    """Positions of one partition: the offset after the last record that a queue has had, by queue."""
+    """Positions of one partition: the offset after the last record that a queue has had, by queue.
 
-    by_queue: dict[str, int] = field(default_factory=dict)
+    The queues that a member serves move on together, at the same cost however many they are. ``metadata``: what all
+    commits from here on say, where they name a roster.
+    """
+
+    def __init__(self, by_queue: Mapping[str, int] | None = None, metadata: str | None = None) -> None:
+        self._metadata = metadata
+        #: Positions of their own, and the queues that are at ``_reached`` where that is further.
+        self._own = dict(by_queue or {})
+        self._together: Sequence[str] = ()
+        self._members: frozenset[str] = frozenset()
+        self._reached = 0
+        self._furthest_own = max(self._own.values(), default=0)
 
     @classmethod
-    def decode(cls, offset: int | None, metadata: str, owner: str | None = None) -> Positions:
+    def decode(
+        cls, offset: int | None, metadata: str, owner: str | None = None, rosters: Mapping[str, Roster] | None = None
+    ) -> Positions:
         """Read what :meth:`encode` wrote; metadata of another writer says that no queue has had anything.
 
         In a group that is one queue's own (``owner``) an offset that somebody else has set is that queue's.
+
+        Raises:
+            UnknownPositions: a newer version has written it, or it names none of these rosters.
         """
         if offset is None:
             return cls()
         if owner is not None and not metadata:
             return cls({owner: offset})
+        named = document_of(metadata)
+        if named is not None:
+            return cls(_of_roster(offset, named, rosters or {}))
         try:
             document = json.loads(metadata)
             here, past = list(document["at"]), dict(document["past"])
@@ -52,61 +69,95 @@ class Positions:
         Raises:
             ConfigError: there are too many queues for it.
         """
-        here = sorted(queue for queue, position in self.by_queue.items() if position == offset)
-        past = {queue: position for queue, position in sorted(self.by_queue.items()) if position != offset}
-        metadata = _metadata(here, past)
+        if self._metadata is not None:
+            return self._metadata
+        by_queue = self.by_queue
+        here = {queue: position for queue, position in by_queue.items() if position == offset}
+        past = {queue: position for queue, position in by_queue.items() if position != offset}
+        metadata = plain(here, past)
         while past and len(metadata.encode()) > MAX_METADATA_BYTES:
             # Of queues that have left, the one that left first is forgotten: should it come back, it begins anew.
-            del past[min(past, key=lambda queue: past[queue])]
-            metadata = _metadata(here, past)
+            del past[min(sorted(past), key=lambda queue: past[queue])]
+            metadata = plain(here, past)
         if len(metadata.encode()) > MAX_METADATA_BYTES:
-            raise _too_many("the group", len(self.by_queue))
+            raise ConfigError(f"{len(by_queue)} queues are too many for the metadata of an offset without a roster")
         return metadata
+
+    @property
+    def by_queue(self) -> dict[str, int]:
+        """The position of each queue of which something is known."""
+        return {**self._own, **{queue: max(self._own.get(queue, 0), self._reached) for queue in self._together}}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Positions) and self.by_queue == other.by_queue
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Positions({self.by_queue!r})"
 
     def start(self, queues: Iterable[str], log_start: int) -> int:
         """Where to read on so that none of these queues misses a record."""
-        return max(min((self.by_queue.get(queue, 0) for queue in queues), default=0), log_start)
+        by_queue = self.by_queue
+        return max(min((by_queue.get(queue, 0) for queue in queues), default=0), log_start)
 
     def newcomers(self, queues: Iterable[str], offset: int | None) -> list[str]:
         """Which queues are not where the group is: they may have been further with another group before."""
-        return [queue for queue in queues if offset is None or self.by_queue.get(queue) != offset]
+        by_queue = self.by_queue
+        return [queue for queue in queues if offset is None or by_queue.get(queue) != offset]
 
     @property
     def furthest(self) -> int:
         """The position that no queue is past."""
-        return max(self.by_queue.values(), default=0)
+        return max(self._furthest_own, self._reached)
 
-    def after(self, queues: Iterable[str], offset: int) -> Positions:
+    def after(self, queues: Sequence[str], offset: int) -> Positions:
         """Return the positions after these queues have had all records before an offset."""
-        positions = Positions(dict(self.by_queue))
-        positions.advance(queues, offset)
-        return positions
+        if queues == self._together:
+            after = copy(self)
+            after._reached = max(self._reached, offset)
+            return after
+        members = _members(tuple(queues))
+        own = {queue: at for queue, at in self.by_queue.items() if at > offset or queue not in members}
+        # What the metadata say holds for the queues that it was made for.
+        after = Positions(own, None if self._together else self._metadata)
+        after._together, after._members, after._reached = queues, members, offset
+        return after
 
     def had(self, queue: str, offset: int) -> bool:
         """Whether a queue has had the record at an offset."""
-        return offset < self.by_queue.get(queue, 0)
+        return offset < self._own.get(queue, 0) or (offset < self._reached and queue in self._members)
+
+    def unmet(self, serving: Serving, source: Source, read: Records) -> Records:
+        """Take the keys from records that their queues have had, so that they are nobody's."""
+        return read.with_keys(
+            [
+                None if (queue := serving.queue_of(source.topic, key)) is not None and self.had(queue, offset) else key
+                for offset, key in zip(read.offsets, read.keys, strict=True)
+            ]
+        )
 
     def advance(self, queues: Iterable[str], offset: int) -> None:
         """Note that these queues have had all records before an offset."""
         for queue in queues:
-            self.by_queue[queue] = max(self.by_queue.get(queue, 0), offset)
+            self._own[queue] = max(self._own.get(queue, 0), offset)
+            self._furthest_own = max(self._furthest_own, offset)
 
 
-def check_room(group: str, queues: Collection[str]) -> None:
-    """Check that a commit can say a position of its own for each queue of a group, as while one of them catches up.
-
-    Raises:
-        ConfigError: they are too many.
-    """
-    if len(_metadata([], dict.fromkeys(queues, _LONG_OFFSET)).encode()) > MAX_METADATA_BYTES:
-        raise _too_many(f"group {group!r}", len(queues))
+@lru_cache(maxsize=4)
+def _members(queues: tuple[str, ...]) -> frozenset[str]:
+    """One set for all partitions: it is large where the queues are many."""
+    return frozenset(queues)
 
 
-def _too_many(where: str, count: int) -> ConfigError:
-    return ConfigError(
-        f"{where} would have {count} queues: their names and positions take more than the {MAX_METADATA_BYTES} bytes"
-        " that an offset's metadata may have; use shorter names, or more groups"
-    )
+def _of_roster(offset: int, document: Mapping[str, Any], rosters: Mapping[str, Roster]) -> dict[str, int]:
+    roster = rosters.get(str(document.get("roster")))
+    if roster is None:
+        raise UnknownPositions(f"offset {offset} names the roster {document.get('roster')!r}, which is not there")
+    try:
+        return roster.positions(offset, document)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnknownPositions(f"offset {offset}: its metadata can't be read ({error!r})") from error
 
 
 class Progress:
@@ -126,25 +177,19 @@ class Progress:
         self._positions.clear()
         self._starts.clear()
 
-    def made_anew(self, fetched: Mapping[Any, Sequence[Any]]) -> dict[Source, int]:
+    def made_anew(self, fetched: Mapping[Source, Records]) -> dict[Source, int]:
         """Return what was read from before where reading began, and where that was: its log ended before that."""
         return {
-            Source(*source): start
+            source: start
             for source, read in fetched.items()
-            if (start := self._starts.get(Source(*source))) is not None and read[0].offset < start
+            if (start := self._starts.get(source)) is not None and read.offsets[0] < start
         }
 
-    def unmet(self, serving: Serving, fetched: Mapping[Any, Sequence[Any]]) -> dict[Source, Sequence[Any]]:
+    def unmet(self, serving: Serving, fetched: Mapping[Source, Records]) -> dict[Source, Records]:
         """Take the keys from records that their queues have had: only where queues are at different positions."""
         return {
-            source: [
-                replace(record, key=None)
-                if (queue := serving.queue_of(source.topic, record.key)) is not None
-                and positions.had(queue, record.offset)
-                else record
-                for record in read
-            ]
-            if (positions := self._positions.get(Source(*source))) is not None and read[0].offset < positions.furthest
+            source: positions.unmet(serving, source, read)
+            if (positions := self._positions.get(source)) is not None and read.offsets[0] < positions.furthest
             else read
             for source, read in fetched.items()
         }
@@ -165,12 +210,3 @@ class Progress:
         for source, positions in after.items():
             if source in self._positions:
                 self._positions[source] = positions
-
-
-def _metadata(here: list[str], past: dict[str, int]) -> str:
-    return json.dumps({"at": here, "past": past}, separators=(",", ":"), ensure_ascii=False)
-
-
-def keys(queues: Iterable[str]) -> Mapping[bytes, str]:
-    """The record keys of queues."""
-    return {queue.encode(): queue for queue in queues}

@@ -23,7 +23,7 @@ from marq.durations import Duration
 from marq.inquiry import Inquiry
 from marq.receipt import Receipt
 from marq.rights import refused
-from marq.routes import Route, Routes
+from marq.routes import News, Route, Routes
 from marq.settings import ClientOptions, ClientSettings
 from marq.topics import Topics
 from marq.when import At, Delay, When, when, whens
@@ -97,6 +97,8 @@ class Producer:
         self._sending: set[asyncio.Task[Any]] = set()
         self._turns: dict[tuple[str, int], asyncio.Lock] = {}
         self._replacing: asyncio.Task[Any] | None = None
+        #: Messages that were confirmed, and that are not known to be sent; those with a delay in neither.
+        self.sent = self.failed = 0
 
     async def start(self) -> None:
         """Connect, and make the topics that are missing; does nothing when started.
@@ -230,6 +232,9 @@ class Producer:
         pairs = check_headers(headers) if headers else []
         if self._codec is not None:
             value = encode(self._codec, queues, value)
+        for queue in queues:
+            await self._routes.find(queue)
+        # Once more, and nothing is waited for now: what was found first may be old.
         routes = [await self._routes.find(queue) for queue in queues]
         for queue, route in zip(queues, routes, strict=True):
             self._content.check(queue, route.key, value, pairs)
@@ -277,7 +282,6 @@ class Producer:
             )
         self._started()
         route = self._routes.known.get(queue) or await self._routes.find(queue)
-        lane = route.lane
         pairs = check_headers(headers) if headers else []
         items = list(values)
         if (codec := self._codec) is not None:
@@ -286,34 +290,42 @@ class Producer:
         dues = None if delay is None and at is None else whens("send_many()", delay, at, len(items))
         if dues and items:
             return await self._delay_many(queue, items, pairs, dues)
-        share = max(1, -(-len(items) // lane.partitions))
+        share = max(1, -(-len(items) // route.lane.partitions))
         receipts: list[Receipt | None] = []
         tasks: list[asyncio.Task[int]] = []
-        parcels: list[tuple[int, int]] = []
-        start = 0
-        while start < len(items) and self._kafka is not None:
+        parcels: list[tuple[str, int, int]] = []
+        start, ended = 0, MarqError("the producer was stopped")
+        while start < len(items):
+            # Each time: of many items the last ones may be sent long after the queue has moved.
+            try:
+                route = self._routes.known.get(queue) or await self._routes.find(queue)
+            except MarqError as error:
+                ended = error
+                break
+            if self._kafka is None:
+                break
+            lane = route.lane
             partition = lane.take()
-            parcel = _Parcel(self._kafka, lane.topic, partition)
+            parcel = _Parcel(self._kafka, lane.topic, partition, self._routes.news)
             stop = parcel.fill(route.key, items, start, min(start + share, len(items)), pairs)
             # Accepted only when the partition's former batch went out: that bounds what is held in memory.
             tasks.append(self._track(self._send(parcel)))
-            parcels.append((partition, stop - start))
+            parcels.append((lane.topic, partition, stop - start))
             start = stop
             if len(tasks) % (2 * lane.partitions) == 0:
                 await asyncio.wait(tasks[-2 * lane.partitions :], return_when=asyncio.FIRST_COMPLETED)
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         failure: BaseException | None = None
         first_failed = -1
-        for (partition, count), outcome in zip(parcels, outcomes, strict=True):
+        for (topic, partition, count), outcome in zip(parcels, outcomes, strict=True):
             if isinstance(outcome, BaseException):
                 if failure is None:
                     failure, first_failed = outcome, len(receipts)
                 receipts += [None] * count
             else:
-                topic = lane.topic
                 receipts += [Receipt(queue, topic, partition, offset) for offset in range(outcome, outcome + count)]
         if start < len(items) and failure is None:
-            failure, first_failed = MarqError("the producer was stopped"), start
+            failure, first_failed = ended, start
         receipts += [None] * (len(items) - start)
         if failure is not None:
             raise SendManyFailed(queue, first_failed, receipts, failure) from failure
@@ -414,7 +426,7 @@ class Producer:
             raise MarqError("the producer was stopped meanwhile: the message was not sent")
         if not self._open:
             asyncio.get_running_loop().call_soon(self._submit_all)
-        parcel = self._open[place] = _Parcel(self._kafka, *place)
+        parcel = self._open[place] = _Parcel(self._kafka, *place, self._routes.news)
         return parcel
 
     def _submit_all(self) -> None:
@@ -445,6 +457,18 @@ class Producer:
 
     async def _send(self, parcel: _Parcel) -> int:
         """Send a parcel and return the offset of its first message."""
+        try:
+            await self._routes.check(self._limit_s)
+            base = await self._send_to_kafka(parcel)
+            if not await self._routes.still_held(parcel.news, self._limit_s):
+                raise self._unknown(parcel, "its queue has moved to other partitions meanwhile")
+        except BaseException:
+            self.failed += parcel.count
+            raise
+        self.sent += parcel.count
+        return base
+
+    async def _send_to_kafka(self, parcel: _Parcel) -> int:
         kafka = parcel.kafka
         # One at a time waits for its partition: of many that wait aiokafka 0.14 adds up the time, and gives
         # up within a moment.
@@ -507,14 +531,16 @@ def _receipt(call: str, given: object) -> Receipt:
 class _Parcel:
     """A batch of messages for one partition, and who waits for each."""
 
-    __slots__ = ("batch", "futures", "kafka", "partition", "topic")
+    __slots__ = ("batch", "count", "futures", "kafka", "news", "partition", "topic")
 
-    def __init__(self, kafka: Any, topic: str, partition: int) -> None:
+    def __init__(self, kafka: Any, topic: str, partition: int, news: News) -> None:
         self.kafka = kafka
+        self.news = news
         self.topic = topic
         self.partition = partition
         self.batch = kafka.create_batch()
         self.futures: list[asyncio.Future[int]] = []
+        self.count = 0
 
     def append(self, key: bytes | None, value: bytes, headers: list[Header]) -> asyncio.Future[int] | None:
         """Add a message; None when the batch is full."""
@@ -522,6 +548,7 @@ class _Parcel:
             return None
         future = asyncio.get_running_loop().create_future()
         self.futures.append(future)
+        self.count += 1
         return future
 
     def fill(self, key: bytes | None, values: Sequence[bytes], start: int, stop: int, headers: list[Header]) -> int:
@@ -529,7 +556,9 @@ class _Parcel:
         append, now_ms = self.batch.append, int(time.time() * 1000)
         for index in range(start, stop):
             if append(timestamp=now_ms, key=key, value=values[index], headers=headers) is None:
+                self.count = index - start
                 return index
+        self.count = stop - start
         return stop
 
     def done(self, base: int) -> None:

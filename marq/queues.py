@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
@@ -17,7 +18,7 @@ from marq.core.names import check_queue_name
 from marq.core.queue import QueueSettings, check_document
 from marq.definition_log import DefinitionLog, Entry, definition_log
 from marq.durations import Duration
-from marq.positions import check_room
+from marq.rosters import check_room
 from marq.settings import ClientOptions, ClientSettings
 from marq.words import missing, refuse
 
@@ -25,6 +26,9 @@ log = logging.getLogger("marq")
 
 #: Between two attempts to read from a broker that does not answer.
 RETRY_S = 0.5
+#: How often to make sure that what is known is all that there is, and how long that may take.
+HEAR_S = 10.0
+HEAR_LIMIT_S = 5.0
 #: How often a change is made anew because somebody else changed the same queue at the same moment.
 MAX_TRIES = 10
 #: Of an error about a foreign record, which may be as long as its sender likes.
@@ -46,6 +50,8 @@ class QueueOptions(TypedDict, total=False):
     concurrency: int | None
     delay: Duration | None
     delivery: str | None
+    spread: int | str | None
+    paused: bool | None
 
 
 class Queues:
@@ -77,6 +83,8 @@ class Queues:
         self._following: asyncio.Task[None] | None = None
         self._listeners: dict[object, Callable[[], None]] = {}
         self._position = 0
+        #: A moment, of the monotonic clock, at which everything was known that was defined before.
+        self.heard_s = 0.0
         self._moved: asyncio.Event
         self._overheard: list[Entry] | None = None
         self._lock: asyncio.Lock | None = None
@@ -159,6 +167,20 @@ class Queues:
         refuse("change", {name: value for name, value in settings.items() if name not in QueueOptions.__annotations__})
         return await self._merge(queue, {name: plain(value) for name, value in settings.items()}, keep=True)
 
+    async def pause(self, queue: str) -> QueueSettings:
+        """Let nothing of a queue be delivered from now on, and return what holds for it; raises as :meth:`change`.
+
+        Consumers and trackers follow within a second or so. What is being worked on ends as ever, what nobody has begun
+        waits, and so do delayed messages and those to be redelivered; messages may be sent.
+        """
+        return await self.change(queue, paused=True)
+
+    async def resume(self, queue: str) -> QueueSettings:
+        """Deliver messages of a queue again, and return what holds for it; raises as :meth:`change`."""
+        settings = await self.change(queue, paused=None)
+        # Its definition in a file may say that it is paused.
+        return await self.change(queue, paused=False) if settings.paused else settings
+
     async def reset(self, queue: str) -> QueueSettings:
         """Take back all that was changed at run time, and return what holds for the queue now.
 
@@ -181,6 +203,43 @@ class Queues:
             if documents:
                 await self._write(source, documents)
 
+    async def replace(self, documents: Mapping[bytes, Mapping[str, Any] | None]) -> None:
+        """Write layers as :meth:`publish`; where somebody else does so at the same moment, what that one says holds.
+
+        Raises:
+            ConfigError: the right to write is missing.
+            BrokerUnavailable: they are not known to be written.
+        """
+        source = self._started()
+        async with self._turn:
+            for _ in range(MAX_TRIES):
+                if not documents:
+                    return
+                between = await self._write(source, documents)
+                documents = {
+                    entry.key: _document(entry.value)
+                    for entry in between
+                    if entry.key is not None and entry.key in documents and _fold(Definitions(), entry) is None
+                }
+
+    async def hear(self, limit_s: float) -> None:
+        """Return when everything is known that was defined before this call.
+
+        Raises:
+            BrokerUnavailable: that is not so after the limit.
+            ConfigError: the right to read is missing.
+        """
+        source, heard_s = self._started(), time.monotonic()
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._read_past(await source.end() - 1)
+        except TimeoutError:
+            raise BrokerUnavailable(
+                f"the definitions of queues could not be read within {limit_s:g} s (topic {self._settings.names.queues}"
+                f" at {self._settings.bootstrap_servers})"
+            ) from None
+        self.heard_s = max(self.heard_s, heard_s)
+
     def __getattr__(self, name: str) -> Any:
         raise missing("Queues", name)
 
@@ -191,6 +250,7 @@ class Queues:
         limit_s = self._settings.connect_timeout_ms / 1000
         try:
             async with asyncio.timeout(limit_s):
+                heard_s = time.monotonic()
                 end = await source.start()
                 while self._position < end:
                     entries, self._position = await source.read()
@@ -201,6 +261,7 @@ class Queues:
                 f" end within {limit_s:g} s: check that the broker runs"
             ) from None
         self.definitions = definitions
+        self.heard_s = heard_s
 
     async def _follow(self, source: DefinitionLog) -> None:
         """Go on reading for ever: while that fails, what is known counts."""
@@ -214,7 +275,6 @@ class Queues:
                 failing = True
                 await asyncio.sleep(RETRY_S)
                 continue
-            failing = False
             changed = self._fold(self.definitions, entries)
             if self._overheard is not None:
                 self._overheard.extend(entries)
@@ -222,6 +282,26 @@ class Queues:
             self._moved.set()
             if changed:
                 self._tell()
+            failing = not await self._make_sure(source, failing)
+
+    async def _make_sure(self, source: DefinitionLog, failing: bool) -> bool:
+        """Find out now and then whether something was defined that has not been read; return whether that is known.
+
+        A read that brings nothing tells nothing: it does so, too, while no broker answers.
+        """
+        began_s = time.monotonic()
+        if began_s - self.heard_s < HEAR_S:
+            return True
+        try:
+            async with asyncio.timeout(HEAR_LIMIT_S):
+                end = await source.end()
+        except Exception as error:  # as above
+            if not failing:
+                log.warning("whether definitions of queues have changed is not known, trying again: %r", error)
+            return False
+        if self._position >= end:
+            self.heard_s = began_s
+        return True
 
     def _fold(self, definitions: Definitions, entries: Sequence[Entry]) -> bool:
         """Fold what can be read, and return whether there was such a record."""
@@ -316,14 +396,18 @@ class Queues:
             )
 
     async def _write(self, source: DefinitionLog, documents: Mapping[bytes, Mapping[str, Any] | None]) -> list[Entry]:
-        """Write, wait until that is read back, and return the records since the call that stand before it."""
+        """Write, wait until that is read back, and return the records since the call that stand before ours.
+
+        Of each key: before our record with that key.
+        """
         self._overheard = overheard = list[Entry]()
         try:
-            offset = await source.write({key: _encoded(document) for key, document in documents.items()})
-            await self._read_past(offset)
+            offsets = await source.write({key: _encoded(document) for key, document in documents.items()})
+            last = max(offsets.values())
+            await self._read_past(last)
         finally:
             self._overheard = None
-        return [entry for entry in overheard if entry.offset < offset]
+        return [entry for entry in overheard if entry.offset < offsets.get(entry.key or b"", last)]
 
     async def _read_past(self, offset: int) -> None:
         limit_s = self._settings.request_timeout_ms / 1000

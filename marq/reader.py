@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from aiokafka.errors import IllegalStateError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
+from marq.assignor import SpreadAssignor
 from marq.connection import client_options, started, stop_consumer
 from marq.core.errors import BrokerUnavailable
 from marq.core.markers import Source
-from marq.message import Record
+from marq.fetching import fetch_records
 from marq.offsets import Place, places
 from marq.positions import Positions, Progress
+from marq.records import Records
 from marq.requests import Generation
 from marq.rights import refused
 from marq.serving import Serving
@@ -34,8 +35,9 @@ FETCH_WAIT_S = 0.5
 COMMIT_LIMIT_S = 10.0
 #: How long a rebalance waits for its members.
 REBALANCE_TIMEOUT_MS = 30_000
-#: How long finding out where to read on may take; it is tried again.
-PLACE_LIMIT_S = 10.0
+#: How long finding out where to read on may take, with thousands of queues that had groups of their own; it is tried
+#: again.
+PLACE_LIMIT_S = 60.0
 
 Offsets = Mapping[Source, int]
 
@@ -63,7 +65,7 @@ class Reader(Protocol):
     #: How often :meth:`keep_alive` must be called while nothing is fetched.
     keep_alive_s: float
 
-    async def fetch(self, max_records: int) -> Mapping[Source, Sequence[Record]]:
+    async def fetch(self, max_records: int) -> Mapping[Source, Records]:
         """Return the next records of each partition, in order; after a while without any, nothing.
 
         Raises:
@@ -108,15 +110,12 @@ class Assignee(Protocol):
     def assigned(self) -> None: ...
 
 
-#: No partition: a poll of it fetches nothing and still counts as one.
-_NOTHING = TopicPartition("marq", -1)
-
-
 class GroupReader:
     """Reads the topics of its queues as a member of a consumer group.
 
     aiokafka 0.14 has no cooperative rebalancing, so every rebalance takes all partitions away for a moment. That costs
     little: each cycle ends with a commit, and leases do not depend on partitions. Round robin spreads one topic best.
+    It is over the partitions in which the queues may have records (:mod:`marq.assignor`).
     """
 
     def __init__(
@@ -168,7 +167,7 @@ class GroupReader:
             # To wait for a dead tracker's open transaction stalls everybody, and an aborted copy is a known double:
             # only who may deliver nothing twice waits.
             isolation_level="read_committed" if self._committed else "read_uncommitted",
-            partition_assignment_strategy=(RoundRobinPartitionAssignor,),
+            partition_assignment_strategy=(SpreadAssignor(lambda: self._serving.reads),),
             max_partition_fetch_bytes=PARTITION_FETCH_BYTES,
             max_poll_interval_ms=self._settings.max_poll_interval_ms,
             session_timeout_ms=self._settings.session_timeout_ms,
@@ -231,16 +230,16 @@ class GroupReader:
 
     # --- what the flow asks -------------------------------------------------------------------------------------------
 
-    async def fetch(self, max_records: int) -> Mapping[Source, Sequence[Record]]:
+    async def fetch(self, max_records: int) -> Mapping[Source, Records]:
         if self._unplaced:
             await self._place()
-        fetched = await self._poll(timeout_ms=int(FETCH_WAIT_S * 1000), max_records=max_records)
+        fetched = await self._poll(max_records)
         # Assigned anew meanwhile: whatever it is, it is read again from its place.
         if self._unplaced or self._begins_anew(fetched):
             return {}
         return self._progress.unmet(self._serving, fetched)
 
-    def _begins_anew(self, fetched: Mapping[Any, Sequence[Any]]) -> bool:
+    def _begins_anew(self, fetched: Mapping[Source, Records]) -> bool:
         """Whether a topic was deleted and made anew, or has lost its end: then all partitions are assigned anew.
 
         With a topic its offsets go, so that its new messages are not taken for those of the former one.
@@ -259,12 +258,12 @@ class GroupReader:
         return True
 
     async def keep_alive(self) -> None:
-        await self._poll(_NOTHING, timeout_ms=0)
+        await self._poll(0)
 
-    async def _poll(self, *partitions: TopicPartition, **options: int) -> Mapping[Any, Sequence[Any]]:
+    async def _poll(self, max_records: int) -> dict[Source, Records]:
         assert self._consumer is not None
         try:
-            records: Any = await self._consumer.getmany(*partitions, **options)
+            return await fetch_records(self._consumer, FETCH_WAIT_S if max_records else 0.0, max_records)
         except KafkaError as error:
             if not error.retriable:
                 raise refused(self._settings, error, "Read") or BrokerUnavailable(
@@ -274,7 +273,6 @@ class GroupReader:
             log.warning("read failed, trying again: group=%s error=%s", self._group, error)
             await asyncio.sleep(FETCH_WAIT_S)
             return {}
-        return records  # type: ignore[no-any-return]
 
     async def commit(self, offsets: Offsets) -> None:
         assert self._consumer is not None

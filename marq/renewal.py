@@ -11,17 +11,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from math import floor, inf
-from typing import TYPE_CHECKING
 
 from marq.core.errors import BrokerUnavailable
 from marq.core.marker_codec import encode
 from marq.core.markers import MAX_BATCH_MARKERS, Renew, Source
 from marq.core.names import markers_partition
+from marq.flow_settings import FlowSettings
 from marq.lease import Lease
 from marq.writer import FRAME_BYTES, MarkerRecord, MarkerWriter
-
-if TYPE_CHECKING:
-    from marq.flow import FlowSettings
 
 log = logging.getLogger("marq")
 
@@ -139,6 +136,10 @@ class Renewal:
             until_s = now_s + lease_ms / 1000
             # A RENEW that came after the end of the lease revives nothing: the tracker may have fired meanwhile.
             if done_s < lease.expires_s:
+                for offset in lease.renewing:
+                    # Its own RENEW is not durable yet: until it is, the earlier end counts.
+                    if offset not in lease.own_expiry_s:
+                        lease.renewed_until(offset, lease.expires_s)
                 lease.expires_s = until_s
                 for offset in offsets if lease.own_expiry_s else ():
                     if lease.own_expiry_s.get(offset, done_s) < until_s:
@@ -198,6 +199,11 @@ def _next_expiry_s(lease: Lease, now_s: float) -> float:
 
 
 def _to_renew(lease: Lease, until_s: float) -> list[int]:
-    """Without those that renewed themselves for longer: the tracker takes the last RENEW, also when it is shorter."""
-    own = lease.own_expiry_s
-    return [offset for offset in lease.open if own.get(offset, 0.0) < until_s] if own else list(lease.open)
+    """Without those that renewed themselves for longer, or are about to.
+
+    The tracker takes the last RENEW, also when it is shorter, and that could be this one.
+    """
+    own, renewing = lease.own_expiry_s, lease.renewing
+    if not own and not renewing:
+        return list(lease.open)
+    return [offset for offset in lease.open if own.get(offset, 0.0) < until_s and offset not in renewing]

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from marq.core.markers import Source
-from marq.message import Record
+from marq.core.spread import Partitions, union
+from marq.records import Records
 
 #: Up to so many queues one pass for each is quicker than one pass that sorts.
 _FEW = 4
@@ -18,11 +19,15 @@ _FEW = 4
 
 @dataclass(frozen=True)
 class Serving:
-    """``messages`` is the shared topic; ``own_topics`` has the topic of each queue that has one of its own."""
+    """``messages`` is the shared topic; ``own_topics`` has the topic of each queue that has one of its own.
+
+    ``partitions``: of the shared topic, those in which some of the queues may have records.
+    """
 
     messages: str
     queues: tuple[str, ...]
     own_topics: Mapping[str, str] = field(default_factory=dict)
+    partitions: Partitions = None
     _keys: Mapping[bytes, str] = field(init=False, repr=False, compare=False)
     _owners: Mapping[str, str] = field(init=False, repr=False, compare=False)
 
@@ -35,6 +40,11 @@ class Serving:
         """All topics to read."""
         return [self.messages, *sorted(self._owners)]
 
+    @property
+    def reads(self) -> Mapping[str, tuple[int, ...]]:
+        """Of each topic of which not all partitions are to be read, those that are."""
+        return {} if self.partitions is None else {self.messages: self.partitions}
+
     def is_own(self, topic: str) -> bool:
         """Whether a topic is a queue's own."""
         return topic in self._owners
@@ -44,7 +54,7 @@ class Serving:
         owner = self._owners.get(topic)
         return self.queues if owner is None else (owner,)
 
-    def own(self, source: Source, read: Sequence[Record]) -> Iterator[tuple[str, Sequence[Record]]]:
+    def own(self, source: Source, read: Records) -> Iterator[tuple[str, Records]]:
         """Return what belongs to each queue that has something among the records of one partition."""
         owner = self._owners.get(source.topic)
         if owner is not None:
@@ -54,37 +64,34 @@ class Serving:
             yield from self._sorted(read)
             return
         for key, queue in self._keys.items():
-            records = [record for record in read if record.key == key]
-            if records:
-                yield queue, records
+            count = read.keys.count(key)
+            if count == len(read):
+                yield queue, read
+            elif count:
+                yield queue, read.at([place for place, each in enumerate(read.keys) if each == key])
 
-    def _sorted(self, read: Sequence[Record]) -> Iterator[tuple[str, Sequence[Record]]]:
-        keys = self._keys
-        found: dict[str, list[Record]] = {}
-        for record in read:
-            queue = keys.get(record.key)  # type: ignore[arg-type]
+    def _sorted(self, read: Records) -> Iterator[tuple[str, Records]]:
+        found: dict[bytes | None, list[int]] = {}
+        for place, key in enumerate(read.keys):
+            found.setdefault(key, []).append(place)
+        for key, places in found.items():
+            queue = self._keys.get(key)  # type: ignore[arg-type]
             if queue is not None:
-                found.setdefault(queue, []).append(record)
-        yield from found.items()
+                yield queue, read.at(places)
 
-    def count(self, source: Source, read: Sequence[Record]) -> int:
+    def count(self, source: Source, read: Records) -> int:
         """Return how many records of one partition belong to queues that are served."""
         if source.topic in self._owners:
             return len(read)
-        keys = self._keys
-        return sum([record.key in keys for record in read])
+        return sum(map(self._keys.__contains__, read.keys))
 
-    def end(self, source: Source, read: Sequence[Record], room: int) -> int:
+    def end(self, source: Source, read: Records, room: int) -> int:
         """Return the place of the first record of ours for which there is no room."""
         if source.topic in self._owners:
             return min(room, len(read))
         keys = self._keys
-        for place, record in enumerate(read):
-            if record.key in keys:
-                if room == 0:
-                    return place
-                room -= 1
-        return len(read)
+        ours = [place for place, key in enumerate(read.keys) if key in keys]
+        return ours[room] if room < len(ours) else len(read)
 
     def queue_of(self, topic: str, key: bytes | None) -> str | None:
         """Return whose record it is, None for nobody's that is served."""
@@ -92,7 +99,16 @@ class Serving:
         return owner if owner is not None or key is None else self._keys.get(key)
 
 
-def serving(messages: str, queues: Iterable[str], own_topics: Mapping[str, str | None]) -> Serving:
-    """Return the serving of queues; ``own_topics`` may name None for a queue without a topic of its own."""
+def serving(
+    messages: str,
+    queues: Iterable[str],
+    own_topics: Mapping[str, str | None],
+    reads: Mapping[str, Partitions] | None = None,
+) -> Serving:
+    """Return the serving of queues; ``own_topics`` may name None for a queue without a topic of its own.
+
+    ``reads`` are the partitions of the shared topic that each queue is read in; a queue that is missing is in all.
+    """
     names = tuple(sorted(queues))
-    return Serving(messages, names, {queue: topic for queue in names if (topic := own_topics.get(queue))})
+    own = {queue: topic for queue in names if (topic := own_topics.get(queue))}
+    return Serving(messages, names, own, union((reads or {}).get(queue) for queue in names) if names else None)

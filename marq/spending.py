@@ -10,19 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 from marq.core.errors import BrokerUnavailable
 from marq.core.marker_codec import encode
 from marq.core.markers import Source, Spend
 from marq.core.names import markers_partition
+from marq.flow_settings import FlowSettings
 from marq.message import Message
 from marq.shelf import Shelf
 from marq.writer import MarkerRecord, MarkerWriter
-
-if TYPE_CHECKING:
-    from marq.flow import FlowSettings
 
 log = logging.getLogger("marq")
 
@@ -53,7 +50,7 @@ class Spending:
         """How many messages wait here."""
         return sum(map(len, self._unseen.values()))
 
-    def put(self, shelf: Shelf, messages: Sequence[Message]) -> None:
+    def put(self, shelf: Shelf, messages: Iterable[Message]) -> None:
         """Keep messages until they are wanted on their shelf."""
         self._unseen.setdefault(shelf, deque()).extend(messages)
         if self._task is None:
@@ -67,6 +64,13 @@ class Spending:
     def take_back(self, shelf: Shelf) -> list[Message]:
         """Return what waits for a shelf and is still held, and forget it."""
         return [message for message in self._unseen.pop(shelf, ()) if message.offset in message._lease.open]
+
+    def take_of(self, shelf: Shelf, queue: str) -> list[Message]:
+        """Return, and forget, what waits of one queue and is still held."""
+        unseen = self._unseen.get(shelf, deque())
+        found = [message for message in unseen if message._lease.queue == queue]
+        self._unseen[shelf] = deque(message for message in unseen if message._lease.queue != queue)
+        return [message for message in found if message.offset in message._lease.open]
 
     def take_hoard(self, shelf: Shelf, keep: int, now_s: float) -> list[Message]:
         """Return, and forget, what has waited here for a lease or longer and is more than is wanted at a time."""
@@ -124,7 +128,7 @@ class Spending:
         now_s = self._clock()
         # A SPEND that came after the end of the lease may not have counted: somebody else may have the message.
         live = [each for each in messages if each._expiry_s > now_s and each.offset in each._lease.open]
-        shelf.show(live)
+        shelf.show(live, len(live))
 
     def _records(self, messages: Sequence[Message]) -> Iterator[MarkerRecord]:
         lanes: dict[tuple[str, int, Source], list[int]] = {}

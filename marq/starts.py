@@ -8,7 +8,7 @@ reader takes them over, but if their leases end before, the tracker sends copies
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from marq.core.errors import ConfigError
@@ -32,15 +32,20 @@ def check_start(start: object) -> str:
     return str(start)
 
 
+#: Returns when all that was read before is committed. Raises NotCommitted when it never will be, or when the partitions
+#: were assigned anew meanwhile.
+Turn = Callable[[], Awaitable[None]]
+
+
 class Start(Protocol):
     """Makes it certain that messages are ours and that nobody reads them again."""
 
     async def take(
-        self, records: Sequence[MarkerRecord], offsets: Mapping[Source, int], limit_s: float, check: Callable[[], None]
+        self, records: Sequence[MarkerRecord], offsets: Mapping[Source, int], limit_s: float, turn: Turn
     ) -> None:
         """Write the ACQUIREs, if there are any, and commit the offsets after the last records read.
 
-        ``check`` raises NotCommitted when the partitions were assigned anew meanwhile.
+        ``turn`` is awaited before the commit.
 
         Raises:
             BrokerUnavailable: not known to be written within ``limit_s``, or refused.
@@ -56,12 +61,11 @@ class MarkedStart:
         self._reader = reader
 
     async def take(
-        self, records: Sequence[MarkerRecord], offsets: Mapping[Source, int], limit_s: float, check: Callable[[], None]
+        self, records: Sequence[MarkerRecord], offsets: Mapping[Source, int], limit_s: float, turn: Turn
     ) -> None:
         if records:
             await self._acquirer.write(records, limit_s)
-        # A rebalance did not wait any longer for this cycle: the partitions may be somebody else's by now.
-        check()
+        await turn()
         await self._reader.commit(offsets)
 
 
@@ -73,8 +77,10 @@ class TransactionalStart:
         self._reader = reader
 
     async def take(
-        self, records: Sequence[MarkerRecord], offsets: Mapping[Source, int], limit_s: float, check: Callable[[], None]
+        self, records: Sequence[MarkerRecord], offsets: Mapping[Source, int], limit_s: float, turn: Turn
     ) -> None:
+        # Of two open transactions the later one could never come first.
+        await turn()
         if not records:
             await self._reader.commit(offsets)
             return

@@ -104,6 +104,17 @@ async def own_topics(settings: ClientSettings, names: Iterable[str], topics: Top
     return {name: found[name].partitions for name in wanted}
 
 
+async def roster_topic(settings: ClientSettings, *, make: bool) -> bool:
+    """Return whether the rosters' topic is there, which most installations never need; with ``make`` it is, then.
+
+    Raises:
+        BrokerUnavailable: no broker answered within the connect timeout, or it refused.
+        ConfigError: a setting of the topic is wrong, or it may not be made.
+    """
+    async with _admin(settings) as admin:
+        return await _Topics(admin, settings, changelog=False).ensure_rosters(make=make)
+
+
 @asynccontextmanager
 async def _admin(settings: ClientSettings) -> AsyncIterator[AIOKafkaAdminClient]:
     """An admin client whose calls fail in our words, within the connect timeout."""
@@ -144,6 +155,14 @@ class _Topics:
         self._check(found)
         messages, markers = found[names.messages], found[names.markers]
         return Topics(messages.partitions, markers.partitions, messages.limit_bytes, markers.limit_bytes)
+
+    async def ensure_rosters(self, *, make: bool) -> bool:
+        name = self._settings.names.rosters
+        found = await self.describe([name])
+        if make and not found:
+            found = await self._make([name], [name], {})
+        self._check_rules(found, DEFAULT_LIMIT_BYTES)
+        return bool(found)
 
     async def describe(self, names: Iterable[str]) -> dict[str, TopicFacts]:
         look = await look_up(self._admin, names)
@@ -188,12 +207,15 @@ class _Topics:
 
     def _check(self, found: Mapping[str, TopicFacts]) -> None:
         names = self._settings.names
-        wanted = rules(names, found[names.messages].limit_bytes, changelog=self._changelog)
+        self._check_rules(found, found[names.messages].limit_bytes)
+        for wrong in wrong_partitions(names, found):
+            raise ConfigError(wrong)
+
+    def _check_rules(self, found: Mapping[str, TopicFacts], messages_limit_bytes: int) -> None:
+        wanted = rules(self._settings.names, messages_limit_bytes, changelog=self._changelog)
         for broken in broken_rules(wanted, found):
             command = tools(self._settings).alter_topic(broken.rule.topic, broken.rule.setting, broken.rule.needed)
             raise ConfigError(f"{broken}. Change it with: {command}")
-        for wrong in wrong_partitions(names, found):
-            raise ConfigError(wrong)
 
 
 def planned(settings: ClientSettings, found: Mapping[str, TopicFacts]) -> dict[str, TopicPlan]:

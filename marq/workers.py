@@ -42,23 +42,27 @@ class Workers(Crew[Message]):
     ) -> None:
         # Twice as many as run, so that the next message is there when a handler is done.
         super().__init__(shelf, outbox, handler, concurrency, 2 * concurrency, codecs)
+        #: The worker that began last.
+        self._latest = -1
 
     def _messages(self, work: Message) -> Sequence[Message]:
         return [work]
 
     async def _work(self, index: int) -> None:
-        shelf, outbox, handler, ready = self._shelf, self._outbox, self._handler, self._shelf.ready
+        shelf, outbox, handler = self._shelf, self._outbox, self._handler
+        made, make = shelf.ready.made, shelf.ready.make
         current, interrupted, codecs = self._current, self._interrupted, self._codecs
-        clock, pop = outbox.clock, ready.popleft
+        clock, pop = outbox.clock, made.popleft
         burst = 1
         while not (self._stopping or shelf.closed):
-            if not ready:
+            if not (made or make()):
                 outbox.flush_soon()
                 await shelf.wait()
                 continue
             begun_s = clock()
             left = burst
-            while ready and left and not self._stopping:
+            self._latest = index
+            while left and (made or make()) and not self._stopping:
                 left -= 1
                 message = pop()
                 lease = message._lease
@@ -74,17 +78,20 @@ class Workers(Crew[Message]):
                 else:
                     if interrupted:
                         self._resumed(index)
-                    if not lease.decided or message._record.offset not in lease.decided:
+                    if not lease.decided or message._offset not in lease.decided:
                         # As Lease.ack, without the call.
-                        lease.acked.append(message._record.offset)
+                        lease.acked.append(message._offset)
                         if not lease.dirty:
                             outbox.touch(lease)
                         if lease.breaker is not None:
                             lease.breaker.succeeded([message])
             current[index] = None
             took_s = clock() - begun_s
+            # Its handler has waited, and another worker began meanwhile: so all others had their turn, too.
+            stepped_aside = burst == 1 and self._latest != index
             burst = min(burst * 2, MAX_BURST) if took_s < BURST_S else max(1, burst // 2)
-            await asyncio.sleep(0)
+            if not stepped_aside:
+                await asyncio.sleep(0)
 
 
 async def wind_down(flow: Flow, crews: Sequence[Crew[Any]], grace_s: float, *, release: bool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -19,6 +20,8 @@ log = logging.getLogger("marq")
 
 #: What Kafka's framing adds to a batch of one record, at the most.
 FRAME_BYTES = 512
+#: So many records of a partition are sent as a batch: each alone costs more, and a batch waits for what is before it.
+LEAST_OF_BATCH = 8
 
 
 class MarkerRecord(NamedTuple):
@@ -66,8 +69,7 @@ class KafkaMarkerWriter:
         try:
             async with asyncio.timeout(limit_s):
                 producer = await self._running()
-                futures = [await producer.send(self._topic, value, partition=where) for where, value in records]
-                await asyncio.gather(*futures)
+                await self._sent(producer, records)
         except (TimeoutError, KafkaError, AssertionError) as error:
             if producer is not None:
                 await self._give_up(producer)
@@ -76,6 +78,37 @@ class KafkaMarkerWriter:
                 f"{len(records)} marker batches for {self._topic} are not known to be written at"
                 f" {self._settings.bootstrap_servers} after {limit_s:g} s at most: {cause}"
             ) from error
+
+    async def _sent(self, producer: AIOKafkaProducer, records: Sequence[MarkerRecord]) -> None:
+        """Send all and wait for all; many for one partition as batches, each with one future for all of them."""
+        values: dict[int, list[bytes]] = {}
+        for partition, value in records:
+            values.setdefault(partition, []).append(value)
+        alone = [
+            await producer.send(self._topic, value, partition=partition)
+            for partition, few in values.items()
+            if len(few) < LEAST_OF_BATCH
+            for value in few
+        ]
+        # At the same time: each waits until what its partition has to send before is on its way.
+        batched = [
+            self._sent_as_batches(producer, partition, many)
+            for partition, many in values.items()
+            if len(many) >= LEAST_OF_BATCH
+        ]
+        await asyncio.gather(*alone, *batched)
+
+    async def _sent_as_batches(self, producer: AIOKafkaProducer, partition: int, values: Sequence[bytes]) -> None:
+        left = deque(values)
+        while left:
+            batch = producer.create_batch()
+            while left and batch.append(key=None, value=left[0], timestamp=None) is not None:
+                left.popleft()
+            if not batch.record_count():
+                # Larger than a batch may be: the producer says so.
+                await producer.send_and_wait(self._topic, left.popleft(), partition=partition)
+            else:
+                await (await producer.send_batch(batch, self._topic, partition=partition))
 
     async def _running(self) -> AIOKafkaProducer:
         if self._producer is not None:

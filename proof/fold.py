@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from marq.core.backoff import Backoff
-from marq.core.markers import BACKOFF, Source
+from marq.core.markers import BACKOFF, SEVERAL, Source
 from marq.core.names import is_drawn
 from marq.core.rows import row_key
 
@@ -213,6 +213,13 @@ class Fold:
 
     def _ack(self, event: Event) -> None:
         source = event["source"]
+        if event["queue"] == SEVERAL:
+            for offset in event["offsets"]:
+                standing = self.open.get(f"{source}/{offset}")
+                if standing is not None:
+                    self._count(standing.queue, "acked", 1)
+                    self.end(f"{source}/{offset}")
+            return
         closed = sum([self.end(f"{source}/{offset}") for offset in event["offsets"]])
         self._count(event["queue"], "acked", closed)
         self._count(event["queue"], "late", len(event["offsets"]) - closed)

@@ -27,19 +27,22 @@ from aiokafka.errors import (
     TransactionalIdAuthorizationFailed,
     for_code,
 )
-from aiokafka.protocol.admin import ApiVersionRequest, DescribeGroupsRequest
+from aiokafka.protocol.admin import ApiVersionRequest
 from aiokafka.protocol.transaction import EndTxnRequest
 
 from app.checkup.clock import Appended
 from app.checkup.members import Member
-from app.checkup.requests import AllowedOnGroup, AllowedOnTopics
+from app.checkup.reading import Place, Reader
+from app.checkup.requests import AllowedOnTopics, described_groups
 from app.checkup.rights import operations
 from app.members import told_url
 from marq.connection import abandon_producer, client_options
 from marq.core.definitions import CHECK_KEY, Definitions
 from marq.core.errors import ConfigError
+from marq.core.markers import Source
 from marq.core.topic_rules import TopicPlan
 from marq.definition_log import KafkaDefinitionLog
+from marq.log_view import LogView
 from marq.settings import ClientSettings
 from marq.topics import Look, look_up
 
@@ -148,11 +151,28 @@ class ClusterView:
         listed = [Member(client_id, host, _url(metadata)) for _, client_id, host, metadata, *_ in members]
         return GroupFacts(listed, operations(*bits) if bits else None)
 
+    async def readers(self, groups: Iterable[str]) -> list[Reader]:
+        """Return where groups of queues are in their partitions, of those that we may see."""
+        found = []
+        async with LogView(self._client, committed=False) as view:
+            ranges: dict[str, dict[Source, range]] = {}
+            for name in groups:
+                facts = await self.group(name)
+                if facts.allowed is not None and "Describe" not in facts.allowed:
+                    continue
+                committed = await self._admin.list_consumer_group_offsets(name)
+                places = {}
+                for tp, offset in committed.items():
+                    if tp.topic not in ranges:
+                        ranges[tp.topic] = await view.ranges(tp.topic)
+                    span = ranges[tp.topic].get(Source(*tp))
+                    if span is not None and offset.offset >= 0:
+                        places[Source(*tp)] = Place(offset.offset, span.start, span.stop)
+                found.append(Reader(name, len(facts.members), places))
+        return found
+
     async def _describe(self, group: str, node: int) -> Any:
-        try:
-            return await self._admin._send_request(AllowedOnGroup(group), node)
-        except NotImplementedError:
-            return await self._admin._send_request(DescribeGroupsRequest([group]), node)
+        return await described_groups(self._admin, [group], node)
 
     async def may_transact(self, transactional_id: str) -> bool:
         """Return whether we may use a transactional id.

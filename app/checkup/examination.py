@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, redirect_stdout
 from dataclasses import replace
 from functools import partial
@@ -23,18 +24,22 @@ from app.checkup.clock import judge_clock
 from app.checkup.cluster import ClusterView, GroupFacts, Published
 from app.checkup.findings import Finding, fine, problem, warning
 from app.checkup.handlers import judge_handlers
-from app.checkup.machine import judge_data_directory, judge_packages, judge_port, look_at_port
-from app.checkup.members import Member, Page, judge_members, judge_pages
+from app.checkup.machine import judge_data_directory, judge_exposure, judge_packages, judge_port, look_at_port
+from app.checkup.members import Member, Page, behind, judge_members, judge_pages
 from app.checkup.queues import groups_of, judge_defined, judge_file, judge_own_topics, judge_unreadable, own_topics
+from app.checkup.reading import Reader, judge_partitions, judge_reading, judge_retention, suspected
 from app.checkup.rights import WORKER, Allowed, Use, judge_rights
 from app.checkup.topics import judge_missing, judge_topics, topics_of
 from app.faust_api import VERSIONS
+from app.peers import authorization
 from app.publication import differences
+from app.worker import reachable_name
 from config.queues import QueuesFile, load_queues
 from config.settings import AppSettings, Role
 from marq.connection import client_options, close_admin
 from marq.core.definitions import Definitions
 from marq.core.errors import MarqError
+from marq.inspector import Inspector, Waiting
 from marq.reachability import find_obstacle
 from marq.settings import MEMORY_SCHEME, ClientSettings
 from marq.threads import in_thread
@@ -47,7 +52,13 @@ REACH_LIMIT_S = 4.0
 QUESTION_LIMIT_S = 5.0
 PAGE_LIMIT_S = 1.5
 IMPORT_LIMIT_S = 5.0
-#: Groups whose rights are asked for.
+#: Between two looks at how far groups are, at the least.
+MOVING_S = 2.0
+#: At partitions that are behind: a worker that has just taken one over, or that shares a busy machine, moves by then.
+LOOKS_AT_PAGES = 3
+#: Records that are read to count what waits of queues that nobody seems to read.
+MAX_WAITING = 100_000
+#: Groups whose rights are asked for, and of which is seen how far they are.
 MAX_GROUPS = 50
 
 T = TypeVar("T")
@@ -148,8 +159,12 @@ class Examination:
         own = await self._ask("the queues' own topics", lambda: view.look_up(owners), failed=Look())
         unseen = {right.name for right in own.forbidden}
         self._add(*judge_own_topics(self._client, definitions, {**look.found, **own.found}, unseen))
+        self._add(*judge_partitions(self._client, definitions, look.found))
+        self._add(*judge_retention(self._client, definitions, look.found))
+        groups, first = await self._readers(view, look, allowed, definitions)
+        first_s = time.monotonic()
         trackers = await self._group(view, self._client.names.app_id)
-        await self._trackers(trackers, begun=bool(look.found))
+        await self._trackers(trackers, look)
         if self._worker and file is not None:
             self._add(*judge_file(definitions, file, published_by=len(trackers.members)))
         await self._handlers(definitions, file)
@@ -157,6 +172,8 @@ class Examination:
         after = definitions if file is None else definitions.after(differences(definitions, file))
         await self._rights(view, [definitions, after], allowed, trackers)
         await self._clock(view, look, allowed)
+        if groups:
+            await self._reading(view, definitions, groups, first, first_s, allowed)
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -185,21 +202,69 @@ class Examination:
             self._add(judge_defined(found.definitions), *judge_unreadable(topic, found.unreadable))
         return found
 
+    async def _readers(
+        self, view: ClusterView, look: Look, allowed: dict[str, frozenset[str] | None], definitions: Definitions
+    ) -> tuple[list[str], list[Reader]]:
+        """Return the groups that read queues, and where they are; nothing where that may not be seen."""
+        names = self._client.names
+        may = allowed.get(names.messages)
+        if not self._worker or names.messages not in look.found or (may is not None and "Describe" not in may):
+            return [], []
+        handled = [queue for queue in definitions.names() if definitions.settings(queue).handler is not None]
+        seen = await self._ask("the groups", view.group_names, failed=[])
+        ours = [names.named_group(definitions.group(queue) or "") for queue in handled]
+        groups = sorted({*seen, *ours})[:MAX_GROUPS]
+        return groups, await self._ask("how far groups are", lambda: view.readers(groups), failed=[])
+
+    async def _reading(
+        self,
+        view: ClusterView,
+        definitions: Definitions,
+        groups: list[str],
+        first: list[Reader],
+        first_s: float,
+        allowed: Mapping[str, frozenset[str] | None],
+    ) -> None:
+        await asyncio.sleep(max(0.0, first_s + MOVING_S - time.monotonic()))
+        second = await self._ask("how far groups are", lambda: view.readers(groups), failed=first)
+        passed_s = time.monotonic() - first_s
+        queues = suspected(self._client, definitions, first, second)
+        inspector, may = Inspector(self._client, definitions), allowed.get(self._client.names.messages)
+        waiting = Waiting(complete=not queues)
+        if queues and (may is None or "Read" in may):
+            waiting = await self._ask("what waits", lambda: inspector.waiting(queues, MAX_WAITING), failed=waiting)
+        self._add(*judge_reading(self._client, definitions, first, second, waiting, passed_s))
+
     async def _group(self, view: ClusterView, name: str) -> GroupFacts:
         return await self._ask(f"the group {name}", lambda: view.group(name), failed=GroupFacts())
 
-    async def _trackers(self, facts: GroupFacts, *, begun: bool) -> None:
+    async def _trackers(self, facts: GroupFacts, look: Look) -> None:
         if facts.allowed is not None and "Describe" not in facts.allowed:
             await self._port(None)
             return
-        self._add(*judge_members(self._client.names, facts.members, begun=begun))
-        pages = await asyncio.gather(*(_page(url) for url in _urls(facts.members)))
-        self._add(*judge_pages(pages))
+        names = self._client.names
+        self._add(*judge_members(names, facts.members, begun=bool(look.found)))
+        headers, urls = authorization(self._settings), _urls(facts.members)
+        pages = await asyncio.gather(*(_page(url, headers) for url in urls))
+        unread = behind(pages).items()
+        for _ in range(LOOKS_AT_PAGES - 1):
+            if not unread:
+                break
+            await asyncio.sleep(MOVING_S)
+            pages = await asyncio.gather(*(_page(url, headers) for url in urls))
+            unread &= behind(pages).items()
+        # A worker without pages owns some, too.
+        all_seen = len(urls) == len(facts.members) and names.markers in look.found
+        partitions = look.found[names.markers].partitions if all_seen else None
+        self._add(*judge_pages(pages, dict(unread), partitions))
         await self._port([page.url for page in pages])
 
     async def _port(self, urls: list[str] | None) -> None:
         if self._worker and Role.WEB in self._settings.roles:
-            self._add(judge_port(look_at_port(self._settings.web_bind, self._settings.web_port), urls))
+            self._add(*judge_exposure(self._settings))
+            bind, number = self._settings.web_bind, self._settings.web_port
+            host = self._settings.web_host or reachable_name(bind)
+            self._add(judge_port(look_at_port(bind, number), host, urls))
 
     async def _handlers(self, definitions: Definitions, file: QueuesFile | None) -> None:
         if not self._worker or Role.HANDLERS not in self._settings.roles or file is None:
@@ -236,6 +301,7 @@ class Examination:
         wanted = sorted({*seen, *defined, names.group("check"), names.named_group("check")})[:MAX_GROUPS]
         groups = dict(zip(wanted, await asyncio.gather(*(self._group(view, name) for name in wanted)), strict=True))
         groups[names.app_id] = trackers
+        groups[names.census] = await self._group(view, names.census)
         ids = {
             names.transactional_ids: names.transactional_id(0),
             names.start_ids: names.start_id(names.group("check"), "check"),
@@ -245,7 +311,7 @@ class Examination:
             for prefix, each in ids.items()
         }
         allowed = Allowed(topics, {name: facts.allowed for name, facts in groups.items()}, transact)
-        use = Use.of(definitions[-1], names, self._settings.roles)
+        use = Use.of(definitions[-1], names, self._settings)
         self._add(*judge_rights(self._client, self._roles, use, allowed))
 
     async def _clock(self, view: ClusterView, look: Look, allowed: dict[str, frozenset[str] | None]) -> None:
@@ -280,11 +346,11 @@ def _urls(members: Iterable[Member]) -> list[str]:
     return sorted({member.url for member in members if member.url.startswith("http")})
 
 
-async def _page(url: str) -> Page:
+async def _page(url: str, headers: Mapping[str, str]) -> Page:
     try:
         async with (
-            ClientSession(timeout=ClientTimeout(total=PAGE_LIMIT_S)) as session,
-            session.get(f"{url.rstrip('/')}/api/queues?scope=worker") as response,
+            ClientSession(timeout=ClientTimeout(total=PAGE_LIMIT_S), headers=headers) as session,
+            session.get(f"{url.rstrip('/')}/api/queues?scope=worker", allow_redirects=False) as response,
         ):
             return Page(url, (await response.json())["partitions"])
     except (ClientError, TimeoutError, ValueError, KeyError, TypeError):

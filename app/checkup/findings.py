@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from app.plain import plain
+
 
 class Level(StrEnum):
     """Only problems make the exit code 1."""
@@ -30,8 +32,10 @@ class Finding:
     def __str__(self) -> str:
         expected = f" (expected: {self.expected})" if self.expected else ""
         advice = f". {self.advice[:1].upper()}{self.advice[1:]}" if self.advice else ""
-        commands = "".join(f"\n         {command}" for command in self.commands)
-        return f"{self.level:<8} {self.subject}: {self.found}{expected}{advice}{':' if commands else ''}{commands}"
+        # Names of clients, keys and errors among it are what others wrote.
+        commands = "".join(f"\n         {plain(command)}" for command in self.commands)
+        said = plain(f"{self.level:<8} {self.subject}: {self.found}{expected}{advice}")
+        return f"{said}{':' if commands else ''}{commands}"
 
     def document(self) -> dict[str, Any]:
         """Return the same for programs."""

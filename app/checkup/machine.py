@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.checkup.findings import Finding, fine, problem, warning
+from app.web_security import check_exposure
+from config.settings import AppSettings
+from marq.core.errors import ConfigError
 
 
 def judge_data_directory(path: Path) -> Finding:
@@ -47,15 +50,18 @@ def look_at_port(bind: str, number: int) -> Port:
     return Port(bind, number)
 
 
-def judge_port(port: Port, workers: Iterable[str] | None) -> Finding:
-    """Judge the worker's web port; ``workers``: addresses of the pages of those that run, None when unknown."""
+def judge_port(port: Port, host: str, workers: Iterable[str] | None) -> Finding:
+    """Judge the worker's web port; ``host``: by which others reach it.
+
+    ``workers``: addresses of the pages of those that run, None when unknown.
+    """
     subject = f"web port {port.bind}:{port.number}"
     if not port.error:
         return fine(subject, "is free")
     if port.error == errno.EADDRINUSE:
         if workers is None:
             return fine(subject, "is taken, perhaps by a worker")
-        if f"http://{port.bind}:{port.number}" in {address.rstrip("/") for address in workers}:
+        if f"http://{host}:{port.number}" in {address.rstrip("/") for address in workers}:
             return fine(subject, "is that of a running worker")
         return warning(
             subject,
@@ -70,6 +76,15 @@ def judge_port(port: Port, workers: Iterable[str] | None) -> Finding:
         expected="an address of this machine",
         advice="set MARQ_WEB_BIND",
     )
+
+
+def judge_exposure(settings: AppSettings) -> list[Finding]:
+    """Judge whether anybody could see and do anything on the worker's pages."""
+    try:
+        check_exposure(settings, settings.web_bind)
+    except ConfigError as error:
+        return [problem("web access", str(error), expected="logins, the same on all workers")]
+    return []
 
 
 def judge_packages(installed: Mapping[str, str | None], pinned: Mapping[str, str]) -> list[Finding]:

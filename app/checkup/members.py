@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,13 +80,48 @@ def _judge_identities(names: Names, members: Sequence[Member]) -> list[Finding]:
     ]
 
 
-def judge_pages(pages: Sequence[Page]) -> list[Finding]:
-    """Judge what the workers' pages say."""
-    findings = [_judge_page(page) for page in pages]
-    return [finding for each in findings for finding in each]
+def behind(pages: Sequence[Page]) -> dict[tuple[str, int], int]:
+    """Return how far the partitions have been read that have records left, by their worker's URL and their number.
+
+    One that is in two answers with the same offset has had nothing read between them.
+    """
+    return {
+        (page.url, part["partition"]): part["applied_offset"]
+        for page in pages
+        for part in page.partitions or ()
+        if part["lag"]
+    }
 
 
-def _judge_page(page: Page) -> list[Finding]:
+def judge_pages(
+    pages: Sequence[Page], unread: Collection[tuple[str, int]], partitions: int | None = None
+) -> list[Finding]:
+    """Judge what the workers' pages say; ``unread``: partitions that had nothing read of them for a while.
+
+    ``partitions``: how many markers partitions there are, None when that is not known.
+    """
+    findings = [_judge_page(page, unread) for page in pages]
+    return [*(finding for each in findings for finding in each), *_judge_owners(pages, partitions or 0)]
+
+
+def _judge_owners(pages: Sequence[Page], partitions: int) -> list[Finding]:
+    if not pages or any(page.partitions is None for page in pages):
+        # Whoever does not answer may own them.
+        return []
+    taken = {part["partition"] for page in pages for part in page.partitions or ()}
+    free = sorted(set(range(partitions)) - taken)
+    if not free:
+        return []
+    return [
+        warning(
+            "markers partitions",
+            f"nobody owns {', '.join(map(str, free))}",
+            advice="a worker is just starting or ending (run it again), or it does not get on: look at its log",
+        )
+    ]
+
+
+def _judge_page(page: Page, unread: Collection[tuple[str, int]]) -> list[Finding]:
     if page.partitions is None:
         return [
             warning(
@@ -95,14 +130,36 @@ def _judge_page(page: Page) -> list[Finding]:
                 advice="set MARQ_WEB_BIND of each worker to an address that the others can reach, or run this there",
             )
         ]
-    return [finding for part in page.partitions for finding in _judge_partition(page.url, part)]
+    return [finding for part in page.partitions for finding in _judge_partition(page.url, part, unread)]
 
 
-def _judge_partition(url: str, partition: Mapping[str, Any]) -> list[Finding]:
+def _judge_partition(url: str, partition: Mapping[str, Any], unread: Collection[tuple[str, int]]) -> list[Finding]:
     subject = f"markers partition {partition['partition']}"
     findings = []
     if partition["alarm"]:
         findings.append(problem(subject, f"stands still: {partition['alarm']}", advice=_mend(str(partition["alarm"]))))
+    elif partition["state"] != "owner":
+        findings.append(
+            warning(
+                subject,
+                f"it is {partition['state']} at {url}, so that no lease ends there",
+                advice=(
+                    "a worker that has just taken it over reads its table first (run it again); one that waits gets"
+                    " no answer from the broker, or is refused: look at its log"
+                ),
+            )
+        )
+    elif (url, partition["partition"]) in unread:
+        findings.append(
+            problem(
+                subject,
+                f"it is {partition['lag']} records behind, and {url} has read none of it for a while",
+                advice=(
+                    "the worker is starved, its disk is full, or a transaction is open in the markers topic: look at"
+                    " its log and /readyz, and restart it when that says nothing"
+                ),
+            )
+        )
     if partition["clock_jump_ms"]:
         findings.append(
             warning(

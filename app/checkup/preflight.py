@@ -45,7 +45,8 @@ async def ensure_rights(client: ClientSettings, use: Use) -> None:
 
 async def _allowed(view: ClusterView, client: ClientSettings, use: Use) -> Allowed:
     names = client.names
-    groups = [*([names.app_id] if use.tracker else []), *use.handled_groups]
+    groups = [*([names.app_id] if use.tracker else []), *([names.census] if use.tracker and use.census else [])]
+    groups += use.handled_groups
     return Allowed(
         await view.allowed_on_topics([*topics_of(names, changelog=use.tracker), *use.own_topics]),
         {group: (await view.group(group)).allowed for group in groups},

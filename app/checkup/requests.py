@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from aiokafka.protocol.admin import DescribeGroupsResponse_v3
+from collections.abc import Sequence
+from typing import Any
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.protocol.admin import DescribeGroupsRequest, DescribeGroupsResponse_v3
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Array, Boolean, Int16, Int32, Schema, String
 
@@ -67,18 +71,30 @@ class AllowedOnTopics(Request[_MetadataRequest]):
 class _DescribeGroupsRequest(RequestStruct):
     API_KEY = 15
     API_VERSION = 3
-    # aiokafka 0.14 reads the answer as one of version 2, which has no rights in it.
+    # aiokafka 0.14 reads the answer as one of version 2, which has no rights in it: of several groups it can't be read.
     RESPONSE_TYPE = DescribeGroupsResponse_v3
     SCHEMA = Schema(("groups", Array(String("utf-8"))), ("include_authorized_operations", Boolean))
 
 
-class AllowedOnGroup(Request[_DescribeGroupsRequest]):
-    """Describes a group and asks what is allowed with it, which brokers tell since Kafka 2.3."""
+class _DescribedGroups(Request[_DescribeGroupsRequest]):
+    """Describes groups and asks what is allowed with them, which brokers tell since Kafka 2.3."""
 
     API_KEY = 15
 
-    def __init__(self, group: str) -> None:
-        self._group = group
+    def __init__(self, groups: Sequence[str]) -> None:
+        self._groups = groups
 
     def build(self, request_struct_class: type[_DescribeGroupsRequest]) -> _DescribeGroupsRequest:
-        return request_struct_class([self._group], True)
+        return request_struct_class(list(self._groups), True)
+
+
+async def described_groups(admin: AIOKafkaAdminClient, groups: Sequence[str], node: int) -> Any:
+    """Return what a coordinator says of groups; without what is allowed with them where it is older than Kafka 2.3.
+
+    Raises:
+        KafkaError: it could not be asked.
+    """
+    try:
+        return await admin._send_request(_DescribedGroups(groups), node)
+    except NotImplementedError:
+        return await admin._send_request(DescribeGroupsRequest(list(groups)), node)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from app.checkup.findings import Finding, fine, problem
-from config.settings import Role
+from config.settings import AppSettings, Role
 from marq.core.definitions import Definitions
 from marq.core.names import Names
 from marq.core.rights import ROLES, Kind, Right, grants, worker
@@ -62,20 +62,26 @@ class Use:
 
     own_topics: Collection[str] = ()
     tracker: bool = True
+    census: bool = True
     handlers: bool = False
     handled_topics: Collection[str] = ()
     #: Groups whose queues have handlers, by their Kafka names.
     handled_groups: Collection[str] = ()
+    #: Whether some queue lives on few partitions, so that a tracker has to know how far groups have read.
+    spread: bool = False
 
     @classmethod
-    def of(cls, definitions: Definitions, names: Names, roles: Collection[Role]) -> Use:
-        """Return that of a worker with these roles, when these are the definitions."""
+    def of(cls, definitions: Definitions, names: Names, settings: AppSettings) -> Use:
+        """Return that of a worker with these settings, when these are the definitions."""
+        roles = settings.roles
         queues = {queue: definitions.settings(queue) for queue in definitions.names()}
         handled = {queue: each for queue, each in queues.items() if each.handler and Role.HANDLERS in roles}
         return cls(
             own_topics=[each.topic for each in queues.values() if each.topic is not None],
             tracker=Role.TRACKER in roles,
+            census=settings.census,
             handlers=bool(handled),
+            spread=any(each.spread is not None for each in queues.values()),
             handled_topics=[each.topic for each in handled.values() if each.topic is not None],
             handled_groups=sorted({names.named_group(definitions.group(queue) or "") for queue in handled}),
         )
@@ -88,7 +94,8 @@ def missing(client: ClientSettings, role: str, use: Use, allowed: Allowed) -> li
             client.names,
             use.own_topics,
             tracker=use.tracker,
-            handlers=use.handlers,
+            census=use.census,
+            handlers=use.handlers or (use.tracker and use.spread),
             handled_topics=use.handled_topics,
         )
         return [right for right in needed if allowed.lacks(right, use.handled_groups)]

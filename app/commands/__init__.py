@@ -1,8 +1,25 @@
-"""The commands of ``faust -A app``, beside Faust's own; each module here has one."""
+"""The commands of ``faust -A app``, beside Faust's own; each module here has one, or some that belong together."""
 
 import faust
 
-from app.commands import check, dead, delayed, moving, queue, redrive, schedules
+from app.commands import (
+    check,
+    dead,
+    delayed,
+    drain,
+    moving,
+    pausing,
+    peek,
+    purge,
+    queue,
+    queues,
+    redrive,
+    rewind,
+    schedules,
+    send,
+    state,
+    web_password,
+)
 
 
 def attach(app: faust.App) -> None:
@@ -10,7 +27,16 @@ def attach(app: faust.App) -> None:
     check.attach(app)
     dead.attach(app)
     delayed.attach(app)
+    drain.attach(app)
     moving.attach(app)
+    pausing.attach(app)
+    peek.attach(app)
+    purge.attach(app)
     queue.attach(app)
+    queues.attach(app)
     redrive.attach(app)
+    rewind.attach(app)
     schedules.attach(app)
+    send.attach(app)
+    state.attach(app)
+    web_password.attach(app)

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, NoReturn
 
 import click
 import faust
 from faust.cli import AppCommand
 
+from app.plain import plain
 from marq.core.errors import MarqError
+
+#: The exit codes of a shell: after Ctrl-C, and when nobody reads the answer any more (``| head``).
+INTERRUPTED, BROKEN_PIPE = 130, 141
+
+
+class Interrupted(Exception):
+    """Somebody pressed Ctrl-C; the text says what was done until then, "" where nothing was to be."""
 
 
 class MarqCommand(AppCommand):
@@ -23,11 +34,34 @@ class MarqCommand(AppCommand):
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         # What aiokafka logs of a broker that is away would stand between the lines of the answer.
         logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
-        try:
-            code = asyncio.run(self.run(*self.args, *args, **self.kwargs, **kwargs))
-        except MarqError as error:
-            sys.exit(f"marq: {error}")
-        sys.exit(code or 0)
+        sys.exit(ending(lambda: asyncio.run(self.run(*self.args, *args, **self.kwargs, **kwargs))))
+
+
+def ending(run: Callable[[], int | None]) -> int:
+    """Run a command; return the exit code, after what is to be said of an end before the end."""
+    try:
+        code = run() or 0
+        # Here, where it can fail without a traceback, and not at the end of Python.
+        sys.stdout.flush()
+        return code
+    except MarqError as error:
+        _say(str(error))
+        return 1
+    except Interrupted as end:
+        if str(end):
+            _say(f"interrupted: {end}")
+        return INTERRUPTED
+    except KeyboardInterrupt:
+        _say("interrupted: what it had asked for by then may still be done")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+
+
+def _say(text: str) -> None:
+    print(f"marq: {plain(text)}", file=sys.stderr)
 
 
 def command(app: faust.App, *options: Callable[..., Any]) -> Callable[[Callable[..., Any]], type[AppCommand]]:
@@ -41,13 +75,32 @@ def confirm(question: str, *, yes: bool) -> None:
 
     Raises:
         MarqError: the answer is no, or there is nobody to ask.
+        Interrupted: instead of an answer.
     """
     if yes:
         return
-    # Not among the answer, which may be JSON.
-    click.echo(f"{question} [y/N] ", nl=False, err=True)
-    answer = sys.stdin.readline()
+    with typing("nothing was changed"):
+        # Not among the answer, which may be JSON.
+        click.echo(f"{question} [y/N] ", nl=False, err=True)
+        answer = sys.stdin.readline()
     if not answer:
         click.echo(err=True)
     if answer.strip().lower() not in {"y", "yes"}:
         raise MarqError("nothing was changed; --yes answers the question where nobody can be asked")
+
+
+@contextmanager
+def typing(until_then: str) -> Iterator[None]:
+    """Let Ctrl-C end a wait for the standard input, which asyncio would put off until something is typed.
+
+    Raises:
+        Interrupted: with what was done until then.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(err=True)
+        raise Interrupted(until_then) from None
+    finally:
+        signal.signal(signal.SIGINT, before)

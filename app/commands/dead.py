@@ -10,12 +10,10 @@ from typing import Any
 
 import click
 import faust
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from app.commands.command import command, confirm
-from app.commands.letters import DRY_RUN, FILTERS, INTERRUPTED, JSON, Tally, read_filters, said
+from app.commands.command import INTERRUPTED, command, confirm
+from app.commands.letters import DRY_RUN, FILTERS, JSON, Tally, read_filters, said
+from app.commands.tables import Column, show
 from marq.core.errors import ConfigError
 from marq.dead_letter import DeadLetter
 from marq.dead_letters import Count, DeadLetters, Deleted
@@ -25,7 +23,17 @@ from marq.letter_filter import Filters
 DEFAULT_LETTERS = 20
 #: Bytes of a value or of a header's that are shown, and characters in a table.
 SHOWN_BYTES = 1_024
-_SHOWN_CHARACTERS = 40
+
+_COUNTS = (Column("queue", least=16), Column("letters", right=True), Column("reason", least=20))
+_LETTERS = (
+    Column("id"),
+    Column("died", rank=2),
+    Column("attempts", rank=3, right=True),
+    Column("reason", least=16),
+    Column("last error", least=12, rank=1),
+    Column("bytes", rank=5, right=True),
+    Column("value", least=12, rank=4),
+)
 
 
 def attach(app: faust.App) -> None:
@@ -101,10 +109,7 @@ def _show_counts(counts: Sequence[Count], *, as_json: bool) -> None:
     if not counts:
         print("there are no such dead letters")
         return
-    table = Table("queue", "reason", "letters")
-    for count in counts:
-        table.add_row(Text(count.queue), Text(count.reason), f"{count.letters:,}")
-    Console().print(table)
+    show(_COUNTS, [(each.queue, f"{each.letters:,}", each.reason) for each in counts])
 
 
 def _show_letters(name: str, letters: Sequence[DeadLetter], most: int, *, as_json: bool) -> None:
@@ -114,21 +119,21 @@ def _show_letters(name: str, letters: Sequence[DeadLetter], most: int, *, as_jso
     if not letters:
         print(f"queue {name!r} has no such dead letters")
         return
-    table = Table("id", "died", "attempts", "reason", "last error", "bytes", "value")
-    for letter in letters:
-        value = repr(_text(letter.body) or "")
-        table.add_row(
-            Text(letter.id),
-            letter.died_at.isoformat(" ", "seconds"),
-            str(letter.attempts),
-            Text(letter.reason),
-            Text(letter.last_error),
-            f"{len(letter.body):,}",
-            Text(value if len(value) <= _SHOWN_CHARACTERS else value[: _SHOWN_CHARACTERS - 1] + "…"),
-        )
-    Console().print(table)
+    show(_LETTERS, [_row(letter) for letter in letters])
     if len(letters) == most:
         print(f"the {most} that died first; --limit shows more, --count says how many there are")
+
+
+def _row(letter: DeadLetter) -> tuple[str, ...]:
+    return (
+        letter.id,
+        letter.died_at.strftime("%Y-%m-%d %H:%M:%S"),
+        str(letter.attempts),
+        letter.reason,
+        letter.last_error,
+        f"{len(letter.body):,}",
+        repr(_text(letter.body) or "")[1:-1],
+    )
 
 
 def described(letter: DeadLetter) -> dict[str, Any]:

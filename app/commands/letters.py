@@ -16,9 +16,6 @@ from marq.core.errors import ConfigError
 from marq.dead_letters import Deleted, Redriven
 from marq.letter_filter import Filters
 
-#: The exit code after Ctrl-C, as of a shell.
-INTERRUPTED = 130
-
 Reached = Redriven | Deleted
 
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}

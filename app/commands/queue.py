@@ -14,7 +14,7 @@ from app.commands.command import command, confirm
 from marq.core.definitions import LAYERS, Definitions, layer_key
 from marq.core.errors import ConfigError
 from marq.core.names import Names, check_queue_name
-from marq.core.queue import CHECKS, OWN_KEYS, UNLIMITED, check_document, settings_document
+from marq.core.queue import ALL, CHECKS, NAME_KEYS, UNLIMITED, check_document, settings_document
 from marq.queues import Queues
 from marq.topics import ensure_topics
 
@@ -27,7 +27,7 @@ ORIGINS = {
     "change": "changed at run time",
 }
 #: Changes of these decide who reads the queue.
-_ASKED = frozenset(OWN_KEYS)
+_ASKED = frozenset(NAME_KEYS)
 
 
 def attach(app: faust.App) -> None:
@@ -113,7 +113,7 @@ def _once(changes: Mapping[str, Any], key: str, option: str) -> None:
 
 
 def _value(key: str, text: str) -> Any:
-    if text == UNLIMITED or (key in OWN_KEYS and not text.startswith(("'", '"'))):
+    if text in (UNLIMITED, ALL) or (key in NAME_KEYS and not text.startswith(("'", '"'))):
         # A name, without the quotes that the shell takes away anyhow.
         return text
     try:
@@ -132,12 +132,13 @@ async def _forget(queues: Queues, name: str) -> None:
 
 def described(name: str, definitions: Definitions, names: Names) -> dict[str, Any]:
     """Return the settings of a queue with their origins, for programs."""
-    group = definitions.group(name)
+    group, placement = definitions.group(name), definitions.placement(name)
     return {
         "queue": name,
         "defined": name in definitions.names(),
         "group": group,
         "consumer_group": names.group(name) if group is None else names.named_group(group),
+        "partitions": {"sent_to": placement.sends or ALL, "read": placement.reads or ALL},
         "settings": {
             key: {"value": value, "from": definitions.origin(name, key) or "default"}
             for key, value in settings_document(definitions.settings(name)).items()
@@ -151,13 +152,21 @@ def lines(shown: Mapping[str, Any]) -> list[str]:
     undefined = "" if shown["defined"] else "; nobody has defined it"
     values = {key: _toml(each["value"]) for key, each in shown["settings"].items()}
     width = max(map(len, values.values()))
+    partitions = shown["partitions"]
     return [
         f"queue {shown['queue']}: {group} ({shown['consumer_group']}){undefined}",
+        *([] if partitions == {"sent_to": ALL, "read": ALL} else [_on(**partitions)]),
         *(
             f"  {key:<12}  {values[key]:<{width}}  {ORIGINS.get(each['from'], each['from'])}"
             for key, each in shown["settings"].items()
         ),
     ]
+
+
+def _on(sent_to: Any, read: Any) -> str:
+    sent = "all partitions" if sent_to == ALL else f"partitions {', '.join(map(str, sent_to))}"
+    also = "" if read == sent_to else f"; still read in {'all' if read == ALL else ', '.join(map(str, read))}"
+    return f"  messages are sent to {sent}{also}"
 
 
 def _toml(value: Any) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 import click
 import faust
 
-from app.commands.command import command
-from app.commands.letters import DRY_RUN, FILTERS, INTERRUPTED, JSON, Tally, read_filters, said
+from app.commands.command import INTERRUPTED, command
+from app.commands.letters import DRY_RUN, FILTERS, JSON, Tally, read_filters, said
 from marq.core.names import check_queue_name
 from marq.dead_letters import DeadLetters, Redriven
 

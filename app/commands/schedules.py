@@ -7,16 +7,25 @@ from typing import Any
 
 import click
 import faust
-from rich.console import Console
-from rich.table import Table
 
 from app.commands.command import command
+from app.commands.tables import Column, show
 from app.peers import ask_workers
 from app.web import by_name
 from marq.core.schedules import schedule_document
 from marq.queues import Queues
 from marq.schedules import Schedules
 from marq.topics import ensure_topics
+
+_COLUMNS = (
+    Column("schedule", least=12),
+    Column("queue", least=10, rank=2),
+    Column("cron", rank=1),
+    Column("time zone", rank=4),
+    Column("next", least=16),
+    Column("last", rank=3),
+    Column("note", least=12),
+)
 
 
 def attach(app: faust.App) -> None:
@@ -41,14 +50,14 @@ def attach(app: faust.App) -> None:
         return 0 if found["complete"] else 1
 
 
+def _row(schedule: dict[str, Any]) -> tuple[str, ...]:
+    cells = (schedule[key] or "" for key in ("name", "queue", "cron", "timezone", "next", "last"))
+    return (*cells, schedule["problem"] or ("" if schedule["enabled"] else "switched off"))
+
+
 def _show(found: dict[str, Any]) -> None:
     if found["schedules"]:
-        table = Table("schedule", "queue", "cron", "time zone", "next", "last", "")
-        for each in found["schedules"]:
-            cells = (each[key] for key in ("name", "queue", "cron", "timezone"))
-            note = "" if each["enabled"] else "switched off"
-            table.add_row(*cells, each["next"] or "", each["last"] or "", each["problem"] or note)
-        Console(width=None).print(table)
+        show(_COLUMNS, [_row(each) for each in found["schedules"]])
     else:
         print("no schedules: define them in queues.toml, [schedules.NAME], or with marq.Schedules")
     if not found["complete"]:

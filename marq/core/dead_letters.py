@@ -7,11 +7,12 @@ tracker takes a place once. So these markers may be written again, by anybody an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from marq.core.errors import ConfigError
-from marq.core.markers import Delay, Discard, Headers, Payload, Source, payload_bytes, spans
+from marq.core.markers import Delay, Discard, Headers, Payload, Record, Source, payload_bytes, spans
 from marq.core.names import (
     ATTEMPT_HEADER,
     DIED_AT_HEADER,
@@ -27,27 +28,21 @@ from marq.core.notes import is_note
 _DEATH_HEADERS = frozenset(
     {ATTEMPT_HEADER, DIED_AT_HEADER, ERROR_HEADER, ORIGIN_HEADER, REASON_HEADER, UNCOUNTED_HEADER}
 )
+#: What differs from one error to the next of the same kind: numbers, also within words, and long ones in hexadecimal.
+_VARIES = re.compile(r"\b(?=[a-f\-]*\d)[\da-f\-]{8,}\b|\d+(?:\.\d+)*", re.IGNORECASE)
+#: Characters of a kind of errors; what follows varies more than it tells.
+MAX_KIND = 200
 #: Of a marker's bytes, what is no payload: names, head and columns of a batch.
 _HEAD_BYTES = 1_024
 #: Dead letters in one batch, so that what a tracker writes at once stays small.
 MAX_BATCH_LETTERS = 1_000
 
 
-class LetterRecord(Protocol):
-    """The parts of a record of the dead-letters topic that are used."""
+class LetterRecord(Record, Protocol):
+    """A record of the dead-letters topic."""
 
     @property
     def partition(self) -> int: ...
-    @property
-    def offset(self) -> int: ...
-    @property
-    def timestamp(self) -> int: ...
-    @property
-    def key(self) -> bytes | None: ...
-    @property
-    def value(self) -> bytes | None: ...
-    @property
-    def headers(self) -> Headers: ...
 
 
 def queue_of(record: LetterRecord) -> str | None:
@@ -69,6 +64,14 @@ def died_at_ms(record: LetterRecord) -> int:
     """Return when a message died, by the log's clock; by the record's time where nothing is said that can be read."""
     text = text_of(record.headers, DIED_AT_HEADER)
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 15 else record.timestamp
+
+
+def kind_of(record: LetterRecord) -> str:
+    """Return what dead letters that died alike have in common: the first line of the error, or of the reason where
+    there is none, with N for what varies."""
+    text = text_of(record.headers, ERROR_HEADER) or text_of(record.headers, REASON_HEADER)
+    first = text.strip().partition("\n")[0][: 4 * MAX_KIND]
+    return _VARIES.sub("N", first)[:MAX_KIND].strip()
 
 
 def redriven(record: LetterRecord, queue: str) -> Payload:

@@ -7,6 +7,8 @@ one of these keys:
 * ``handler:NAME``: what the decorator of a handler says, from the workers that have its code;
 * ``file:NAME``: a table of queues.toml;
 * ``change:NAME``: what was changed at run time;
+* ``placement:NAME``: on which partitions of the messages topic a queue lives (:mod:`marq.core.spread`), from workers;
+* ``purge:NAME``: which records of a queue are purged (:mod:`marq.core.purges`);
 * ``schedule-file:NAME``, ``schedule:NAME``: of schedules (:mod:`marq.core.schedules`), from the file and at run time;
 * ``check``: nothing, never with a value.
 
@@ -25,15 +27,18 @@ from typing import Any
 
 from marq.core.errors import ConfigError
 from marq.core.names import check_queue_name
+from marq.core.purges import Purge
 from marq.core.queue import CHECKS, QueueSettings, check_defaults, check_document, queue_settings
 from marq.core.schedules import LAYERS as SCHEDULE_LAYERS
 from marq.core.schedules import ScheduleLayers
+from marq.core.spread import EVERYWHERE, Placement
 
 #: The group of queues that have a handler and name no group.
 HANDLERS_GROUP = "handlers"
 #: Layers of one queue, weakest first.
 LAYERS = ("handler", "file", "change")
 DEFAULTS_KEY = b"defaults"
+_PLACEMENT, _PURGE = "placement", "purge"
 #: A record without a value by which `faust -A app check` learns what time it is for the broker.
 CHECK_KEY = b"check"
 
@@ -41,6 +46,16 @@ CHECK_KEY = b"check"
 def layer_key(layer: str, queue: str) -> bytes:
     """Return the key of a queue's layer in the queues topic."""
     return f"{layer}:{queue}".encode()
+
+
+def placement_key(queue: str) -> bytes:
+    """Return the key of a queue's placement in the queues topic."""
+    return f"{_PLACEMENT}:{queue}".encode()
+
+
+def purge_key(queue: str) -> bytes:
+    """Return the key of a queue's purge in the queues topic."""
+    return f"{_PURGE}:{queue}".encode()
 
 
 class Definitions:
@@ -53,6 +68,13 @@ class Definitions:
         # Trackers ask for each message, so that sums are kept.
         self._default_settings = QueueSettings()
         self._settings: dict[str, QueueSettings] = {}
+        # Sorted, by group; None where a record has come since. Members ask for each batch of messages.
+        self._by_group: dict[str, list[str]] | None = None
+        #: How many placements have been read; it tells whether one has changed meanwhile.
+        self.moves = 0
+        self._placements: dict[str, Placement] = {}
+        self._moved: dict[str, int] = {}
+        self._purges: dict[str, Purge] = {}
 
     def fold(self, key: bytes | None, document: Mapping[str, Any] | None) -> str | None:
         """Take one record of the queues topic; return the queue concerned, None when it is all or none.
@@ -62,6 +84,7 @@ class Definitions:
         """
         if key == CHECK_KEY and document is None:
             return None
+        self._by_group = None
         if key == DEFAULTS_KEY:
             self._defaults = check_defaults(_known(document), "the record 'defaults'")
             self._default_settings = queue_settings(self._defaults)
@@ -72,11 +95,17 @@ class Definitions:
         if layer in SCHEDULE_LAYERS:
             self.schedules.fold(layer, queue, document)
             return None
+        if layer == _PLACEMENT:
+            self._place(queue, document)
+            return queue
+        if layer == _PURGE:
+            self._note_purge(queue, document)
+            return queue
         if document is None:
             self._drop(layer, queue)
         else:
             checked = check_document(_known(document), f"the record '{layer}:{queue}'")
-            self._layers.setdefault(queue, {})[layer] = checked
+            self._layers[queue] = {**self._layers.get(queue, {}), layer: checked}
             self._add_up(queue)
         return queue
 
@@ -92,7 +121,12 @@ class Definitions:
         Raises:
             ConfigError: one of them can't be understood.
         """
-        later = copy.deepcopy(self)
+        later = Definitions()
+        # No layer is ever changed, but replaced by another, so that these have nothing to fear.
+        later.schedules = copy.deepcopy(self.schedules)
+        later._defaults, later._default_settings = self._defaults, self._default_settings
+        later._purges = dict(self._purges)
+        later._layers, later._settings = dict(self._layers), dict(self._settings)
         for key, document in records.items():
             later.fold(key, document)
         return later
@@ -103,11 +137,36 @@ class Definitions:
 
     def queues_of(self, group: str) -> list[str]:
         """Return the queues of a named group, sorted."""
-        return [queue for queue in self.names() if self.group(queue) == group]
+        if self._by_group is None:
+            self._by_group = {}
+            for queue in self.names():
+                if (named := self.group(queue)) is not None:
+                    self._by_group.setdefault(named, []).append(queue)
+        return list(self._by_group.get(group, ()))
 
     def queue_of_topic(self, topic: str) -> str | None:
         """Return the queue whose own topic this is; of several, which nobody who writes allows, the first."""
         return next((queue for queue in self.names() if self.settings(queue).topic == topic), None)
+
+    def placement(self, queue: str) -> Placement:
+        """Return on which partitions of the messages topic a queue lives now."""
+        return self._placements.get(queue, EVERYWHERE)
+
+    def placed(self) -> list[str]:
+        """Return all queues that have a placement or are to have one, sorted."""
+        return sorted({*self._placements, *[name for name in self._layers if self.settings(name).spread is not None]})
+
+    def purge(self, queue: str) -> Purge | None:
+        """Return which records of a queue are purged, None when it never was."""
+        return self._purges.get(queue)
+
+    def moved(self, queue: str) -> int:
+        """Return what :attr:`moves` was at the last change of a queue's placement."""
+        return self._moved.get(queue, 0)
+
+    def defines(self, queue: str) -> bool:
+        """Return whether anything is said of a queue."""
+        return queue in self._layers
 
     def names(self) -> list[str]:
         """Return all queues that are defined, sorted."""
@@ -129,13 +188,33 @@ class Definitions:
         return said[-1] if said else "defaults" if key in self._defaults else ""
 
     def _drop(self, layer: str, queue: str) -> None:
-        layers = self._layers.get(queue, {})
-        layers.pop(layer, None)
+        layers = {name: each for name, each in self._layers.get(queue, {}).items() if name != layer}
         if layers:
+            self._layers[queue] = layers
             self._add_up(queue)
         else:
             self._layers.pop(queue, None)
             self._settings.pop(queue, None)
+
+    def _place(self, queue: str, document: Mapping[str, Any] | None) -> None:
+        if document is None:
+            self._placements.pop(queue, None)
+        else:
+            try:
+                self._placements[queue] = Placement.read(document)
+            except ConfigError as error:
+                raise ConfigError(f"the record '{_PLACEMENT}:{queue}': {error}") from error
+        self.moves += 1
+        self._moved[queue] = self.moves
+
+    def _note_purge(self, queue: str, document: Mapping[str, Any] | None) -> None:
+        if document is None:
+            self._purges.pop(queue, None)
+            return
+        try:
+            self._purges[queue] = Purge.read(document)
+        except ConfigError as error:
+            raise ConfigError(f"the record '{_PURGE}:{queue}': {error}") from error
 
     def _add_up(self, queue: str) -> None:
         layers = self._layers[queue]
@@ -158,7 +237,7 @@ def _read_key(key: bytes | None) -> tuple[str, str]:
         layer, colon, queue = (key or b"").decode().partition(":")
     except UnicodeDecodeError:
         layer, colon, queue = "", "", ""
-    known = (*LAYERS, *SCHEDULE_LAYERS)
+    known = (*LAYERS, _PLACEMENT, _PURGE, *SCHEDULE_LAYERS)
     if not colon or layer not in known:
         raise ConfigError(
             f"the key {key!r} of a definition: expected 'defaults' or one of {', '.join(f'{n}:NAME' for n in known)}"

@@ -40,6 +40,14 @@ class Fire:
         return Kind.DELIVERED if self.lease.state is State.DELAYED else Kind.REDELIVERED
 
 
+def is_delivery(lease: Lease, settings: QueueSettings) -> bool:
+    """Whether an open message whose time has come would go to its queue now."""
+    if lease.state is State.DELAYED:
+        return True
+    expires = lease.state in (State.LEASED, State.RELEASED)
+    return expires and not (lease.counted and lease.attempt >= settings.max_attempts)
+
+
 def what_is_due(source: Source, offset: int, lease: Lease, settings: QueueSettings) -> Fire:
     """Return what is to be done now about an open message whose time has come."""
     dead = Destination.DEAD_LETTERS if settings.dead_letter else Destination.NOWHERE
@@ -52,7 +60,7 @@ def what_is_due(source: Source, offset: int, lease: Lease, settings: QueueSettin
     if lease.state is State.SPENT:
         return Fire(source, offset, lease, Destination.NOWHERE, lease.attempt, Cause.EXPIRED)
     cause = Cause.EXPIRED if lease.state is State.LEASED else Cause.RELEASED
-    if lease.counted and lease.attempt >= settings.max_attempts:
+    if not is_delivery(lease, settings):
         return Fire(source, offset, lease, dead, lease.attempt, cause)
     attempt = lease.attempt + 1 if lease.counted else lease.attempt
     return Fire(source, offset, lease, Destination.QUEUE, attempt, cause)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from marq.core.rows import HELD, Lease, State
@@ -33,17 +33,22 @@ class Gauge:
             self.oldest_ms = lease.since_ms
 
 
-def gauges_of(leases: Iterable[Mapping[int, Lease]]) -> dict[str, Gauge]:
+def gauges_of(leases: Iterable[Collection[Lease]]) -> dict[str, Gauge]:
     """Return, for each queue, how many of these messages are its own."""
     gauges: dict[str, Gauge] = {}
     for each in leases:
-        # Each of a million delayed messages has a lease of its own: no look at each but for its queue.
-        delayed = [lease.queue for lease in each.values() if lease.state in _BEFORE_DELIVERY]
-        for queue, count in Counter(delayed).items():
-            gauges.setdefault(queue, Gauge()).delayed += count
-        if len(delayed) == len(each):
-            continue
-        others = [lease for lease in each.values() if lease.state not in _BEFORE_DELIVERY] if delayed else each.values()
-        for lease, count in Counter(others).items():
-            gauges.setdefault(lease.queue, Gauge()).add(lease, count)
+        add_gauges(gauges, each)
     return gauges
+
+
+def add_gauges(gauges: dict[str, Gauge], leases: Collection[Lease]) -> None:
+    """Count some more messages."""
+    # Each of a million delayed messages has a lease of its own: no look at each but for its queue.
+    delayed = [lease.queue for lease in leases if lease.state in _BEFORE_DELIVERY]
+    for queue, count in Counter(delayed).items():
+        gauges.setdefault(queue, Gauge()).delayed += count
+    if len(delayed) == len(leases):
+        return
+    others = [lease for lease in leases if lease.state not in _BEFORE_DELIVERY] if delayed else leases
+    for lease, count in Counter(others).items():
+        gauges.setdefault(lease.queue, Gauge()).add(lease, count)

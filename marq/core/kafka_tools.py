@@ -28,6 +28,10 @@ class Tools:
         what = ["--entity-type", "topics", "--entity-name", name]
         return self._line("kafka-configs.sh", "--alter", *what, "--add-config", f"{setting}={value}")
 
+    def add_partitions(self, name: str, partitions: int) -> str:
+        """Return the command that lets a topic have so many partitions."""
+        return self._line("kafka-topics.sh", "--alter", "--topic", name, "--partitions", str(partitions))
+
     def allow(self, principal: str, operations: Sequence[str], resource: Sequence[str], *, prefixed: bool) -> str:
         """Return the command that allows operations; ``resource`` is such as ("--topic", "marq.messages")."""
         allowed = [part for operation in operations for part in ("--operation", operation)]

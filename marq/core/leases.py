@@ -35,6 +35,8 @@ Rules that are easy to get wrong, and what they are there for:
 * A RESCHEDULE is answered when it is certain that it came in time: not while the message is on its way. A CANCEL that
   came in time is answered by its fact.
 * A row is due by the clock of the owner's own TICK (:mod:`marq.core.clock`), never by a wall clock.
+* Of a queue that is paused nothing goes to the queue. What is due waits, without a TICK for it, and is due again in the
+  moment in which the settings say otherwise; dead letters and cancellations go on.
 
 The book keeps an index of the open messages in memory; payloads stay in the ACQUIRE they came in until the rows are
 written, and are then the table's. :meth:`LeaseBook.take_changes` gives the rows to write since the last call: a
@@ -44,17 +46,19 @@ message that was acquired and acknowledged in between leaves none.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from marq.core import rows
 from marq.core.clock import LogClock
-from marq.core.fires import Fire, what_is_due
+from marq.core.fires import Fire, is_delivery, what_is_due
 from marq.core.gauges import Gauge, gauges_of
 from marq.core.markers import (
     BACKOFF,
     NOW,
+    SEVERAL,
     Ack,
     Acquire,
     Answer,
@@ -89,7 +93,7 @@ from marq.core.settlements import Settlements
 MAX_STALE_HINTS = 200_000
 
 #: Copies of one partition that are sent and not yet confirmed by their facts.
-MAX_FIRING = 2_000
+MAX_FIRING = 10_000
 
 
 class LeaseBook:
@@ -104,7 +108,7 @@ class LeaseBook:
         self._sources: dict[Source, OpenMessages] = {}
         #: Those of which rows may have changed since the last take_changes.
         self._touched: dict[Source, OpenMessages] = {}
-        self._marks: dict[tuple[str, Source], Marks] = {}
+        self.marks: dict[tuple[str, Source], Marks] = {}  # what each queue has acquired of each source
         #: Of dead letters: which are redriven or deleted.
         self.settlements = Settlements()
         self._due = DueIndex()
@@ -157,7 +161,7 @@ class LeaseBook:
         source, offsets = batch.source, batch.offsets
         opened = self._new_of(source)
         mark = (batch.queue, source)
-        marks = self._marks.setdefault(mark, Marks())
+        marks = self.marks.setdefault(mark, Marks())
         if offsets[0] >= marks.end:
             self._open(opened, batch, offsets)
         else:
@@ -179,7 +183,7 @@ class LeaseBook:
             self._count(batch.queue).redriven += len(unseen)
         elif batch.from_offset is not None:
             mark = ("", source)
-            marks = self._marks.setdefault(mark, Marks())
+            marks = self.marks.setdefault(mark, Marks())
             unseen = [offset for offset in unseen if offset not in marks]
             marks.add(batch.from_offset, offsets[-1] + 1)
             self._touched_marks.add(mark)
@@ -286,15 +290,8 @@ class LeaseBook:
         index = dict(zip(batch.offsets, batch.reasons, strict=True))
         for offset, lease in self._held(opened, batch):
             self._count(lease.queue).rejected += 1
-            rejected = Lease(
-                lease.queue,
-                0,
-                lease.attempt,
-                self.clock.now_ms,
-                lease.since_ms,
-                State.REJECTED,
-                text=index[offset],
-            )
+            now_ms, text = self.clock.now_ms, index[offset]
+            rejected = Lease(lease.queue, 0, lease.attempt, now_ms, lease.since_ms, State.REJECTED, text=text)
             self._replace(opened, [offset], rejected)
 
     def _fold_reschedule(self, batch: Reschedule) -> None:
@@ -344,6 +341,12 @@ class LeaseBook:
 
     def _fold_ack(self, batch: Ack) -> None:
         opened = self._of(batch.source)
+        if batch.queue == SEVERAL:
+            known = [lease.queue for lease in map(opened.leases.get, batch.offsets) if lease is not None]
+            for queue, count in Counter(known).items():
+                self._count(queue).acked += count
+            self._close(opened, batch.offsets)
+            return
         closed = self._close(opened, batch.offsets)
         counts = self._count(batch.queue)
         counts.acked += closed
@@ -387,7 +390,7 @@ class LeaseBook:
         return closed
 
     def _forget_marks(self, source: Source) -> None:
-        self._marks.pop(("", source), None)
+        self.marks.pop(("", source), None)
         self._touched_marks.add(("", source))
         self.scheduled.discard(source)
         self.scheduled_changes += 1
@@ -414,6 +417,7 @@ class LeaseBook:
     @property
     def next_due_ms(self) -> int | None:
         """When the next message may be due by the clock, or None; early at worst, never late."""
+        self._due.resume(self._settings, self.clock.now_ms)
         return self._due.next_due_ms()
 
     def due(self, now_ms: int) -> list[Fire]:
@@ -422,19 +426,27 @@ class LeaseBook:
         ``now_ms`` is the clock at a TICK of the owner's own. Earliest first, and in the order of the log for messages
         that were acquired together.
         """
+        self._due.resume(self._settings, self.clock.now_ms)
         fires: list[Fire] = []
         while self._firing_count < MAX_FIRING and (hint := self._due.take(now_ms)) is not None:
             opened, lease = hint.opened, hint.lease
             waiting = opened.waiting(hint.offsets, lease)
+            settings = self._settings(lease.queue)
+            if settings.paused and is_delivery(lease, settings):
+                self._due.hold(hint, waiting)
+                continue
             room = MAX_FIRING - self._firing_count
             if len(waiting) > room:
                 self._due.push_again(hint, waiting[room:])
                 del waiting[room:]
             opened.firing.update(waiting)
             self._firing_count += len(waiting)
-            settings = self._settings(lease.queue)
             fires += [what_is_due(opened.source, offset, lease, settings) for offset in waiting]
         return fires
+
+    def wanted_ms(self, lease: Lease) -> int:
+        """Return from when on a message was to be sent: when it was due, or when its queue was resumed after that."""
+        return self._due.wanted_ms(lease)
 
     def unfire(self, fires: Iterable[Fire]) -> None:
         """Forget that these are on their way: their transaction is known to have been aborted."""
@@ -477,7 +489,7 @@ class LeaseBook:
 
     def last_number(self, source: Source) -> int | None:
         """Return the last number of a source that was ever delayed, None when there was none."""
-        marks = self._marks.get(("", source))
+        marks = self.marks.get(("", source))
         return None if marks is None else marks.end - 1
 
     def hold_back(self, source: Source) -> bool:
@@ -512,7 +524,7 @@ class LeaseBook:
                 del self._sources[source]
         self._touched.clear()
         for queue, source in self._touched_marks:
-            marks = self._marks.get((queue, source))
+            marks = self.marks.get((queue, source))
             changes[rows.mark_key(queue, source)] = None if marks is None else rows.encode_marks(marks.intervals)
         changes.update(self.settlements.take_rows())
         for queue in self._touched_counts:
@@ -533,9 +545,9 @@ class LeaseBook:
         """Do as :meth:`restore`, and stop after each few thousand rows, so that others can work in between."""
         found = Restoration()
         yield from found.read(table)
-        self.applied, self.clock, self.counts, self._marks = found.applied, found.clock, found.counts, found.marks
+        self.applied, self.clock, self.counts, self.marks = found.applied, found.clock, found.counts, found.marks
         self.settlements = found.settlements
-        self.scheduled = {source for queue, source in self._marks if not queue and is_scheduled(source.topic)}
+        self.scheduled = {source for queue, source in self.marks if not queue and is_scheduled(source.topic)}
         for source, leases in found.leases.items():
             self._sources[source] = OpenMessages(source, leases, restated=found.restated.get(source, set()))
             self._open_count += len(leases)
@@ -559,7 +571,12 @@ class LeaseBook:
 
     def gauges(self) -> dict[str, Gauge]:
         """Return, for each queue, how many of its messages are open and since when."""
-        return gauges_of(opened.leases for opened in self._sources.values())
+        return gauges_of(opened.leases.values() for opened in self._sources.values())
+
+    def leases(self) -> Iterator[list[Lease]]:
+        """Return the leases of all open messages, one for each, as they are when each source's turn comes."""
+        for opened in list(self._sources.values()):
+            yield list(opened.leases.values())
 
 
 #: Stands in for a source that has no open messages; never written to.

@@ -15,16 +15,33 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 #: The release delay that stands for "the backoff of the queue".
 BACKOFF = -1
 #: The due time of a message that may be delivered at once.
 NOW = -1
+#: The queue of an ACK whose messages are of several queues.
+SEVERAL = ""
 #: Markers in one batch; a longer one is split by the encoder's caller.
 MAX_BATCH_MARKERS = 65_536
 
 Headers = Sequence[tuple[str, bytes | None]]
+
+
+class Record(Protocol):
+    """One record; aiokafka's are such, too."""
+
+    @property
+    def offset(self) -> int: ...
+    @property
+    def timestamp(self) -> int: ...
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def value(self) -> bytes | None: ...
+    @property
+    def headers(self) -> Headers: ...
 
 
 class Kind(IntEnum):
@@ -242,7 +259,7 @@ class Spend:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """These messages are done."""
+    """These messages are done; ``queue`` may be :data:`SEVERAL`, for whoever counts knows whose each is."""
 
     queue: str
     holder: int

@@ -10,7 +10,7 @@ be taken for a new one, which doubles it. Closing the gap instead could lose the
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
 MAX_INTERVALS = 64
@@ -38,6 +38,19 @@ class Marks:
     def end(self) -> int:
         """The offset after the last one acquired; 0 before the first."""
         return self._ends[-1] if self._ends else 0
+
+    def first_free(self, offset: int) -> int:
+        """Return the first offset from this one on that somebody may still acquire.
+
+        What stands before the first interval is nobody's: a group began behind it.
+        """
+        index = bisect_right(self._starts, offset) - 1
+        return max(offset, self._ends[max(0, index)]) if self._ends else offset
+
+    def within(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Return the intervals that have something from ``start`` to before ``end``."""
+        low, high = bisect_right(self._ends, start), bisect_left(self._starts, end)
+        return list(zip(self._starts[low:high], self._ends[low:high], strict=True))
 
     def add(self, start: int, end: int) -> None:
         """Mark the offsets from ``start`` to before ``end``."""

@@ -27,6 +27,8 @@ DIED_AT_HEADER = "marq-died-at"
 SETTLED_HEADER = "marq-settled"
 #: Of a schedule's message: the time of the one before it, in seconds since the epoch.
 PREVIOUS_HEADER = "marq-previous-time"
+#: Of a message that is delivered again by a rewind: the place of the record that it is a copy of.
+REWOUND_HEADER = "marq-rewound-from"
 #: The record key that the sender gave, where it is not the copy's own.
 KEY_HEADER = "marq-key"
 
@@ -84,9 +86,19 @@ class Names:
         return f"{self.prefix}.queues"
 
     @property
+    def rosters(self) -> str:
+        """The compacted topic of the rosters of groups with many queues; made when the first one is written."""
+        return f"{self.prefix}.rosters"
+
+    @property
     def app_id(self) -> str:
         """The id of the worker's Faust application: the consumer group of trackers."""
         return f"{self.prefix}-app"
+
+    @property
+    def census(self) -> str:
+        """The group in which workers commit from where on messages wait; it has no members."""
+        return f"{self.prefix}-census"
 
     @property
     def changelog(self) -> str:
@@ -108,6 +120,7 @@ class Names:
             self.dead_letters,
             self.quarantine,
             self.queues,
+            self.rosters,
             self.changelog,
         }
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from marq.core.markers import Acquire, Delay, Source, payload_of
+from marq.core.queue import QueueSettings
 from marq.core.rows import Lease, encode_lease, encode_row, row_keys
 
 #: Messages that are due in the same span of time wait together, and are put in order when its time has come.
@@ -117,6 +118,10 @@ class DueIndex:
         self._begun = -1
         #: Messages that are hinted at.
         self.size = 0
+        #: Of queues that are paused: what was due, and has to wait.
+        self._held: dict[str, list[Hint]] = {}
+        #: By queue: when it was resumed.
+        self._resumed_ms: dict[str, int] = {}
 
     def push(self, opened: OpenMessages, offsets: Sequence[int], lease: Lease) -> None:
         """Hint at messages that share a lease."""
@@ -138,6 +143,23 @@ class DueIndex:
         """Hint once more at some of the messages of a hint that was taken."""
         heapq.heappush(self._heap, hint._replace(first=offsets[0], offsets=offsets))
         self.size += len(offsets)
+
+    def hold(self, hint: Hint, offsets: Sequence[int]) -> None:
+        """Hint no more at some of the messages of a hint that was taken, until their queue is resumed."""
+        if offsets:
+            self._held.setdefault(hint.lease.queue, []).append(hint._replace(first=offsets[0], offsets=offsets))
+            self.size += len(offsets)
+
+    def resume(self, settings: Callable[[str], QueueSettings], now_ms: int) -> None:
+        """Hint again at what is held of queues that are not paused any more."""
+        for queue in [queue for queue in self._held if not settings(queue).paused]:
+            for hint in self._held.pop(queue):
+                heapq.heappush(self._heap, hint)
+            self._resumed_ms[queue] = now_ms
+
+    def wanted_ms(self, lease: Lease) -> int:
+        """Return when a message was due, or when its queue was resumed if that was later."""
+        return max(lease.due_ms, self._resumed_ms.get(lease.queue, lease.due_ms))
 
     def _push(self, opened: OpenMessages, offsets: Sequence[int], lease: Lease) -> None:
         self._sequence += 1
@@ -185,7 +207,7 @@ class DueIndex:
 
     def rebuild(self, sources: Callable[[], Iterator[OpenMessages]]) -> Iterator[None]:
         """Forget all hints, and hint at what is open; stop after some thousand messages, so that others can work."""
-        self._heap, self._numbers, self._spans = [], [], {}
+        self._heap, self._numbers, self._spans, self._held = [], [], {}, {}
         self._begun, self.size = -1, 0
         pushed = 0
         for opened in sources():

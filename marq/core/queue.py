@@ -31,8 +31,13 @@ MAX_DELAYS, MAX_ERRORS = 100, 100
 MAX_WINDOW = 10_000
 #: In a document, instead of a backoff: the message becomes a dead letter at once.
 REJECT = "reject"
+#: In a document, a spread over all partitions.
+ALL = "all"
+MAX_SPREAD = 10_000
+#: Keys whose values are names.
+NAME_KEYS = ("group", "topic", "handler")
 #: Keys that make sense for one queue only, so that [defaults] may not have them.
-OWN_KEYS = ("group", "topic", "handler")
+OWN_KEYS = (*NAME_KEYS, "spread")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +62,9 @@ class QueueSettings:
 
     ``group``: the named group whose consumers serve the queue; ``topic``: a topic of the queue's own; ``handler``:
     ``module:function``, run by workers, with ``concurrency`` calls at a time; ``delay_ms``: how long after it was sent
-    a message is delivered. ``errors``: by names of exceptions their own backoff, None for those that no other attempt
-    could mend.
+    a message is delivered. ``spread``: on how many partitions of the messages topic the queue lives, None: on all (see
+    :mod:`marq.core.spread`). ``errors``: by names of exceptions their own backoff, None for those that no other attempt
+    could mend. ``paused``: nothing is delivered; what is held ends as ever, and messages may be sent.
     """
 
     lease_ms: int = 30_000
@@ -73,6 +79,8 @@ class QueueSettings:
     delivery: str = AT_LEAST_ONCE
     errors: Mapping[str, Backoff | None] = field(default_factory=dict)
     breaker: Breaker | None = None
+    spread: int | None = None
+    paused: bool = False
 
 
 Check = Callable[[str, object], None]
@@ -117,6 +125,8 @@ def queue_settings(*documents: Mapping[str, Any]) -> QueueSettings:
         values["errors"] = {name: None if _rejects(said) else _backoff(said) for name, said in values["errors"].items()}
     if "breaker" in values:
         values["breaker"] = _breaker(values["breaker"])
+    if values.get("spread") == ALL:
+        values["spread"] = None
     return QueueSettings(**values)
 
 
@@ -135,6 +145,8 @@ def settings_document(settings: QueueSettings) -> dict[str, Any]:
         "delivery": settings.delivery,
         "errors": {name: REJECT if said is None else _backoff_document(said) for name, said in settings.errors.items()},
         "breaker": False if settings.breaker is None else _breaker_document(settings.breaker),
+        "spread": ALL if settings.spread is None else settings.spread,
+        "paused": settings.paused,
     }
 
 
@@ -213,6 +225,17 @@ def _attempts(name: str, value: object) -> None:
     except ConfigError:
         raise ConfigError(
             f'{name}: expected a whole number from 1 to {MAX_ATTEMPTS}, or "{UNLIMITED}", not {value!r}'
+        ) from None
+
+
+def _spread(name: str, value: object) -> None:
+    if value == ALL:
+        return
+    try:
+        _count(MAX_SPREAD)(name, value)
+    except ConfigError:
+        raise ConfigError(
+            f'{name}: expected a number of partitions from 1 to {MAX_SPREAD}, or "{ALL}", not {value!r}'
         ) from None
 
 
@@ -331,4 +354,6 @@ CHECKS: Mapping[str, Check] = {
     "delivery": _delivery,
     "errors": _errors,
     "breaker": _breaker_said,
+    "spread": _spread,
+    "paused": _switch,
 }

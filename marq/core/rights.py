@@ -75,14 +75,19 @@ def worker(
     own_topics: Iterable[str] = (),
     *,
     tracker: bool = True,
+    census: bool = True,
     handlers: bool = True,
     handled_topics: Iterable[str] = (),
 ) -> list[Right]:
-    """Return what a worker needs, by its roles; of queues with handlers some may own ``handled_topics``."""
+    """Return what a worker needs, by its roles; of queues with handlers some may own ``handled_topics``.
+
+    ``census``: as a tracker it counts what waits.
+    """
     return [
         *_everybody(names, handled_topics if handlers else ()),
         *_topics("Write", [names.queues]),
         *(_tracker(names, own_topics) if tracker else ()),
+        *(_census(names, own_topics) if tracker and census else ()),
         *(_handlers(names, handled_topics) if handlers else ()),
     ]
 
@@ -97,6 +102,10 @@ def _tracker(names: Names, own_topics: Iterable[str]) -> list[Right]:
         Right(Kind.GROUP, names.app_id, "Read"),
         Right(Kind.TRANSACTIONAL_ID, names.transactional_ids, "Write", prefixed=True),
     ]
+
+
+def _census(names: Names, own_topics: Iterable[str]) -> list[Right]:
+    return [*_topics("Read", [names.messages, *own_topics]), Right(Kind.GROUP, names.census, "Read")]
 
 
 def _handlers(names: Names, topics: Iterable[str]) -> list[Right]:

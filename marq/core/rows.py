@@ -33,6 +33,8 @@ VERSION = 1
 
 IDENTITY_KEY = b"i"
 APPLIED_KEY = b"a"
+#: A header of its record in the changelog: who wrote it, for people.
+OWNER_HEADER = "marq-owner"
 _LEASE = Struct(">BBBIQqqBH")
 #: Where the due time stands in it.
 BEFORE_DUE, AFTER_DUE = calcsize(">BBBIQ"), calcsize(">BBBIQq")

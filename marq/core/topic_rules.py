@@ -27,6 +27,8 @@ DEFAULT_LIMIT_BYTES = 1_048_588
 #: A compacted topic forgets a deletion after this long; older local files are not trusted (tables/leases.py), and a
 #: client that was cut off for a weekend still learns which definitions were taken away.
 DELETE_RETENTION_MS = 7 * 24 * 3600 * 1000
+#: The names of the queues of one group, and of those that have left it, with a position for each (marq/rosters.py).
+ROSTER_LIMIT_BYTES = 20 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +95,13 @@ def rules(names: Names, messages_limit_bytes: int, *, changelog: bool) -> list[R
     """Return the rules for an installation's topics; ``changelog``: the lease table's, too."""
     room = str(room_for_markers(messages_limit_bytes))
     kept = [names.messages, names.markers, names.dead_letters]
-    compacted = [names.queues, *([names.changelog] if changelog else [])]
+    compacted = [names.queues, names.rosters, *([names.changelog] if changelog else [])]
     roomy = [names.markers, names.dead_letters, *([names.changelog] if changelog else [])]
     return [
         *(Rule(topic, CLEANUP, "delete") for topic in kept),
         *(Rule(topic, CLEANUP, "compact") for topic in compacted),
-        *(Rule(topic, TIMESTAMPS, APPENDED) for topic in (names.markers, names.queues)),
+        *(Rule(topic, TIMESTAMPS, APPENDED) for topic in (names.markers, names.queues, names.rosters)),
+        Rule(names.rosters, LIMIT, str(ROSTER_LIMIT_BYTES), at_least=True),
         *(Rule(topic, LIMIT, room, at_least=True) for topic in roomy),
         *(
             Rule(topic, DELETE_RETENTION, str(DELETE_RETENTION_MS), at_least=True)
@@ -129,6 +132,7 @@ def plans(
         TopicPlan(names.dead_letters, partitions, {**limit, RETENTION: FOR_EVER}),
         TopicPlan(names.quarantine, 1, {LIMIT: str(room + ENVELOPE_ROOM_BYTES)}),
         TopicPlan(names.queues, 1, {**compacted, TIMESTAMPS: APPENDED}),
+        TopicPlan(names.rosters, 1, {**compacted, TIMESTAMPS: APPENDED, LIMIT: str(ROSTER_LIMIT_BYTES)}),
         TopicPlan(names.changelog, markers_partitions, {**limit, **compacted}),
     ]
     return {plan.name: plan for plan in made}

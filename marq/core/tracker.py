@@ -19,11 +19,13 @@ from dataclasses import dataclass, field
 
 from marq.core.errors import CorruptMarker, UnknownVersion
 from marq.core.fires import Fire
+from marq.core.handling_times import HandlingTimes, samples
 from marq.core.leases import LeaseBook
 from marq.core.marker_codec import decode
-from marq.core.markers import Answer, Fact, Kind, Source, Tick
+from marq.core.markers import Ack, Answer, Fact, Kind, Source, Tick
 from marq.core.notes import Note
 from marq.core.queue import QueueSettings
+from marq.core.rows import Lease
 
 #: The least time between two TICKs of a partition.
 TICK_INTERVAL_MS = 50
@@ -43,6 +45,9 @@ class Tracker:
     unreadable: list[tuple[int, bytes | None, str]] = field(default_factory=list)
     #: By how many ms the broker's clock was last found to have jumped.
     jump_ms: int = 0
+    #: Of the messages whose ACKs were read; of several trackers, if they share it.
+    handling: HandlingTimes = field(default_factory=HandlingTimes)
+    _sampled_ms: int = -1
     _tick_clock_ms: int | None = None
     _tick_sent_at_ms: int | None = None
     _awaiting_tick: bool = False
@@ -68,7 +73,14 @@ class Tracker:
             self.unreadable.append((offset, value, str(error)))
             self.book.skip(append_time_ms, offset)
             return
+        ended: list[tuple[Lease, int]] = []
+        # One ACK of each ms: many small ones come together, and would cost more than their folding.
+        if isinstance(batch, Ack) and append_time_ms != self._sampled_ms:
+            self._sampled_ms = append_time_ms
+            ended += samples(batch, self.book.open_in(batch.source))
         jump_ms = self.book.fold(batch, append_time_ms, offset)
+        for lease, messages in ended:
+            self.handling.note(lease.queue, self.book.clock.now_ms - lease.since_ms, messages)
         if isinstance(batch, Tick) and batch.holder == self.holder:
             self.jump_ms = jump_ms or self.jump_ms
             if batch.monotonic_ms != self._tick_sent_at_ms:

@@ -158,11 +158,14 @@ class MemoryDefinitionLog:
         self._position = len(log)
         return entries, self._position
 
-    async def write(self, records: Mapping[bytes, bytes | None]) -> int:
-        last = max([self._installation.define(key, value) for key, value in records.items()])
+    async def end(self) -> int:
+        return len(self._topic.logs[0])
+
+    async def write(self, records: Mapping[bytes, bytes | None]) -> dict[bytes, int]:
+        offsets = {key: self._installation.define(key, value) for key, value in records.items()}
         # A schedule's first message waits now.
         self._memory.stir()
-        return last
+        return offsets
 
 
 class MemoryCluster:

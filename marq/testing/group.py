@@ -11,8 +11,10 @@ from marq.core.names import Names
 from marq.offsets import Committed, Search
 from marq.positions import Positions, Progress
 from marq.reader import Assignee, NotCommitted
+from marq.records import Records
+from marq.rosters import Roster
 from marq.serving import Serving
-from marq.testing.topics import LogRecord, Topic
+from marq.testing.topics import Topic
 
 #: Nobody is thrown out of a group here, however long it says nothing.
 _KEEP_ALIVE_S = 3600.0
@@ -23,6 +25,8 @@ class Group:
     """One consumer group."""
 
     name: str
+    #: Of all groups: those that commits name.
+    rosters: dict[str, Roster]
     committed: dict[Source, Committed] = field(default_factory=dict)
     members: list[Member] = field(default_factory=list)
     _turn: asyncio.Lock | None = None
@@ -40,7 +44,7 @@ class Group:
         if committed is None:
             return 0
         owner = names.owner_of_group(self.name)
-        return Positions.decode(committed.offset, committed.metadata, owner).by_queue.get(queue, 0)
+        return Positions.decode(committed.offset, committed.metadata, owner, self.rosters).by_queue.get(queue, 0)
 
     async def join(self, member: Member) -> None:
         self.members.append(member)
@@ -143,12 +147,14 @@ class Member:
     def assign(self, sources: Iterable[Source]) -> None:
         """Begin with these partitions, where the group's queues go on."""
         group = self._group
-        search = Search(self._names, group.name, self._serving, sources, group.committed)
+        search = Search(self._names, group.name, self._serving, sources, group.committed, group.rosters)
         if search.needs_others:
             for name, other in sorted(self._groups.items()):
                 if other is not group and self._names.is_group(name):
-                    search.consider(name, other.committed)
+                    search.consider(name, other.committed, group.rosters)
         for source, place in search.places().items():
+            if place.roster is not None:
+                group.rosters[place.roster.id] = place.roster
             self._read_to[source] = place.start
             self._progress.begin(source, place.positions, place.start)
         self._assignments += 1
@@ -157,7 +163,7 @@ class Member:
 
     # --- what the flow asks -------------------------------------------------------------------------------------------
 
-    async def fetch(self, max_records: int) -> Mapping[Source, Sequence[LogRecord]]:
+    async def fetch(self, max_records: int) -> Mapping[Source, Records]:
         assignment = self._assignments
         while not (fetched := self._take(max_records)):
             self._more.clear()
@@ -167,12 +173,12 @@ class Member:
                 return {}
         return self._progress.unmet(self._serving, fetched)
 
-    def _take(self, left: int) -> dict[Source, list[LogRecord]]:
-        taken: dict[Source, list[LogRecord]] = {}
+    def _take(self, left: int) -> dict[Source, Records]:
+        taken: dict[Source, Records] = {}
         for source, start in list(self._read_to.items()):
             records = self._topics[source.topic].logs[source.partition][start : start + left]
             if records:
-                taken[source] = records
+                taken[source] = Records.of(records)
                 left -= len(records)
                 # To the end, so that the next fetch begins with another partition.
                 del self._read_to[source]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
 from marq.core import copies, notes
-from marq.core.definitions import Definitions
+from marq.core.definitions import Definitions, placement_key
 from marq.core.errors import ConfigError
 from marq.core.fires import Destination
 from marq.core.markers import Payload, Source
@@ -16,6 +17,7 @@ from marq.core.names import ORIGIN_HEADER, REASON_HEADER, Names
 from marq.core.notes import Note
 from marq.core.rows import Lease
 from marq.core.schedules import ScheduleLayers
+from marq.core.spread import Placement, subset
 from marq.core.topic_rules import room_for_markers
 from marq.settings import ClientSettings
 from marq.testing.clock import Clock
@@ -34,7 +36,10 @@ class Installation:
         self.topics = topics
         #: What is known of queues by now: a document that can't be read is passed over.
         self.definitions = Definitions()
+        #: Called after each change of the definitions.
+        self.followers: set[Callable[[], None]] = set()
         self.acked: list[Acked] = []
+        self._turns: Counter[str] = Counter()
         self.messages = self._make(names.messages, settings.partitions)
         self.limit_bytes = self.messages.limit_bytes
         room = room_for_markers(self.limit_bytes)
@@ -74,10 +79,21 @@ class Installation:
         offset = self.queues.append(0, self.clock.wall_ms, key, value)
         # What can't be read the clients log; the former one stays.
         with suppress(ConfigError, ValueError):
-            self.definitions.fold(key, None if value is None else json.loads(value))
+            queue = self.definitions.fold(key, None if value is None else json.loads(value))
+            if queue is not None:
+                self._place(queue)
         for owner in self.owners:
             owner.work()
+        for follow in list(self.followers):
+            follow()
         return offset
+
+    def _place(self, queue: str) -> None:
+        """Take the step that workers take first; the others only spare reading, which costs nothing here."""
+        wanted = subset(queue, self.messages.partitions, self.definitions(queue).spread)
+        if self.definitions.placement(queue).sends != wanted:
+            placement = Placement(wanted)
+            self.define(placement_key(queue), encoded(placement.document() or None))
 
     def _schedules(self) -> ScheduleLayers:
         return self.definitions.schedules
@@ -97,8 +113,17 @@ class Installation:
         elif copy.own_topic:
             topic, partition = self.topics[source.topic], source.partition
         else:
-            topic, partition = self.messages, self.messages.next_partition()
+            assert copy.key is not None, "it is known by its queue's name"
+            topic, partition = self.messages, self._partition(copy.key.decode())
         topic.append(partition, self.clock.wall_ms, copy.key, copy.value, copy.headers)
+
+    def _partition(self, queue: str) -> int:
+        sends = self.definitions.placement(queue).sends
+        return self.messages.next_partition() if sends is None else sends[self._turn(queue) % len(sends)]
+
+    def _turn(self, queue: str) -> int:
+        self._turns[queue] += 1
+        return self._turns[queue]
 
     def note(self, note: Note) -> None:
         topic, partition = self.dead_letters, note.source.partition

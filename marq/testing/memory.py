@@ -8,6 +8,7 @@ import threading
 from marq.core.errors import ConfigError
 from marq.core.markers import Source
 from marq.core.names import Names
+from marq.rosters import Roster
 from marq.settings import MEMORY_SCHEME, ClientSettings
 from marq.testing.clock import Clock
 from marq.testing.group import Group
@@ -28,6 +29,7 @@ class Memory:
         self.clock = Clock()
         self.topics: dict[str, Topic] = {}
         self.groups: dict[str, Group] = {}
+        self.rosters: dict[str, Roster] = {}
         self._clients: dict[object, tuple[str, asyncio.AbstractEventLoop]] = {}
         self._installations: dict[str, Installation] = {}
         self._making = threading.Lock()
@@ -118,7 +120,7 @@ class Memory:
 
     def group(self, name: str) -> Group:
         """Return a consumer group, which need not have members."""
-        return self.groups.setdefault(name, Group(name))
+        return self.groups.setdefault(name, Group(name, self.rosters))
 
     def acquired(self, names: Names, queue: str, source: Source) -> int:
         """Return how far a queue was read in a partition: what comes after it waits."""

@@ -167,10 +167,11 @@ class Owner:
         batch = _decoded(value)
         if not isinstance(batch, Ack):
             return
+        opened = self._tracker.book.open_in(batch.source)
         for offset in batch.offsets:
             payload = self._tracker.book.fresh_payload(batch.source, offset)
             if payload is not None:
-                self._acked(Acked(batch.queue, batch.source, offset, payload))
+                self._acked(Acked(opened[offset].queue, batch.source, offset, payload))
 
 
 def _decoded(value: bytes | None) -> Batch | None:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from marq.codecs import Codec, decode
-from marq.core.markers import Source
+from marq.core.markers import Record, Source
 from marq.core.names import (
     DIED_AT_HEADER,
     ERROR_HEADER,
@@ -16,8 +16,9 @@ from marq.core.names import (
     REASON_HEADER,
 )
 from marq.lease import Lease
-from marq.message import Message, Record
+from marq.message import Message
 from marq.outbox import Outbox
+from marq.records import Records
 
 #: Of a message that is only looked at, and never finished.
 _NO_OUTBOX = cast("Outbox", None)
@@ -87,7 +88,8 @@ def _parts(
 ) -> dict[str, Any]:
     """What a message says of itself, as the message that a consumer gets says it."""
     keyed = record.key != queue.encode()
-    message = Message(record, Lease(_NO_OUTBOX, queue, source, 0, (), 0, 0, own_topic=keyed))
+    lease = Lease(_NO_OUTBOX, queue, source, 0, Records.of([record]), 0, 0, own_topic=keyed)
+    message = Message(lease, record.offset, record.value)
     return {
         "queue": queue,
         "id": message.id,

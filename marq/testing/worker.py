@@ -13,7 +13,8 @@ from typing import Any, Self
 from marq.core.definitions import HANDLERS_GROUP, Definitions, layer_key
 from marq.core.errors import ConfigError
 from marq.crew import is_coroutine_function
-from marq.flow import Flow, FlowSettings
+from marq.flow import Flow
+from marq.flow_settings import FlowSettings
 from marq.handlers import Handler, HandlerDefinition, check_handler, definitions_of, handlers_in
 from marq.outcomes import Outcome
 from marq.serving import serving
@@ -61,6 +62,7 @@ class Worker:
                 group = _Group(name, {queue: _noting(each, self.errors) for queue, each in members.items()})
                 self._groups.append(group)
                 await group.start(self._settings, definitions)
+                self._installation.followers.add(group.look_at_pauses)
         except BaseException:
             await self._stop()
             raise
@@ -72,6 +74,7 @@ class Worker:
         await self._stop()
 
     async def _stop(self) -> None:
+        self._installation.followers.difference_update([group.look_at_pauses for group in self._groups])
         await asyncio.gather(*[group.stop() for group in self._groups])
 
     def _handlers(self) -> dict[str, Handler]:
@@ -131,6 +134,7 @@ class _Group:
                 limit_bytes=topics.markers_limit_bytes,
                 codecs=codecs,
                 queue=definitions.settings,
+                purge=definitions.purge,
             ),
             clock=cluster.now_s,
             wall=cluster.wall_s,
@@ -142,6 +146,10 @@ class _Group:
             crew = Workers(flow.shelves[queue], flow.outbox, handler, definitions(queue).concurrency)
             crew.start()
             self._crews.append(crew)
+
+    def look_at_pauses(self) -> None:
+        if self._flow is not None:
+            self._flow.look_at_pauses()
 
     async def stop(self) -> None:
         if self._flow is not None:

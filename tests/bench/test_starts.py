@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from bench.load import fill
-from bench.rows import _run
 from bench.starts import PROBES, Victims, one_round
+from bench.suite import measured
 from bench.worker import BenchWorker
 
 
@@ -37,4 +37,4 @@ async def test_a_queue_is_drained_either_way(servers: str, prefix: str, start: s
     await fill(servers, prefix, 1_000, 200)
 
     # It checks by itself that each message came, and none twice.
-    assert _run("bench.drain_marq", servers, prefix, "1000", "run", start)["rate"] > 0
+    assert measured("bench.clients.drain_marq", servers, prefix, "1000", "run", start)["rate"] > 0

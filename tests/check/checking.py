@@ -7,17 +7,22 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from app.checkup.examination import LIMIT_S
 from app.checkup.findings import Finding, Level
+from marq.settings import ClientSettings
+from marq.topics import ensure_topics
 from tests.embedded import kafka_tools
+from tests.worker.harness import Worker
 
 ROOT = Path(__file__).resolve().parents[2]
 #: What a loaded machine may need beside the command's own limit, to start Python and to end.
 SLACK_S = 45.0
+
+NewWorker = Callable[..., Worker]
 
 
 @dataclass(frozen=True)
@@ -90,3 +95,15 @@ async def obey(finding: Finding, servers: str) -> None:
     assert finding.commands, f"no command in: {finding}"
     for command in finding.commands:
         await kafka_tools.run(command, servers)
+
+
+async def make_topics(servers: str, prefix: str) -> None:
+    """Make the topics of an installation, with two partitions each."""
+    await ensure_topics(
+        ClientSettings.read(servers, {"prefix": prefix, "partitions": 2}, environment={}), changelog=True
+    )
+
+
+async def lags(worker: Worker) -> list[int]:
+    """How far behind a worker is in each of its markers partitions."""
+    return [part["lag"] for part in (await worker.partitions()).values()]

@@ -5,14 +5,16 @@ from __future__ import annotations
 import http.server
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
 
 from broker import Certificates, EmbeddedBroker, Security
+from tests.check.checking import Check, NewWorker
+from tests.worker.conftest import workers
 
 PASSWORD = "secret"
-#: Each test is a user of its own, so that what one was granted does not help the next.
-USERS = tuple(f"user{number}" for number in range(40))
 
 
 @pytest.fixture(scope="session")
@@ -21,17 +23,23 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @pytest.fixture(scope="session")
-def secured(certificates: Certificates) -> Iterator[EmbeddedBroker]:
+def _users(request: pytest.FixtureRequest) -> list[str]:
+    """One for each test that wants one, so that what one was granted does not help the next."""
+    return [f"user{number}" for number, item in enumerate(request.session.items) if "user" in item.fixturenames]
+
+
+@pytest.fixture(scope="session")
+def secured(certificates: Certificates, _users: list[str]) -> Iterator[EmbeddedBroker]:
     """``listener(...)`` is for users, ``bootstrap_servers`` for the administrator."""
-    users = dict.fromkeys(USERS, PASSWORD)
+    users = dict.fromkeys(_users, PASSWORD)
     protocols = ["SASL_PLAINTEXT", "SSL", "SASL_SSL"]
     with EmbeddedBroker(security=Security(protocols, users, certificates, acls=True)) as broker:
         yield broker
 
 
 @pytest.fixture(scope="session")
-def _fresh_users() -> Iterator[str]:
-    return iter(USERS)
+def _fresh_users(_users: list[str]) -> Iterator[str]:
+    return iter(_users)
 
 
 @pytest.fixture
@@ -62,3 +70,22 @@ def http_server() -> Iterator[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"127.0.0.1:{server.server_port}"
         server.shutdown()
+
+
+@pytest.fixture
+def check(servers: str, prefix: str, tmp_path: Path) -> Check:
+    """The command, for an installation of which nothing is there yet."""
+    return Check(tmp_path, {"MARQ_BOOTSTRAP_SERVERS": servers, "MARQ_PREFIX": prefix, "MARQ_PARTITIONS": "2"})
+
+
+@pytest.fixture
+def new_worker(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[NewWorker]:
+    yield from workers(broker, tmp_path)
+
+
+@pytest.fixture
+async def admin(servers: str):
+    client = AIOKafkaAdminClient(bootstrap_servers=servers)
+    await client.start()
+    yield client
+    await client.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,52 +16,31 @@ from app.checkup.examination import LIMIT_S
 from app.checkup.findings import Level
 from broker import Certificates, EmbeddedBroker
 from marq.core.kafka_tools import Tools
-from marq.core.marker_codec import encode
-from marq.core.markers import Tick
 from marq.core.names import Names
 from marq.core.rights import Kind, Right, consumer, grants, redriver, sender, transactional_consumer, worker
-from marq.settings import ClientSettings
-from marq.topics import ensure_topics
-from tests.check.checking import Check, obey
+from tests.check.checking import Check, NewWorker, Outcome, lags, make_topics, obey
 from tests.check.conftest import PASSWORD
 from tests.embedded import kafka_tools
-from tests.worker.conftest import workers
-from tests.worker.harness import Installation, Worker, eventually
-
-NewWorker = Callable[..., Worker]
-
-
-@pytest.fixture
-def check(servers: str, prefix: str, tmp_path: Path) -> Check:
-    """The command, for an installation of which nothing is there yet."""
-    return Check(tmp_path, {"MARQ_BOOTSTRAP_SERVERS": servers, "MARQ_PREFIX": prefix, "MARQ_PARTITIONS": "2"})
-
-
-@pytest.fixture
-def new_worker(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[NewWorker]:
-    yield from workers(broker, tmp_path)
-
-
-@pytest.fixture
-async def admin(servers: str):
-    client = AIOKafkaAdminClient(bootstrap_servers=servers)
-    await client.start()
-    yield client
-    await client.close()
-
-
-async def make_topics(servers: str, prefix: str) -> None:
-    await ensure_topics(
-        ClientSettings.read(servers, {"prefix": prefix, "partitions": 2}, environment={}), changelog=True
-    )
-
+from tests.worker.harness import LIMIT_SECONDS, Installation, Worker, eventually
 
 # --- nothing is wrong -------------------------------------------------------------------------------------------------
 
 
 async def test_a_healthy_installation(check: Check, new_worker: NewWorker, prefix: str) -> None:
     running = await new_worker(prefix=prefix, queues="[queues.emails]\nlease = 60\n").start().ready()
+    client = {"bootstrap_servers": check.environment["MARQ_BOOTSTRAP_SERVERS"], "prefix": prefix}
+    async with marq.Producer(**client) as producer, marq.Consumer("emails", **client) as consumer:
+        # Delivered by the tracker: a transaction's own record is the last one of its partitions, and waits for nobody.
+        await producer.send("emails", b"value", delay=0.1)
+        [message] = await consumer.receive(wait=LIMIT_SECONDS)
+        await message.ack()
+        await eventually(lambda: lags(running), lambda found: not any(found))
+        found = await healthy(check, running)
 
+    assert "1 that read queues" in found.of(Level.OK, "groups").found
+
+
+async def healthy(check: Check, running: Worker) -> Outcome:
     found = await check(MARQ_QUEUES_FILE=str(running.directory / "queues.toml"), MARQ_WEB_PORT=str(running.web_port))
 
     assert found.exit_code == 0, str(found)
@@ -70,6 +49,7 @@ async def test_a_healthy_installation(check: Check, new_worker: NewWorker, prefi
     assert "emails" in found.of(Level.OK, "queues").found
     assert found.has(Level.OK, "clock")
     assert found.of(Level.OK, "web port").found == "is that of a running worker"
+    return found
 
 
 async def test_an_installation_that_nobody_has_started_yet_is_no_problem_and_stays_so(
@@ -90,14 +70,20 @@ async def test_it_changes_nothing(
     async with Installation(running._environment["MARQ_BOOTSTRAP_SERVERS"], names) as installation:
         # Of the others the worker itself writes something now and then.
         topics = [names.messages, names.dead_letters, names.quarantine]
-        groups = {name for name, *_ in await admin.list_consumer_groups()}
+        groups = await groups_of(admin, names)
 
         assert (await check("--role", "worker", "--role", "consumer", "--role", "sender")).exit_code == 0
 
-        assert {name for name, *_ in await admin.list_consumer_groups()} == groups
+        assert await groups_of(admin, names) == groups
         assert not [record for topic in topics for record in await installation.records(topic)]
         assert [(record.key, record.value) for record in await installation.records(names.queues)] == [(b"check", None)]
     assert all(part["state"] == "owner" for part in (await running.partitions()).values())
+
+
+async def groups_of(admin: AIOKafkaAdminClient, names: Names) -> set[str]:
+    """The groups of an installation, but for that by which its worker counts what waits, whenever it does."""
+    listed = {name for name, *_ in await admin.list_consumer_groups()}
+    return {name for name in listed if name.startswith(names.prefix)} - {names.census}
 
 
 # --- no broker --------------------------------------------------------------------------------------------------------
@@ -220,78 +206,6 @@ async def test_more_copies_than_brokers(check: Check) -> None:
     assert "set MARQ_REPLICATION_FACTOR=1" in found.advice
 
 
-# --- workers ----------------------------------------------------------------------------------------------------------
-
-
-async def test_no_tracker_runs(check: Check, servers: str, prefix: str, names: Names) -> None:
-    await make_topics(servers, prefix)
-
-    found = (await check()).problem("trackers")
-
-    assert found.found == f"none runs: group {names.app_id} has no members"
-    assert found.commands == ("faust -A app worker",)
-
-
-async def test_two_workers_with_different_queues_files(check: Check, new_worker: NewWorker, prefix: str) -> None:
-    one = await new_worker(prefix=prefix, queues="[queues.emails]\nlease = 60\n").start().ready()
-    other_file = one.directory / "other.toml"
-    other_file.write_text("[queues.emails]\nlease = 30\n")
-    other = new_worker(
-        prefix=prefix, data_directory=one.directory / "other", environment={"MARQ_QUEUES_FILE": str(other_file)}
-    )
-    await other.start().ready(1)
-    await one.ready(1)
-
-    found = await check(MARQ_QUEUES_FILE=str(one.directory / "queues.toml"))
-
-    shared = found.of(Level.WARNING, "trackers")
-    assert shared.found == "they have different definitions of queues"
-    assert f"two installations share MARQ_PREFIX={prefix}, or a rolling deploy is under way" in shared.advice
-    assert "file:emails" in found.of(Level.WARNING, f"{one.directory / 'queues.toml'}").found
-    assert found.exit_code == 0, str(found)
-
-
-async def test_a_partition_that_waits_for_a_newer_worker(check: Check, new_worker: NewWorker, prefix: str) -> None:
-    running = await new_worker(prefix=prefix).start().ready()
-    async with Installation(check.environment["MARQ_BOOTSTRAP_SERVERS"], running.names) as installation:
-        marker = bytearray(encode(Tick(1, 0)))
-        marker[0] = 99
-        await installation.mark(bytes(marker), partition=1)
-
-        async def halted() -> bool:
-            return (await running.partitions())[1]["state"] == "stopped"
-
-        await eventually(halted)
-
-    found = (await check()).problem("markers partition 1")
-
-    assert found.found.startswith("stands still: ")
-    assert "upgrade the workers" in found.advice
-
-
-async def test_a_worker_whose_page_does_not_answer(check: Check, new_worker: NewWorker, prefix: str) -> None:
-    running = await new_worker(prefix=prefix).start().ready()
-    running.pause()
-
-    found = (await check()).of(Level.WARNING, f"worker {running.canonical_url}")
-
-    running.resume()
-    assert "does not answer" in found.found
-    assert "MARQ_WEB_BIND" in found.advice
-
-
-async def test_a_clock_that_is_off(check: Check, servers: str, prefix: str, tmp_path: Path) -> None:
-    await make_topics(servers, prefix)
-    (tmp_path / "sitecustomize.py").write_text("import time\n_now = time.time\ntime.time = lambda: _now() + 60\n")
-    shifted = f"{tmp_path}{os.pathsep}{check.environment['PYTHONPATH']}"
-
-    found = (await check(PYTHONPATH=shifted)).of(Level.WARNING, "clock")
-
-    assert found.found == "this machine's is 60 s ahead of the broker's"
-    assert "NTP" in found.advice
-    assert "Leases, redelivery and delays in seconds do not depend on it" in found.advice
-
-
 # --- queues -----------------------------------------------------------------------------------------------------------
 
 
@@ -381,7 +295,11 @@ async def test_a_web_port_that_another_program_has(check: Check, http_server: st
 
 
 async def test_a_web_address_that_is_no_address_of_this_machine(check: Check) -> None:
-    assert "MARQ_WEB_BIND" in (await check(MARQ_WEB_BIND="192.0.2.1")).problem("web port").advice
+    found = await check(MARQ_WEB_BIND="192.0.2.1")
+
+    assert "MARQ_WEB_BIND" in found.problem("web port").advice
+    # Others could reach it, and nobody would be asked who he is.
+    assert "MARQ_WEB_OPERATORS" in found.problem("web access").found
 
 
 # --- rights -----------------------------------------------------------------------------------------------------------

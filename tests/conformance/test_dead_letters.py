@@ -326,3 +326,30 @@ async def test_a_filter_that_does_not_exist_is_refused_and_so_is_a_call_before_t
             await letters.count(resaon="x")  # type: ignore[call-arg]
     with pytest.raises(marq.MarqError, match="not started"):
         await letters.redrive("emails")
+
+
+async def test_dead_letters_are_told_apart_by_the_kind_of_their_error(backend: Backend) -> None:
+    queue = backend.new_name()
+    ids = await kill(backend, queue, b"a", reason="no customer 17 in shop 2")
+    ids += await kill(backend, queue, b"b", reason="no customer 4711 in shop 3\nand more")
+    await kill(backend, queue, b"c", reason="timeout of 3f2504e0-4f89-41d3-9a0c-0305e82c3301")
+
+    async with opened(backend) as letters:
+        kinds = await letters.kinds(queue)
+        chosen = await values(letters, queue, kind="no customer N in shop N")
+        by_id = await values(letters, queue, id=ids)
+        redriven = await letters.redrive(queue, kind="no customer N in shop N")
+        left = await letters.kinds(queue)
+
+    assert [(each.kind, each.letters) for each in kinds] == [("no customer N in shop N", 2), ("timeout of N", 1)]
+    assert kinds[0].first_died <= kinds[0].last_died
+    assert chosen == by_id == [b"a", b"b"]
+    assert redriven.redriven == 2
+    assert [each.kind for each in left] == ["timeout of N"]
+
+
+@pytest.mark.parametrize("wrong", [{"id": []}, {"id": [1]}, {"kind": 1}])
+async def test_ids_and_kinds_of_dead_letters_are_text(backend: Backend, wrong: dict[str, Any]) -> None:
+    async with opened(backend) as letters:
+        with pytest.raises(ConfigError, match="expected"):
+            await letters.kinds(**wrong)

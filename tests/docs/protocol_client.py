@@ -395,8 +395,8 @@ class Definitions:
             )
         if row["type"] == "one of these texts":
             return value in re.findall(r"`([^`]+)`", row["range"])
-        if value == "unlimited":
-            return '"unlimited"' in row["type"]
+        if value in ("unlimited", "all"):
+            return f'"{value}"' in row["type"]
         return _has_type(row["type"], value) and _is_in_range(row["range"], value)
 
 

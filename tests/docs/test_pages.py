@@ -23,6 +23,8 @@ from tests.docs.pages import PAGES, ROOT, Block, blocks
 from tests.simulation.mutants import MUTANTS
 
 LIMIT_SECONDS = 60
+#: For all blocks of tests of a page.
+PAGE_LIMIT_SECONDS = 110
 #: On the first line of a block that is only to be compiled: "```python compile-only".
 COMPILE_ONLY = "compile-only"
 #: On that of a block of tests: "```python pytest".
@@ -45,18 +47,21 @@ def text_of(page: Path) -> str:
 # --- code -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("block", [each for each in blocks("python") if each.note == PYTEST], ids=name_of)
-def test_a_block_of_tests_passes(block: Block, tmp_path: Path) -> None:
-    (tmp_path / "test_block.py").write_text(block.code, encoding="utf-8")
+@pytest.mark.parametrize("page", [each for each in PAGES if f"```python {PYTEST}" in text_of(each)], ids=name_of)
+def test_blocks_of_tests_pass(page: Path, tmp_path: Path) -> None:
+    written = [block for block in blocks("python") if block.page == page and block.note == PYTEST]
+    for block in written:
+        (tmp_path / f"test_line_{block.line:04}.py").write_text(block.code, encoding="utf-8")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MARQ_", "PYTEST_"))}
     options = ["-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function", "-W", "error"]
 
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "marq.testing.plugin", *options, "test_block.py"],
-        cwd=tmp_path, env={**kept, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=LIMIT_SECONDS,
+        [sys.executable, "-m", "pytest", "-q", "-p", "marq.testing.plugin", *options, "."],
+        cwd=tmp_path, env={**kept, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=PAGE_LIMIT_SECONDS,
         check=False,
     )  # fmt: skip
 
+    assert written
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -80,12 +85,13 @@ def test_a_block_of_python_runs(block: Block, servers: str, names: Names, tmp_pa
 
 
 @pytest.mark.parametrize("block", blocks("toml"), ids=name_of)
-def test_a_block_of_toml_defines_queues(block: Block, tmp_path: Path) -> None:
+def test_a_block_of_toml_defines_queues_or_schedules(block: Block, tmp_path: Path) -> None:
     path = tmp_path / "queues.toml"
     path.write_text(block.code, encoding="utf-8")
 
     assert tomllib.loads(block.code)
-    assert load_queues(path).queues
+    read = load_queues(path)
+    assert read.queues or read.schedules
 
 
 @pytest.mark.parametrize("block", [*blocks("sh"), *blocks("json")], ids=name_of)
@@ -135,6 +141,17 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert target.is_relative_to(ROOT), link
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), link
+
+
+def test_each_page_is_found_from_the_readme() -> None:
+    readme, decisions = text_of(ROOT / "README.md"), text_of(ROOT / "docs" / "decisions" / "README.md")
+    index = readme.partition("## Documentation")[2]
+
+    for page in PAGES[1:]:
+        if page.parent.name == "decisions" and page.name != "README.md":
+            assert f"]({page.name})" in decisions, page.name
+        else:
+            assert f"]({page.relative_to(ROOT).as_posix()})" in index, page.name
 
 
 def test_each_test_and_mutant_that_a_page_names_exists() -> None:

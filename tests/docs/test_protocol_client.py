@@ -177,6 +177,7 @@ values = st.fixed_dictionaries(
         "topic": st.sampled_from(["orders", "no blanks", ""]),
         "handler": st.sampled_from(["module:function", "module"]),
         "concurrency": numbers,
+        "spread": numbers | st.sampled_from(["all", "unlimited"]),
         "a key of a later version": st.just(1),
     },
 )
@@ -208,6 +209,7 @@ def in_our_words(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **rest,
         "max_attempts": 4_294_967_295 if settings["max_attempts"] == "unlimited" else settings["max_attempts"],
+        "spread": None if settings["spread"] == "all" else settings["spread"],
         "lease_ms": max(round(settings["lease"] * 1000), 1),
         "delay_ms": round(settings["delay"] * 1000),
         "backoff": backoff_in_our_words(settings["backoff"]),

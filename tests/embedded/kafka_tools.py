@@ -10,7 +10,7 @@ import argparse
 import shlex
 from itertools import product
 
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.protocol.admin import CreateAclsRequest
 
@@ -41,6 +41,19 @@ def _parser(*flags: str) -> argparse.ArgumentParser:
 
 
 async def _topics(admin: AIOKafkaAdminClient, options: list[str]) -> None:
+    await (_add_partitions if "--alter" in options else _create_topic)(admin, options)
+
+
+async def _add_partitions(admin: AIOKafkaAdminClient, options: list[str]) -> None:
+    parser = _parser("--alter")
+    parser.add_argument("--topic", required=True)
+    parser.add_argument("--partitions", type=int, required=True)
+    found = parser.parse_args(options)
+    answer = await admin.create_partitions({found.topic: NewPartitions(found.partitions)})
+    assert [error[1] for error in answer.topic_errors] == [0], answer
+
+
+async def _create_topic(admin: AIOKafkaAdminClient, options: list[str]) -> None:
     parser = _parser("--create")
     parser.add_argument("--topic", required=True)
     parser.add_argument("--partitions", type=int, required=True)

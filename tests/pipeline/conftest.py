@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import shlex
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,16 +24,7 @@ LIMIT_SECONDS = 110
 #: As on the smallest machine that the pipeline is made for; processes of tests share one.
 SETTINGS = {"PYSPARK_SUBMIT_ARGS": "--master local[2] --driver-memory 1g pyspark-shell"}
 
-#: PySpark leaves the socket that brought a result to the collector.
-IGNORED_WARNING = "ignore:unclosed <socket.socket:ResourceWarning"
-
 Run = Callable[..., subprocess.CompletedProcess[str]]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings(IGNORED_WARNING))
 
 
 @pytest.fixture(scope="session")
@@ -59,9 +48,6 @@ def spark(needs_spark: None) -> Iterator[SparkSession]:
     started = session("tests")
     yield started
     started.stop()
-    # What PySpark left is collected here, where it is ignored, and not in a test of something else.
-    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
-        gc.collect()
 
 
 @pytest.fixture

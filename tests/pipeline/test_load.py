@@ -190,9 +190,13 @@ async def test_a_load_that_is_killed_and_forgets_how_far_it_was_sends_each_row_o
     path = tmp_path / "rows.csv"
     path.write_text("\n".join(["id,name", *rows]))
     words = f"{path} q --format csv --value name --name mine"
-    with started("load", f"{words} --rate 1000", settings, tmp_path):
-        await eventually(lambda: delivered(installation, "q"), lambda counts: len(counts) > 1_500, limit=START_SECONDS)
     position = data / "loads/mine/position"
+    with started("load", f"{words} --rate 1000", settings, tmp_path):
+        await eventually(
+            lambda: delivered(installation, "q"),
+            lambda counts: len(counts) > 1_500 and position.exists(),
+            limit=START_SECONDS,
+        )
     assert 0 < int(position.read_text()) < 6_000
 
     position.unlink()

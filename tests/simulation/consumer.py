@@ -16,6 +16,7 @@ from marq.core.copies import deliver_at_ms, origin
 from marq.core.markers import NOW, Acquire, Columns, Payload, Source, spans
 from marq.offsets import Committed, Search
 from marq.positions import Progress
+from marq.records import Records
 from proof import history
 from tests.simulation.actor import Actor
 from tests.simulation.group import Commit, Group
@@ -130,7 +131,17 @@ class Consumer(Actor):
         self.later(self.world.rng.randint(0, 5), self._begin, sources, search, generation, self.known)
 
     def _search(self, sources: list[Source]) -> Search:
-        return Search(self.world.names, self.group.kafka_name, self.serving, sources, dict(self.group.committed))
+        world, group = self.world, self.group
+        return Search(
+            world.names,
+            group.kafka_name,
+            self.serving,
+            sources,
+            dict(group.committed),
+            world.rosters,
+            room_bytes=world.metadata_room_bytes,
+            new_id=lambda: f"roster-{next(world.roster_numbers)}",
+        )
 
     def _begin(self, sources: list[Source], search: Search, generation: int, known: int) -> None:
         if self.stopping or generation != self.generation:
@@ -145,8 +156,11 @@ class Consumer(Actor):
                 return
             for group in self.world.groups:
                 if group is not self.group:
-                    search.consider(group.kafka_name, group.committed)
+                    search.consider(group.kafka_name, group.committed, self.world.rosters)
         for source, place in search.places().items():
+            if place.roster is not None:
+                self.world.rosters[place.roster.id] = place.roster
+                self.world.stats["rosters"] += 1
             reading = Reading(source, self.world.rng.getrandbits(64), generation)
             reading.again_from(place.start)
             self.readings[source] = reading
@@ -217,9 +231,12 @@ class Consumer(Actor):
         if world.hit(world.faults.late_read):
             end = rng.randint(reading.position, end)
         read = partition.read(reading.position, end, committed=self.group.committed_reads)
-        unmet = self.progress.unmet(self.serving, {reading.source: read} if read else {})
+        unmet = self.progress.unmet(self.serving, {reading.source: Records.of(read)} if read else {})
+        by_offset = {record.offset: record for record in read}
         own = {
-            queue: list(records) for source, some in unmet.items() for queue, records in self.serving.own(source, some)
+            queue: [by_offset[offset] for offset in records.offsets]
+            for source, some in unmet.items()
+            for queue, records in self.serving.own(source, some)
         }
         reading.taking = [record for records in own.values() for record in records]
         if own:

@@ -23,7 +23,7 @@ _CORE = "marq.core."
 _LEASES, _TRACKER, _CLOCK, _MARKS = _CORE + "leases", _CORE + "tracker", _CORE + "clock", _CORE + "marks"
 _FIRES = _CORE + "fires"
 _RESTORATION, _OPEN_MESSAGES = _CORE + "restoration", _CORE + "open_messages"
-_COPIES, _ROWS, _POSITIONS = _CORE + "copies", _CORE + "rows", "marq.positions"
+_COPIES, _ROWS, _POSITIONS, _ROSTERS = _CORE + "copies", _CORE + "rows", "marq.positions", "marq.rosters"
 
 CORE_MUTANTS = (
     # --- identity: topic, partition and offset of a record ------------------------------------------------------------
@@ -360,8 +360,8 @@ CORE_MUTANTS = (
         _POSITIONS,
         "lost not-drained",
         (
-            "return max(min((self.by_queue.get(queue, 0) for queue in queues), default=0), log_start)",
-            "return max(max((self.by_queue.get(queue, 0) for queue in queues), default=0), log_start)",
+            "return max(min((by_queue.get(queue, 0) for queue in queues), default=0), log_start)",
+            "return max(max((by_queue.get(queue, 0) for queue in queues), default=0), log_start)",
         ),
     ),
     mutant(
@@ -381,9 +381,58 @@ CORE_MUTANTS = (
         "records that a queue has had are handed out again",
         _POSITIONS,
         "delivered-twice",
-        ("return offset < self.by_queue.get(queue, 0)", "return False"),
+        (
+            "return offset < self._own.get(queue, 0) or (offset < self._reached and queue in self._members)",
+            "return False",
+        ),
         move_every_ms=400.0,
         late_settings=0.5,
+        commit_failed=0.3,
+        consumer_pause=0.03,
+    ),
+    mutant(
+        GROUPS,
+        "the queues of a roster stay where they were when it was written",
+        _ROSTERS,
+        "delivered-twice",
+        ("**{queue: max(position, offset) for queue, position in self.served.items()},", "**self.served,"),
+    ),
+    mutant(
+        GROUPS,
+        "a new roster forgets which queues are ahead",
+        _ROSTERS,
+        "delivered-twice",
+        ("position if (position := positions.get(queue, 0)) > start else 0 for", "0 for"),
+        move_every_ms=300.0,
+        late_settings=0.5,
+        consumer_crash=0.02,
+        commit_failed=0.3,
+        consumer_pause=0.03,
+    ),
+    mutant(
+        GROUPS,
+        "a roster will do for queues of which it knows nothing, or less",
+        _ROSTERS,
+        "delivered-twice",
+        ("elif queue in current.past or max(", "elif False and max("),
+        move_every_ms=300.0,
+        late_settings=0.5,
+        consumer_crash=0.02,
+        commit_failed=0.3,
+        consumer_pause=0.03,
+    ),
+    mutant(
+        GROUPS,
+        "a queue that has left moves on with the roster that it is in",
+        _ROSTERS,
+        "lost not-drained",
+        (
+            "if queue in current.served or current.past.get(queue) != position:",
+            "if current.past.get(queue, position) != position:",
+        ),
+        move_every_ms=300.0,
+        late_settings=0.5,
+        consumer_crash=0.02,
         commit_failed=0.3,
         consumer_pause=0.03,
     ),

@@ -11,6 +11,7 @@ from marq.core.copies import origin
 from marq.core.marker_codec import encode
 from marq.core.markers import (
     BACKOFF,
+    SEVERAL,
     Ack,
     Acquire,
     Reject,
@@ -164,7 +165,10 @@ class Outcomes:
     def _flush(self) -> None:
         groups: dict[tuple[Any, ...], dict[int, Outcome]] = {}
         for outcome in self.unwritten:
-            groups.setdefault(outcome.shared, {})[outcome.offset] = outcome
+            shared = outcome.shared
+            if shared[0] is Ack and self._world.acks_of_several:
+                shared = (*shared[:3], SEVERAL)
+            groups.setdefault(shared, {})[outcome.offset] = outcome
         self.unwritten = []
         for shared, members in groups.items():
             self._flush_group(shared, [members[offset] for offset in sorted(members)])

@@ -23,7 +23,7 @@ from tests.simulation.world import Plan, World, inspect, simulate
 pytestmark = pytest.mark.timeout(900)
 
 #: Seeds in `make test`; `make simulate SEEDS=` runs any number.
-SEEDS = 2_000
+SEEDS = 1_200
 #: How many seeds a mutant may survive in `make test`; `make mutants` allows more.
 MUTANT_SEEDS = 300
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,6 +8,7 @@ judges; what nobody can see from outside is judged where it happens (oracle.py).
 from __future__ import annotations
 
 import heapq
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from marq.core import leases, tracker
 from marq.core.marker_codec import encode
 from marq.core.markers import Batch, Source
 from marq.core.names import Names, markers_partition
+from marq.rosters import MAX_METADATA_BYTES, Roster
 from proof import history
 from proof.checker import check
 from proof.findings import Finding, Report
@@ -99,6 +101,12 @@ class World:
         self._delay_lots = random.Random(f"delay {seed}")
         #: How many records are to be delivered later by a header.
         self.deliver_at_share = self._delay_lots.choice([0.0, 0.0, 0.1, 0.5])
+        #: Rosters of groups, and how much room their commits have for names without one.
+        self.rosters: dict[str, Roster] = {}
+        self.roster_numbers = itertools.count()
+        self.metadata_room_bytes = random.Random(f"room {seed}").choice([1, 60, 100, MAX_METADATA_BYTES])
+        #: Whether acks of several queues go into one batch.
+        self.acks_of_several = random.Random(f"acks {seed}").random() < 0.5
         self._set_limits()
         self._make_topics()
         self._make_queues()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
 
 from broker import EmbeddedBroker
 from tests.worker.harness import Worker
@@ -22,6 +23,14 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
             tail = "\n".join(worker.log().splitlines()[-LOG_LINES:])
             report.sections.append((f"end of {worker.log_file}", tail))
     return report
+
+
+@pytest.fixture
+async def admin(servers: str) -> AsyncIterator[AIOKafkaAdminClient]:
+    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
+    await admin.start()
+    yield admin
+    await admin.close()
 
 
 @pytest.fixture

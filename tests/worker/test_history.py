@@ -78,7 +78,7 @@ class Observed:
 
     def _say(self, op: str, message: marq.Message, **fields: object) -> None:
         record = message._record
-        content = history.content(QUEUE, record.key, record.value, record.headers)
+        content = history.content(QUEUE, record.key, message.value, record.headers)
         holder = history.holder_name(message._lease.holder)
         self._told.add("consumer", "ok", op, holder=holder, content=content, **fields)
 

@@ -21,14 +21,6 @@ LEASE = 1.0
 
 
 @pytest.fixture
-async def admin(servers: str) -> AsyncIterator[AIOKafkaAdminClient]:
-    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
-    await admin.start()
-    yield admin
-    await admin.close()
-
-
-@pytest.fixture
 async def topic(admin: AIOKafkaAdminClient, names: Names) -> str:
     await admin.create_topics([NewTopic(f"{names.prefix}-orders", 3, 1)])
     return f"{names.prefix}-orders"

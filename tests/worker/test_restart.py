@@ -161,7 +161,8 @@ async def test_what_an_aborted_transaction_wrote_to_the_changelog_is_not_recover
 
     assert await came_back(marq, "kept", still_open) == ids(still_open)
     assert await marq.copies_of(never) == []
-    assert await successor.queue("never") == {}
+    figures = await successor.queue("never")
+    assert (figures.get("acquired", 0), figures.get("in_flight", 0)) == (0, 0)
 
 
 async def test_a_worker_stops_within_ten_seconds_with_work_under_way(worker: Worker, marq: Installation) -> None:
@@ -209,6 +210,17 @@ async def test_a_worker_that_is_stopped_in_the_middle_of_a_transaction_ends_clea
         assert returned == ids(still_open)
         assert len(await marq.copies("cut short")) == len(still_open)
         assert successor.exit_code is None
+
+
+async def test_a_worker_whose_broker_ended_before_it_ends_too(
+    own_broker: EmbeddedBroker, new_worker_of_own: Make
+) -> None:
+    worker = await new_worker_of_own().start().ready()
+    own_broker.stop()
+
+    await worker.stop(limit=12)
+
+    assert "Exception in thread" not in worker.log()
 
 
 async def test_a_worker_without_a_broker_says_so_and_ends(tmp_path: Path) -> None:

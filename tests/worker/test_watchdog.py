@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -97,8 +98,13 @@ async def test_a_worker_that_stands_still_ends_itself_and_says_what_stood_still(
     await stuck.starts_and_stands_still(standstill.fold)
     await asyncio.gather(write_markers(broker, deaf), write_markers(broker, stuck))
 
+    reasons = [asyncio.create_task(why_not(victim.worker, "/healthz")) for victim in (deaf, stuck)]
     words = await asyncio.gather(*(victim.last_words() for victim in (blocked, deaf, stuck)))
 
+    # A supervisor could have known for half of that time.
+    for subject, found in await asyncio.gather(*reasons):
+        assert subject.startswith("markers partition ")
+        assert found.startswith("makes no progress, although it has work")
     assert f"watchdog: the event loop has had no turn, for {WATCHDOG_SECONDS} s" in words[0]
     assert "most recent call first" in blocked.worker.log(), "where each thread stood"
     # A consumer may bring what it had fetched before, and so its own TICK is what is missing.
@@ -160,12 +166,16 @@ async def test_a_worker_whose_broker_hangs_and_one_that_was_stopped_itself_go_on
             await marq_.applied(await marq_.acquire(sent[1], lease=3))
 
             broker.pause()
+            # Which a restart would not mend.
+            assert await why_not(worker, "/readyz") == ("broker", "does not answer")
+            assert (await worker.page("/healthz"))[0] == 200
             # Something is due meanwhile, and the witness finds more than once that nobody could do it.
             await eventually(
                 lambda: times(worker, "the watchdog waits: "), lambda count: count >= 2, limit=LIMIT_SECONDS
             )
             broker.resume()
             await patiently(lambda: marq_.copies_of(sent[1]))
+            await patiently(lambda: worker.page("/readyz"), lambda found: found[0] == 200)
             worker.pause()
             last = await marq_.send("waits")
             await marq_.acquire(last, lease=12)
@@ -175,6 +185,13 @@ async def test_a_worker_whose_broker_hangs_and_one_that_was_stopped_itself_go_on
             await patiently(lambda: marq_.copies_of(last))
 
         assert worker.exit_code is None, worker.log()
+
+
+async def why_not(worker: Worker, path: str) -> tuple[str, str]:
+    """Wait until a page says that the worker is not live, or not ready; return the first reason."""
+    _, text = await patiently(lambda: worker.page(path), lambda found: found[0] == 503)
+    first = json.loads(text)["reasons"][0]
+    return first["subject"], first["found"]
 
 
 async def times(worker: Worker, text: str) -> int:

@@ -86,3 +86,19 @@ def test_a_group_can_be_told_to_its_process() -> None:
     group = HandlerGroup("slow", {"emails": HandledQueue("mail:send", 3), "orders": HandledQueue("m:o", 1, "topic")})
 
     assert HandlerGroup.read(json.loads(json.dumps(group.document()))) == group
+
+
+def test_a_group_reads_the_partitions_of_its_queues_and_a_move_makes_another_group_of_it() -> None:
+    definitions = defined(
+        file__emails=SEND,
+        file__reports=SEND,
+        placement__emails={"sends": [3], "reads": [1, 3]},
+        placement__reports={"sends": [2], "reads": [2]},
+    )
+
+    [group] = handler_groups(definitions, {}).values()
+
+    assert group.serving("messages", group.queues).reads == {"messages": (1, 2, 3)}
+    assert HandlerGroup.read(json.loads(json.dumps(group.document()))) == group
+    definitions.fold(b"placement:emails", {"sends": [3], "reads": [3]})
+    assert handler_groups(definitions, {})["handlers"] != group

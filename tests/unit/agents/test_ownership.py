@@ -11,16 +11,18 @@ from typing import Any
 import pytest
 from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError, NotEnoughReplicasError, UnknownError
+from aiokafka.producer.message_accumulator import BatchBuilder
 
 from agents.fetched import Fetched
 from agents.ownership import MAX_INBOX_BATCHES, Ownership
 from agents.surroundings import Surroundings
+from agents.writing import Due
 from marq.core.fires import Destination, Fire
 from marq.core.marker_codec import encode
 from marq.core.markers import Acquire, Cause, Columns, Payload, Source
 from marq.core.names import Names
 from marq.core.queue import QueueSettings
-from marq.core.rows import Lease
+from marq.core.rows import Lease, encode_lease, encode_row, row_key
 from marq.core.schedules import ScheduleLayers
 from tables.leases import LeaseTable
 
@@ -208,40 +210,89 @@ class RefusingProducer:
         self._sent.append(topic)
         return answer
 
+    def create_batch(self) -> BatchBuilder:
+        return BatchBuilder(1 << 20, 0, is_transactional=True)
+
+    async def send_batch(self, batch: BatchBuilder, topic: str, *, partition: int) -> asyncio.Future[object]:
+        return await self.send(topic, partition=partition)
+
     async def commit_transaction(self) -> None:
         self.committed += self._sent
 
 
-def firing(monkeypatch: pytest.MonkeyPatch, producer: RefusingProducer) -> tuple[Ownership, list[Fire]]:
+def firing(producer: RefusingProducer) -> tuple[Ownership, list[Due]]:
     owner = Ownership(0, surroundings(), state="owner")
     owner._writing.producer = producer  # type: ignore[assignment]
-    monkeypatch.setattr(owner._writing, "payload", lambda tracker, fire: Payload(0, 1, b"customer", [], b"value"))
+    return owner, [(fire(5), Payload(0, 1, b"customer", [], b"value"))]
+
+
+def fire(offset: int) -> Fire:
     lease = Lease("orders", 1, 1, 0, 0)
-    return owner, [Fire(Source("theirs", 2), 5, lease, Destination.QUEUE, 2, Cause.EXPIRED)]
+    return Fire(Source("theirs", 2), offset, lease, Destination.QUEUE, 2, Cause.EXPIRED)
 
 
 @pytest.mark.parametrize("error", [UnknownError(), NotEnoughReplicasError(), TimeoutError()])
-async def test_a_topic_of_somebody_elses_that_refuses_a_copy_is_not_tried_again_for_a_while(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+async def test_a_topic_of_somebody_elses_that_refuses_a_copy_is_not_tried_again_for_a_while(error: Exception) -> None:
     """Else its copies would be tried for ever, and nothing of the partition's other queues would come."""
     producer = RefusingProducer(later=error)
-    owner, fires = firing(monkeypatch, producer)
+    owner, due = firing(producer)
 
     with pytest.raises((KafkaError, TimeoutError)):
-        await owner._fire(fires)
-    await owner._fire(fires)
+        await owner._fire(due)
+    await owner._fire(due)
 
     assert producer.committed == ["t.messages", "t.markers"]
 
 
-async def test_a_copy_whose_partition_is_gone_goes_to_the_shared_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_copy_whose_partition_is_gone_goes_to_the_shared_topic() -> None:
     producer = RefusingProducer(at_once=AssertionError("Unrecognized partition"))
-    owner, fires = firing(monkeypatch, producer)
+    owner, due = firing(producer)
 
-    await owner._fire(fires)
+    await owner._fire(due)
 
     assert producer.committed == ["t.messages", "t.markers"]
+
+
+@pytest.mark.parametrize(
+    ("value_bytes", "shares"),
+    [(200, [2_000, 500]), (100_000, [250] * 10)],
+    ids=["as many as a transaction may have", "as many bytes"],
+)
+def test_what_is_due_is_shared_out_to_transactions(
+    monkeypatch: pytest.MonkeyPatch, value_bytes: int, shares: list[int]
+) -> None:
+    """Else those of large messages would take gigabytes."""
+    owner = Ownership(0, surroundings(), state="owner")
+    payload = Payload(0, 1, None, [], b"x" * value_bytes)
+    monkeypatch.setattr(owner._writing, "payloads", lambda tracker, fires: [payload] * len(fires))
+    fires = [fire(offset) for offset in range(2_500)]
+
+    found = list(owner._shares(fires))
+
+    assert [len(share) for share in found] == shares
+    assert [each for share in found for each, _ in share] == fires
+
+
+def test_payloads_are_taken_from_what_is_not_written_and_else_from_the_table_in_one_look() -> None:
+    asked: list[list[bytes]] = []
+    stored = {row_key(Source("theirs", 2), offset): row(offset) for offset in (5, 7)}
+
+    class Table:
+        def get(self, partition: int, keys: list[bytes]) -> list[bytes | None]:
+            asked.append(keys)
+            return [stored.get(key) for key in keys]
+
+    owner = Ownership(0, surroundings(table=Table()), state="owner")
+    owner._writing.pending = {row_key(Source("theirs", 2), 6): row(6)}
+
+    found = owner._writing.payloads(owner.tracker, [fire(5), fire(6), fire(7)])
+
+    assert [payload.value for payload in found] == [b"5", b"6", b"7"]
+    assert len(asked) == 1
+
+
+def row(offset: int) -> bytes:
+    return encode_row(encode_lease(Lease("orders", 1, 1, 0, 0)), Payload(0, 1, None, [], b"%d" % offset))
 
 
 async def test_a_schedule_that_is_defined_while_the_owner_is_at_work_is_planned_at_once(
@@ -274,3 +325,19 @@ async def test_a_schedule_that_is_defined_while_the_owner_is_at_work_is_planned_
 
     [delay] = written
     assert (type(delay).__name__, delay.queue) == ("Delay", "reports")
+
+
+async def test_nothing_is_sent_by_placements_that_are_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def heard() -> None:
+        raise TimeoutError("the definitions could not be read")
+
+    async def write(self: Ownership, **_: Any) -> None:
+        raise AssertionError("it was written")
+
+    monkeypatch.setattr(Ownership, "_write", write)
+    owner = Ownership(0, surroundings(heard=heard), state="owner")
+
+    with pytest.raises(TimeoutError, match="could not be read"):
+        await owner._fire([])
+    with pytest.raises(TimeoutError, match="could not be read"):
+        await owner._fire_apart([(None, None)])  # type: ignore[list-item]

@@ -10,6 +10,7 @@ import pytest
 from aiokafka.errors import KafkaConnectionError, MessageSizeTooLargeError
 
 from agents.ownership import Ownership
+from marq.core.handling_times import HandlingTimes
 from marq.core.queue import QueueSettings
 from marq.core.schedules import ScheduleLayers
 from tables.leases import LocalTableError
@@ -20,6 +21,7 @@ def owner() -> Ownership:
     table = SimpleNamespace(replayed=Counter())
     around: Any = SimpleNamespace(
         table=table,
+        handling=HandlingTimes(),
         settings=lambda _: QueueSettings(),
         flush_seconds=1.0,
         owned=lambda: 1,

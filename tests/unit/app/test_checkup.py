@@ -16,6 +16,7 @@ from app.checkup.members import Member, Page, judge_members, judge_pages
 from app.checkup.rights import UNKNOWN, Allowed, Use, missing, operations
 from app.checkup.topics import judge_missing, judge_topics
 from app.identity import Identity
+from config.settings import AppSettings, Role
 from marq.core.definitions import Definitions
 from marq.core.names import Names
 from marq.core.topic_rules import TopicFacts
@@ -25,6 +26,10 @@ from marq.topics import planned
 NAMES = Names("shop")
 CLIENT = ClientSettings.read("kafka:9092", {"prefix": "shop"}, environment={})
 ALL = dict.fromkeys(APIS, (0, 20))
+
+
+def worker_settings(*roles: str, census: bool = True) -> AppSettings:
+    return AppSettings(roles=frozenset(map(Role, roles)), census=census)
 
 
 def levels(findings: list[Finding]) -> list[Level]:
@@ -106,21 +111,21 @@ def test_topics_as_they_should_be() -> None:
 def test_one_copy_on_several_brokers_is_a_warning_for_each_topic() -> None:
     found = judge_topics(CLIENT, topics(copies=1), 3, changelog=True)
 
-    assert levels(found) == [Level.WARNING] * 6
+    assert levels(found) == [Level.WARNING] * 7
     assert {finding.expected for finding in found} == {"3 copies"}
 
 
 def test_three_copies_of_which_one_is_enough_to_confirm() -> None:
     found = judge_topics(CLIENT, topics(copies=3, **{"min.insync.replicas": "1"}), 3, changelog=True)
 
-    assert levels(found) == [Level.WARNING] * 6
+    assert levels(found) == [Level.WARNING] * 7
     assert found[0].commands[0].endswith("--add-config min.insync.replicas=2")
 
 
 def test_more_copies_to_confirm_than_there_are() -> None:
     found = judge_topics(CLIENT, topics(copies=2, **{"min.insync.replicas": "3"}), 3, changelog=True)
 
-    assert levels(found) == [Level.PROBLEM] * 6
+    assert levels(found) == [Level.PROBLEM] * 7
     assert "nothing can be written" in found[0].found
     assert found[0].commands[0].endswith("--add-config min.insync.replicas=1")
 
@@ -186,18 +191,30 @@ def test_no_tracker_is_a_problem_once_there_are_topics(begun: bool, level: Level
 
 
 def partition(**figures: Any) -> Mapping[str, Any]:
-    return {"partition": 3, "alarm": "", "clock_jump_ms": 0, **figures}
+    return {"partition": 3, "state": "owner", "alarm": "", "clock_jump_ms": 0, "lag": 0, "applied_offset": 7, **figures}
 
 
 def test_pages_without_alarms_say_nothing() -> None:
-    assert judge_pages([Page("http://a", [partition(), partition()])]) == []
+    assert judge_pages([Page("http://a", [partition(), partition()])], ()) == []
 
 
 def test_an_alarm_is_a_problem_and_a_jump_of_the_clock_a_warning() -> None:
-    alarm, jump = judge_pages([Page("http://a", [partition(alarm="gone", clock_jump_ms=7_000)])])
+    alarm, jump = judge_pages([Page("http://a", [partition(alarm="gone", clock_jump_ms=7_000)])], ())
 
     assert (alarm.level, alarm.subject, alarm.found) == (Level.PROBLEM, "markers partition 3", "stands still: gone")
     assert (jump.level, jump.found) == (Level.WARNING, "the broker's clock jumped by 7 s, says http://a")
+
+
+def test_partitions_without_an_owner_are_named() -> None:
+    recovering = [Page("http://a", [partition(state="recovering")])]
+    [found] = judge_pages(recovering, ())
+    assert (found.level, found.subject) == (Level.WARNING, "markers partition 3")
+    assert found.found == "it is recovering at http://a, so that no lease ends there"
+
+    [_, missing] = judge_pages([*recovering, Page("http://b", [])], (), 5)
+    assert (missing.level, missing.found) == (Level.WARNING, "nobody owns 0, 1, 2, 4")
+    # Whoever does not answer may own them.
+    assert not [each for each in judge_pages([Page("http://a")], (), 5) if "owns" in each.found]
 
 
 # --- clock ------------------------------------------------------------------------------------------------------------
@@ -263,11 +280,38 @@ def test_what_a_worker_uses_follows_from_the_definitions_and_its_roles() -> None
     definitions.fold(b"file:emails", {"handler": "a:b", "topic": "mail"})
     definitions.fold(b"file:orders", {"topic": "orders"})
 
-    both = Use.of(definitions, NAMES, {"tracker", "handlers"})  # type: ignore[arg-type]
-    tracker = Use.of(definitions, NAMES, {"tracker"})  # type: ignore[arg-type]
+    both = Use.of(definitions, NAMES, worker_settings("tracker", "handlers"))
+    tracker = Use.of(definitions, NAMES, worker_settings("tracker"))
 
-    assert both == Use(["mail", "orders"], True, True, ["mail"], [NAMES.named_group("handlers")])
-    assert tracker == Use(["mail", "orders"], True, False, [], [])
+    group = NAMES.named_group("handlers")
+    assert both == Use(["mail", "orders"], handlers=True, handled_topics=["mail"], handled_groups=[group])
+    assert tracker == Use(["mail", "orders"], handled_topics=[], handled_groups=[])
+
+
+def test_a_tracker_that_places_queues_has_to_see_how_far_groups_have_read() -> None:
+    definitions = Definitions()
+    definitions.fold(b"file:emails", {"spread": 2})
+    denied = Allowed(topics={NAMES.messages: frozenset({"Write", "Describe", "DescribeConfigs"})})
+
+    tracker = Use.of(definitions, NAMES, worker_settings("tracker", census=False))
+    handlers = Use.of(definitions, NAMES, worker_settings("handlers", census=False))
+
+    lacking = missing(CLIENT, "worker", tracker, denied)
+    assert [(right.name, right.operation) for right in lacking] == [(NAMES.messages, "Read")]
+    assert missing(CLIENT, "worker", handlers, denied) == []
+
+
+def test_a_tracker_that_counts_what_waits_has_to_read_messages() -> None:
+    definitions = Definitions()
+    definitions.fold(b"file:orders", {"topic": "orders"})
+    denied = Allowed({"orders": frozenset({"Write", "Describe", "DescribeConfigs"})}, {NAMES.census: frozenset()})
+
+    counts = Use.of(definitions, NAMES, worker_settings("tracker"))
+    counts_not = Use.of(definitions, NAMES, worker_settings("tracker", census=False))
+
+    lacking = missing(CLIENT, "worker", counts, denied)
+    assert [(right.name, right.operation) for right in lacking] == [("orders", "Read"), (NAMES.census, "Read")]
+    assert missing(CLIENT, "worker", counts_not, denied) == []
 
 
 # --- machine ----------------------------------------------------------------------------------------------------------
@@ -285,7 +329,14 @@ def test_what_a_worker_uses_follows_from_the_definitions_and_its_roles() -> None
     ],
 )
 def test_a_port_is_judged_by_who_has_it(error: int, workers: list[str] | None, level: Level) -> None:
-    assert judge_port(Port("127.0.0.1", 6066, error), workers).level is level
+    assert judge_port(Port("127.0.0.1", 6066, error), "127.0.0.1", workers).level is level
+
+
+def test_a_port_on_all_addresses_is_that_of_the_worker_that_others_reach_by_a_name() -> None:
+    port = Port("0.0.0.0", 6066, errno.EADDRINUSE)
+
+    assert judge_port(port, "worker-0.example", ["http://worker-0.example:6066/"]).level is Level.OK
+    assert judge_port(port, "worker-1.example", ["http://worker-0.example:6066/"]).level is Level.WARNING
 
 
 def test_packages_are_compared_with_those_that_were_tested() -> None:

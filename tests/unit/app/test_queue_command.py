@@ -100,6 +100,8 @@ def test_settings_are_shown_with_where_they_come_from() -> None:
         "delivery": "default",
         "errors": "default",
         "breaker": "default",
+        "spread": "default",
+        "paused": "default",
     }
     assert lines(shown)[0] == "queue emails: group background (marq.group.background)"
     assert lines(shown)[1].split() == ["lease", "20", "[defaults]", "of", "queues.toml"]
@@ -110,3 +112,20 @@ def test_a_queue_that_nobody_defined_is_shown_as_such() -> None:
 
     assert shown["defined"] is False
     assert lines(shown)[0] == "queue emails: a group of its own (marq.queue.emails); nobody has defined it"
+
+
+def test_a_queue_on_few_partitions_is_shown_with_where_it_is_sent_and_read() -> None:
+    definitions = Definitions()
+    definitions.fold(b"placement:emails", {"sends": [3, 7], "reads": None})
+    moving = described("emails", definitions, Names())
+    definitions.fold(b"placement:emails", {"sends": [3, 7], "reads": [3, 7]})
+    moved = described("emails", definitions, Names())
+
+    assert lines(moving)[1] == "  messages are sent to partitions 3, 7; still read in all"
+    assert lines(moved)[1] == "  messages are sent to partitions 3, 7"
+    assert moved["partitions"] == {"sent_to": (3, 7), "read": (3, 7)}
+
+
+def test_a_spread_is_a_number_or_all() -> None:
+    assert read_changes(["spread=2"], []) == {"spread": 2}
+    assert read_changes(["spread=all"], []) == {"spread": "all"}

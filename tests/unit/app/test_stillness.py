@@ -55,6 +55,17 @@ def test_what_is_there_and_is_not_read_is_ended_for_after_the_limit() -> None:
     assert worker.asked == [False, True]
 
 
+def test_what_a_witness_found_work_for_is_suspected_before_it_is_ended_for() -> None:
+    worker = Watched()
+
+    worker.lives(LIMIT_S / 2 - 1, WAITS)
+    assert worker.stillness.suspects == frozenset()
+    worker.lives(2, WAITS)
+    assert worker.stillness.suspects == {PARTITION}
+    worker.lives(1, Standing((8,), 8))
+    assert worker.stillness.suspects == frozenset()
+
+
 def test_what_is_owed_is_said() -> None:
     owed = Standing((7,), 7, "its own TICK has not come back")
 

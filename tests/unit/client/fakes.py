@@ -10,9 +10,11 @@ from typing import Any
 from marq.core.errors import BrokerUnavailable
 from marq.core.marker_codec import decode
 from marq.core.markers import Batch, Source
-from marq.flow import Flow, FlowSettings
+from marq.flow import Flow
+from marq.flow_settings import FlowSettings
 from marq.message import Message
 from marq.reader import NotCommitted
+from marq.records import Records
 from marq.serving import serving
 from marq.shelf import Shelf
 from marq.starts import MarkedStart
@@ -76,19 +78,19 @@ class FakeReader:
         self.log.setdefault(source, []).extend(records)
         self._more.set()
 
-    async def fetch(self, max_records: int) -> Mapping[Source, Sequence[FakeRecord]]:
+    async def fetch(self, max_records: int) -> Mapping[Source, Records]:
         self.fetched.append(max_records)
         while not (found := self._next(max_records)):
             self._more.clear()
             await self._more.wait()
         return found
 
-    def _next(self, left: int) -> dict[Source, list[FakeRecord]]:
-        found: dict[Source, list[FakeRecord]] = {}
+    def _next(self, left: int) -> dict[Source, Records]:
+        found: dict[Source, Records] = {}
         for source, log in self.log.items():
             records = [record for record in log if record.offset >= self.positions.get(source, 0)][:left]
             if records:
-                found[source] = records
+                found[source] = Records.of(records)
                 self.positions[source] = records[-1].offset + 1
                 left -= len(records)
         return found

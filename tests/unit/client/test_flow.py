@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+
+import pytest
 
 from marq.core.errors import ConfigError
 from marq.core.marker_codec import encode
-from marq.core.markers import Ack, Acquire, Release, Source
+from marq.core.markers import SEVERAL, Ack, Acquire, Release, Source
 from marq.core.names import markers_partition
 from tests.unit.client.fakes import FakeRecord, Rig, spin
 
@@ -140,23 +143,120 @@ async def test_a_rebalance_waits_for_the_cycle_in_progress(make_rig) -> None:
     assert [message.offset for message in await taking] == [0]
 
 
-async def test_a_cycle_in_progress_ends_before_the_stop(make_rig) -> None:
-    rig = make_rig()
-    rig.acquirer.gate.clear()
-    rig.shelf.standing = 10
-    rig.reader.add(P0, *records(0))
-    rig.flow.demand()
-    await spin()
-    rig.reader.add(P0, *records(1))
-    await spin()
+async def test_cycles_in_progress_end_before_the_stop(make_rig) -> None:
+    rig = await with_cycles(make_rig, 3)
 
     stopping = asyncio.create_task(rig.flow.stop_reading(5))
     await spin()
     rig.acquirer.gate.set()
     await stopping
 
-    assert rig.reader.committed == {P0: 1}
-    assert rig.flow.give_back() == 1
+    assert rig.reader.committed == {P0: 2}
+    assert rig.flow.give_back() == 2
+
+
+async def with_cycles(make_rig, fetches: int) -> Rig:
+    """A flow that has read a record by each of some fetches, and writes ACQUIREs for the first two."""
+    rig = make_rig()
+    rig.acquirer.gate.clear()
+    rig.shelf.standing = 10
+    for offset in range(fetches):
+        rig.reader.add(P0, *records(offset))
+        rig.flow.demand()
+        await spin()
+    return rig
+
+
+async def test_acquires_are_written_while_the_cycle_before_commits_and_are_committed_after_it(make_rig) -> None:
+    committing, commits = asyncio.Event(), list[dict[Source, int]]()
+    rig = make_rig()
+    commit = rig.reader.commit
+
+    async def slowly(offsets: Mapping[Source, int]) -> None:
+        await committing.wait()
+        commits.append(dict(offsets))
+        await commit(offsets)
+
+    rig.reader.commit = slowly
+    rig.shelf.standing = 10
+    for offset in range(3):
+        rig.reader.add(P0, *records(offset))
+        rig.flow.demand()
+        await spin()
+
+    assert [list(each.offsets) for each in rig.acquirer.of(Acquire)] == [[0], [1]]
+    assert rig.flow.held == 0
+    committing.set()
+
+    assert [message.offset for message in await rig.take(3)] == [0, 1, 2]
+    assert commits == [{P0: 1}, {P0: 2}, {P0: 3}]
+    assert [each.from_offset for each in rig.acquirer.of(Acquire)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("source", [P0, P1])
+async def test_when_a_cycle_is_not_committed_nothing_of_the_next_one_is_handed_out(make_rig, source) -> None:
+    rig = make_rig()
+    rig.acquirer.gate.clear()
+    rig.reader.refuse_commits = 1
+    rig.shelf.standing = 10
+    rig.reader.add(P0, *records(0, 1))
+    rig.flow.demand()
+    await spin()
+    rig.reader.add(source, *records(2, 3))
+    await spin()
+    held = list[int]()
+    rig.reader.during_commit = lambda: held.append(rig.flow.held)
+
+    rig.acquirer.gate.set()
+    messages = await rig.take(4)
+
+    # The first commit was refused, and the next one is that of the same records, read again.
+    assert held[:2] == [0, 0]
+    assert sorted((message.partition, message.offset) for message in messages) == sorted(
+        [(0, 0), (0, 1), (source.partition, 2), (source.partition, 3)]
+    )
+    again = [each.from_offset for each in rig.acquirer.of(Acquire) if each.source == P0]
+    assert again.count(0) == 2
+    assert rig.reader.committed == {P0: 2, source: 4}
+
+
+async def test_a_cycle_of_a_former_assignment_that_ends_late_takes_nothing_of_the_new_one_with_it(
+    make_rig, monkeypatch
+) -> None:
+    monkeypatch.setattr("marq.flow.REVOKE_LIMIT_S", 0.01)
+    rig = make_rig()
+    rig.acquirer.gate.clear()
+    rig.shelf.standing = 10
+    rig.reader.add(P0, *records(0))
+    rig.flow.demand()
+    await spin()
+    await rig.flow.revoked()
+    # Somebody else has the first partition now.
+    rig.flow.assigned()
+    rig.reader.add(P1, *records(0, 1))
+    await spin()
+    # The fetch that was under way was for the former assignment.
+    rig.reader.rewind({P1: 0})
+    await spin()
+
+    rig.acquirer.gate.set()
+
+    assert [(message.partition, message.offset) for message in await rig.take(2)] == [(1, 0), (1, 1)]
+    assert rig.reader.committed == {P1: 2}
+
+
+async def test_a_rebalance_waits_for_all_cycles_and_lets_no_other_one_start(make_rig) -> None:
+    rig = await with_cycles(make_rig, 3)
+
+    revoking = asyncio.create_task(rig.flow.revoked())
+    await spin()
+    assert not revoking.done()
+    rig.acquirer.gate.set()
+    await asyncio.wait_for(revoking, 5)
+
+    # The third was fetched and is in no cycle: the next owner reads it.
+    assert rig.reader.committed == {P0: 2}
+    assert len(rig.acquirer.of(Acquire)) == 2
 
 
 async def test_records_of_other_queues_are_committed_and_not_acquired(make_rig) -> None:
@@ -180,6 +280,20 @@ async def test_one_flow_serves_several_queues_with_one_read(make_rig) -> None:
     assert [message.offset for message in b] == [1]
     acquired = [(each.queue, offset) for each in rig.acquirer.of(Acquire) for offset in each.offsets]
     assert sorted(acquired) == [("a", 0), ("a", 2), ("b", 1)]
+
+
+async def test_acks_of_several_queues_are_one_batch_and_late_ones_say_whose_they_are(make_rig) -> None:
+    rig = make_rig(["a", "b", "c"])
+    rig.reader.add(P0, FakeRecord(0, b"a"), FakeRecord(1, b"b"), FakeRecord(2, b"a"), FakeRecord(3, b"c"))
+    taken = [*await rig.take(2, "a"), *await rig.take(1, "b"), *await rig.take(1, "c")]
+    taken[-1]._lease.expires_s = rig.clock()
+
+    for message in reversed(taken):
+        message._lease.ack(message.offset)
+    await rig.flow.outbox.settled(wait=True)
+
+    acks = {each.queue: list(each.offsets) for each in rig.settler.of(Ack)}
+    assert acks == {SEVERAL: [0, 1, 2], "c": [3]}
 
 
 async def test_many_records_of_other_queues_cost_one_cycle(make_rig) -> None:
@@ -352,7 +466,7 @@ async def test_what_a_slow_handler_hoards_is_given_back_uncounted_after_a_lease(
     (release,) = rig.settler.of(Release)
     assert list(release.offsets) == [4, 5, 6, 7, 8, 9]
     assert (release.counted, set(release.delays_ms)) == (False, {30_000})
-    assert [message.offset for message in rig.shelf.ready] == [0, 1, 2, 3]
+    assert [message.offset for message in rig.shelf.ready.all()] == [0, 1, 2, 3]
 
 
 async def test_an_acquire_that_took_longer_than_the_lease_hands_nothing_out(make_rig) -> None:

@@ -390,7 +390,7 @@ async def test_a_message_whose_own_lease_is_the_shorter_one_is_lost_with_that(ma
     rig, crew = await working(make_rig, handler, messages=1)
     (message,) = [each for each in crew._current if each is not None]
     # Its own RENEW came after the shared one.
-    message._lease.own_expiry_s[0] = rig.clock() + 5
+    message._lease.renewed_until(0, rig.clock() + 5)
 
     rig.flow.renewal._lose_expired(rig.clock() + 5)
     await spin()

@@ -11,6 +11,7 @@ from marq.core.errors import ConfigError, LeaseLost
 from marq.core.markers import BACKOFF, Ack, Release, Renew, Source
 from marq.core.markers import Reject as RejectBatch
 from marq.lease import Lease
+from marq.records import Records
 from tests.unit.client.fakes import FakeRecord, spin
 
 P0 = Source("t", 0)
@@ -297,9 +298,10 @@ async def test_an_undecodable_value_that_nobody_handles_names_its_message(make_r
 async def test_the_key_is_the_senders_also_where_the_queue_took_its_place(
     make_rig, own_topic, key, headers, expected
 ) -> None:
-    lease = Lease(make_rig(started=False).flow.outbox, "q", P0, 1, [0], 0.0, 30.0, own_topic=own_topic)
+    records = Records.of([FakeRecord(0, key=key, headers=headers)])
+    lease = Lease(make_rig(started=False).flow.outbox, "q", P0, 1, records, 0.0, 30.0, own_topic=own_topic)
 
-    message = marq.Message(FakeRecord(0, key=key, headers=headers), lease)
+    message = marq.Message(lease, 0, b"v")
 
     assert message.key == expected
 

@@ -41,6 +41,9 @@ class ListLog:
     async def stop(self) -> None:
         pass
 
+    async def end(self) -> int:
+        return len(self.entries)
+
     async def read(self) -> tuple[list[Entry], int]:
         if self.errors:
             raise self.errors.pop()
@@ -52,10 +55,10 @@ class ListLog:
         found, self._read = self.entries[self._read :], len(self.entries)
         return found, self._read
 
-    async def write(self, records: Mapping[bytes, bytes | None]) -> int:
+    async def write(self, records: Mapping[bytes, bytes | None]) -> dict[bytes, int]:
         self.writes += 1
         self.before_write()
-        return [self.append(key, value) for key, value in records.items()][-1]
+        return {key: self.append(key, value) for key, value in records.items()}
 
 
 @pytest.fixture
@@ -88,7 +91,10 @@ async def test_what_another_said_in_between_is_taken_up(queues: Queues, log: Lis
     assert log.writes == 3
 
 
-async def test_a_group_that_has_no_room_for_one_queue_more_is_left_as_it_is(queues: Queues, log: ListLog) -> None:
+async def test_a_group_that_has_no_room_for_one_queue_more_is_left_as_it_is(
+    queues: Queues, log: ListLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("marq.rosters.MAX_ROSTER_BYTES", 4_400)
     for number in range(35):
         log.append(b"file:%d-%s" % (number, b"x" * 97), {"group": "g"})
     await queues.change("last", lease=5)
@@ -161,3 +167,29 @@ async def test_a_change_that_is_never_read_back_is_not_known_to_be_seen(queues: 
 
     with pytest.raises(BrokerUnavailable, match="was not read back within 1 s"):
         await queues.change("emails", lease=2)
+
+
+async def test_of_two_who_write_a_layer_at_the_same_moment_the_first_one_holds(queues: Queues, log: ListLog) -> None:
+    placement = {"sends": [1], "reads": None}
+
+    def once() -> None:
+        log.before_write = lambda: None
+        log.append(b"placement:a", placement)
+        log.append(b"placement:b", b"garbage")
+
+    log.before_write = once
+    await queues.replace({b"placement:a": {"sends": [2], "reads": [2]}, b"placement:b": {"sends": [3], "reads": [3]}})
+
+    assert queues.definitions.placement("a").document() == placement
+    assert queues.definitions.placement("b").sends == (3,)
+    assert json.loads(log.entries[-1].value or b"") == placement
+    assert log.writes == 2
+
+
+async def test_it_is_said_when_it_is_not_known_whether_all_is_known(queues: Queues, log: ListLog) -> None:
+    await queues.hear(1)
+    log.entries.append(Entry(0, b"change:emails", b"{}"))
+    log.errors = [BrokerUnavailable("away")] * 1_000
+
+    with pytest.raises(BrokerUnavailable, match=r"could not be read within 0\.05 s"):
+        await queues.hear(0.05)

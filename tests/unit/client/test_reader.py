@@ -11,6 +11,7 @@ from marq.core.markers import Source
 from marq.offsets import Place
 from marq.positions import Positions
 from marq.reader import GroupReader
+from marq.records import Records
 from marq.serving import serving
 from marq.settings import ClientSettings
 
@@ -23,7 +24,7 @@ class FakeConsumer:
     def __init__(self) -> None:
         self.sought: list[tuple[TopicPartition, int]] = []
         self.subscribed = 0
-        self.records: list[object] = []
+        self.records: list[ConsumerRecord[bytes, bytes]] = []
 
     def pause(self, *partitions: TopicPartition) -> None: ...
 
@@ -35,9 +36,16 @@ class FakeConsumer:
     def seek(self, partition: TopicPartition, offset: int) -> None:
         self.sought.append((partition, offset))
 
-    async def getmany(self, *partitions: TopicPartition, **options: int) -> dict[TopicPartition, list[object]]:
+
+@pytest.fixture(autouse=True)
+def fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the consumer's records say is what is fetched."""
+
+    async def fetch_records(consumer: FakeConsumer, wait_s: float, max_records: int) -> dict[Source, Records]:
         await asyncio.sleep(0)
-        return {TopicPartition(*P0): self.records} if self.records else {}
+        return {P0: Records.of(consumer.records)} if consumer.records else {}
+
+    monkeypatch.setattr("marq.reader.fetch_records", fetch_records)
 
 
 @pytest.mark.parametrize("other_queues", [False, True])
@@ -89,7 +97,7 @@ async def test_a_read_from_before_where_reading_began_begins_anew_but_only_once_
     reader.revoked()
     reader.assigned([P0])
     # The offset was there again: it is the topic's end that was lost, and this record was read before.
-    assert [record.key for record in (await reader.fetch(10))[TopicPartition(*P0)]] == [None]
+    assert [record.key for record in (await reader.fetch(10))[P0]] == [None]
     assert consumer.subscribed == 1
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -89,6 +90,43 @@ async def test_a_message_that_renewed_itself_for_longer_is_not_cut_short(make_ri
     renewed = [(each.source.partition, offset) for each in rig.settler.of(Renew) for offset in each.offsets]
     assert (message.partition, message.offset) not in renewed
     assert len(renewed) == 5
+
+
+async def test_a_renewal_leaves_out_a_message_whose_own_longer_one_is_being_written(make_rig) -> None:
+    rig, (message, *_) = await holding(make_rig)
+    rig.settler.gate.clear()
+    longer = asyncio.create_task(message.renew(300))
+    await spin()
+    rig.clock.now_s += 10
+    renewal = asyncio.create_task(rig.flow.renewal.renew())
+    await spin()
+
+    rig.settler.gate.set()
+    await asyncio.gather(longer, renewal)
+
+    own, *shared = rig.settler.of(Renew)
+    assert (own.source.partition, list(own.offsets), own.lease_ms) == (message.partition, [message.offset], 300_000)
+    renewed = [(each.source.partition, offset) for each in shared for offset in each.offsets]
+    assert (message.partition, message.offset) not in renewed
+    assert len(renewed) == 5
+    # From before it was sent.
+    assert message._expiry_s == rig.clock.now_s - 10 + 300
+
+
+async def test_until_its_own_renewal_is_durable_the_earlier_end_counts(make_rig) -> None:
+    rig, (message, *_) = await holding(make_rig)
+    ends_s = message._expiry_s
+    rig.settler.refuse = 1
+    longer = asyncio.create_task(message.renew(300))
+    await rig.settler.until(lambda: rig.settler.refuse == 0)
+    rig.clock.now_s += 10
+
+    assert await rig.flow.renewal.renew()
+
+    assert message._expiry_s == ends_s
+    rig.clock.now_s = ends_s
+    with pytest.raises(LeaseLost):
+        await longer
 
 
 async def test_expired_messages_in_the_prefetch_are_not_handed_out(make_rig) -> None:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import pytest
 
 from marq.core.markers import Source
+from marq.records import Records
 from marq.serving import Serving, serving
 from tests.unit.client.fakes import FakeRecord
 
 SHARED, OWN = Source("m", 0), Source("orders", 1)
 
 
-def records(*keys: bytes | None) -> list[FakeRecord]:
-    return [FakeRecord(offset, key) for offset, key in enumerate(keys)]
+def records(*keys: bytes | None) -> Records:
+    return Records.of([FakeRecord(offset, key) for offset, key in enumerate(keys)])
 
 
-def offsets(found: Serving, source: Source, read: list[FakeRecord]) -> dict[str, list[int]]:
+def offsets(found: Serving, source: Source, read: Records) -> dict[str, list[int]]:
     return {queue: [record.offset for record in own] for queue, own in found.own(source, read)}
 
 

@@ -15,6 +15,8 @@ from marq.core.leases import LeaseBook
 from marq.core.marker_codec import decode, encode
 from marq.core.markers import (
     BACKOFF,
+    SEVERAL,
+    Ack,
     Acquire,
     Batch,
     Cause,
@@ -547,3 +549,16 @@ def test_an_unreadable_record_moves_the_position_and_the_clock() -> None:
     log.book.skip(T1, 7)
 
     assert (log.book.applied, log.book.clock.now_ms, log.book.changed) == (7, T1, True)
+
+
+def test_an_ack_of_several_queues_counts_each_message_for_the_queue_that_it_is_of() -> None:
+    log = Log()
+    log.fold(acquire([1, 4]), acquire([2, 3], queue="reports"))
+
+    log.fold(Ack(SEVERAL, OTHER, SOURCE, [1, 2, 3]), Ack(SEVERAL, OTHER, SOURCE, [3, 9]))
+
+    assert [offset for _, offset, _ in log.book.open_leases()] == [4]
+    assert {queue: (counts.acked, counts.late) for queue, counts in log.book.counts.items()} == {
+        QUEUE: (1, 0),
+        "reports": (2, 0),
+    }

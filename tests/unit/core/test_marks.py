@@ -50,12 +50,25 @@ def test_marks_made_from_intervals_go_on_as_before(before: list[tuple[int, int]]
     assert restored.intervals == marks.intervals
 
 
+@given(st.lists(_intervals, min_size=1, max_size=40), st.integers(0, 80), st.integers(0, 80))
+def test_what_is_free_and_which_intervals_a_range_has(added: list[tuple[int, int]], one: int, other: int) -> None:
+    marks = Marks()
+    for start, end in added:
+        marks.add(start, end)
+    known = set(range(marks.intervals[0][0])) | {offset for offset in range(80) if offset in marks}
+    low, high = sorted((one, other))
+
+    assert marks.first_free(one) == next(offset for offset in range(one, 100) if offset not in known)
+    assert marks.within(low, high) == [(s, e) for s, e in marks.intervals if s < high and e > low]
+
+
 def test_new_marks_hold_nothing() -> None:
     marks = Marks()
 
     assert marks.end == 0
     assert 0 not in marks
     assert marks.intervals == []
+    assert marks.first_free(7) == 7
 
 
 def test_reading_in_order_keeps_one_interval() -> None:

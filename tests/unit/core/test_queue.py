@@ -64,6 +64,8 @@ def test_settings_can_be_said_as_a_document_again() -> None:
         "delivery": "at-most-once",
         "errors": {"ValueError": "reject", "shop.Busy": {"delays": [1, 2.5], "jitter": True}},
         "breaker": {"failures": 0.25, "window": 8, "pause": 1.5},
+        "spread": 2,
+        "paused": True,
     }
 
     assert settings_document(queue_settings(check_document(said, "here"))) == said

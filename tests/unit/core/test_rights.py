@@ -34,11 +34,14 @@ def test_only_workers_have_rights_on_changelog_dead_letters_and_the_trackers_tra
 
 
 def test_a_worker_needs_what_its_roles_need() -> None:
-    tracker = worker(NAMES, ["own"], handlers=False, handled_topics=["own"])
+    tracker = worker(NAMES, ["own"], census=False, handlers=False, handled_topics=["own"])
+    counting = worker(NAMES, ["own"], handlers=False)
     handlers = worker(NAMES, ["own"], tracker=False, handled_topics=["own"])
 
     assert "Read" not in operations(tracker, NAMES.messages)
     assert operations(tracker, "own") == {"Write"}
+    assert [right.operation for right in counting if right.name == NAMES.census] == ["Read"]
+    assert operations(counting, "own") == {"Read", "Write"}
     assert "Read" in operations(handlers, NAMES.messages)
     assert operations(handlers, "own") == {"Describe", "DescribeConfigs", "Read"}
     assert not operations(handlers, NAMES.changelog)

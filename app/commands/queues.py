@@ -1,0 +1,173 @@
+"""``faust -A app queues``: all queues, what is in each, and whether it moves."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import click
+import faust
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+
+from app.commands.command import command
+from app.commands.figures import Open, told_by_workers
+from app.commands.tables import Column, show
+from app.commands.watching import WATCH, looked
+from app.commands.words import span
+from marq.connection import client_options, close_admin, started
+from marq.core.definitions import Definitions
+from marq.core.errors import BrokerUnavailable
+from marq.dead_letters import DeadLetters
+from marq.inspector import MAX_SCANNED, Inspector, Waiting
+from marq.queues import Queues
+from marq.settings import ClientSettings
+from marq.topics import ensure_topics
+
+_COLUMNS = (
+    Column("queue", least=16),
+    Column("state", rank=1),
+    Column("waiting", right=True),
+    Column("in flight", right=True),
+    Column("delayed", right=True, rank=2),
+    Column("dead", right=True),
+    Column("oldest", right=True, rank=3),
+    Column("acked/s", right=True, rank=4),
+    Column("group", rank=5),
+)
+#: Between two counts of dead letters while somebody watches, each of which reads their topic.
+_COUNT_DEAD_S = 30.0
+
+
+def attach(app: faust.App) -> None:
+    """Add the command to an application."""
+
+    @command(
+        app,
+        click.option(
+            "--scan", default=MAX_SCANNED, show_default=True, type=click.IntRange(1),
+            help="Records to read at the most for counting what waits, where the workers do not count it.",
+        ),
+        WATCH,
+        click.option("--json", "as_json", is_flag=True, help="Show the figures as JSON."),
+    )  # fmt: skip
+    async def queues(self: Any, scan: int, watch: float | None, as_json: bool) -> int:
+        """Show all queues and what is in each; exits 1 when some figures are missing."""
+        client = self.app.client
+        await ensure_topics(client)
+        async with Queues.of(client) as followed, DeadLetters.of(client) as letters:
+            dead = _Dead(letters)
+
+            async def look() -> dict[str, Any]:
+                definitions = followed.definitions
+                told = await told_by_workers(client)
+                names = {*definitions.names(), *told.queues, *await _with_groups(client)}
+                waiting = _by_census(told) if told.census else await Inspector(client, definitions).waiting(names, scan)
+                return described(definitions, told, waiting, await dead.counts(), names)
+
+            found = await looked(look, _show, watch=watch, as_json=as_json)
+        return 0 if found["complete"] else 1
+
+
+class _Dead:
+    """How many dead letters each queue has, not counted more often than makes sense."""
+
+    def __init__(self, letters: DeadLetters) -> None:
+        self._letters = letters
+        self._known: Counter[str] = Counter()
+        self._counted_s = float("-inf")
+
+    async def counts(self) -> Counter[str]:
+        if time.monotonic() - self._counted_s > _COUNT_DEAD_S:
+            found: Counter[str] = Counter()
+            for each in await self._letters.count():
+                found[each.queue] += each.letters
+            self._known, self._counted_s = found, time.monotonic()
+        return self._known
+
+
+def _by_census(told: Open) -> Waiting:
+    now_ms = time.time() * 1000
+    return Waiting(
+        counts=Counter({queue: int(figures["waiting"]) for queue, figures in told.queues.items()}),
+        oldest_ms={
+            queue: int(now_ms - figures["oldest_waiting_seconds"] * 1000)
+            for queue, figures in told.queues.items()
+            if figures["waiting"]
+        },
+    )
+
+
+def described(
+    definitions: Definitions, told: Open, waiting: Waiting, dead: Mapping[str, int], names: Iterable[str]
+) -> dict[str, Any]:
+    """Return the figures of all queues for programs."""
+    strangers = {key.decode("utf-8", "replace"): count for key, count in waiting.strangers.items()}
+    now_ms = time.time() * 1000
+    rows = []
+    for name in sorted({*names, *dead, *strangers}):
+        oldest_ms = waiting.oldest_ms.get(name)
+        figures = told.queues.get(name, {})
+        rows.append(
+            {
+                "queue": name,
+                "defined": name in definitions.names(),
+                "paused": definitions.settings(name).paused,
+                "group": definitions.group(name),
+                "waiting": waiting.counts[name] + strangers.get(name, 0),
+                **told.of(name),
+                "dead": dead.get(name, 0),
+                "oldest_waiting_seconds": None if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1000),
+                "acked_per_second": figures.get("acked_per_second", 0.0),
+            }
+        )
+    return {
+        "complete": told.complete and waiting.complete,
+        "workers": told.workers,
+        "waiting_complete": waiting.complete,
+        "census": told.census,
+        "scanned": waiting.scanned,
+        "queues": rows,
+    }
+
+
+def _show(found: dict[str, Any]) -> None:
+    least = "" if found["waiting_complete"] else "≥ "
+    rows = [
+        (
+            each["queue"],
+            "paused" if each["paused"] else "delivers",
+            f"{least}{each['waiting']:,}",
+            f"{each['in_flight']:,}",
+            f"{each['waiting_for_delivery'] + each['waiting_for_redelivery']:,}",
+            f"{each['dead']:,}",
+            "" if (oldest_s := each["oldest_waiting_seconds"]) is None else span(oldest_s),
+            f"{each['acked_per_second']:,.0f}",
+            each["group"] or "",
+        )
+        for each in found["queues"]
+    ]
+    if rows:
+        show(_COLUMNS, rows)
+    else:
+        print("no queue is defined or has had a message: faust -A app send NAME VALUE sends one")
+    if not found["workers"]:
+        print("no worker runs: what is in flight or delayed is not known here; start one with faust -A app worker")
+    elif not found["complete"] and found["waiting_complete"]:
+        print("not complete: a worker did not answer, or workers are joining and leaving")
+    if not found["waiting_complete"]:
+        print(f"waiting: only {found['scanned']:,} records were read; --scan reads more")
+
+
+async def _with_groups(client: ClientSettings) -> list[str]:
+    """Return the queues that have, or had, a consumer group of their own."""
+    admin = await started(lambda: AIOKafkaAdminClient(**client_options(client)), client, close_admin)
+    try:
+        groups = [name for name, *_ in await admin.list_consumer_groups()]
+    except KafkaError as error:
+        raise BrokerUnavailable(f"{client.bootstrap_servers}: the groups could not be listed: {error}") from error
+    finally:
+        await close_admin(admin)
+    return [queue for group in groups if (queue := client.names.owner_of_group(group)) is not None]

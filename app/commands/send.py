@@ -1,0 +1,140 @@
+"""``faust -A app send NAME VALUE``: puts messages into a queue."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any, BinaryIO
+
+import click
+import faust
+
+from app.commands.command import Interrupted, command, typing
+from app.commands.watching import bar
+from app.commands.words import seconds
+from marq.core.errors import ConfigError, MarqError, MessageTooLarge
+from marq.core.names import check_queue_name
+from marq.producer import Producer
+from marq.receipt import Receipt
+from marq.topics import ensure_topics
+
+#: Lines that are sent at a time, and their bytes, from which on no more is added.
+_LINES, _BYTES = 5_000, 8 << 20
+
+
+def attach(app: faust.App) -> None:
+    """Add the command to an application, in the place of Faust's own, which sends to topics."""
+
+    @command(
+        app,
+        click.argument("name"),
+        click.argument("value", required=False),
+        click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header. Repeatable."),
+        click.option("--delay", metavar="DURATION", help="Deliver it after 90s, 15m, 2h, 7d."),
+        click.option("--at", "moment", metavar="MOMENT", help="Deliver it at 2030-01-31T08:00:00+00:00."),
+        click.option("--lines", is_flag=True, help="Send each line of the standard input as a message."),
+        click.option("--json", "as_json", is_flag=True, help="Show the receipts as JSON."),
+    )
+    async def send(
+        self: Any, name: str, value: str | None, headers: Sequence[str], delay: str | None, moment: str | None,
+        lines: bool, as_json: bool,
+    ) -> None:  # fmt: skip
+        """Send VALUE, or `-` for all of the standard input; shows the message's id."""
+        check_queue_name(name)
+        if lines == (value is not None):
+            raise ConfigError("send: give a VALUE (`-`: the standard input), or --lines; one of the two")
+        options = {"headers": _headers(headers), "delay": _delay(delay), "at": _at(moment)}
+        options = {key: each for key, each in options.items() if each is not None}
+        limit = (await ensure_topics(self.app.client)).messages_limit_bytes
+        async with Producer.of(self.app.client) as producer:
+            if not lines:
+                data = _all(limit) if value == "-" else str(value).encode("utf-8", "surrogateescape")
+                _show([await producer.send(name, data, **options)], as_json=as_json)
+                return
+            sent = await _send_lines(producer, name, limit, options)
+        print(json.dumps({"queue": name, "sent": sent}) if as_json else f"{sent} messages sent to queue {name!r}")
+
+
+def _show(receipts: Sequence[Receipt], *, as_json: bool) -> None:
+    for each in receipts:
+        print(json.dumps({"queue": each.queue, "id": each.id}) if as_json else each.id)
+
+
+async def _send_lines(producer: Producer, queue: str, limit: int, options: dict[str, Any]) -> int:
+    """Send each line of the standard input; return how many there were. What stops it says how far it came."""
+    sent, pieces = 0, pieces_of(sys.stdin.buffer, limit)
+    with bar(f"to {queue}") as progress:
+        while True:
+            try:
+                with typing(f"{sent:,} messages were sent"):
+                    values = next(pieces, None)
+                if values is None:
+                    return sent
+                await producer.send_many(queue, values, **options)
+            except MarqError as error:
+                raise MarqError(f"after {sent:,} messages that were sent: {error}") from error
+            except asyncio.CancelledError:
+                raise Interrupted(f"{sent:,} messages were sent, perhaps some of the next {_LINES:,}, too") from None
+            sent += len(values)
+            progress(sent, sent)
+
+
+def pieces_of(stream: BinaryIO, limit: int) -> Iterator[list[bytes]]:
+    """Return lines, so many at a time as are sent together; a line that can be no message is read no further.
+
+    Raises:
+        MessageTooLarge: a line has more than ``limit`` bytes.
+    """
+    piece, size, number = list[bytes](), 0, 0
+    while line := stream.readline(limit + 2):
+        number, line = number + 1, line.rstrip(b"\r\n")
+        if len(line) > limit:
+            raise _too_large(f"line {number:,}", limit)
+        piece.append(line)
+        size += len(line)
+        if len(piece) == _LINES or size >= _BYTES:
+            yield piece
+            piece, size = [], 0
+    if piece:
+        yield piece
+
+
+def _all(limit: int) -> bytes:
+    with typing("nothing was sent"):
+        data = sys.stdin.buffer.read(limit + 1)
+    if len(data) > limit:
+        raise _too_large("the standard input", limit)
+    return data
+
+
+def _too_large(what: str, limit: int) -> MessageTooLarge:
+    return MessageTooLarge(f"send: {what} has more than {limit:,} bytes (max.message.bytes of the messages topic)")
+
+
+def _headers(texts: Sequence[str]) -> dict[str, bytes] | None:
+    found: dict[str, bytes] = {}
+    for each in texts:
+        name, equals, value = each.partition("=")
+        if not name or not equals or name in found:
+            raise ConfigError(f"--header {each}: expected NAME=VALUE, each name once")
+        found[name] = value.encode("utf-8", "surrogateescape")
+    return found or None
+
+
+def _delay(text: str | None) -> float | None:
+    return None if text is None else seconds("--delay", text)
+
+
+def _at(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise ConfigError(f"--at {text}: expected a moment with a time zone, as in 2030-01-31T08:00:00+00:00")
+    return moment

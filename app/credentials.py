@@ -1,0 +1,187 @@
+"""Who may look at a worker's pages, and who may act there: names with passwords, and tokens of programs.
+
+A password is given as it is or as a hash (``faust -A app web-password`` makes one): slow to guess, and so slow to check
+that what was right once is remembered, by a keyed digest, for as long as the process lives.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from pydantic import SecretStr
+
+from config.settings import AppSettings
+from marq.core.errors import ConfigError
+
+SCHEME = "scrypt"
+#: Cost (memory: 128 bytes times both), about 50 ms of one core.
+_COST, _BLOCKS, _LANES = 1 << 14, 8, 1
+_SALT_BYTES, _HASH_BYTES = 16, 32
+MIN_PASSWORD, MIN_TOKEN = 8, 16
+#: Right credentials that are remembered.
+MAX_REMEMBERED = 1_000
+
+
+class Access(IntEnum):
+    """What somebody may do, each including the one before."""
+
+    VIEWER = 1
+    OPERATOR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Somebody who made himself known."""
+
+    name: str
+    access: Access
+
+
+@dataclass(frozen=True, slots=True)
+class _Login:
+    visitor: Visitor
+    secret: str = field(repr=False)
+
+
+class Credentials:
+    """All that a worker's settings allow; without any nobody has to make himself known."""
+
+    def __init__(self, passwords: list[_Login], tokens: list[_Login], peer_token: str) -> None:
+        self._passwords = passwords
+        self._tokens = tokens
+        #: By which workers and commands of this installation make themselves known; empty: they need not.
+        self.peer_token = peer_token
+        self._key = secrets.token_bytes(32)
+        self._remembered: dict[bytes, Visitor] = {}
+
+    @classmethod
+    def of(cls, settings: AppSettings) -> Credentials:
+        """Return those of a worker's settings.
+
+        Raises:
+            ConfigError: a setting has the wrong form; the text names it, and no secret.
+        """
+        passwords = [
+            *_logins("MARQ_WEB_VIEWERS", settings.web_viewers, Access.VIEWER),
+            *_logins("MARQ_WEB_OPERATORS", settings.web_operators, Access.OPERATOR),
+        ]
+        tokens = [
+            *_bearers("MARQ_WEB_VIEWER_TOKENS", settings.web_viewer_tokens, Access.VIEWER),
+            *_bearers("MARQ_WEB_OPERATOR_TOKENS", settings.web_operator_tokens, Access.OPERATOR),
+        ]
+        names = [login.visitor.name for login in passwords]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"MARQ_WEB_VIEWERS, MARQ_WEB_OPERATORS: {name!r} is named twice")
+        if not (passwords or tokens):
+            return cls([], [], "")
+        # All workers have the same settings, so all make the same one of them.
+        joined = "\n".join([settings.prefix, *[login.secret for login in [*passwords, *tokens]]])
+        peer = hmac.new(joined.encode(), b"workers of one installation", "sha256").hexdigest()
+        return cls(passwords, [*tokens, _Login(Visitor("another worker", Access.VIEWER), peer)], peer)
+
+    @property
+    def required(self) -> bool:
+        """Whether visitors have to make themselves known."""
+        return bool(self._tokens)
+
+    def remembered(self, authorization: str) -> Visitor | None:
+        """Return who it is by a header that was right before, or by a token: that is quick."""
+        kind, _, value = authorization.partition(" ")
+        if kind.lower() == "bearer":
+            given = value.strip().encode()
+            # All are compared, so that the time tells nothing.
+            found = [login.visitor for login in self._tokens if hmac.compare_digest(login.secret.encode(), given)]
+            return found[0] if found else None
+        return self._remembered.get(self._digest(authorization))
+
+    def check(self, authorization: str) -> Visitor | None:
+        """Return who it is by name and password, None if that is wrong; takes long, so it is called in a thread."""
+        name, password = _basic(authorization)
+        for login in self._passwords:
+            if login.visitor.name == name and _fits(password, login.secret):
+                if len(self._remembered) < MAX_REMEMBERED:
+                    self._remembered[self._digest(authorization)] = login.visitor
+                return login.visitor
+        return None
+
+    def _digest(self, authorization: str) -> bytes:
+        return hmac.digest(self._key, authorization.encode(), "sha256")
+
+
+def hashed(password: str) -> str:
+    """Return what stands for a password in the settings.
+
+    Raises:
+        ConfigError: it is too short.
+    """
+    if len(password) < MIN_PASSWORD:
+        raise ConfigError(f"the password is too short: at least {MIN_PASSWORD} characters")
+    salt = secrets.token_bytes(_SALT_BYTES)
+    return f"{SCHEME}${salt.hex()}${_scrypt(password, salt).hex()}"
+
+
+def _scrypt(password: str, salt: bytes) -> bytes:
+    return hashlib.scrypt(password.encode(), salt=salt, n=_COST, r=_BLOCKS, p=_LANES, dklen=_HASH_BYTES)
+
+
+def _fits(password: str, secret: str) -> bool:
+    if not secret.startswith(f"{SCHEME}$"):
+        return hmac.compare_digest(password.encode(), secret.encode())
+    _, salt, expected = secret.split("$")
+    return hmac.compare_digest(_scrypt(password, bytes.fromhex(salt)), bytes.fromhex(expected))
+
+
+def _basic(authorization: str) -> tuple[str, str]:
+    kind, _, value = authorization.partition(" ")
+    if kind.lower() != "basic":
+        return "", ""
+    try:
+        name, _, password = base64.b64decode(value, validate=True).decode().partition(":")
+    except (binascii.Error, UnicodeDecodeError):
+        return "", ""
+    return name, password
+
+
+def _logins(variable: str, value: SecretStr | None, access: Access) -> list[_Login]:
+    logins = []
+    for place, each in enumerate(_parts(value), 1):
+        name, colon, secret = each.partition(":")
+        if not (name and colon):
+            raise ConfigError(
+                f"{variable}: entry {place} is not of the form NAME:PASSWORD; several are separated by commas"
+            )
+        if secret.startswith(f"{SCHEME}$"):
+            _check_hash(variable, name, secret)
+        elif len(secret) < MIN_PASSWORD:
+            raise ConfigError(f"{variable}: the password of {name!r} is too short: at least {MIN_PASSWORD} characters")
+        logins.append(_Login(Visitor(name, access), secret))
+    return logins
+
+
+def _bearers(variable: str, value: SecretStr | None, access: Access) -> list[_Login]:
+    tokens = _parts(value)
+    for place, token in enumerate(tokens, 1):
+        if len(token) < MIN_TOKEN or not token.isascii() or any(map(str.isspace, token)):
+            raise ConfigError(f"{variable}: token {place}: expected at least {MIN_TOKEN} ASCII characters, no spaces")
+    return [_Login(Visitor(f"{variable} {place}", access), token) for place, token in enumerate(tokens, 1)]
+
+
+def _parts(value: SecretStr | None) -> list[str]:
+    return [] if value is None else [part for each in value.get_secret_value().split(",") if (part := each.strip())]
+
+
+def _check_hash(variable: str, name: str, secret: str) -> None:
+    parts = secret.split("$")
+    try:
+        lengths = [len(bytes.fromhex(part)) for part in parts[1:]]
+    except ValueError:
+        lengths = []
+    if lengths != [_SALT_BYTES, _HASH_BYTES]:
+        raise ConfigError(f"{variable}: the hash of {name!r} is damaged: make it by `faust -A app web-password`")

@@ -1,0 +1,182 @@
+"""What the broker knows of the consumers of queues: who they are, what they read, and how far their groups are.
+
+It is asked when somebody looks, within a limit; what it does not tell in time is not known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
+from aiokafka.errors import KafkaError
+
+from app.checkup.requests import described_groups
+from marq.connection import client_options, close_admin, stop_consumer
+from marq.settings import ClientSettings
+
+log = logging.getLogger("marq.web")
+
+#: How long an answer is good for, and how long the broker may take to give one.
+FRESH_S = 5.0
+LIMIT_S = 2.0
+#: Groups that are looked at, at once and altogether: each needs a request for its coordinator, once.
+MAX_GROUPS = 200
+_STOP_S = 0.5
+
+T = TypeVar("T")
+
+
+class Groups:
+    """Asks with two clients of its own, which are made when they are needed and belong to no group."""
+
+    def __init__(self, client: ClientSettings) -> None:
+        self._client = client
+        self._admin: AIOKafkaAdminClient | None = None
+        self._consumer: AIOKafkaConsumer | None = None
+        self._coordinators: dict[str, int] = {}
+        #: By group: when it was looked at, and its members.
+        self._known: dict[str, tuple[float, list[dict[str, Any]]]] = {}
+        self._looking: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()
+
+    async def stop(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.wait([self._looking])
+        admin, self._admin = self._admin, None
+        consumer, self._consumer = self._consumer, None
+        if admin is not None:
+            await close_admin(admin)
+        if consumer is not None:
+            await stop_consumer(consumer, _STOP_S)
+
+    async def names(self) -> list[str] | None:
+        """Return the groups of this installation's queues, in order; None: not known."""
+        names = self._client.names
+
+        async def list_groups() -> list[str]:
+            found = await (await self._admin_client()).list_consumer_groups()
+            return sorted(group for group, *_ in found if names.is_group(group))
+
+        return await self._in_time(list_groups())
+
+    async def members(self, groups: Sequence[str], wait_s: float = LIMIT_S) -> dict[str, list[dict[str, Any]]]:
+        """Return the members of groups; of one that is not in it nothing is known.
+
+        Who waits for less than it takes finds the answer the next time.
+        """
+        groups = groups[:MAX_GROUPS]
+        now_s = time.monotonic()
+        old = [group for group in groups if now_s - self._known.get(group, (-FRESH_S, ()))[0] >= FRESH_S]
+        if old and self._looking is None:
+            self._looking = asyncio.create_task(self._look(old), name="consumers of queues")
+            self._looking.add_done_callback(self._looked)
+        if self._looking is not None:
+            await asyncio.wait([self._looking], timeout=wait_s)
+        return {group: self._known[group][1] for group in groups if group in self._known}
+
+    async def committed(self, group: str, topic: str) -> dict[int, int]:
+        """Return what a group has committed of a topic, by partition; empty: nothing, or not known."""
+
+        async def ask() -> dict[int, int]:
+            found = await (await self._admin_client()).list_consumer_group_offsets(group)
+            return {tp.partition: at.offset for tp, at in found.items() if tp.topic == topic}
+
+        return await self._in_time(ask()) or {}
+
+    async def ends(self, topic: str) -> dict[int, int]:
+        """Return where the partitions of a topic end; empty: not known."""
+
+        async def ask() -> dict[int, int]:
+            consumer = await self._consumer_client()
+            wanted = [TopicPartition(topic, number) for number in await partitions_of(consumer, topic)]
+            return {tp.partition: end for tp, end in (await consumer.end_offsets(wanted)).items()}
+
+        return await self._in_time(ask()) or {}
+
+    async def _look(self, groups: Sequence[str]) -> None:
+        async def ask() -> None:
+            admin = await self._admin_client()
+            by_node: dict[int, list[str]] = {}
+            for group in groups:
+                if group not in self._coordinators:
+                    self._coordinators[group] = await admin.find_coordinator(group)
+                by_node.setdefault(self._coordinators[group], []).append(group)
+            for node, some in by_node.items():
+                self._take((await described_groups(admin, some, node)).groups)
+
+        await self._in_time(ask())
+
+    def _take(self, described: Iterable[Sequence[Any]]) -> None:
+        # (error, group, state, protocol type, protocol, members, …)
+        for code, group, state, _, _, members, *_ in described:
+            if code:
+                self._coordinators.pop(group, None)
+                continue
+            self._known[group] = (time.monotonic(), [_member(*each[:5]) | {"state": state} for each in members])
+
+    def _looked(self, task: asyncio.Task[None]) -> None:
+        self._looking = None
+        if not task.cancelled() and task.exception() is not None:
+            log.warning("the consumers of queues could not be looked up: %r", task.exception())
+
+    async def _in_time(self, asking: Awaitable[T]) -> T | None:
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                return await asking
+        except (KafkaError, TimeoutError, OSError) as error:
+            log.debug("the broker did not tell: %r", error)
+            self._coordinators.clear()
+            return None
+
+    async def _admin_client(self) -> AIOKafkaAdminClient:
+        async with self._lock:
+            if self._admin is None:
+                admin = AIOKafkaAdminClient(**client_options(self._client))
+                try:
+                    await admin.start()
+                except BaseException:
+                    await close_admin(admin)
+                    raise
+                self._admin = admin
+            return self._admin
+
+    async def _consumer_client(self) -> AIOKafkaConsumer:
+        async with self._lock:
+            if self._consumer is None:
+                consumer = AIOKafkaConsumer(**client_options(self._client), enable_auto_commit=False)
+                try:
+                    await consumer.start()
+                except BaseException:
+                    await stop_consumer(consumer, 0)
+                    raise
+                self._consumer = consumer
+            return self._consumer
+
+
+async def partitions_of(consumer: AIOKafkaConsumer, topic: str) -> list[int]:
+    """Return the partitions of a topic, none of one that there is not: it is never asked about, lest it be made."""
+    if topic not in await consumer.topics():
+        return []
+    # Only now the client learns how many there are.
+    await consumer.end_offsets([TopicPartition(topic, 0)])
+    return sorted(consumer.partitions_for_topic(topic) or ())
+
+
+def _member(identity: str, client_id: str, host: str, metadata: bytes, assignment: bytes) -> dict[str, Any]:
+    try:
+        assigned = ConsumerProtocolMemberAssignment.decode(assignment).assignment if assignment else []
+    except ValueError:
+        assigned = []
+    return {
+        "id": identity,
+        "client_id": client_id,
+        "host": host.removeprefix("/"),
+        "partitions": {topic: sorted(numbers) for topic, numbers in assigned},
+    }

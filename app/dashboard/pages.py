@@ -1,0 +1,516 @@
+"""The pages of the dashboard and what they are as JSON: addresses, what each shows, and what a POST does.
+
+Every POST belongs to the role ``operator``, and nothing that is a GET changes anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+from aiohttp import web
+
+from agents.listing import DEFAULT_MESSAGES, MAX_MESSAGES, MAX_PLACES, STATES, read_number
+from app.credentials import Access
+from app.dashboard import rows
+from app.dashboard.actions import (
+    ACTIONS,
+    Action,
+    Doing,
+    audit,
+    in_words,
+    read_action,
+    read_filters,
+    read_ids,
+    read_letters,
+)
+from app.dashboard.installation import CONSUMERS_WAIT_S, Installation
+from app.dashboard.rendering import STATIC, environment
+from app.web_security import VISITOR
+from marq.core.errors import ConfigError, MarqError
+from marq.core.names import check_queue_name
+
+#: Kinds of dead letters on the page; the commonest come first.
+MAX_KINDS = 200
+#: How long dead letters may be counted for a page.
+LETTERS_LIMIT_S = 10.0
+#: For a form to come.
+FORM_LIMIT_S = 10.0
+#: Minutes of the tables beside the charts.
+_TABLE_MINUTES = 15
+#: What can be done to messages of a state.
+_OF_STATE: Mapping[str, Sequence[str]] = {
+    "in_flight": ("release",),
+    "delayed": ("deliver-now", "cancel"),
+    "dead": ("redrive", "delete"),
+    "waiting": (),
+}
+#: What may be asked for below /static/, and nothing else.
+_FILES = {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*") if path.is_file()}
+_NAVIGATION = (
+    ("/", "Queues"),
+    ("/dead", "Dead letters"),
+    ("/schedules", "Schedules"),
+    ("/workers", "Workers"),
+    ("/health", "Health"),
+)
+
+Data = dict[str, Any]
+View = Callable[[web.Request], Awaitable[Data]]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Pages:
+    """Serves them; ``installation`` is where their figures come from, ``doing`` what their buttons do."""
+
+    def __init__(self, installation: Installation, doing: Doing) -> None:
+        self._installation = installation
+        self._doing = doing
+        self._templates = environment()
+
+    def attach(self, web_app: web.Application) -> None:
+        """Add all addresses to a web application."""
+        add_get, add_post = web_app.router.add_get, web_app.router.add_post
+        for address, template, view in (
+            ("/", "overview.html", self._overview),
+            ("/queues/{queue}", "queue.html", self._queue),
+            ("/queues/{queue}/messages", "messages.html", self._messages),
+            ("/message", "message.html", self._message),
+            ("/dead", "dead.html", self._dead),
+            ("/schedules", "schedules.html", self._schedules),
+            ("/workers", "workers.html", self._workers),
+            ("/health", "health.html", self._health),
+            ("/tasks/{task}", "task.html", self._task),
+        ):
+            add_get(address, self._html(template, view))
+            if address != "/schedules":
+                # That one is asked by commands, too, and is beside the figures (app/web.py).
+                add_get(twin(address), _json(view))
+        add_get("/api/history", _json(self._history))
+        add_get("/api/open", _json(self._open))
+        add_get("/api/tasks", _json(self._tasks))
+        add_post("/actions/{action}", self._guarded(self._act))
+        add_post("/tasks/{task}/stop", self._guarded(self._stop_task))
+        add_get("/static/{file:.+}", _static)
+
+    def warm(self) -> None:
+        """Compile the templates, lest whoever comes first waits for it; may run in a thread."""
+        for name in self._templates.list_templates():
+            self._templates.get_template(name)
+
+    async def stop(self) -> None:
+        """End what runs."""
+        await self._doing.tasks.stop()
+        await self._installation.stop()
+
+    # --- answers ------------------------------------------------------------------------------------------------------
+
+    def _html(self, template: str, view: View) -> Handler:
+        async def handler(request: web.Request) -> web.StreamResponse:
+            return self._render(request, template, await view(request))
+
+        return self._guarded(handler)
+
+    def _guarded(self, handler: Handler) -> Handler:
+        async def guarded(request: web.Request) -> web.StreamResponse:
+            began_s = time.perf_counter()
+            try:
+                response = await handler(request)
+            except MarqError as error:
+                status = _status(error)
+                response = self._render(request, "error.html", {"error": str(error)}, status)
+            response.headers["Server-Timing"] = f"page;dur={(time.perf_counter() - began_s) * 1000:.1f}"
+            return response
+
+        return guarded
+
+    def _render(self, request: web.Request, template: str, data: Data, status: int = 200) -> web.Response:
+        text = self._templates.get_template(template).render(
+            **data,
+            navigation=_NAVIGATION,
+            path_now=request.path,
+            address=request.rel_url.raw_path_qs,
+            json_address=f"{twin(request.rel_url.raw_path)}?{request.rel_url.raw_query_string}".rstrip("?"),
+            notice=_notice(request.query),
+            actions=ACTIONS,
+            may_act=_may_act(request),
+        )
+        return web.Response(text=text, content_type="text/html", status=status, headers={"Cache-Control": "no-store"})
+
+    # --- what pages show ----------------------------------------------------------------------------------------------
+
+    async def _overview(self, request: web.Request) -> Data:
+        figures = await self._installation.figures()
+        defined = self._installation.defined()
+        documents = self._installation.documents(sorted({*figures["queues"], *defined}))
+        dead, _ = self._installation.dead_counts()
+        found = rows.queue_rows(figures, defined, documents, dead)
+        shown = rows.Shown.read(request.query)
+        fitting = shown.of(found)
+        pages = max(1, -(-len(fitting) // rows.PAGE_ROWS))
+        first = (min(shown.page, pages) - 1) * rows.PAGE_ROWS
+        here = fitting[first : first + rows.PAGE_ROWS]
+        counts = await self._installation.consumers([row["queue"] for row in here], CONSUMERS_WAIT_S)
+        for row in here:
+            row["consumers"] = counts.get(row["queue"])
+        return {
+            "complete": figures["complete"],
+            "alarms": rows.alarms(figures),
+            "totals": rows.totals(found),
+            "least": rows.least(figures["census"]),
+            "rows": here,
+            "fitting": len(fitting),
+            "first": first,
+            "page": first // rows.PAGE_ROWS + 1,
+            "pages": pages,
+            "columns": rows.COLUMNS,
+            "states": rows.STATES,
+            "shown": shown,
+            "past": minutes(await self._installation.history("", {})),
+            "workers": len(figures["workers"]),
+        }
+
+    async def _queue(self, request: web.Request) -> Data:
+        name = check_queue_name(request.match_info["queue"])
+        found = await self._installation.queue(name, request.query)
+        if request.query.get("scope") == "worker":
+            return found
+        past = minutes(await self._installation.history(name, {}))
+        figures = {
+            "queues": {name: found["figures"]} if found["figures"] else {},
+            "handled": {name: found["handled"]},
+            "workers": [],
+            "census": found["census"],
+        }
+        dead, _ = self._installation.dead_counts()
+        here = None if dead is None else {name: dead.get(name, 0)}
+        [row] = rows.queue_rows(figures, [name], self._installation.documents([name]), here)
+        row["consumers"] = None if found["consumers"] is None else len(found["consumers"])
+        return {
+            **found,
+            "alarms": rows.census_alarms(found["census"]),
+            "least": rows.least(found["census"]),
+            "row": row,
+            "past": past,
+            "possible": _of_queue(row["state"]),
+        }
+
+    async def _messages(self, request: web.Request) -> Data:
+        name = check_queue_name(request.match_info["queue"])
+        query = {key: value for key, value in request.query.items() if value}
+        state = query.get("state", "delayed")
+        if query.get("scope") == "worker":
+            return await self._installation.messages(name, query)
+        if state not in _OF_STATE:
+            raise ConfigError(f"state={state}: expected one of {', '.join(_OF_STATE)}")
+        limit = read_number(query, "limit", DEFAULT_MESSAGES, MAX_MESSAGES)
+        found = await self._messages_of(name, state, query, limit)
+        return {
+            "queue": name,
+            "state": state,
+            "states": ("waiting", "in_flight", "delayed", "dead"),
+            "shown": {name: query.get(name, "") for name in ("error", "id", "kind", "attempts", "minutes")}
+            | {"limit": limit},
+            "possible": _OF_STATE[state],
+            **found,
+        }
+
+    async def _messages_of(self, queue: str, state: str, query: Mapping[str, str], limit: int) -> Data:
+        if state == "waiting":
+            return await self._installation.waiting(queue, limit)
+        if state == "dead":
+            filters = read_filters(query, [query["id"]] if "id" in query else [])
+            letters = await _in_time(self._installation.letters(queue, limit, filters))
+            return {"complete": True, "messages": letters}
+        assert state in STATES, "those that trackers list"
+        found = await self._installation.messages(queue, {**query, "state": state, "limit": str(limit)})
+        if "id" in query:
+            found["messages"] = [each for each in found["messages"] if query["id"] in (each["id"], each["place"])]
+        return found
+
+    async def _message(self, request: web.Request) -> Data:
+        identity, since = request.query.get("id", "").strip(), request.query.get("since", "")
+        since_ms = int(since) if since.isascii() and since.isdigit() and len(since) < 16 else None
+        found = await self._installation.message(identity, since_ms)
+        return {**found, "possible": _possible(found["now"])}
+
+    async def _dead(self, request: web.Request) -> Data:
+        queue = request.query.get("queue", "").strip() or None
+        filters = read_filters({key: value for key, value in request.query.items() if value}, [])
+        kinds = await _in_time(self._installation.kinds(queue and check_queue_name(queue), filters))
+        return {
+            "queue": queue or "",
+            "error": request.query.get("error", ""),
+            "letters": sum(kind.letters for kind in kinds),
+            "count": len(kinds),
+            "kinds": [
+                {
+                    "queue": kind.queue,
+                    "kind": kind.kind,
+                    "letters": kind.letters,
+                    "first_died": kind.first_died.isoformat(timespec="seconds"),
+                    "last_died": kind.last_died.isoformat(timespec="seconds"),
+                }
+                for kind in kinds[:MAX_KINDS]
+            ],
+            "read_at": self._installation.dead_counts()[1],
+            "tasks": (await self._tasks(request))["tasks"],
+        }
+
+    async def _schedules(self, request: web.Request) -> Data:
+        return await self._installation.schedules(request.query)
+
+    async def _workers(self, request: web.Request) -> Data:
+        figures, groups = await asyncio.gather(self._installation.figures(), self._installation.groups())
+        return {"complete": figures["complete"], "workers": figures["workers"], "groups": groups}
+
+    async def _health(self, request: web.Request) -> Data:
+        figures = await self._installation.figures()
+        markers = await self._installation.markers(figures)
+        return {
+            "checks": rows.checks(figures, markers),
+            "markers": markers,
+            "configuration": self._installation.configuration(),
+        }
+
+    async def _history(self, request: web.Request) -> Data:
+        return await self._installation.history(request.query.get("queue", ""), request.query)
+
+    async def _open(self, request: web.Request) -> Data:
+        return await self._installation.open_message(request.query)
+
+    async def _tasks(self, request: web.Request) -> Data:
+        return await self._installation.tasks([task.told() for task in self._doing.tasks.all()], request.query)
+
+    async def _task(self, request: web.Request) -> Data:
+        identity, told = request.match_info["task"], await self._tasks(request)
+        found = [task for task in told["tasks"] if task["id"] == identity]
+        if not found:
+            raise ConfigError(
+                f"no worker that answers knows of a task {identity}: the one on whose page it was begun has ended, or"
+                " is no tracker and was not asked, or has forgotten it. What was asked for happens all the same"
+            )
+        return {"task": found[0]}
+
+    # --- what buttons do ----------------------------------------------------------------------------------------------
+
+    async def _act(self, request: web.Request) -> web.StreamResponse:
+        action = read_action(request.match_info["action"])
+        form = await _form(request)
+        fields = [(name, value) for name, value in form.items() if isinstance(value, str)]
+        said, ids = dict(fields), [value for name, value in fields if name == "id"]
+        confirmed = said.pop("confirmed", "") == "yes"
+        back = _inside(said.pop("back", "/"))
+        if action.on == "queue":
+            return await self._act_on_queue(request, action, said, back, confirmed=confirmed)
+        if action.on == "letters":
+            return await self._act_on_letters(request, action, said, ids, back, confirmed=confirmed)
+        if said.get("match"):
+            return await self._act_on_matching(request, action, said, back, confirmed=confirmed)
+        ids = read_ids(ids)
+        if not confirmed:
+            return self._ask(request, action, ids, back, messages_in_words(len(ids)), [("id", each) for each in ids])
+        done, late = await self._doing.to_messages(action, ids, _who(request))
+        return _see(back, {"did": action.name, "done": str(done), "late": str(late)})
+
+    async def _act_on_matching(
+        self, request: web.Request, action: Action, said: Mapping[str, str], back: str, *, confirmed: bool
+    ) -> web.StreamResponse:
+        """Act on all open messages that fit a filter; of very many on those that are due first."""
+        queue = check_queue_name(said.get("queue", ""))
+        query = {name: said[name] for name in ("state", "error", "attempts", "minutes") if said.get(name)}
+        found = await self._installation.messages(queue, {**query, "only": "places", "limit": str(MAX_PLACES)})
+        ids = [each["place"] for each in found["messages"]]
+        if not confirmed:
+            what = (
+                f"{'the first ' if len(ids) == MAX_PLACES else 'all '}{len(ids):,} messages of queue {queue} that match"
+            )
+            return self._ask(request, action, [], back, what, list(said.items()), len(ids))
+        return _see(f"/tasks/{self._doing.to_matching(action, queue, ids, _who(request))}", {})
+
+    async def _act_on_queue(
+        self, request: web.Request, action: Action, said: Mapping[str, str], back: str, *, confirmed: bool
+    ) -> web.StreamResponse:
+        queue = check_queue_name(said.get("queue", ""))
+        if not confirmed:
+            return self._ask(request, action, [], back, f"queue {queue}", [("queue", queue)])
+        if action.name != "purge":
+            await self._doing.to_queue(action, queue, _who(request))
+            return _see(back, {"did": action.name, "done": "1", "late": "0"})
+        if said.get("typed", "").strip() != queue:
+            raise ConfigError(
+                f"queue {queue}: nothing was purged, for its name was not typed as it is; go back and type it"
+            )
+        task = self._doing.purge(action, queue, _who(request), delayed=said.get("delayed") == "yes")
+        return _see(f"/tasks/{task}", {})
+
+    async def _act_on_letters(
+        self, request: web.Request, action: Action, said: Mapping[str, str], ids: Sequence[str], back: str, *,
+        confirmed: bool,
+    ) -> web.StreamResponse:  # fmt: skip
+        letters = read_letters(said, ids)
+        chosen = await _in_time(self._doing.actor.count(action.name, letters))
+        if not confirmed:
+            fields = [(name, value) for name, value in said.items() if name != "id"] + [("id", each) for each in ids]
+            return self._ask(request, action, ids, back, f"{chosen:,} {in_words(letters)}", fields, chosen)
+        return _see(f"/tasks/{self._doing.to_letters(action, letters, chosen, _who(request))}", {})
+
+    def _ask(
+        self, request: web.Request, action: Action, ids: Sequence[str], back: str, what: str,
+        fields: Sequence[tuple[str, str]], chosen: int | None = None,
+    ) -> web.StreamResponse:  # fmt: skip
+        adjusts = action.name == "redrive"
+        data = {
+            "action": action,
+            "question": action.question.format(what),
+            "ids": ids[:20],
+            "more": max(0, len(ids) - 20),
+            "back": back,
+            "fields": [(name, value) for name, value in fields if not adjusts or name not in _ADJUSTED],
+            "adjusted": {name: value for name, value in fields if name in _ADJUSTED},
+            "adjusts": adjusts,
+            "purges": action.name == "purge",
+            "nothing": chosen == 0,
+        }
+        return self._render(request, "confirm.html", data)
+
+    async def _stop_task(self, request: web.Request) -> web.StreamResponse:
+        identity = request.match_info["task"]
+        task = await self._doing.tasks.stop_one(identity)
+        audit("stop", _who(request), task=identity, known=task is not None)
+        return _see(f"/tasks/{quote(identity, safe='')}", {})
+
+
+#: Fields of a redrive that are filled in where it is confirmed.
+_ADJUSTED = ("to", "limit", "rate")
+
+
+def twin(path: str) -> str:
+    """Return where a page is to be had as JSON."""
+    return "/api/overview" if path == "/" else f"/api{path}"
+
+
+def _json(view: View) -> Handler:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        try:
+            data, status = await view(request), 200
+        except MarqError as error:
+            data, status = {"error": str(error)}, _status(error)
+        return web.json_response(
+            data,
+            status=status,
+            dumps=lambda found: json.dumps(found, default=_plain),
+            headers={"Cache-Control": "no-store"},
+        )
+
+    return handler
+
+
+def _plain(value: Any) -> Any:
+    """Return what stands for a value that JSON does not have."""
+    return value.query() if isinstance(value, rows.Shown) else str(value)
+
+
+def _status(error: MarqError) -> int:
+    # A ConfigError is whoever asked's; for all others somebody has to look at the installation.
+    return 400 if isinstance(error, ConfigError) else 503
+
+
+async def _in_time(reading: Awaitable[Any]) -> Any:
+    try:
+        async with asyncio.timeout(LETTERS_LIMIT_S):
+            return await reading
+    except TimeoutError:
+        raise MarqError(
+            f"the dead letters could not be read within {LETTERS_LIMIT_S:g} s. Without filters they are read on now:"
+            " look again in a moment; else use faust -A app dead --count, or the pipeline"
+        ) from None
+
+
+def _of_queue(state: str) -> Sequence[str]:
+    return ("resume" if state == "paused" else "pause", "purge")
+
+
+def _possible(now: Mapping[str, Any] | None) -> Sequence[str]:
+    """Return what can be done to an open message."""
+    if now is None:
+        return ()
+    return _OF_STATE["in_flight" if now["state"] in ("leased", "spent") else "delayed"]
+
+
+def minutes(past: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the last sample of each minute, the newest first: what the charts show, for who can't see them."""
+    found: dict[int, dict[str, Any]] = {}
+    for place, time_s in enumerate(past["times"]):
+        sample = {name: series[place] for name, series in past["series"].items()}
+        if any(value is not None for value in sample.values()):
+            found[time_s // 60] = {"time": time_s, **sample}
+    return [found[minute] for minute in sorted(found, reverse=True)][:_TABLE_MINUTES]
+
+
+async def _form(request: web.Request) -> Mapping[str, Any]:
+    """Read a form, which a browser sends at once.
+
+    Raises:
+        ConfigError: it is no text in the charset that it names.
+        HTTPRequestTimeout: it did not come in time.
+    """
+    try:
+        async with asyncio.timeout(FORM_LIMIT_S):
+            return await request.post()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout from None
+    except (LookupError, ValueError) as error:
+        raise ConfigError(f"the form can't be read: {error}; send it in UTF-8") from error
+
+
+def messages_in_words(count: int) -> str:
+    return "this message" if count == 1 else f"these {count:,} messages"
+
+
+def _who(request: web.Request) -> dict[str, str]:
+    """Return who asks, for the audit log."""
+    visitor = request.get(VISITOR)
+    return {"who": "" if visitor is None else visitor.name, "from": request.remote or ""}
+
+
+def _may_act(request: web.Request) -> bool:
+    visitor = request.get(VISITOR)
+    return visitor is None or visitor.access >= Access.OPERATOR
+
+
+async def _static(request: web.Request) -> web.StreamResponse:
+    path = _FILES.get(request.match_info["file"])
+    if path is None:
+        raise web.HTTPNotFound
+    # Pages name the version of the files, so that a browser need not ask twice.
+    return web.FileResponse(path, headers={"Cache-Control": "public, max-age=31536000, immutable"})
+
+
+def _inside(address: str) -> str:
+    """Return an address if it is one of ours; else the first page."""
+    parts = urlsplit(address)
+    ours = address.startswith("/") and not address.startswith(("//", "/\\")) and not parts.netloc
+    return address if ours and address.isprintable() else "/"
+
+
+def _see(address: str, said: Mapping[str, str]) -> web.Response:
+    """Answer a POST: look there."""
+    parts = urlsplit(address)
+    kept = [(name, value) for name, value in parse_qsl(parts.query) if name not in ("did", "done", "late")]
+    query = urlencode([*kept, *said.items()])
+    return web.Response(status=303, headers={"Location": f"{parts.path}?{query}" if query else parts.path})
+
+
+def _notice(query: Mapping[str, str]) -> str:
+    """Return what the last action came to, in words of ours alone."""
+    action = ACTIONS.get(query.get("did", ""))
+    done, late = query.get("done", ""), query.get("late", "")
+    if action is None or not all(text.isascii() and text.isdigit() and len(text) < 8 for text in (done, late)):
+        return ""
+    said = f"{int(done):,} {action.past}"
+    return f"{said}; {int(late):,} came too late: nothing is left to be done to them" if int(late) else said

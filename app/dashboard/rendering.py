@@ -1,0 +1,114 @@
+"""Makes pages of templates: what is not HTML is escaped, and nothing in a page is a script or a style."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+_HERE = Path(__file__).parent
+STATIC = _HERE / "static"
+#: Stands for what is not known.
+_UNKNOWN = "\N{EN DASH}"
+
+
+def environment() -> Environment:
+    """Return what makes pages."""
+    made = Environment(
+        loader=FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    made.filters.update(
+        number=number, rate=rate, age=age, short=short, moment=moment, path=path, query=urlencode, setting=setting
+    )
+    made.globals["version"] = _version()
+    return made
+
+
+def _version() -> str:
+    """Return what changes when a static file does, so that browsers may keep them."""
+    digest = sha256()
+    for each in sorted(STATIC.rglob("*.*")):
+        digest.update(each.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def number(value: float | None) -> str:
+    """Return a count; a dash for one that is not known."""
+    return _UNKNOWN if value is None else f"{value:,.0f}"
+
+
+def rate(value: float | None) -> str:
+    """Return a number per second."""
+    if value is None:
+        return _UNKNOWN
+    return "0" if value < 0.05 else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def short(seconds: float | None) -> str:
+    """Return a duration that may be of milliseconds."""
+    return f"{seconds * 1000:.0f} ms" if seconds is not None and seconds < 1 else age(seconds)
+
+
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+def age(seconds: float | None) -> str:
+    """Return a duration in its two greatest units."""
+    if seconds is None:
+        return _UNKNOWN
+    if abs(seconds) < 10:
+        return f"{seconds:.1f} s"
+    left = round(abs(seconds))
+    parts: list[str] = []
+    for size, unit in _UNITS:
+        if left >= size and len(parts) < 2:
+            parts.append(f"{left // size} {unit}")
+            left %= size
+        elif parts:
+            break
+    return ("-" if seconds < 0 else "") + " ".join(parts)
+
+
+def moment(value: str | float | datetime | None) -> Markup | str:
+    """Return a moment, given as ISO 8601 or in seconds since 1970, as UTC of 24 hours."""
+    if value is None:
+        return _UNKNOWN
+    try:
+        if isinstance(value, str):
+            value = datetime.fromisoformat(value)
+        elif not isinstance(value, datetime):
+            value = datetime.fromtimestamp(value, UTC)
+    except (ValueError, OverflowError, OSError):
+        return str(value)
+    value = value.astimezone(UTC)
+    shown = value.strftime("%Y-%m-%d %H:%M:%S")
+    return Markup('<time datetime="{}">{}</time>').format(value.isoformat(timespec="milliseconds"), shown)
+
+
+def path(text: str) -> str:
+    """Return a name as one part of an address."""
+    return quote(text, safe="")
+
+
+def setting(value: Any) -> Markup:
+    """Return a value of a setting."""
+    if isinstance(value, Mapping):
+        text = ", ".join(f"{name} = {each}" for name, each in value.items()) or "none"
+    elif isinstance(value, list | tuple | set | frozenset):
+        text = ", ".join(map(str, value)) or "none"
+    elif isinstance(value, bool):
+        text = "yes" if value else "no"
+    else:
+        text = "none" if value is None else str(value)
+    return escape(text)

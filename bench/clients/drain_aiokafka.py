@@ -1,0 +1,36 @@
+"""One process of an aiokafka consumer group: the client that Marq itself stands on, with nothing but offsets."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from aiokafka import AIOKafkaConsumer
+
+from bench.clients.received import Received
+
+
+async def main(servers: str, topic: str, count: int) -> None:
+    received = Received(count)
+    consumer = AIOKafkaConsumer(
+        topic,
+        bootstrap_servers=servers,
+        group_id=f"{topic}-aiokafka",
+        auto_offset_reset="earliest",
+        enable_auto_commit=False,
+    )
+    await consumer.start()
+    while not received.complete:
+        fetched = await consumer.getmany(timeout_ms=1_000)
+        if not fetched:
+            continue
+        for records in fetched.values():
+            received.add(record.value for record in records)
+        await consumer.commit()
+    received.end()
+    await consumer.stop()
+    received.print()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))

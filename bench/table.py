@@ -1,0 +1,204 @@
+"""Puts what a whole run of the suite has found into README.md, and draws it: ``python -m bench.table [FILE]``.
+
+Without a file the newest one of ``bench/results`` is taken.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.result import RESULTS
+from bench.rows.drain import AIOKAFKA, GROUP, ITERATE, RUN, RUN_BATCH, SHARE
+from bench.rows.rabbitmq import QUORUM
+from bench.suite import show_number
+
+ROOT = Path(__file__).parents[1]
+README, DOCS = ROOT / "README.md", ROOT / "docs"
+BEGIN, END = "<!-- bench.table begins -->", "<!-- bench.table ends -->"
+DRAINS_PNG, WORK_PNG = "bench-drains.png", "bench-work.png"
+
+Result = Mapping[str, Any]
+Medians = Mapping[str, Mapping[str, float]]
+
+NAMES = {
+    RUN: "Marq, `run`: a handler for each message",
+    RUN_BATCH: "Marq, `run_batch`: a handler for up to 1,000 messages",
+    ITERATE: "Marq, `async for … async with message`",
+    SHARE: "confluent-kafka share group, an ack for each message",
+    GROUP: "confluent-kafka consumer group, offsets only",
+    AIOKAFKA: "aiokafka consumer group, offsets only",
+}
+#: Colours that can be told apart by people who do not see all of them (Okabe and Ito): Marq's, and the others'.
+OWN, OTHERS = "#0072B2", ("#D55E00", "#8C6D00")
+
+
+def newest(folder: Path = RESULTS) -> Path:
+    """Return the file of the newest whole run.
+
+    Raises:
+        SystemExit: there is none.
+    """
+    files = sorted(folder.glob("suite-*.json"))
+    if not files:
+        raise SystemExit(f"bench: no whole run in {folder}: make bench writes one")
+    return files[-1]
+
+
+def render(result: Result, name: str) -> str:
+    """Return the text between the marks; ``name`` is the result's file's."""
+    parts = [_heading(result, name), *_tables(result["rows"]), _bars(result["bars"])]
+    return "\n\n".join(parts)
+
+
+def _heading(result: Result, name: str) -> str:
+    size, cores = result["size"], result["machine"].partition(",")[0]
+    versions = ", ".join(f"{library} {version}" for library, version in result["versions"].items())
+    return (
+        f"Medians of {size['runs']} alternated runs (3 where a run takes long) on {result['date'][:10]}; {cores}, which"
+        f" the broker, the worker and the consumers share. {size['messages']:,} messages of {size['value_bytes']} bytes"
+        f" in {size['partitions']} partitions where nothing else is said. {versions}. All figures of all runs:"
+        f" `bench/results/{name}`."
+    )
+
+
+def _tables(rows: Mapping[str, Any]) -> Iterator[str]:
+    if "drain" in rows:
+        yield _drains(rows["drain"]["medians"])
+        yield f"![Rates of drains](docs/{DRAINS_PNG})"
+    work = {name.partition("-")[2]: row["medians"] for name, row in rows.items() if name.startswith("work-")}
+    if work:
+        yield _work(work)
+        yield f"![Rates of messages that take their time](docs/{WORK_PNG})"
+    if "rabbitmq" in rows:
+        yield _rabbitmq(rows["rabbitmq"])
+
+
+def _drains(medians: Medians) -> str:
+    head = (
+        "a full queue, drained by one process",
+        "messages/s",
+        "first one after",
+        "CPU seconds: client, worker, broker",
+    )
+    return _table(head, [_drain(NAMES.get(name, name), found) for name, found in medians.items()])
+
+
+def _drain(name: str, found: Mapping[str, float]) -> Sequence[str]:
+    parts = ("cpu_seconds", "tracker_cpu_seconds", "broker_cpu_seconds")
+    taken = " + ".join(f"{found[part]:.2f}" for part in parts if part in found)
+    return name, rate(found), f"{found['startup_seconds']:.2f} s", taken
+
+
+def _work(cells: Mapping[str, Medians]) -> str:
+    systems = [name for name in (RUN, SHARE, GROUP) if all(name in medians for medians in cells.values())]
+    rows = [[_waiting(cell), *(rate(medians[name]) for name in systems)] for cell, medians in cells.items()]
+    return _table(("waiting for each message, messages/s", *systems), rows)
+
+
+def _waiting(cell: str) -> str:
+    return "500 ms for 1 % of them" if cell == "slow" else cell.replace("ms", " ms")
+
+
+def _rabbitmq(row: Mapping[str, Any]) -> str:
+    medians: Medians = row["medians"]
+    if QUORUM not in medians:
+        return f"RabbitMQ was not measured: {row['skipped'][QUORUM]}."
+    rows = [(name, rate(found)) for name, found in medians.items()]
+    return _table(("a tenth of the messages, beside RabbitMQ", "messages/s"), rows)
+
+
+def _bars(bars: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        (bar["what"], f"{'at least' if bar['at_least'] else 'at most'} {show_number(bar['limit'])} {bar['unit']}",
+         show_number(bar["found"]), "yes" if bar["met"] else "**no**")
+        for bar in bars
+    ]  # fmt: skip
+    return _table(("what is asked for", "limit", "found", "met"), rows)
+
+
+def rate(found: Mapping[str, float]) -> str:
+    return f"{round(found['rate'], -3 if found['rate'] >= 10_000 else -2):,.0f}"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def placed(page: str, text: str) -> str:
+    """Return the page with the text between its marks.
+
+    Raises:
+        ValueError: it has no such marks.
+    """
+    pattern = re.compile(f"({re.escape(BEGIN)}\n).*(\n{re.escape(END)})", re.DOTALL)
+    if not pattern.search(page):
+        raise ValueError(f"no {BEGIN} and {END}")
+    return pattern.sub(lambda found: f"{found[1]}\n{text}\n{found[2]}", page)
+
+
+def between(page: str) -> str:
+    """Return what stands between the marks."""
+    return page.partition(f"{BEGIN}\n")[2].partition(f"\n{END}")[0].strip()
+
+
+def plot(rows: Mapping[str, Any], folder: Path) -> None:
+    """Draw the rates of drains and of work, as far as they were measured."""
+    if "drain" in rows:
+        _plot_drains(rows["drain"]["medians"], folder / DRAINS_PNG)
+    cells = {name.partition("-")[2]: row["medians"] for name, row in rows.items() if name.startswith("work-")}
+    if cells:
+        _plot_work(cells, folder / WORK_PNG)
+
+
+def _plot_drains(medians: Medians, path: Path) -> None:
+    from matplotlib.figure import Figure  # slow to import
+
+    names = sorted(medians, key=lambda name: medians[name]["rate"])
+    figure = Figure(figsize=(9, 0.5 * len(names) + 1.2), layout="constrained")
+    axes = figure.subplots()
+    colors = [OWN if name.startswith("marq") else OTHERS[0] for name in names]
+    drawn = axes.barh(names, [medians[name]["rate"] / 1000 for name in names], color=colors)
+    axes.bar_label(drawn, fmt="{:,.0f}", padding=3)
+    axes.set_xlabel("thousand messages a second, once it runs")
+    _save(figure, axes, "A full queue drained by one process", path)
+
+
+def _plot_work(cells: Mapping[str, Medians], path: Path) -> None:
+    from matplotlib.figure import Figure  # slow to import
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / 3
+    for at, (name, color) in enumerate(zip((RUN, SHARE, GROUP), (OWN, *OTHERS), strict=True)):
+        places = [cell + (at - 1) * width for cell in range(len(cells))]
+        heights = [medians[name]["rate"] / 1000 if name in medians else 0 for medians in cells.values()]
+        drawn = axes.bar(places, heights, width, color=color, label=name)
+        axes.bar_label(drawn, fmt="{:,.0f}", padding=2, fontsize=8)
+    axes.set_xticks(range(len(cells)), [_waiting(cell) for cell in cells])
+    axes.set_ylabel("thousand messages a second")
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False)
+    _save(figure, axes, "Messages that take their time: waiting for each", path)
+
+
+def _save(figure: Any, axes: Any, title: str, path: Path) -> None:
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+
+
+def main() -> None:
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else newest()
+    result = json.loads(path.read_text(encoding="utf-8"))
+    README.write_text(placed(README.read_text(encoding="utf-8"), render(result, path.name)), encoding="utf-8")
+    plot(result["rows"], DOCS)
+    print(f"{README.name} and the plots in {DOCS.name} show {path.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Prometheus metrics of a service that uses marq: the extra ``marq[metrics]``.
+
+What workers can tell (deliveries, acks, what is open) is told by them. Here is what only the service knows: what its
+clients hold, and how long its handlers take. Nothing is measured unless it is asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from marq.consumer import Consumer
+from marq.crew import is_coroutine_function
+from marq.handlers import Handler
+from marq.message import Message
+from marq.outcomes import Reject, Retry
+from marq.producer import Producer
+
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry, Histogram
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.registry import Collector
+except ImportError as error:
+    raise ImportError("marq.metrics needs prometheus-client: pip install 'marq[metrics]'") from error
+
+#: Upper ends of the buckets of both histograms, in seconds.
+BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
+
+
+class ClientCollector(Collector):
+    """Figures of consumers and producers, looked at when they are scraped.
+
+    Register it: ``prometheus_client.REGISTRY.register(ClientCollector(consumer, producer))``. Of a consumer that is
+    stopped nothing is told.
+    """
+
+    def __init__(self, *clients: Consumer | Producer) -> None:
+        for client in clients:
+            if not isinstance(client, Consumer | Producer):
+                raise TypeError(f"ClientCollector: expected marq.Consumer or marq.Producer, not {client!r}")
+        self._consumers = [each for each in clients if isinstance(each, Consumer)]
+        self._producers = [each for each in clients if isinstance(each, Producer)]
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the metrics, as prometheus_client asks for them."""
+        yield from self._held()
+        breakers = GaugeMetricFamily(
+            "marq_consumer_breaker_open", "Whether the circuit breaker of a queue is open here.", labels=["queue"]
+        )
+        for consumer in self._consumers:
+            for queue, state in consumer.breakers.items():
+                breakers.add_metric([queue], state == "open")
+        yield breakers
+        yield CounterMetricFamily(
+            "marq_producer_messages_sent",
+            "Messages that were sent and confirmed, but for delayed ones.",
+            sum(each.sent for each in self._producers),
+        )
+        yield CounterMetricFamily(
+            "marq_producer_messages_failed",
+            "Messages that are not known to be sent.",
+            sum(each.failed for each in self._producers),
+        )
+
+    def _held(self) -> Iterator[Metric]:
+        held = GaugeMetricFamily(
+            "marq_consumer_messages_held", "Messages that are leased and not finished.", labels=["consumer"]
+        )
+        taken = GaugeMetricFamily(
+            "marq_consumer_messages_taken", "Of these, what handlers or callers work on.", labels=["consumer"]
+        )
+        for consumer in self._consumers:
+            if (figures := consumer.holding) is not None:
+                held.add_metric([consumer.name], figures[0])
+                taken.add_metric([consumer.name], figures[1])
+        yield from (held, taken)
+
+
+class HandlerMetrics:
+    """Histograms of handlers: ``run(metrics.measured(handler))``.
+
+    ``marq_process_duration_seconds`` by queue and outcome (``done``, ``retry``, ``reject``, ``failed``), and
+    ``marq_wait_duration_seconds`` by queue: from the first send to the call, at first deliveries, by both machines'
+    clocks.
+    """
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self._duration = Histogram(
+            "marq_process_duration_seconds",
+            "How long calls of handlers took.",
+            ["queue", "outcome"],
+            registry=registry,
+            buckets=BUCKETS,
+        )
+        self._wait = Histogram(
+            "marq_wait_duration_seconds",
+            "How long messages waited for their first delivery.",
+            ["queue"],
+            registry=registry,
+            buckets=BUCKETS,
+        )
+
+    def measured(self, handler: Handler) -> Handler:
+        """Return a handler that does the same and is measured; what a decorator says of it goes with it."""
+        if is_coroutine_function(handler):
+
+            @functools.wraps(handler)
+            async def call(message: Message) -> None:
+                done = self._begin(message)
+                try:
+                    await handler(message)
+                except BaseException as error:
+                    done(_outcome(error))
+                    raise
+                done("done")
+
+            return call
+
+        @functools.wraps(handler)
+        def call_plain(message: Message) -> Any:
+            done = self._begin(message)
+            try:
+                result = handler(message)
+            except BaseException as error:
+                done(_outcome(error))
+                raise
+            done("done")
+            return result
+
+        return call_plain
+
+    def _begin(self, message: Message) -> Callable[[str], None]:
+        queue = message.queue
+        if message.attempt == 1:
+            waited = datetime.now(UTC) - message.sent_at
+            self._wait.labels(queue).observe(max(0.0, waited.total_seconds()))
+        began_s = time.perf_counter()
+
+        def done(outcome: str) -> None:
+            self._duration.labels(queue, outcome).observe(time.perf_counter() - began_s)
+
+        return done
+
+
+def _outcome(error: BaseException) -> str:
+    if isinstance(error, Retry):
+        return "retry"
+    return "reject" if isinstance(error, Reject) else "failed"

@@ -1,0 +1,389 @@
+"""OpenTelemetry spans of what clients and handlers do, by its conventions for messaging: the extra ``marq[otel]``.
+
+``marq.tracing.instrument()`` puts itself around the calls of this process' clients; without it they cost nothing. The
+context of a message is in its headers, which every copy of it keeps: a message that is delayed, released or redelivered
+is processed in the trace in which it was sent, each attempt in a span of its own. No span has anything of a payload.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from time import time_ns
+from types import TracebackType
+from typing import Any
+
+from marq.batches import BatchWorkers
+from marq.consumer import Consumer
+from marq.crew import is_coroutine_function
+from marq.message import Message
+from marq.outcomes import Reject, Retry
+from marq.producer import Producer
+from marq.receipt import Receipt
+from marq.sync import _ProducerThread
+from marq.workers import Workers
+
+try:
+    from opentelemetry import context as contexts
+    from opentelemetry import propagate, trace
+    from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, TracerProvider
+except ImportError as error:
+    raise ImportError("marq.tracing needs OpenTelemetry: pip install 'marq[otel]'") from error
+
+#: Messages of a batch to whose senders a span is linked.
+MAX_LINKS = 128
+
+_Attributes = dict[str, str | int | float]
+#: What was there before; empty: nothing is instrumented.
+_originals: list[tuple[type, str, Any]] = []
+_tracer: Tracer = trace.NoOpTracer()
+#: Spans of ``async with message`` that are open, by the message's identity; None: it is in a handler, which has one.
+_blocks: dict[int, Any] = {}
+
+
+def instrument(tracer_provider: TracerProvider | None = None) -> None:
+    """Tell of all clients of this process from now on; does nothing when it was called before.
+
+    ``tracer_provider``: else the global one, as OpenTelemetry's SDK sets it up.
+    """
+    global _tracer
+    if _originals:
+        return
+    _tracer = trace.get_tracer("marq", tracer_provider=tracer_provider)
+    for owner, name, around in _INSTRUMENTED:
+        original = getattr(owner, name)
+        _originals.append((owner, name, original))
+        setattr(owner, name, functools.wraps(original)(around(original)))
+
+
+def uninstrument() -> None:
+    """Let clients be as they were."""
+    while _originals:
+        owner, name, original = _originals.pop()
+        setattr(owner, name, original)
+
+
+# --- send -------------------------------------------------------------------------------------------------------------
+
+
+def _send(original: Any) -> Any:
+    async def send(self: Producer, queue: Any, value: Any, *, headers: Any = None, **options: Any) -> Any:
+        attributes = _delay(options)
+        if not isinstance(queue, str):
+            attributes["messaging.batch.message_count"] = len(queue)
+        with _span("send", "send", queue, SpanKind.PRODUCER, attributes) as span:
+            receipt = await original(self, queue, value, headers=_with_context(headers), **options)
+            if isinstance(receipt, Receipt):
+                span.set_attributes(_place(receipt, delayed="marq.delay" in attributes))
+            return receipt
+
+    return send
+
+
+def _send_many(original: Any) -> Any:
+    async def send_many(self: Producer, queue: Any, values: Iterable[Any], *, headers: Any = None, **more: Any) -> Any:
+        items = list(values)
+        attributes = _delay(more) | {"messaging.batch.message_count": len(items)}
+        with _span("send", "send", queue, SpanKind.PRODUCER, attributes):
+            return await original(self, queue, items, headers=_with_context(headers), **more)
+
+    return send_many
+
+
+def _from_thread(original: Any) -> Any:
+    def call(self: Any, send: Callable[[Producer], Any]) -> Any:
+        ours = contexts.get_current()
+
+        async def send_there(producer: Producer) -> Any:
+            token = contexts.attach(ours)
+            try:
+                return await send(producer)
+            finally:
+                contexts.detach(token)
+
+        return original(self, send_there)
+
+    return call
+
+
+def _with_context(headers: Any) -> Any:
+    """Return headers with the context of the current span; what is wrong with them is said where they are sent."""
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    pairs = headers.items() if isinstance(headers, Mapping) else headers or ()
+    # Of a message that is passed on it has that of its sender.
+    kept = [pair for pair in pairs if not (isinstance(pair, tuple | list) and pair and pair[0] in carrier)]
+    return [*kept, *[(name, value.encode()) for name, value in carrier.items()]]
+
+
+def _delay(options: Mapping[str, Any]) -> _Attributes:
+    delay = options.get("delay")
+    if isinstance(delay, timedelta):
+        delay = delay.total_seconds()
+    return {"marq.delay": delay} if isinstance(delay, int | float) and delay else {}
+
+
+# --- receive ----------------------------------------------------------------------------------------------------------
+
+
+def _receive(original: Any) -> Any:
+    async def receive(self: Consumer, *arguments: Any, **options: Any) -> list[Message]:
+        began_ns = time_ns()
+        messages: list[Message] = await original(self, *arguments, **options)
+        # A wait in which nothing came is nothing to tell of.
+        if messages:
+            span = _tracer.start_span(
+                f"receive {self.name}",
+                kind=SpanKind.CLIENT,
+                links=_links(messages),
+                attributes=_attributes("receive", "receive", self.name)
+                | {"messaging.batch.message_count": len(messages)},
+                start_time=began_ns,
+            )
+            span.end()
+        return messages
+
+    return receive
+
+
+# --- process ----------------------------------------------------------------------------------------------------------
+
+
+def _workers(original: Any) -> Any:
+    def init(self: Workers, shelf: Any, outbox: Any, handler: Any, *more: Any, **options: Any) -> None:
+        original(self, shelf, outbox, _traced(handler), *more, **options)
+
+    return init
+
+
+def _batch_workers(original: Any) -> Any:
+    def init(self: BatchWorkers, shelf: Any, outbox: Any, handler: Any, *more: Any, **options: Any) -> None:
+        original(self, shelf, outbox, _traced_batch(handler), *more, **options)
+
+    return init
+
+
+def _traced(handler: Any) -> Any:
+    if not is_coroutine_function(handler):
+
+        def call_plain(message: Message) -> Any:
+            with _process([message]):
+                return handler(message)
+
+        return call_plain
+
+    async def call(message: Message) -> None:
+        with _process([message]), _in_handler(message):
+            await handler(message)
+            if message._offset not in message._lease.decided:
+                # What follows the return of a handler, a moment before.
+                with _span("ack", "settle", message.queue, SpanKind.CLIENT, _of(message)):
+                    message._ack_later()
+
+    return call
+
+
+@contextmanager
+def _in_handler(message: Message) -> Iterator[None]:
+    _blocks[id(message)] = None
+    try:
+        yield
+    finally:
+        del _blocks[id(message)]
+
+
+def _traced_batch(handler: Any) -> Any:
+    if not is_coroutine_function(handler):
+
+        def call_plain(messages: list[Message]) -> Any:
+            with _process(messages):
+                return handler(messages)
+
+        return call_plain
+
+    async def call(messages: list[Message]) -> None:
+        with _process(messages):
+            await handler(messages)
+
+    return call
+
+
+def _enter(original: Any) -> Any:
+    async def enter(self: Message) -> Message:
+        message: Message = await original(self)
+        if id(self) in _blocks:
+            return message
+        processing = _process([message])
+        processing.__enter__()
+        _blocks[id(self)] = processing
+        return message
+
+    return enter
+
+
+def _exit(original: Any) -> Any:
+    async def leave(
+        self: Message, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        done: bool = await original(self, kind, error, traceback)
+        processing = _blocks.get(id(self))
+        if processing is not None:
+            del _blocks[id(self)]
+            try:
+                processing.__exit__(kind, error, traceback)
+            except BaseException as passed:
+                if passed is not error:
+                    raise
+        return done
+
+    return leave
+
+
+@contextmanager
+def _process(messages: Sequence[Message]) -> Iterator[Span]:
+    """A span of the work on messages: of one in the trace of its sender, unless there is a span already."""
+    queues = {message.queue for message in messages}
+    attributes: _Attributes = {"messaging.batch.message_count": len(messages)}
+    parent = None
+    if len(messages) == 1:
+        attributes = _of(messages[0])
+        if not trace.get_current_span().get_span_context().is_valid:
+            parent = _context(messages[0])
+    queue = queues.pop() if len(queues) == 1 else ""
+    with _span("process", "process", queue, SpanKind.CONSUMER, attributes, _links(messages), parent) as span:
+        yield span
+
+
+# --- settle -----------------------------------------------------------------------------------------------------------
+
+
+def _settle(name: str) -> Callable[[Any], Any]:
+    def around(original: Any) -> Any:
+        async def settle(self: Message, *arguments: Any, **options: Any) -> None:
+            with _span(name, "settle", self.queue, SpanKind.CLIENT, _of(self)):
+                await original(self, *arguments, **options)
+
+        return settle
+
+    return around
+
+
+def _fail(original: Any) -> Any:
+    """What follows an exception: a release, or a reject where the exception or the queue's rules want that."""
+
+    def fail(self: Message, error: BaseException, *more: Any) -> None:
+        lease = self._lease
+        if self._offset in lease.decided:
+            original(self, error, *more)
+            return
+        # The handler's span is over by then; that of a block is not.
+        parent = None if trace.get_current_span().get_span_context().is_valid else _context(self)
+        rejected = len(lease.rejected)
+        with _span("release", "settle", self.queue, SpanKind.CLIENT, _of(self), parent=parent) as span:
+            original(self, error, *more)
+            if len(lease.rejected) > rejected:
+                span.update_name(f"reject {self.queue}")
+                span.set_attribute("messaging.operation.name", "reject")
+
+    return fail
+
+
+def _ack(original: Any) -> Any:
+    async def ack(self: Consumer, messages: Any) -> None:
+        given = [messages] if isinstance(messages, Message | str) else list(messages)
+        with _span("ack", "settle", self.name, SpanKind.CLIENT, {"messaging.batch.message_count": len(given)}):
+            await original(self, given)
+
+    return ack
+
+
+# --- spans ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _span(
+    operation: str,
+    kind: str,
+    queue: Any,
+    span_kind: SpanKind,
+    attributes: _Attributes,
+    links: Sequence[Link] = (),
+    parent: contexts.Context | None = None,
+) -> Iterator[Span]:
+    """A span that is current until its end, and says which error ended it, but not with which text."""
+    destination = queue if isinstance(queue, str) else ""
+    with _tracer.start_as_current_span(
+        f"{operation} {destination}".rstrip(),
+        context=parent,
+        kind=span_kind,
+        attributes=_attributes(operation, kind, destination) | attributes,
+        links=links,
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as span:
+        try:
+            yield span
+        except (Retry, Reject) as outcome:
+            span.set_attribute("marq.outcome", type(outcome).__name__.lower())
+            raise
+        except BaseException as error:
+            span.set_attribute("error.type", type(error).__qualname__)
+            span.set_status(Status(StatusCode.ERROR))
+            raise
+
+
+def _attributes(operation: str, kind: str, queue: str) -> _Attributes:
+    found: _Attributes = {
+        "messaging.system": "kafka",
+        "messaging.operation.name": operation,
+        "messaging.operation.type": kind,
+    }
+    return found | {"messaging.destination.name": queue} if queue else found
+
+
+def _of(message: Message) -> _Attributes:
+    return {
+        "messaging.message.id": message.id,
+        "messaging.destination.partition.id": str(message.partition),
+        "messaging.kafka.offset": message.offset,
+        "marq.attempt": message.attempt,
+    }
+
+
+def _place(receipt: Receipt, *, delayed: bool) -> _Attributes:
+    found: _Attributes = {"messaging.message.id": receipt.id}
+    if delayed:
+        return found
+    return found | {
+        "messaging.destination.partition.id": str(receipt.partition),
+        "messaging.kafka.offset": receipt.offset,
+    }
+
+
+def _links(messages: Sequence[Message]) -> list[Link]:
+    found = [trace.get_current_span(_context(message)).get_span_context() for message in messages[:MAX_LINKS]]
+    return [Link(each) for each in found if each.is_valid]
+
+
+def _context(message: Message) -> contexts.Context:
+    """Return the context in which a message was sent, an empty one where that is not known."""
+    carrier = {name: value.decode("utf-8", "replace") for name, value in message.headers.items() if value is not None}
+    return propagate.extract(carrier, context=contexts.Context())
+
+
+#: Class, method, and what makes the method that takes its place.
+_INSTRUMENTED: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
+    (Producer, "send", _send),
+    (Producer, "send_many", _send_many),
+    (_ProducerThread, "call", _from_thread),
+    (Consumer, "receive", _receive),
+    (Consumer, "ack", _ack),
+    (Workers, "__init__", _workers),
+    (BatchWorkers, "__init__", _batch_workers),
+    (Message, "__aenter__", _enter),
+    (Message, "__aexit__", _exit),
+    (Message, "_fail", _fail),
+    *((Message, name, _settle(name)) for name in ("ack", "release", "reject", "renew")),
+)

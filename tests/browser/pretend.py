@@ -1,0 +1,340 @@
+"""An installation that is none: figures that the pages show in tests and in screenshots, without a broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from math import sin
+from typing import Any
+
+from agents.listing import SHOWN_BYTES
+from agents.shown import Redaction
+from agents.statistics import empty_figures
+from app.dashboard import history
+from app.dashboard.actions import Letters
+from app.dashboard.tasks import Reached
+from marq.core.errors import BrokerUnavailable, ConfigError
+from marq.core.handling_times import BOUNDS_MS
+from marq.core.queue import QueueSettings, settings_document
+from marq.dead_letters import Deleted, Kind, Redriven
+from marq.letter_filter import Filters
+
+#: What whoever sends messages may try to do to whoever looks at them.
+HOSTILE = b'{"card": "4111-1111", "name": "<img src=x onerror=alert(1)>", "note": "</script><script>alert(2)</script>"}'
+NOW = datetime(2026, 11, 22, 6, 0, 0, tzinfo=UTC)
+#: How many messages took how long.
+HANDLED = [0, 0, 5, 80, 15, *[0] * (len(BOUNDS_MS) - 4)]
+URLS = ("http://10.0.0.7:6066", "http://10.0.0.8:6066")
+QUEUES = ("emails", "invoices", "reports", "thumbnails", "webhooks")
+
+
+_STORY = (
+    ("ACQUIRE", "taken by a consumer, attempt 1, lease 30 s"),
+    ("RENEW", "kept for 30 s from here on"),
+    ("RELEASE", "given back, to be delivered after its backoff: ConnectionError: <i>refused</i>"),
+    ("REDELIVERED", "sent to its queue again, attempt 2: it was released"),
+    ("ACQUIRE", "taken by a consumer, attempt 2, lease 30 s"),
+)
+
+
+def figures_of(queues: Sequence[str]) -> dict[str, Any]:
+    """Return figures of some queues, each of its own."""
+    found = {}
+    for number, queue in enumerate(queues):
+        found[queue] = empty_figures() | {
+            "in_flight": 12 * number % 50,
+            "waiting_for_delivery": 7 * number % 40,
+            "waiting_for_redelivery": number % 3,
+            "acquired": 10_000 * number,
+            "acked": 9_950 * number,
+            "dead": 4 if number % 4 == 1 else 0,
+            "oldest_lease_seconds": 3.5 * (number % 40),
+            "acquired_per_second": 110.5 * (number % 7),
+            "acked_per_second": 108.0 * (number % 7),
+            "redelivered_per_second": 0.4 * (number % 3),
+            "waiting": 31 * number % 90,
+            "oldest_waiting_seconds": 0.4 * (number % 9),
+            "arrived": 10_040 * number,
+            "arrived_per_second": 111.0 * (number % 7),
+        }
+    return found
+
+
+def partition(number: int, **changed: Any) -> dict[str, Any]:
+    """Return the figures of a markers partition."""
+    return {
+        "partition": number,
+        "state": "owner",
+        "alarm": "",
+        "applied_offset": 120_000 + number,
+        "open": 40,
+        "recovered_records": 0,
+        "folded": 120_000,
+        "skipped": 0,
+        "quarantined": 0,
+        "transactions": 900,
+        "clock_jump_ms": 0,
+        "lateness_p50_ms": 40,
+        "lateness_p99_ms": 210,
+        **changed,
+    }
+
+
+CENSUS = {
+    "counted": True,
+    "complete": True,
+    "uncounted": 0,
+    "strangers": 0,
+    "others": 0,
+    "switched_off": 0,
+    "trouble": [],
+}
+
+
+class PretendInstallation:
+    """Figures that never change, but for what an actor does; ``queues``: by name."""
+
+    payload = HOSTILE
+    error = "ConnectionError: mail server refused <script>alert(3)</script>"
+    rare_kind = "<b>TimeoutError</b>"
+    story = _STORY
+
+    def __init__(self, queues: Sequence[str] = QUEUES, redact: Sequence[str] = ("card",)) -> None:
+        self.queues = list(queues)
+        self.redaction = Redaction(redact)
+        self.paused: set[str] = set()
+        self.complete = True
+        self.alarm = ""
+        self.tasks_of_others: list[dict[str, Any]] = []
+        self.open = {f"marq.messages/0/{number}": self._open(number) for number in range(4)}
+        self.delayed = {f"~{'ab' * 16}/0/{number}": self._delayed(number) for number in range(3)}
+        self.dead = [self._letter(number) for number in range(5)] if queues else []
+
+    async def figures(self) -> dict[str, Any]:
+        workers = [
+            {"url": URLS[0], "answered": True, "partitions": [partition(0), partition(1, alarm=self.alarm)],
+             "handlers": [{"group": "handlers", "queues": ["emails"], "pid": 4711, "starts": 1, "breakers": {}}]},
+            {"url": URLS[1], "answered": self.complete, "partitions": [partition(2)] if self.complete else [],
+             "handlers": []},
+        ]  # fmt: skip
+        return {
+            "complete": self.complete, "queues": figures_of(self.queues), "workers": workers, "census": CENSUS,
+            "handled": {"emails": HANDLED},
+        }  # fmt: skip
+
+    async def consumers(self, queues: Sequence[str], wait_s: float) -> dict[str, int]:
+        return {queue: 2 for queue in queues if queue != "reports"}
+
+    def documents(self, queues: Sequence[str]) -> dict[str, dict[str, Any]]:
+        return {queue: settings_document(QueueSettings(paused=queue in self.paused)) for queue in queues}
+
+    def defined(self) -> Sequence[str]:
+        return self.queues[:1]
+
+    async def history(self, queue: str, query: Mapping[str, str]) -> dict[str, Any]:
+        now_slot = history.slot_now()
+        kept = history.History()
+        for slot in range(now_slot - 89, now_slot + 1):
+            wave = 1 + sin(slot / 9)
+            row = empty_figures() | {
+                "in_flight": 40 * wave, "waiting_for_delivery": 25, "waiting_for_redelivery": 5 * (2 - wave),
+                "acquired_per_second": 900 * wave, "acked_per_second": 880 * wave, "redelivered_per_second": 12,
+            }  # fmt: skip
+            kept.add(slot, {"emails": row})
+        return {"complete": self.complete, **history.add_up([kept.local("", now_slot)], now_slot)}
+
+    async def queue(self, name: str, query: Mapping[str, str]) -> dict[str, Any]:
+        member = {"id": "consumer-1", "client_id": "billing", "host": "10.0.0.9", "partitions": {"marq.messages": [0]}}
+        settings = settings_document(QueueSettings())
+        consumers = [] if name == "reports" else [member]
+        return {
+            "queue": name,
+            "defined": True,
+            "group": None,
+            "consumer_group": f"marq.queue.{name}",
+            "partitions": {"sent_to": "all", "read": "all"},
+            "settings": {key: {"value": value, "from": "default"} for key, value in settings.items()},
+            "complete": self.complete,
+            "figures": figures_of(self.queues).get(name),
+            "census": CENSUS,
+            "handled": HANDLED if name == "emails" else [],
+            "messages": [
+                {"partition": number, "consumer": "billing", "host": "10.0.0.9", "end": 52_000, "committed": 51_990,
+                 "lag": 10, "first_open": 51_940, "gap": 50, "in_flight": 12, "waiting": 1, "oldest_seconds": 3.5}
+                for number in range(2)
+            ],
+            "elsewhere": 3,
+            "markers": await self.markers(await self.figures()),
+            "consumers": consumers,
+        }  # fmt: skip
+
+    async def messages(self, queue: str, query: Mapping[str, str]) -> dict[str, Any]:
+        if query["state"] not in ("in_flight", "delayed"):
+            raise ConfigError(f"state={query['state']}: expected one of in_flight, delayed")
+        found = self.open if query["state"] == "in_flight" else self.delayed
+        wanted = query.get("error", "")
+        return {"complete": self.complete, "messages": [each for each in found.values() if wanted in each["error"]]}
+
+    async def waiting(self, queue: str, limit: int) -> dict[str, Any]:
+        if queue == "reports":
+            return {"complete": False, "messages": []}
+        shown = self._message("marq.messages/1/77", "", 0.0)
+        return {"complete": True, "messages": [shown | {"not_before": NOW.isoformat(), "attempt": 1, "error": ""}]}
+
+    async def message(self, message_id: str, since_ms: int | None) -> dict[str, Any]:
+        if message_id.count("/") < 2:
+            raise ConfigError(f"expected the id of a message, topic/partition/offset, not {message_id!r}")
+        now = self.open.get(message_id) or self.delayed.get(message_id)
+        known = message_id != "marq.messages/0/999"
+        events = [_event(number, *each) for number, each in enumerate(self.story)] if known else []
+        return {
+            "id": message_id,
+            "queue": "emails" if known else "",
+            "sent": NOW.isoformat() if known else None,
+            "sent_ms": 1_795_327_200_000 if known else None,
+            "places": [message_id],
+            "events": events,
+            "cut": NOW.isoformat() if since_ms else None,
+            "cut_ms": since_ms,
+            "known": known,
+            "bytes": len(self.payload) if known else 0,
+            "forms": [form._asdict() for form in self.redaction.forms(self.payload)] if known else [],
+            "headers": self.redaction.headers([("tenant", b"acme"), ("card", b"4111")], SHOWN_BYTES) if known else {},
+            "now": now,
+        }
+
+    async def open_message(self, query: Mapping[str, str]) -> dict[str, Any]:
+        return {"message": self.open.get(query.get("place", ""))}
+
+    async def letters(self, queue: str | None, limit: int, filters: Filters) -> list[dict[str, Any]]:
+        wanted = filters.get("id")
+        return [each for each in self.dead if not wanted or each["id"] in wanted][:limit]
+
+    async def kinds(self, queue: str | None, filters: Filters) -> list[Kind]:
+        if not self.dead or queue not in (None, "invoices"):
+            return []
+        kind = Kind("invoices", "ValueError: no customer N", len(self.dead), NOW - timedelta(hours=3), NOW)
+        return [kind, kind._replace(kind=self.rare_kind, letters=2)]
+
+    def dead_counts(self) -> tuple[dict[str, int], float]:
+        return ({"invoices": len(self.dead)} if self.dead else {}), NOW.timestamp()
+
+    async def schedules(self, query: Mapping[str, str]) -> dict[str, Any]:
+        row = {"name": "nightly", "queue": "reports", "cron": "0 2 * * *", "timezone": "Europe/Berlin", "enabled": True,
+               "catch_up": "last", "next": NOW.isoformat(), "last": None, "problem": ""}  # fmt: skip
+        return {"complete": self.complete, "schedules": [row] if self.queues else []}
+
+    async def tasks(self, ours: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
+        own = [{**task, "worker": URLS[0], "here": True} for task in ours]
+        return {"complete": self.complete, "tasks": [*own, *self.tasks_of_others]}
+
+    async def markers(self, figures: Mapping[str, Any]) -> list[dict[str, Any]]:
+        parts = [(worker["url"], part) for worker in figures["workers"] for part in worker["partitions"]]
+        return [{**part, "owner": url, "end": 120_010, "lag": 9} for url, part in parts]
+
+    async def groups(self) -> list[dict[str, Any]] | None:
+        member = {"id": "consumer-1", "client_id": "billing", "host": "10.0.0.9", "partitions": {"marq.messages": [0]}}
+        return [{"group": "marq.queue.emails", "members": [member]}, {"group": "marq.queue.reports", "members": []}]
+
+    def configuration(self) -> dict[str, Any]:
+        return {"worker": {"prefix": "marq", "roles": ["tracker", "web"]}, "client": {"connect_timeout": 10.0}}
+
+    async def stop(self) -> None: ...
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def _open(self, number: int) -> dict[str, Any]:
+        return self._message(f"marq.messages/0/{number}", "leased", 12.5 + number)
+
+    def _delayed(self, number: int) -> dict[str, Any]:
+        return self._message(f"~{'ab' * 16}/0/{number}", "delayed", 3_600.0 * (number + 1))
+
+    def _message(self, place: str, state: str, due_in_s: float) -> dict[str, Any]:
+        return {
+            "id": place,
+            "place": place,
+            "queue": "emails",
+            "state": state,
+            "due": NOW.isoformat(),
+            "due_in_seconds": due_in_s,
+            "since": NOW.isoformat(),
+            "attempt": 2,
+            "error": self.error,
+            "holder": 7,
+            "sent": NOW.isoformat(),
+            "bytes": len(self.payload),
+            "value": self.redaction.text(self.payload, SHOWN_BYTES),
+            "headers": {},
+        }
+
+    def _letter(self, number: int) -> dict[str, Any]:
+        return {
+            "id": f"marq.messages/1/{number}",
+            "queue": "invoices",
+            "reason": "5 of 5 attempts used: the last time it was released",
+            "error": f"ValueError: no customer {number}",
+            "attempt": 5,
+            "sent": NOW.isoformat(),
+            "died": NOW.isoformat(),
+            "origin": f"marq.messages/1/{number + 9}",
+            "bytes": len(self.payload),
+            "value": self.redaction.text(self.payload, SHOWN_BYTES),
+            "headers": {},
+        }
+
+
+def _event(number: int, kind: str, text: str) -> dict[str, Any]:
+    at = NOW + timedelta(seconds=3 * number)
+    return {"at": at.isoformat(), "at_ms": int(at.timestamp() * 1000), "kind": kind, "text": text, "queue": "emails",
+            "holder": "00c0ffee00c0ffee", "place": "marq.messages/0/1", "marker": f"2/{number}"}  # fmt: skip
+
+
+class PretendActor:
+    """Notes what it is asked for, and does it to a pretended installation."""
+
+    def __init__(self, installation: PretendInstallation) -> None:
+        self.asked: list[tuple[str, Any]] = []
+        self.fails = False
+        self._installation = installation
+
+    async def cancel(self, ids: Sequence[str]) -> Sequence[bool]:
+        return self._take("cancel", ids, self._installation.delayed)
+
+    async def deliver_now(self, ids: Sequence[str]) -> Sequence[bool]:
+        return self._take("deliver-now", ids, self._installation.delayed)
+
+    async def release(self, ids: Sequence[str]) -> Sequence[bool]:
+        return self._take("release", ids, self._installation.open)
+
+    async def pause(self, queue: str) -> None:
+        self.asked.append(("pause", queue))
+        self._installation.paused.add(queue)
+
+    async def resume(self, queue: str) -> None:
+        self.asked.append(("resume", queue))
+        self._installation.paused.discard(queue)
+
+    async def purge(self, queue: str, progress: Callable[[Reached], None], *, delayed: bool) -> Reached:
+        self.asked.append(("purge", (queue, delayed)))
+        return Deleted(7, 7, 6, 1)
+
+    async def count(self, action: str, letters: Letters) -> int:
+        return len(self._meant(letters))
+
+    async def settle(self, action: str, letters: Letters, progress: Callable[[Reached], None]) -> Reached:
+        self.asked.append((action, letters))
+        kind = Redriven if action == "redrive" else Deleted
+        meant = self._meant(letters)
+        progress(kind(len(meant), 1, 1))
+        self._installation.dead = [each for each in self._installation.dead if each not in meant]
+        return kind(len(meant), len(meant), len(meant))
+
+    def _meant(self, letters: Letters) -> list[dict[str, Any]]:
+        wanted = letters.filters.get("id")
+        return [each for each in self._installation.dead if not wanted or each["id"] in wanted]
+
+    def _take(self, action: str, ids: Sequence[str], there: dict[str, Any]) -> list[bool]:
+        self.asked.append((action, list(ids)))
+        if self.fails:
+            raise BrokerUnavailable("no tracker answered within 10 s: is a worker running (faust -A app worker)?")
+        return [there.pop(each, None) is not None for each in ids]

@@ -1,0 +1,88 @@
+"""Serves the pages of a pretended installation, in a thread of its own, with the headers that a worker sends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from app.credentials import Visitor
+from app.dashboard.actions import Doing
+from app.dashboard.pages import Pages
+from app.dashboard.tasks import Tasks
+from app.web_security import HEADERS, VISITOR
+from tests.browser.pretend import PretendActor, PretendInstallation
+
+LIMIT_S = 40.0
+
+Found = TypeVar("Found")
+
+
+class Background:
+    """An event loop in a thread: Playwright's synchronous interface has the main thread's."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="background", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, Found], limit_s: float = LIMIT_S) -> Found:
+        """Run a coroutine there, and return what it returns."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(limit_s)
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(LIMIT_S)
+        self._loop.close()
+
+
+class Site:
+    """The pages of one pretended installation."""
+
+    def __init__(self, installation: PretendInstallation, visitor: Visitor | None = None) -> None:
+        self.installation = installation
+        self._visitor = visitor
+        self.actor = PretendActor(installation)
+        self.url = ""
+
+    async def start(self) -> web.AppRunner:
+        application = web.Application(middlewares=[self._identify])
+        application.on_response_prepare.append(_add_headers)
+        self.pages = Pages(self.installation, Doing(self.actor, Tasks()))
+        self.pages.attach(application)
+        runner = web.AppRunner(application, access_log=None)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}"
+        return runner
+
+    @web.middleware
+    async def _identify(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if self._visitor is not None:
+            request[VISITOR] = self._visitor
+        answer: web.StreamResponse = await handler(request)
+        return answer
+
+
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    for name, value in HEADERS.items():
+        response.headers.setdefault(name, value)
+
+
+@contextmanager
+def serving(
+    background: Background, installation: PretendInstallation, visitor: Visitor | None = None
+) -> Iterator[Site]:
+    """Serve an installation until the block ends, to a visitor who has made himself known."""
+    site = Site(installation, visitor)
+    runner = background.run(site.start())
+    try:
+        yield site
+    finally:
+        background.run(runner.cleanup())

@@ -1,0 +1,379 @@
+"""The pages in a real browser, with figures that no broker is needed for: reading, acting, and who can use them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from app.credentials import Access, Visitor
+from app.dashboard.pages import twin
+from tests.browser.pretend import QUEUES, PretendInstallation
+from tests.browser.serving import Background, Site, serving
+from tests.browser.windows import NARROW, violations, width
+
+PAGES = {
+    "overview": "/",
+    "queue": "/queues/emails",
+    "queue that nobody consumes": "/queues/reports",
+    "in flight": "/queues/emails/messages?state=in_flight",
+    "delayed": "/queues/emails/messages?state=delayed",
+    "waiting": "/queues/emails/messages?state=waiting",
+    "nothing waits": "/queues/reports/messages?state=waiting",
+    "dead": "/queues/invoices/messages?state=dead",
+    "message": "/message?id=marq.messages/0/1&since=1",
+    "kinds": "/dead",
+    "schedules": "/schedules",
+    "workers": "/workers",
+    "health": "/health",
+}
+
+
+@pytest.fixture
+def site(background: Background) -> Iterator[Site]:
+    with serving(background, PretendInstallation()) as found:
+        yield found
+
+
+@pytest.fixture
+def empty_site(background: Background) -> Iterator[Site]:
+    with serving(background, PretendInstallation(queues=())) as found:
+        yield found
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_each_page_can_be_used_by_all(site: Site, new_page: Any, scheme: str) -> None:
+    page = new_page(color_scheme=scheme)
+
+    for name, address in PAGES.items():
+        answer = page.goto(site.url + address)
+
+        assert answer.status == 200, name
+        expect(page.locator("h1")).to_be_visible()
+        assert violations(page) == [], name
+
+
+def test_axe_finds_what_nobody_could_read(site: Site, page: Page) -> None:
+    page.goto(site.url + "/dead")
+    page.locator("h1").evaluate("heading => { heading.style.color = '#eee'; }")
+
+    assert any("color-contrast" in each for each in violations(page))
+
+
+def test_each_page_fits_a_narrow_screen(site: Site, new_page: Any) -> None:
+    page = new_page(viewport=NARROW)
+
+    for name, address in PAGES.items():
+        page.goto(site.url + address)
+
+        assert width(page) <= NARROW["width"], f"{name} is {width(page)} px wide"
+
+
+def test_each_page_can_be_read_and_used_without_javascript(site: Site, new_page: Any) -> None:
+    page = new_page(java_script_enabled=False)
+
+    for name, address in PAGES.items():
+        answer = page.goto(site.url + address)
+        assert answer.status == 200, name
+    page.goto(site.url + PAGES["delayed"])
+    page.get_by_role("checkbox").first.check()
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    page.get_by_role("button", name="Cancel", exact=True).click()
+
+    expect(page.get_by_role("status")).to_have_text("1 cancelled")
+    assert [action for action, _ in site.actor.asked] == ["cancel"]
+
+
+def test_nothing_that_a_payload_says_is_run_and_what_is_secret_is_not_shown(site: Site, page: Page) -> None:
+    page.goto(site.url + PAGES["message"])
+
+    expect(page.locator(".payload code").first).to_contain_text("<img src=x onerror=alert(1)>")
+    assert "4111" not in page.content()
+    page.goto(site.url + PAGES["in flight"])
+    expect(page.locator("tbody tr").first).to_contain_text("<script>alert(3)</script>")
+    assert "4111" not in page.content()
+
+
+def test_each_page_is_to_be_had_as_json(site: Site, page: Page) -> None:
+    for name, address in PAGES.items():
+        path, _, query = address.partition("?")
+        if path == "/schedules":
+            continue  # which is beside the figures that commands ask for (app/web.py)
+        answer = page.request.get(f"{site.url}{twin(path)}?{query}")
+
+        assert isinstance(answer.json(), dict), name
+        assert answer.status == 200, name
+
+
+# --- the table of queues ----------------------------------------------------------------------------------------------
+
+
+def names(page: Page) -> list[str]:
+    return page.locator(".queues tbody th").all_inner_texts()
+
+
+def test_queues_are_sorted_and_filtered_by_the_address(site: Site, page: Page) -> None:
+    page.goto(site.url + "/")
+    assert names(page) == sorted(QUEUES)
+
+    page.get_by_role("link", name="In flight").click()
+    expect(page).to_have_url(re.compile("sort=in_flight&order=desc"))
+    assert names(page)[0] == "webhooks"
+
+    page.get_by_role("searchbox").fill("in")
+    page.get_by_role("button", name="Filter", exact=True).click()
+    expect(page).to_have_url(re.compile("q=in"))
+    assert names(page) == ["invoices"]
+
+
+def test_a_page_is_refreshed_while_somebody_looks(site: Site, page: Page) -> None:
+    page.goto(site.url + "/")
+    page.get_by_label("Refresh").select_option("2")
+
+    site.installation.queues.append("new")
+
+    expect(page.locator(".queues tbody")).to_contain_text("new")
+    expect(page).to_have_url(site.url + "/")
+
+
+def test_pages_of_a_queue_with_a_slash_in_its_name_refresh_themselves_and_have_their_json(
+    site: Site, page: Page
+) -> None:
+    page.goto(site.url + "/queues/a%2Fb%26c/messages?state=in_flight&error=mail+server")
+    page.get_by_label("Refresh").select_option("2")
+
+    site.installation.open.popitem()
+
+    expect(page.locator("tbody tr")).to_have_count(3)
+    told = page.get_by_role("link", name="This page as JSON").get_attribute("href")
+    assert told is not None
+    assert page.request.get(site.url + told).json()["queue"] == "a/b&c"
+
+
+def test_charts_are_drawn_and_said_in_a_table(site: Site, page: Page) -> None:
+    page.goto(site.url + "/")
+
+    expect(page.locator(".chart[data-drawn=yes] canvas")).to_have_count(2)
+    page.get_by_text("The last 15 minutes as a table").click()
+    expect(page.locator(".past tbody tr").first).to_be_visible()
+
+
+def test_the_keyboard_filters_and_changes_the_theme_which_stays(site: Site, page: Page) -> None:
+    page.goto(site.url + "/")
+
+    page.keyboard.press("/")
+    expect(page.get_by_role("searchbox")).to_be_focused()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Escape")
+    page.locator("h1").click()
+    page.keyboard.press("t")
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+    page.reload()
+    expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+
+
+def test_an_installation_without_queues_says_what_to_do_next(empty_site: Site, page: Page) -> None:
+    for address, said in (
+        ("/", "producer.send("),
+        ("/dead", "faust -A app dead"),
+        ("/schedules", "[schedules.report]"),
+    ):
+        page.goto(empty_site.url + address)
+
+        expect(page.locator(".empty")).to_contain_text(said)
+        assert violations(page) == []
+
+
+def test_a_page_says_that_a_worker_did_not_answer_and_which_partition_stands_still(site: Site, page: Page) -> None:
+    site.installation.complete, site.installation.alarm = False, "its retention has removed markers"
+
+    page.goto(site.url + "/")
+
+    expect(page.get_by_role("alert").first).to_contain_text("Markers partition 1 stands still")
+    expect(page.get_by_role("alert").last).to_contain_text("no answer from http://10.0.0.8:6066")
+    page.goto(site.url + "/health")
+    expect(page.locator(".state.wrong")).to_have_count(2)
+
+
+def test_what_can_t_be_answered_says_why(site: Site, new_page: Any) -> None:
+    for address, said in (
+        ("/queues/emails/messages?state=lost", "expected one of"),
+        ("/message?id=nonsense", "expected the id of a message"),
+        ("/tasks/99", "knows of a task 99"),
+    ):
+        # Chromium itself says that the answer was an error, so that these pages are asked for and not visited.
+        answer = new_page().request.get(site.url + address)
+
+        assert answer.status == 400
+        assert said in answer.text()
+
+
+# --- actions ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("address", "button", "action"),
+    [
+        (PAGES["in flight"], "Release", "release"),
+        (PAGES["delayed"], "Deliver now", "deliver-now"),
+        (PAGES["delayed"], "Cancel", "cancel"),
+    ],
+)
+def test_messages_that_are_selected_are_acted_on_once_confirmed(
+    site: Site, page: Page, address: str, button: str, action: str
+) -> None:
+    page.goto(site.url + address)
+    before = page.locator("tbody tr").count()
+    page.get_by_role("button", name="Select all", exact=True).click()
+    page.get_by_role("button", name=button, exact=True).click()
+    expect(page.locator(".question")).to_contain_text(f"{before} messages")
+    page.get_by_role("button", name=button, exact=True).hover()
+    assert violations(page) == []
+    assert site.actor.asked == []
+
+    page.get_by_role("button", name=button, exact=True).click()
+
+    expect(page.get_by_role("status")).to_contain_text(f"{before} ")
+    expect(page.locator(".empty")).to_be_visible()
+    [(asked, ids)] = site.actor.asked
+    assert (asked, len(ids)) == (action, before)
+
+
+def test_all_messages_that_match_are_acted_on_with_progress(site: Site, page: Page) -> None:
+    page.goto(site.url + "/queues/emails/messages?state=in_flight&error=mail+server")
+    page.get_by_label("Deliveries at the least").fill("2")
+    page.get_by_role("button", name="Filter", exact=True).click()
+    page.get_by_role("button", name="Release all that match", exact=True).click()
+    expect(page.locator(".question")).to_contain_text("all 4 messages of queue emails that match")
+    assert site.actor.asked == []
+
+    page.get_by_role("button", name="Release", exact=True).click()
+
+    expect(page.locator("h1")).to_contain_text("done")
+    expect(page.get_by_text("4 of 4 asked to be released")).to_be_visible()
+    [(asked, ids)] = site.actor.asked
+    assert (asked, len(ids)) == ("release", 4)
+
+
+def test_all_dead_letters_that_match_are_redriven(site: Site, page: Page) -> None:
+    page.goto(site.url + "/queues/invoices/messages?state=dead&error=no+customer&minutes=5")
+    page.get_by_role("button", name="Redrive all that match", exact=True).click()
+    expect(page.locator(".question")).to_contain_text("5 dead letters of queue invoices, that died at least 300 s ago")
+
+    page.get_by_role("button", name="Redrive", exact=True).click()
+
+    expect(page.get_by_text("5 of 5")).to_be_visible()
+    [(_, letters)] = site.actor.asked
+    assert (letters.queue, letters.filters) == ("invoices", {"error": "no customer", "older_than": 300})
+
+
+def test_a_queue_is_paused_and_resumed(site: Site, page: Page) -> None:
+    page.goto(site.url + "/queues/webhooks")
+
+    for button, state in (("Pause", "paused"), ("Resume", "busy")):
+        page.get_by_role("button", name=button, exact=True).click()
+        expect(page.locator(".question")).to_have_text(f"{button} queue webhooks?")
+        page.get_by_role("button", name=button, exact=True).click()
+        expect(page.locator("h1 .state")).to_have_text(state)
+
+    assert site.actor.asked == [("pause", "webhooks"), ("resume", "webhooks")]
+
+
+def test_a_queue_is_purged_once_its_name_is_typed(site: Site, page: Page) -> None:
+    page.goto(site.url + "/queues/webhooks")
+    page.get_by_role("button", name="Purge", exact=True).click()
+    page.get_by_label("Also what waits for its time").check()
+    page.get_by_label("Type the name of the queue").fill("webhooks")
+    assert violations(page) == []
+    assert site.actor.asked == []
+
+    page.get_by_role("button", name="Purge", exact=True).click()
+
+    expect(page.locator("h1")).to_contain_text("done")
+    expect(page.get_by_text("6 of 7 ended")).to_be_visible()
+    assert site.actor.asked == [("purge", ("webhooks", True))]
+
+
+def test_a_queue_whose_name_is_typed_wrongly_is_not_purged(site: Site, page: Page) -> None:
+    form = {"queue": "webhooks", "confirmed": "yes", "typed": "webhook"}
+
+    answer = page.request.post(f"{site.url}/actions/purge", form=form)
+
+    assert (answer.status, site.actor.asked) == (400, [])
+
+
+def test_an_action_that_is_not_confirmed_does_nothing(site: Site, page: Page) -> None:
+    page.goto(site.url + PAGES["delayed"])
+    page.get_by_role("checkbox").first.check()
+    page.get_by_role("button", name="Cancel", exact=True).click()
+
+    page.get_by_role("button", name="Do nothing", exact=True).click()
+
+    expect(page).to_have_url(site.url + PAGES["delayed"])
+    assert site.actor.asked == []
+
+
+@pytest.mark.parametrize(("button", "action"), [("Redrive", "redrive"), ("Delete", "delete")])
+def test_dead_letters_of_one_kind_are_settled_with_progress(site: Site, page: Page, button: str, action: str) -> None:
+    page.goto(site.url + "/dead")
+    page.get_by_role("row", name="ValueError").get_by_role("button", name=button, exact=True).click()
+    expect(page.locator(".question")).to_contain_text("5 dead letters of queue invoices")
+    if action == "redrive":
+        page.get_by_label("To another queue").fill("invoices-again")
+
+    page.get_by_role("button", name=button, exact=True).click()
+
+    expect(page.locator("h1")).to_contain_text("done")
+    expect(page.get_by_text("5 of 5")).to_be_visible()
+    [(asked, letters)] = site.actor.asked
+    assert (asked, letters.queue, letters.filters["kind"]) == (action, "invoices", "ValueError: no customer N")
+    assert letters.to == ("invoices-again" if action == "redrive" else None)
+    assert violations(page) == []
+
+
+def test_a_task_of_another_worker_is_shown_with_where_it_can_be_stopped(site: Site, page: Page) -> None:
+    told = {"id": "c0ffee", "action": "redrive", "queue": "emails", "what": "dead letters", "began": 1.0, "error": "",
+            "state": "running", "done": 3, "chosen": 9, "asked": 4, "already_settled": 0}  # fmt: skip
+    site.installation.tasks_of_others = [{**told, "worker": "http://10.0.0.8:6066", "here": False}]
+
+    page.goto(site.url + "/dead")
+    page.get_by_role("link", name="c0ffee").click()
+
+    expect(page.get_by_text("3 of 9")).to_be_visible()
+    expect(page.get_by_role("button", name="Stop", exact=True)).to_have_count(0)
+    expect(page.get_by_role("link", name="http://10.0.0.8:6066/tasks/c0ffee")).to_be_visible()
+    assert violations(page) == []
+
+
+def test_dead_letters_that_are_selected_are_redriven(site: Site, page: Page) -> None:
+    page.goto(site.url + PAGES["dead"])
+    page.get_by_role("checkbox").nth(1).check()
+    page.get_by_role("checkbox").nth(2).check()
+    page.get_by_role("button", name="Redrive", exact=True).click()
+    page.get_by_role("button", name="Redrive", exact=True).click()
+
+    expect(page.get_by_text("2 of 2")).to_be_visible()
+    [(_, letters)] = site.actor.asked
+    assert letters.filters["id"] == ["marq.messages/1/1", "marq.messages/1/2"]
+
+
+def test_one_message_is_acted_on_from_its_page(site: Site, page: Page) -> None:
+    page.goto(site.url + "/message?id=marq.messages/0/1")
+    page.get_by_role("button", name="Release", exact=True).click()
+    page.get_by_role("button", name="Release", exact=True).click()
+
+    expect(page.get_by_role("status")).to_have_text("1 asked to be released")
+    assert site.actor.asked == [("release", ["marq.messages/0/1"])]
+
+
+def test_who_may_only_look_finds_no_buttons(background: Background, page: Page) -> None:
+    visitor = Visitor("bob", Access.VIEWER)
+    with serving(background, PretendInstallation(), visitor) as site:
+        for address in (PAGES["in flight"], PAGES["dead"], PAGES["kinds"], PAGES["message"]):
+            page.goto(site.url + address)
+
+            expect(page.locator("h1")).to_be_visible()
+            expect(page.locator("form[method=post] button[type=submit]")).to_have_count(0)

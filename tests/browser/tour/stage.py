@@ -1,0 +1,181 @@
+"""What the tour goes through: an installation that has had the demo's load, and of each kind of message some more."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import marq
+from demo.cleanup import delete_topics
+from demo.errors import DemoError
+from demo.plan import QUEUES_FILE, Plan, make_value
+from demo.processes import Cast
+from demo.tally import Tally
+from marq.settings import ClientSettings
+from marq.topics import ensure_topics
+from tests.browser.serving import Background
+
+#: How long workers and consumers may take to be there, on a machine that is busy.
+READY_SECONDS = 100.0
+POLL_SECONDS = 0.1
+#: Messages of one send_many.
+SEND_CHUNK = 2_000
+#: Longer than anybody looks.
+LEASE_SECONDS = 600.0
+DELAY_SECONDS = 3_600.0
+#: So long a machine may stand still without any message being taken from its holder.
+SESSION_SECONDS = 120.0
+
+#: Whoever sends may name a queue so, and send this.
+HELD = "letters/böse"
+HOSTILE = b'{"card": "4111-1111", "name": "<img src=x onerror=alert(1)>"}'
+DELAYED, DEAD, WAITING = "reminders", "orders", "nobody's"
+#: How many messages there are of each of these.
+DELAYED_COUNT, DEAD_COUNT, WAITING_COUNT = 3, 5, 2
+
+_SCHEDULE = """
+[schedules.nightly]
+queue = "reports"
+cron = "0 2 * * *"
+"""
+
+
+class Stage:
+    """Workers and clients of one installation; the clients live in the background."""
+
+    def __init__(self, background: Background, cast: Cast, settings: ClientSettings, plan: Plan) -> None:
+        self.run = background.run
+        self.plan = plan
+        self._cast = cast
+        self._servers = settings.bootstrap_servers
+        self._prefix = settings.names.prefix
+        self._consumers: dict[str, marq.Consumer] = {}
+        self.producer = marq.Producer(self._servers, prefix=self._prefix)
+
+    @property
+    def url(self) -> str:
+        """Where the pages are."""
+        return self._cast.workers[0].url
+
+    @property
+    def other_url(self) -> str:
+        """Where the same pages are, of another worker."""
+        return self._cast.workers[-1].url
+
+    def log(self) -> str:
+        """What all workers have written to their logs."""
+        return "\n".join(worker.log_file.read_text(errors="replace") for worker in self._cast.workers)
+
+    def receive(self, queue: str, count: int) -> list[marq.Message]:
+        """Take so many messages of a queue, and hold them."""
+        return self.run(self._receive(queue, count))
+
+    async def _receive(self, queue: str, count: int) -> list[marq.Message]:
+        consumer = self._consumers.get(queue)
+        if consumer is None:
+            options = {"bootstrap_servers": self._servers, "prefix": self._prefix, "session_timeout": SESSION_SECONDS}
+            consumer = marq.Consumer(queue, lease=LEASE_SECONDS, **options)
+            self._consumers[queue] = consumer
+            await consumer.start()
+        found: list[marq.Message] = []
+        while len(found) < count:
+            found += await consumer.receive(max_messages=count - len(found), wait=20)
+        return found
+
+    def hold(self) -> marq.Message:
+        """Send a message to :data:`HELD`, and hold it."""
+        sent = self.run(self.producer.send(HELD, HOSTILE))
+        return self.again(HELD, sent.id)
+
+    def again(self, queue: str, identity: str) -> marq.Message:
+        """Take a message; others that come first stay held."""
+        while True:
+            [message] = self.receive(queue, 1)
+            if message.id == identity:
+                return message
+
+    def prepare(self) -> None:
+        """Let the demo's load come and go, and leave some messages of each kind.
+
+        Raises:
+            DemoError: it took too long.
+        """
+        tally = Tally(self.plan)
+        self._until(lambda: self._ready(tally), READY_SECONDS, "workers and consumers are ready")
+        self.run(self.producer.start(), READY_SECONDS)
+        self.run(self._send(), self.plan.limit_seconds)
+        self._until(self._ended, self.plan.limit_seconds, "each of the demo's messages is acknowledged or dead")
+        self._cast.stop(list(self._cast.consumers))
+        self.run(self._leave(), READY_SECONDS)
+
+    def stop(self) -> None:
+        for consumer in self._consumers.values():
+            self.run(consumer.stop())
+        self.run(self.producer.stop())
+
+    def _ready(self, tally: Tally) -> bool:
+        for consumer in self._cast.consumers:
+            tally.enter(consumer.name, consumer.journal.read())
+        found = [worker.partitions() for worker in self._cast.workers]
+        owned = all(found) and all(part["state"] == "owner" for parts in found for part in parts)
+        return owned and len(tally.ready) == len(self._cast.consumers)
+
+    async def _send(self) -> None:
+        plan = self.plan
+        for index, queue in enumerate(plan.queue_names):
+            values = [make_value(number) for number in range(index, plan.messages, plan.queues)]
+            for start in range(0, len(values), SEND_CHUNK):
+                await self.producer.send_many(queue, values[start : start + SEND_CHUNK])
+
+    def _ended(self) -> bool:
+        queues = self._cast.workers[0].figures().get("queues", {})
+        rows = [queues[name] for name in self.plan.queue_names if name in queues]
+        still = sum(row["in_flight"] + row["waiting_for_redelivery"] + row["waiting_for_dead_letters"] for row in rows)
+        return not still and sum(row["acked"] + row["dead"] for row in rows) >= self.plan.messages
+
+    async def _leave(self) -> None:
+        await self.producer.send(HELD, HOSTILE)
+        for number in range(DELAYED_COUNT):
+            await self.producer.send(DELAYED, b"reminder %d" % number, delay=DELAY_SECONDS * (number + 1))
+        await self.producer.send_many(DEAD, [b"order %d" % number for number in range(DEAD_COUNT)])
+        await self.producer.send_many(WAITING, [b'{"said": "while nobody listens"}'] * WAITING_COUNT)
+        await self._receive(HELD, 1)
+        for number, message in enumerate(await self._receive(DEAD, DEAD_COUNT)):
+            await message.reject(f"no customer {number}")
+
+    def _until(self, condition: Callable[[], bool], limit_s: float, what: str) -> None:
+        until_s = time.monotonic() + limit_s
+        while not condition():
+            self._cast.check()
+            if time.monotonic() > until_s:
+                raise DemoError(f"time ran out before {what}\n{self._cast.log_tails()}")
+            time.sleep(POLL_SECONDS)
+
+
+@contextmanager
+def staged(background: Background, servers: str, folder: Path, plan: Plan) -> Iterator[Stage]:
+    """Make an installation on a broker, and end it; raises as :meth:`Stage.prepare`."""
+    settings = ClientSettings.read(servers, {"prefix": f"tour-{secrets.token_hex(4)}"})
+    background.run(ensure_topics(settings))
+    queues = folder / "queues.toml"
+    queues.write_text(QUEUES_FILE.read_text() + _SCHEDULE)
+    environment = {
+        "MARQ_BOOTSTRAP_SERVERS": servers,
+        "MARQ_PREFIX": settings.names.prefix,
+        "MARQ_QUEUES_FILE": str(queues),
+        "MARQ_REDACT": "card",
+        # Pages show what was written this long ago.
+        "MARQ_FLUSH_INTERVAL": "0.2",
+    }
+    with Cast(plan, environment, folder) as cast:
+        cast.start()
+        stage = Stage(background, cast, settings, plan)
+        try:
+            stage.prepare()
+            yield stage
+        finally:
+            stage.stop()
+    background.run(delete_topics(settings))

@@ -1,0 +1,43 @@
+"""Offsets of a group without members: as aiokafka's own, and given up without a trace."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from marq.group_offsets import commit_offsets, committed_offsets
+from marq.settings import ClientSettings
+from marq.topics import ensure_topics
+
+
+async def test_what_is_committed_is_what_others_find(servers, prefix, names) -> None:
+    await ensure_topics(ClientSettings.read(servers, {"prefix": prefix, "partitions": 3}, environment={}))
+    partitions = [TopicPartition(names.messages, number) for number in range(3)]
+    async with AIOKafkaConsumer(bootstrap_servers=servers, group_id=names.census, enable_auto_commit=False) as consumer:
+        consumer.assign(partitions)
+        assert await committed_offsets(consumer, partitions) == {}
+
+        await commit_offsets(consumer, {partitions[0]: 0, partitions[2]: 7})
+
+        assert await committed_offsets(consumer, partitions) == {partitions[0]: 0, partitions[2]: 7}
+        assert [await consumer.committed(each) for each in partitions] == [0, None, 7]
+
+
+async def test_a_commit_that_is_given_up_leaves_nothing_behind(servers, prefix, names, monkeypatch) -> None:
+    partition = TopicPartition(names.messages, 0)
+    await ensure_topics(ClientSettings.read(servers, {"prefix": prefix}, environment={}))
+    async with AIOKafkaConsumer(bootstrap_servers=servers, group_id=names.census, enable_auto_commit=False) as consumer:
+        consumer.assign([partition])
+        await committed_offsets(consumer, [partition])
+
+        async def never(*_: object) -> None:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(consumer._coordinator, "_send_req", never)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await commit_offsets(consumer, {partition: 1})
+
+        assert not [task for task in asyncio.all_tasks() if "commit_offsets" in repr(task.get_coro())]

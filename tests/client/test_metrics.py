@@ -1,0 +1,79 @@
+"""Prometheus metrics of a service's clients and handlers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+import marq
+from marq.metrics import ClientCollector, HandlerMetrics
+from marq.testing import Broker
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+async def test_what_clients_hold_and_have_sent(registry: CollectorRegistry) -> None:
+    async with Broker() as broker, broker.producer() as producer, broker.consumer("emails") as consumer:
+        registry.register(ClientCollector(producer, consumer))
+        await producer.send("emails", b"one")
+        await producer.send_many("emails", [b"two", b"three"])
+        [first, *_] = await consumer.receive(max_messages=1)
+
+        assert registry.get_sample_value("marq_producer_messages_sent_total") == 3
+        assert registry.get_sample_value("marq_consumer_messages_taken", {"consumer": "emails"}) == 1
+        await first.ack()
+
+    assert registry.get_sample_value("marq_consumer_messages_held", {"consumer": "emails"}) is None
+
+
+async def test_handlers_are_measured_by_outcome(registry: CollectorRegistry) -> None:
+    metrics, seen = HandlerMetrics(registry), asyncio.Queue[bytes]()
+
+    @marq.handler("emails", concurrency=1)
+    async def handle(message: marq.Message) -> None:
+        seen.put_nowait(message.value)
+        if message.value == b"bad":
+            raise marq.Reject("bad")
+
+    async with Broker() as broker, broker.producer() as producer, broker.consumer("emails") as consumer:
+        await producer.send_many("emails", [b"good", b"bad"])
+        running = asyncio.create_task(consumer.run(metrics.measured(handle)))
+        assert {await seen.get(), await seen.get()} == {b"good", b"bad"}
+        await consumer.stop()
+        await running
+
+    def calls(outcome: str) -> float | None:
+        labels = {"queue": "emails", "outcome": outcome}
+        return registry.get_sample_value("marq_process_duration_seconds_count", labels)
+
+    assert (calls("done"), calls("reject")) == (1, 1)
+    assert registry.get_sample_value("marq_wait_duration_seconds_count", {"queue": "emails"}) == 2
+
+
+async def test_plain_functions_are_measured_in_their_threads(registry: CollectorRegistry) -> None:
+    metrics, done = HandlerMetrics(registry), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def handle(message: marq.Message) -> None:
+        loop.call_soon_threadsafe(done.set)
+        raise marq.Retry(delay=60)
+
+    async with Broker() as broker, broker.producer() as producer, broker.consumer("emails") as consumer:
+        await producer.send("emails", b"one")
+        running = asyncio.create_task(consumer.run(metrics.measured(handle)))
+        await done.wait()
+        await consumer.stop()
+        await running
+
+    labels = {"queue": "emails", "outcome": "retry"}
+    assert registry.get_sample_value("marq_process_duration_seconds_count", labels) == 1
+
+
+def test_what_is_no_client_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"expected marq\.Consumer or marq\.Producer"):
+        ClientCollector("emails")  # type: ignore[arg-type]

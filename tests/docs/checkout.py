@@ -1,0 +1,92 @@
+"""A directory like a fresh clone after `make setup`, and a shell in it: what pages say is typed there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from broker import ports
+from broker.process import WATCHDOG
+from marq.core.names import Names
+from tests.docs.pages import ROOT
+
+LIMIT_SECONDS = 60
+#: What a checkout has that the commands need; `config` is a copy, since readers write into it.
+NEEDED = ["app", "agents", "tables", "marq", "examples", "pyproject.toml"]
+
+
+class Checkout:
+    """Commands run with the broker, the prefix and the web port of a test."""
+
+    def __init__(self, directory: Path, servers: str, names: Names) -> None:
+        self.directory = directory
+        self.port = ports.free_port("127.0.0.1")
+        for name in NEEDED:
+            (directory / name).symlink_to(ROOT / name)
+        shutil.copytree(ROOT / "config", directory / "config", ignore=shutil.ignore_patterns("__pycache__"))
+        (directory / ".venv").symlink_to(sys.prefix)
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("MARQ_") and k != "PYTHONPATH"}
+        settings = {"BOOTSTRAP_SERVERS": servers, "PREFIX": names.prefix, "WEB_PORT": str(self.port)}
+        # The shortest: how long Kafka waits for a worker that was killed.
+        settings["SESSION_TIMEOUT"] = "6"
+        self._environment = kept | {f"MARQ_{name}": value for name, value in settings.items()} | {"COLUMNS": "200"}
+        self.log = directory / "worker.log"
+
+    def write(self, name: str, text: str) -> None:
+        (self.directory / name).write_text(text, encoding="utf-8")
+
+    def append(self, name: str, text: str) -> None:
+        with (self.directory / name).open("a", encoding="utf-8") as file:
+            file.write(text)
+
+    async def run(self, commands: str) -> str:
+        """Run what a reader types, with the web server's port of this test."""
+        process = await asyncio.create_subprocess_exec(
+            "bash", "-e", "-c", commands.replace("6066", str(self.port)),
+            cwd=self.directory, env=self._environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(LIMIT_SECONDS):
+                output, errors = await process.communicate()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            raise
+        assert process.returncode == 0, output.decode() + errors.decode()
+        return output.decode()
+
+    @contextmanager
+    def worker(self, command: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Run a command in the background, and kill it with all of its processes at the end."""
+        with self.log.open("ab") as log:
+            worker = subprocess.Popen(
+                ["bash", "-c", f"exec env {command}"],
+                cwd=self.directory, env=self._environment, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        watchdog = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(WATCHDOG), str(os.getpid()), str(worker.pid)], start_new_session=True
+        )
+        try:
+            yield worker
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(worker.pid, signal.SIGKILL)
+            worker.wait()
+            watchdog.kill()
+            watchdog.wait()
+
+    async def interrupt(self, worker: subprocess.Popen[bytes]) -> None:
+        """Ctrl-C, and its end."""
+        os.killpg(worker.pid, signal.SIGINT)
+        await asyncio.to_thread(worker.wait, LIMIT_SECONDS)
+
+    async def said(self) -> str:
+        """What the worker has logged so far."""
+        return self.log.read_text(errors="replace")

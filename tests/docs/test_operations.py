@@ -1,0 +1,127 @@
+"""docs/operations.md names what a person on call may meet: each error, each line of the log that warns, each alarm."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import re
+from collections.abc import Iterator
+
+import pytest
+
+import marq
+from agents.ownership import PositionLost
+from marq.core.errors import MarqError
+from marq.outcomes import Outcome
+from pipeline.errors import PipelineError
+from tests.docs.pages import ROOT
+
+PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+PACKAGES = ("marq", "app", "agents", "tables", "config")
+#: What is logged at these levels is for people.
+LEVELS = {"warning", "error", "critical"}
+#: Of a message in the log, so many words in a row must be on the page.
+WORDS = 4
+
+
+def words(text: str) -> list[str]:
+    return [word.strip(".") for word in re.findall(r"[\w'().-]+", text)]
+
+
+def said(text: str) -> bool:
+    """Whether some words in a row of a message, between what is filled in, stand on the page."""
+    parts = [words(part) for part in re.split(r"%[-+0-9.*]*[a-z]|\{[^}]*\}", text)]
+    size = min(WORDS, max(map(len, parts)))
+    runs = [part[at : at + size] for part in parts for at in range(len(part) - size + 1)]
+    return any(" ".join(run) in FLAT for run in runs)
+
+
+FLAT = " ".join(words(PAGE.replace("…", " ")))
+
+
+def logged() -> Iterator[tuple[str, str]]:
+    """Where something is logged that people should know, and its message."""
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            if path.is_relative_to(ROOT / "marq" / "testing"):
+                continue
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                match node:
+                    case ast.Call(func=ast.Attribute(attr=level), args=[ast.Constant(value=str(text)), *_]) if (
+                        level in LEVELS and isinstance(node.func, ast.Attribute) and _is_log(node.func.value)
+                    ):
+                        yield f"{path.relative_to(ROOT)}:{node.lineno}", text
+
+
+def _is_log(node: ast.expr) -> bool:
+    return ast.unparse(node) in {"log", "self.log"}
+
+
+MESSAGES = [each for each in logged() if words(each[1].replace("%s", ""))]
+
+
+@pytest.mark.parametrize(("where", "text"), MESSAGES, ids=[where for where, _ in MESSAGES])
+def test_what_the_log_warns_of_is_explained(where: str, text: str) -> None:
+    assert said(text), text
+
+
+def test_what_nobody_explained_would_be_found() -> None:
+    assert len(MESSAGES) > 40
+    assert not said("group %s: elephants were seen among the partitions of %s")
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def errors() -> dict[str, type[BaseException]]:
+    """All public errors of the library, and that of the pipeline."""
+    for module in pkgutil.walk_packages(marq.__path__, "marq."):
+        importlib.import_module(module.name)
+    found: dict[str, type[BaseException]] = {PipelineError.__name__: PipelineError, "MarqError": MarqError}
+    found["Outcome"] = Outcome
+    for parent in (MarqError, Outcome):
+        pending = list(parent.__subclasses__())
+        while pending:
+            error = pending.pop()
+            pending += error.__subclasses__()
+            if error.__module__.startswith("marq."):
+                found[error.__name__] = error
+    return found
+
+
+ERRORS = errors()
+ROWS = dict(re.findall(r"^\| `(?:marq|pipeline)\.(?:[\w.]+\.)?(\w+)` \|[^|]+\| (\S.*) \|$", PAGE, re.MULTILINE))
+
+
+@pytest.mark.parametrize("name", sorted(ERRORS))
+def test_each_error_has_a_row_that_says_what_to_do(name: str) -> None:
+    assert name in ROWS
+
+
+def test_each_alarm_of_a_partition_is_explained() -> None:
+    source = (ROOT / "agents" / "ownership.py").read_text(encoding="utf-8")
+    raised = re.findall(rf"raise {PositionLost.__name__}\(\s*f\"(.+)\"", source)
+
+    assert len(raised) == 2
+    assert all(said(text) for text in raised)
+
+
+# --- alert rules ------------------------------------------------------------------------------------------------------
+
+
+def test_each_alert_that_is_shipped_is_on_the_page() -> None:
+    rules = (ROOT / "deploy" / "prometheus" / "alerts.yml").read_text(encoding="utf-8")
+    names = re.findall(r"^\s+- alert: (\w+)$", rules, re.MULTILINE)
+
+    assert len(names) > 5
+    assert [name for name in names if f"`{name}`" not in PAGE] == []
+
+
+# --- the order of the page --------------------------------------------------------------------------------------------
+
+
+def test_its_list_of_contents_is_its_headings() -> None:
+    listed = re.findall(r"^\d+\. \[(.+)\]\(#.+\)$", PAGE, re.MULTILINE)
+
+    assert listed == re.findall(r"^## (.+)$", PAGE, re.MULTILINE)

@@ -1,0 +1,41 @@
+"""Which open messages an address asks for."""
+
+from __future__ import annotations
+
+import pytest
+
+from agents.listing import MAX_PLACES, Choice, read_choice
+from marq.core.errors import ConfigError
+from marq.core.rows import Lease, State
+
+NOW_MS = 1_000_000_000
+
+
+def lease(attempt: int = 1, since_ms: int = NOW_MS, text: str = "", state: State = State.LEASED) -> Lease:
+    return Lease("emails", 7, attempt, NOW_MS + 30_000, since_ms, state, text=text)
+
+
+def fits(choice: Choice, *leases: Lease) -> list[bool]:
+    return [choice.fits(each, NOW_MS) for each in leases]
+
+
+def test_messages_are_chosen_by_their_deliveries_their_age_and_their_error() -> None:
+    often = read_choice("emails", {"state": "in_flight", "attempts": "3"})
+    old = read_choice("emails", {"state": "in_flight", "minutes": "5"})
+    failed = read_choice("emails", {"state": "in_flight", "error": "Timeout"})
+
+    assert fits(often, lease(2), lease(3), lease(4, state=State.DELAYED)) == [False, True, False]
+    assert fits(old, lease(since_ms=NOW_MS - 299_999), lease(since_ms=NOW_MS - 300_000)) == [False, True]
+    assert fits(failed, lease(text="no"), lease(text="A TIMEOUT of 3 s")) == [False, True]
+
+
+def test_of_places_there_may_be_more_than_of_messages() -> None:
+    assert read_choice("emails", {"only": "places", "limit": str(MAX_PLACES)}).limit == MAX_PLACES
+    with pytest.raises(ConfigError, match="limit=10000: expected a whole number from 1 to 1000"):
+        read_choice("emails", {"limit": str(MAX_PLACES)})
+
+
+@pytest.mark.parametrize("query", [{"attempts": "0"}, {"attempts": "many"}, {"minutes": "-1"}, {"minutes": "9" * 30}])
+def test_what_is_no_number_is_refused(query: dict[str, str]) -> None:
+    with pytest.raises(ConfigError):
+        read_choice("emails", query)

@@ -1,0 +1,52 @@
+"""How far behind the owner of a partition is, and whether it catches up."""
+
+from __future__ import annotations
+
+import pytest
+
+from agents.progress import LEVEL_RECORDS, WINDOW_SECONDS, Pace, Paces
+
+
+def pace_after(ends: list[int], positions: list[int], *, seconds: float = 1.0) -> Pace:
+    paces = Paces(dict(enumerate(ends)).get)
+    samples = iter(ends)
+    paces.end_of = lambda _: next(samples)
+    for turn, position in enumerate(positions):
+        paces.note(turn * seconds, {0: position})
+    return paces.of(0)
+
+
+def test_a_partition_that_is_written_faster_than_read_falls_behind() -> None:
+    pace = pace_after([0, 100 * LEVEL_RECORDS], [0, 50 * LEVEL_RECORDS])
+
+    assert pace.falls_behind
+    assert (pace.lag, pace.lag_per_second) == (50 * LEVEL_RECORDS, 50 * LEVEL_RECORDS)
+    assert pace.drain_seconds is None
+
+
+def test_a_partition_that_is_behind_and_read_faster_catches_up() -> None:
+    pace = pace_after([20 * LEVEL_RECORDS, 21 * LEVEL_RECORDS], [0, 11 * LEVEL_RECORDS])
+
+    assert not pace.falls_behind
+    assert pace.drain_seconds == pytest.approx(1.0)
+
+
+def test_a_fetch_that_is_on_its_way_is_no_lag() -> None:
+    assert not pace_after([0, LEVEL_RECORDS], [0, 0]).falls_behind
+    assert pace_after([5, 5], [5, 7]).lag == 0
+
+
+def test_only_the_last_window_counts() -> None:
+    pace = pace_after([0, 1_000, 1_000, 1_000], [0, 0, 0, 0], seconds=WINDOW_SECONDS)
+
+    assert pace.lag == 1_000
+    assert pace.lag_per_second == 0
+
+
+def test_what_is_not_known_is_no_lag() -> None:
+    paces = Paces(lambda _: None)
+    paces.note(0.0, {0: 5})
+    paces.note(1.0, {0: None})
+
+    assert paces.of(0) == paces.of(1) == Pace()
+    assert Pace().lag == 0

@@ -1,0 +1,49 @@
+"""Counters of a worker: they begin at 0, never fall, and are not those that a partition brings with it."""
+
+from __future__ import annotations
+
+from agents.totals import Totals
+from marq.core.rows import Counts
+
+QUEUE = "emails"
+
+
+def counted(acked: int) -> dict[str, Counts]:
+    return {QUEUE: Counts(acked=acked)}
+
+
+def test_what_a_partition_brings_with_it_does_not_count() -> None:
+    totals, before = Totals(), counted(1_000)
+
+    totals.note(0, before, counted(1_000))
+    totals.note(0, before, counted(1_007))
+
+    assert totals.by_queue() == counted(7)
+
+
+def test_what_was_counted_stays_when_the_partition_goes_and_comes_back() -> None:
+    totals = Totals()
+    totals.note(0, counted(10), counted(15))
+
+    # Meanwhile somebody else counted 85.
+    totals.note(0, counted(100), counted(101))
+
+    assert totals.by_queue() == counted(6)
+
+
+def test_an_owner_that_keeps_what_it_knows_counts_on() -> None:
+    totals, before = Totals(), counted(10)
+    totals.note(0, before, counted(15))
+
+    totals.note(0, before, counted(16))
+
+    assert totals.by_queue() == counted(6)
+
+
+def test_partitions_add_up() -> None:
+    totals = Totals()
+
+    totals.note(0, {}, counted(2))
+    totals.note(1, {}, {**counted(3), "other": Counts(dead=1)})
+
+    assert totals.by_queue() == {**counted(5), "other": Counts(dead=1)}

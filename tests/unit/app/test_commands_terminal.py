@@ -1,0 +1,99 @@
+"""How commands end: by Ctrl-C on a real terminal, when nobody reads on, and with texts that others wrote."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.checkup.findings import problem
+from app.commands import send
+from app.commands.command import BROKEN_PIPE, INTERRUPTED, ending
+from marq.core.errors import MarqError, MessageTooLarge
+from tests.terminal import Terminal
+
+ROOT = Path(__file__).resolve().parents[3]
+COMMAND = """
+import asyncio, sys
+from app.commands.command import confirm, ending, typing
+async def purge():
+    confirm("Purge?", yes=False)
+async def send():
+    with typing("3 messages were sent"):
+        print("type", flush=True)
+        sys.stdin.buffer.read()
+async def drain():
+    print("draining", flush=True)
+    await asyncio.sleep(3600)
+async def peek():
+    print("message" * 100_000)
+sys.exit(ending(lambda: asyncio.run({}())))
+"""
+
+
+def command(name: str) -> list[str]:
+    return [sys.executable, "-c", COMMAND.format(name)]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.parametrize(
+    ("name", "waits_with", "said"),
+    [
+        ("purge", "Purge? [y/N] ", "marq: interrupted: nothing was changed"),
+        ("send", "type", "marq: interrupted: 3 messages were sent"),
+        ("drain", "draining", "marq: interrupted: what it had asked for by then may still be done"),
+    ],
+)
+def test_ctrl_c_ends_a_command_at_once(tmp_path: Path, name: str, waits_with: str, said: str) -> None:
+    with Terminal(command(name), environment(), tmp_path) as terminal:
+        terminal.shows(waits_with)
+
+        assert terminal.interrupted() == INTERRUPTED
+
+    assert said in terminal.shown
+    assert "Traceback" not in terminal.shown
+
+
+def test_an_answer_that_nobody_reads_to_its_end_is_no_error(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command("peek"), cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+
+    _, errors = process.communicate(timeout=60)
+
+    assert process.returncode == BROKEN_PIPE
+    assert errors == b""
+
+
+def test_what_others_wrote_neither_moves_the_cursor_nor_forges_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def fails() -> int:
+        raise MarqError("queue 'a': no \x1b[2J\u202e\r\nmarq: all is well")
+
+    assert ending(fails) == 1
+    assert capsys.readouterr().err == "marq: queue 'a': no �[2J���marq: all is well\n"
+    finding = problem("trackers", "1: evil\x1b[2J\nOK       all is well", advice="run\x9b", commands=["a\x1b", "b"])
+    assert str(finding) == "PROBLEM  trackers: 1: evil�[2J�OK       all is well. Run�:\n         a�\n         b"
+
+
+def test_lines_are_sent_so_many_at_a_time() -> None:
+    lines = [b"a", b"", b"c" * 20, b"d\re"] * 3_000
+
+    pieces = list(send.pieces_of(io.BytesIO(b"\n".join(lines)), 20))
+
+    assert [line for piece in pieces for line in piece] == lines
+    assert len(pieces) == 3
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n", b"more\n"])
+def test_a_line_that_can_be_no_message_is_named_and_not_cut(end: bytes) -> None:
+    with pytest.raises(MessageTooLarge, match="line 2 has more than 20 bytes"):
+        list(send.pieces_of(io.BytesIO(b"a\n" + b"b" * 21 + end), 20))

@@ -1,0 +1,93 @@
+"""What commands look at again and again, what their options say, and what they say in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from app.commands import purge, rewind
+from app.commands.command import Interrupted
+from app.commands.watching import looked
+from marq.core.errors import ConfigError
+from marq.core.markers import Source
+from marq.purging import Purged
+from marq.rewinding import Rewound, Start
+
+LIMIT_S = 10.0
+
+
+async def test_who_watches_sees_a_document_a_line_until_it_is_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
+    looks = 0
+    enough = asyncio.Event()
+
+    async def look() -> dict[str, int]:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            enough.set()
+        return {"look": looks}
+
+    watching = asyncio.create_task(looked(look, print, watch=0.001, as_json=True))
+    async with asyncio.timeout(LIMIT_S):
+        await enough.wait()
+        watching.cancel()
+        with pytest.raises(Interrupted, match=r"^$"):
+            await watching
+
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[:3] == [{"look": 1}, {"look": 2}, {"look": 3}]
+
+
+async def test_who_does_not_watch_looks_once() -> None:
+    shown: list[dict[str, int]] = []
+
+    async def look() -> dict[str, int]:
+        return {"look": 1}
+
+    assert await looked(look, shown.append, watch=None, as_json=False) == {"look": 1}
+    assert shown == [{"look": 1}]
+
+
+def test_a_purge_says_what_it_ended_and_what_went_on() -> None:
+    found = Purged(waiting=1_200, redelivery=3, delayed=0, dead=1, too_late=2)
+
+    text = purge.said("emails", found, dry_run=False, interrupted=False)
+
+    assert text == (
+        "queue 'emails': 1,204 messages ended (1,200 waiting, 3 for redelivery, 1 dead); 2 went on meanwhile"
+    )
+    assert "would be ended" in purge.said("emails", found, dry_run=True, interrupted=False)
+    assert "nothing was there" in purge.said("emails", Purged(), dry_run=False, interrupted=False)
+    assert "may be left paused" in purge.said("emails", found, dry_run=False, interrupted=True)
+
+
+def test_a_rewind_says_how_it_is_gone_on_with() -> None:
+    found = Rewound("abc", again=5, open=1)
+
+    assert "1 are still open" in rewind.said("emails", found, dry_run=False, interrupted=False)
+    assert "--id abc" in rewind.said("emails", found, dry_run=False, interrupted=True)
+
+
+def test_a_rewind_begins_at_a_time_or_at_a_place() -> None:
+    assert rewind.read_start(None, "marq.messages/3/120") == Start(place=(Source("marq.messages", 3), 120))
+    assert rewind.read_start("2030-01-31T08:00:00+00:00", None) == Start(1_896_076_800_000)
+    age = rewind.read_start("2h", None)
+    assert age.time_ms is not None
+    assert age.place is None
+
+
+@pytest.mark.parametrize(
+    ("since", "place", "said"),
+    [
+        (None, None, "say from when on"),
+        ("2h", "marq.messages/3/120", "say from when on"),
+        ("soon", None, "--since soon: expected a duration"),
+        ("2030-01-31T08:00:00", None, "a moment with a time zone"),
+        (None, "marq.messages", "topic/partition/offset"),
+    ],
+)
+def test_a_start_that_is_none_is_named(since: str | None, place: str | None, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        rewind.read_start(since, place)

@@ -1,0 +1,134 @@
+"""Who is let in by which settings."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+
+import pytest
+
+from app.credentials import Access, Credentials, Visitor, hashed
+from config.settings import load_settings
+from marq.core.errors import ConfigError
+
+Settings = Callable[..., Credentials]
+
+
+@pytest.fixture
+def credentials(monkeypatch: pytest.MonkeyPatch) -> Settings:
+    def read(**variables: str) -> Credentials:
+        for name, value in variables.items():
+            monkeypatch.setenv(f"MARQ_WEB_{name.upper()}", value)
+        return Credentials.of(load_settings())
+
+    return read
+
+
+def basic(name: str, password: str) -> str:
+    return f"Basic {base64.b64encode(f'{name}:{password}'.encode()).decode()}"
+
+
+def test_without_settings_nobody_has_to_make_himself_known(credentials: Settings) -> None:
+    found = credentials()
+
+    assert not found.required
+    assert found.peer_token == ""
+    assert found.remembered("Bearer ") is None
+
+
+def test_a_password_is_given_as_it_is_or_as_a_hash(credentials: Settings) -> None:
+    found = credentials(operators=f"alice:open:sesame, bob:{hashed('correct horse')}", viewers="eve:just looking")
+
+    assert found.check(basic("alice", "open:sesame")) == Visitor("alice", Access.OPERATOR)
+    assert found.check(basic("bob", "correct horse")) == Visitor("bob", Access.OPERATOR)
+    assert found.check(basic("eve", "just looking")) == Visitor("eve", Access.VIEWER)
+    for name, password in [
+        ("alice", "open"),
+        ("bob", "wrong horse"),
+        ("eve", "open:sesame"),
+        ("", ""),
+        ("mallory", ""),
+    ]:
+        assert found.check(basic(name, password)) is None
+
+
+def test_a_hash_is_no_password(credentials: Settings) -> None:
+    secret = hashed("correct horse")
+
+    assert credentials(operators=f"bob:{secret}").check(basic("bob", secret)) is None
+
+
+def test_what_was_right_once_is_known_quickly(credentials: Settings) -> None:
+    found = credentials(operators="alice:open sesame")
+    right, wrong = basic("alice", "open sesame"), basic("alice", "wrong")
+    assert found.remembered(right) is None
+
+    found.check(right)
+    found.check(wrong)
+
+    assert found.remembered(right) == Visitor("alice", Access.OPERATOR)
+    assert found.remembered(wrong) is None
+
+
+def test_tokens_have_roles(credentials: Settings) -> None:
+    found = credentials(viewer_tokens="prometheus-0123456789", operator_tokens="deployer-0123456789")
+
+    viewer, operator = found.remembered("Bearer prometheus-0123456789"), found.remembered("bearer deployer-0123456789")
+    assert viewer is not None
+    assert operator is not None
+    assert (viewer.access, operator.access) == (Access.VIEWER, Access.OPERATOR)
+    assert found.remembered("Bearer deployer-012345678") is None
+
+
+@pytest.mark.parametrize(
+    "header", ["", "Basic", "Basic !", "Basic 44G=", "Digest x", "Bearer é", "Basic " + "A" * 9_999]
+)
+def test_headers_that_make_no_sense_let_nobody_in(credentials: Settings, header: str) -> None:
+    found = credentials(operators="alice:open sesame", viewer_tokens="prometheus-0123456789")
+
+    assert found.remembered(header) is None
+    assert found.check(header) is None
+
+
+def test_workers_of_one_installation_know_each_other_and_may_only_look(
+    credentials: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = credentials(operators="alice:open sesame"), credentials()
+
+    assert one.peer_token == other.peer_token
+    assert one.remembered(f"Bearer {one.peer_token}") == Visitor("another worker", Access.VIEWER)
+    monkeypatch.setenv("MARQ_PREFIX", "elsewhere")
+    assert credentials().peer_token != one.peer_token
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("operators", "secret-password", "MARQ_WEB_OPERATORS: entry 1 is not of the form NAME:PASSWORD"),
+        ("operators", "alice:short-1", "MARQ_WEB_OPERATORS: the password of 'alice' is too short"),
+        ("viewers", "alice:scrypt$12$34", "MARQ_WEB_VIEWERS: the hash of 'alice' is damaged"),
+        ("viewer_tokens", "secret-token", "MARQ_WEB_VIEWER_TOKENS: token 1: expected at least 16 ASCII characters"),
+        ("operators", "alice:secret-password,alice:secret-password", "'alice' is named twice"),
+    ],
+)
+def test_a_setting_of_the_wrong_form_is_named_and_no_secret(
+    credentials: Settings, setting: str, value: str, message: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        credentials(**{setting: value})
+
+    assert message in str(error.value)
+    assert "secret" not in str(error.value)
+    assert "short-1" not in str(error.value)
+
+
+def test_a_short_password_is_not_hashed() -> None:
+    with pytest.raises(ConfigError, match="too short"):
+        hashed("1234567")
+
+
+def test_secrets_are_not_in_the_text_of_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MARQ_WEB_OPERATORS", "alice:open sesame")
+
+    assert "sesame" not in repr(load_settings())
+    assert "sesame" not in str(load_settings().model_dump())

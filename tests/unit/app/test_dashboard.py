@@ -1,0 +1,342 @@
+"""What pages make of figures, samples and markers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from aiokafka import ConsumerRecord
+
+from agents.statistics import census_of, empty_figures
+from app.dashboard import history, rows
+from app.dashboard.actions import MAX_IDS, Doing, Letters, read_action, read_ids, read_letters
+from app.dashboard.history import SAMPLES, History
+from app.dashboard.installation import markers_partitions, partitions, public
+from app.dashboard.pages import _inside, _see
+from app.dashboard.rendering import age, moment, rate
+from app.dashboard.tasks import MAX_RUNNING, Tasks, TooManyTasks
+from app.dashboard.timeline import Timeline
+from marq.core.errors import ConfigError
+from marq.core.handling_times import BOUNDS_MS
+from marq.core.marker_codec import encode
+from marq.core.markers import Ack, Acquire, Batch, Cause, Delay, Fact, Kind, Payload, Release, Source
+from marq.core.names import ID_HEADER
+from marq.dead_letters import Redriven
+from tests.browser.pretend import PretendActor, PretendInstallation
+
+FIRST, AGAIN = Source("marq.messages", 0), Source("marq.messages", 3)
+
+
+# --- history ----------------------------------------------------------------------------------------------------------
+
+
+def sample(in_flight: float) -> dict[str, dict[str, float]]:
+    return {"emails": empty_figures() | {"in_flight": in_flight, "acked_per_second": 2.0}}
+
+
+def test_samples_of_workers_are_added_up_by_their_time() -> None:
+    ours, theirs = History(), History()
+    ours.add(1_000, sample(3))
+    ours.add(1_001, sample(4))
+    # Whose clock is a sample behind.
+    theirs.add(1_000, sample(10))
+
+    found = history.add_up([ours.local("emails", 1_001), theirs.local("emails", 1_000), None], 1_001)
+
+    assert found["series"]["in_flight"][-3:] == [None, 13, 4]
+    assert found["times"][-1] == 10_010
+    assert len(found["times"]) == SAMPLES == 90
+
+
+def test_a_queue_that_was_silent_for_a_quarter_of_an_hour_has_no_history() -> None:
+    kept = History()
+    kept.add(1_000, sample(3))
+    kept.add(1_000 + SAMPLES, {})
+
+    assert set(kept.local("emails", 1_000 + SAMPLES)["series"]["in_flight"]) == {None}
+    assert kept.local("", 1_000 + SAMPLES)["series"]["in_flight"][-1] == 0
+    assert list(kept._rings) == [""]
+
+
+def test_queues_that_do_nothing_take_no_memory() -> None:
+    kept = History()
+    kept.add(1_000, {f"queue-{number}": empty_figures() for number in range(100)})
+
+    assert list(kept._rings) == [""]
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def found(counted: bool = False, **queues: dict[str, float]) -> dict[str, Any]:
+    census = {
+        "counted": counted, "complete": counted, "uncounted": 0, "strangers": 0, "others": 0, "switched_off": 0,
+        "trouble": [],
+    }  # fmt: skip
+    rows = {name: empty_figures() | row for name, row in queues.items()}
+    return {"queues": rows, "workers": [], "complete": True, "census": census}
+
+
+def test_a_row_counts_dead_letters_that_are_left_and_what_waits_in_either_way() -> None:
+    figures = found(
+        emails={"dead": 9, "redriven": 4, "discarded": 2, "waiting_for_delivery": 5, "waiting_for_redelivery": 1}
+    )
+
+    [row] = rows.queue_rows(figures, (), {})
+
+    assert (row["dead"], row["delayed"], row["state"], row["waiting"]) == (3, 6, "idle", None)
+
+
+def test_where_a_census_is_taken_nothing_waits_in_a_queue_without_figures() -> None:
+    figures = found(counted=True, emails={"waiting": 4, "arrived_per_second": 2.0})
+
+    assert [row["waiting"] for row in rows.queue_rows(figures, ["defined"], {})] == [0, 4]
+
+
+def test_a_census_that_is_not_complete_is_said() -> None:
+    figures = found(counted=True)
+    figures["census"] |= {"complete": False, "uncounted": 12_000}
+
+    assert rows.alarms(figures) == ["What waits is still being counted: 12,000 records are left to read."]
+    assert rows.least(figures["census"]) == "≥ "
+
+    figures["census"] |= {"uncounted": 0, "switched_off": 1, "trouble": ["topic orders can't be read: no right"]}
+
+    assert rows.alarms(figures) == [
+        "What waits is not all counted: topic orders can't be read: no right.",
+        "What waits is not all counted: 1 workers run without a census (MARQ_CENSUS).",
+    ]
+
+
+def test_a_count_is_complete_when_each_worker_answered_and_counts() -> None:
+    counts = {"complete": True, "uncounted": 0, "strangers": 2, "trouble": ""}
+    one, none = {"partitions": [1], "census": counts}, {"partitions": [2], "census": None}
+
+    assert census_of([one], everyone=True)["complete"]
+    # One that did not answer may have more.
+    assert not census_of([one], everyone=False)["complete"]
+    partly = census_of([one, none, {"partitions": [], "census": None}], everyone=True)
+    assert (partly["counted"], partly["complete"], partly["switched_off"]) == (True, False, 1)
+    assert census_of([{**one, "census": counts | {"trouble": "why"}}], everyone=True)["trouble"] == ["why"]
+
+
+def test_rows_are_in_the_order_that_is_asked_for_with_what_is_not_known_at_the_end() -> None:
+    figures = found(a={"oldest_lease_seconds": 5.0}, b={}, c={"oldest_lease_seconds": 9.0, "in_flight": 1})
+    table = rows.queue_rows(figures, ["defined"], {})
+
+    shown = rows.Shown.read({"sort": "oldest_seconds", "order": "desc"})
+    busy = rows.Shown.read({"state": "busy", "sort": "nonsense", "page": "-1"})
+
+    assert [row["queue"] for row in shown.of(table)] == ["c", "a", "b", "defined"]
+    assert [row["queue"] for row in busy.of(table)] == ["c"]
+    assert busy.query(page=2) == {"state": "busy", "page": "2"}
+
+
+def test_a_row_has_the_time_within_which_most_messages_are_done() -> None:
+    figures = found(a={}, b={}) | {"handled": {"a": [0] * 4 + [100] + [0] * (len(BOUNDS_MS) - 4)}}
+
+    done, idle = rows.queue_rows(figures, (), {})
+
+    assert (done["p95_seconds"], idle["p95_seconds"]) == (0.0975, None)
+
+
+def test_partitions_say_how_far_the_group_is_and_what_is_open_before() -> None:
+    sources = [{"topic": "t", "partition": 0, "first_open": 90, "in_flight": 2, "waiting": 1, "oldest_seconds": 4.0}]
+    members = [{"client_id": "billing", "host": "10.0.0.9", "partitions": {"t": [1]}}]
+
+    first, second = partitions("t", {0: 120, 1: 7}, {0: 100}, sources, members)
+
+    assert (first["lag"], first["gap"], first["in_flight"], first["consumer"]) == (20, 10, 2, None)
+    assert (second["lag"], second["gap"], second["consumer"]) == (None, None, "billing")
+
+
+def test_a_partition_that_nobody_owns_is_shown_all_the_same() -> None:
+    workers = [{"url": "http://a", "partitions": [{"partition": 1, "applied_offset": 41}]}]
+
+    nobody, owned = markers_partitions(workers, {0: 10, 1: 50})
+
+    assert (nobody["partition"], nobody["owner"], nobody["lag"]) == (0, None, None)
+    assert (owned["owner"], owned["lag"]) == ("http://a", 8)
+
+
+def test_no_secret_is_among_the_settings_of_a_page() -> None:
+    assert public(
+        {"prefix": "marq", "web_password": "x", "web_tokens": ["y"], "basic_auth": "z", "ssl_keyfile": "k"}
+    ) == {"prefix": "marq"}
+
+
+# --- markers ----------------------------------------------------------------------------------------------------------
+
+
+def read(timeline: Timeline, *batches: tuple[int, Batch]) -> list[str]:
+    """Give markers to a timeline, each at a time; return the kinds of events."""
+    for offset, (at_ms, batch) in enumerate(batches):
+        value = encode(batch)
+        record: Any = ConsumerRecord("marq.markers", 0, offset, at_ms, 1, None, value, None, -1, len(value), [])
+        timeline.read(record, 0)
+    return [event["kind"] for event in timeline.told()]
+
+
+def acquire(source: Source, offsets: list[int], identity: bytes | None = None, attempt: int = 1) -> Acquire:
+    headers = [] if identity is None else [(ID_HEADER, identity)]
+    payloads = [Payload(1, attempt, b"emails", headers, b"v%d" % offset) for offset in offsets]
+    return Acquire("emails", 7, source, offsets, 30_000, offsets[0], payloads)
+
+
+def test_a_message_is_followed_through_its_redeliveries() -> None:
+    timeline = Timeline("marq.messages/0/5")
+    identity = b"marq.messages/0/5"
+
+    kinds = read(
+        timeline,
+        (10, acquire(FIRST, [4, 5, 6])),
+        (20, Release("emails", 7, FIRST, [5], [-1], True, ["ValueError: no"])),
+        (30, Ack("emails", 7, FIRST, [4, 6])),
+        (40, Fact(Kind.REDELIVERED, "emails", 1, FIRST, [5], [2], [Cause.RELEASED])),
+        (50, acquire(AGAIN, [8], b"marq.messages/0/9")),
+        (60, acquire(AGAIN, [9], identity, attempt=2)),
+        (70, Ack("", 7, AGAIN, [8, 9])),
+    )
+
+    assert kinds == ["ACQUIRE", "RELEASE", "REDELIVERED", "ACQUIRE", "ACK"]
+    assert timeline.places == {(FIRST, 5), (AGAIN, 9)}
+    assert (timeline.queue, timeline.payload and timeline.payload.value) == ("emails", b"v9")
+    texts = [event["text"] for event in timeline.told()]
+    assert texts[1] == "given back, to be delivered after its backoff: ValueError: no"
+    assert texts[3] == "taken by a consumer, attempt 2, lease 30 s"
+
+
+def test_a_message_that_was_delayed_is_known_by_its_sender_s_number() -> None:
+    drawn = Source("~" + "ab" * 16, 1)
+    timeline = Timeline(f"{drawn.topic}/1/3")
+    delay = Delay("emails", 7, drawn, [3], [60_000], True, 3, [Payload(1, 1, b"emails", [], b"x")])
+
+    assert read(timeline, (10, delay)) == ["DELAY"]
+    assert timeline.told()[0]["text"] == "to be delivered in 60 s"
+
+
+def test_what_is_no_marker_is_passed_over() -> None:
+    timeline = Timeline("marq.messages/0/5")
+    record: Any = ConsumerRecord("marq.markers", 0, 0, 1, 1, None, b"\x00garbage", None, -1, 8, [])
+
+    timeline.read(record, 0)
+
+    assert timeline.told() == []
+
+
+# --- forms ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_form_says_which_dead_letters_are_meant() -> None:
+    letters = read_letters({"queue": "emails", "kind": "", "to": "again", "limit": "5", "rate": "0.5"}, [])
+
+    assert letters == Letters("emails", {"kind": ""}, "again", 5, 0.5)
+
+
+@pytest.mark.parametrize("form", [{}, {"queue": "emails", "limit": "0"}, {"queue": "emails", "rate": "fast"}])
+def test_a_form_that_means_nothing_or_everything_is_refused(form: dict[str, str]) -> None:
+    with pytest.raises(ConfigError):
+        read_letters(form, [])
+
+
+@pytest.mark.parametrize("ids", [[], [" "], ["nonsense"], [f"t/0/{number}" for number in range(MAX_IDS + 1)]])
+def test_ids_that_are_none_or_too_many_are_refused(ids: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        read_ids(ids)
+
+
+def test_an_unknown_action_is_refused() -> None:
+    with pytest.raises(ConfigError, match="there is no action 'drop'"):
+        read_action("drop")
+
+
+@pytest.mark.parametrize("address", ["https://else.where/", "//else.where/", "/\\else.where", "x", "/a\r\nb: c"])
+def test_nobody_is_led_elsewhere_after_an_action(address: str) -> None:
+    assert _inside(address) == "/"
+
+
+def test_the_notice_of_an_action_takes_the_place_of_the_former_one() -> None:
+    answer = _see("/queues/a%2Fb/messages?state=dead&did=cancel&done=1&late=0", {"did": "release"})
+
+    assert answer.headers["Location"] == "/queues/a%2Fb/messages?state=dead&did=release"
+
+
+# --- tasks ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_task_that_is_stopped_says_how_far_it_came_and_is_audited(caplog: pytest.LogCaptureFixture) -> None:
+    began = asyncio.Event()
+
+    class Slow(PretendActor):
+        async def settle(self, action: str, letters: Letters, progress: Any) -> Any:
+            progress(Redriven(9, 3, 2))
+            began.set()
+            await asyncio.Event().wait()
+
+    doing = Doing(Slow(PretendInstallation()), Tasks())
+    number = doing.to_letters(read_action("redrive"), Letters("emails", {}), 9, {"who": "ann", "from": "::1"})
+    await began.wait()
+
+    task = await doing.tasks.stop_one(number)
+
+    assert task is not None
+    assert (task.state, task.told()["done"], task.told()["asked"]) == ("stopped", 2, 3)
+    lines = [record.getMessage() for record in caplog.records if record.name == "marq.audit"]
+    assert len(lines) == 2
+    assert all('"audit": "redrive", "who": "ann"' in line for line in lines)
+    assert '"error": "CancelledError"' in lines[1]
+
+
+async def test_many_messages_are_acted_on_in_pieces_and_what_came_too_late_is_told() -> None:
+    class Counting(PretendActor):
+        async def cancel(self, ids: Sequence[str]) -> Sequence[bool]:
+            self.asked.append(("cancel", len(ids)))
+            return [number != 0 for number, _ in enumerate(ids)]
+
+    actor = Counting(PretendInstallation())
+    doing = Doing(actor, Tasks())
+    ids = [f"t/0/{number}" for number in range(2 * MAX_IDS + 500)]
+
+    number = doing.to_matching(read_action("cancel"), "emails", ids, {"who": "ann", "from": "::1"})
+    task = doing.tasks.get(number)
+    assert task is not None
+    assert task.running is not None
+    await task.running
+
+    told = task.told()
+    assert (told["state"], told["chosen"], told["asked"], told["done"], told["already_settled"]) == (
+        "done", 2_500, 2_500, 2_497, 3,
+    )  # fmt: skip
+    assert actor.asked == [("cancel", 1_000), ("cancel", 1_000), ("cancel", 500)]
+
+
+async def test_so_many_tasks_run_at_a_time_and_no_more() -> None:
+    tasks = Tasks()
+
+    async def wait(progress: Any) -> Any:
+        await asyncio.Event().wait()
+
+    for _ in range(MAX_RUNNING):
+        tasks.begin("redrive", "emails", "all", Redriven(1), wait)
+    with pytest.raises(TooManyTasks):
+        tasks.begin("redrive", "emails", "all", Redriven(1), wait)
+    await tasks.stop()
+
+    assert {task.state for task in tasks.all()} == {"stopped"}
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def test_durations_have_two_units_at_the_most() -> None:
+    assert [age(seconds) for seconds in (None, 0, 9.96, 75, 3_661, 90_061, -12)] == [
+        "\N{EN DASH}", "0.0 s", "10.0 s", "1 min 15 s", "1 h 1 min", "1 d 1 h", "-12 s",
+    ]  # fmt: skip
+    assert [rate(value) for value in (None, 0.01, 3.14159, 1_234.5)] == ["\N{EN DASH}", "0", "3.1", "1,234"]
+
+
+def test_a_moment_that_is_none_is_shown_as_it_is_and_escaped_later() -> None:
+    assert moment("never") == "never"
+    assert str(moment("2026-11-22T06:00:00+01:00")).endswith(">2026-11-22 05:00:00</time>")

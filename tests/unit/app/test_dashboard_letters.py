@@ -1,0 +1,120 @@
+"""Pages read dead letters once, and then only what is new; what is settled or gone is not counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+import marq
+from app.dashboard import letters as letters_module
+from app.dashboard.letters import LetterIndex, TooManyLetters
+from marq.letter_log import Stored
+from marq.letter_survey import Group, Survey
+from marq.settings import ClientSettings
+from marq.testing import Broker
+
+
+@asynccontextmanager
+async def installation() -> AsyncIterator[tuple[LetterIndex, marq.Producer, marq.Consumer, marq.DeadLetters]]:
+    """An index, and the clients that make dead letters and settle them."""
+    async with (
+        Broker() as broker,
+        broker.producer() as producer,
+        broker.consumer("emails") as consumer,
+        marq.DeadLetters(broker.address) as dead,
+    ):
+        index = LetterIndex(ClientSettings.read(broker.address))
+        yield index, producer, consumer, dead
+        await index.stop()
+
+
+async def reject(consumer: marq.Consumer, producer: marq.Producer, *reasons: str) -> None:
+    """Let a message of `emails` die of each of these."""
+    await producer.send_many("emails", [b"x"] * len(reasons))
+    for reason, message in zip(reasons, await consumer.receive(max_messages=len(reasons)), strict=True):
+        await message.reject(reason)
+
+
+def everything(group: Group) -> bool:
+    return True
+
+
+async def test_what_died_and_what_was_settled_since_the_last_look_is_seen() -> None:
+    async with installation() as (index, producer, consumer, dead):
+        await reject(consumer, producer, "no customer 1", "no customer 2", "too late")
+        await index.read()
+        assert index.counts() == {"emails": 3}
+
+        await dead.delete("emails", kind="no customer N", limit=1)
+        await reject(consumer, producer, "no customer 3", "no customer 4")
+
+        kinds = await index.kinds(everything)
+        assert [(kind.kind, kind.letters) for kind in kinds] == [("no customer N", 3), ("too late", 1)]
+        found = await index.letters(lambda group: group.reason == "no customer N", 2)
+        assert [each.reason for each in found] == ["no customer 2", "no customer 3"]
+        assert index.counts() == {"emails": 4}
+        assert index.read_at is not None
+
+
+async def test_so_many_that_no_page_reads_them_are_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(letters_module, "MAX_UNREAD", 1)
+    async with installation() as (index, producer, consumer, _):
+        await reject(consumer, producer, "a", "b")
+
+        with pytest.raises(TooManyLetters, match="2 records of dead letters would have to be read"):
+            await index.read()
+
+
+async def test_who_stops_waiting_does_not_stop_the_reading() -> None:
+    async with installation() as (index, producer, consumer, _):
+        await reject(consumer, producer, "a")
+        impatient = asyncio.create_task(index.read())
+        await asyncio.sleep(0)
+        impatient.cancel()
+        await asyncio.wait([impatient])
+
+        await index.read()
+
+        assert index.counts() == {"emails": 1}
+
+
+class Log:
+    """Letters of partition 0, from ``first`` on; notes what is asked for."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self.span = range(first, last)
+        self.sought: list[int] = []
+        self._next = 0
+
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+
+    async def ranges(self) -> dict[int, range]:
+        return {0: self.span}
+
+    def seek(self, positions: Mapping[int, int]) -> None:
+        self.sought.append(positions[0])
+        self._next = positions[0]
+
+    async def read(self) -> Sequence[Stored]:
+        first, self._next = self._next, self.span.stop
+        return [Stored(0, offset, 1, b"emails", b"", []) for offset in range(first, self.span.stop)]
+
+    async def positions(self) -> dict[int, int]:
+        return {0: self._next}
+
+
+async def test_a_survey_reads_on_and_forgets_what_retention_removed_or_a_new_topic_does_not_have() -> None:
+    survey = Survey("dead", lambda queue, record: True)
+    log = Log(0, 5)
+    offsets = []
+    for span in (range(5), range(3, 8), range(8, 8), range(2)):
+        log.span = span
+        await survey.make(log, 1.0)
+        offsets.append([spot.offset for spot in survey.spots()])
+
+    assert offsets == [[0, 1, 2, 3, 4], [3, 4, 5, 6, 7], [], [0, 1]]
+    assert log.sought == [0, 5, 0]

@@ -1,0 +1,39 @@
+"""What is known of the trackers when the broker says nothing, or not all."""
+
+from __future__ import annotations
+
+import pytest
+from aiokafka.errors import GroupAuthorizationFailedError, KafkaConnectionError
+from yarl import URL
+
+from app.members import Group, Members
+from marq.settings import ClientSettings
+
+URLS = [URL("http://one:1"), URL("http://two:1")]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (URLS, Members(URLS, settled=True, answered=True)),
+        # During a rebalance the broker does not tell the members.
+        (None, Members((), settled=False, answered=True)),
+        (KafkaConnectionError("gone"), Members((), settled=False, answered=False)),
+        (TimeoutError(), Members((), settled=False, answered=False)),
+        # It is there, and says no.
+        (GroupAuthorizationFailedError("marq-app"), Members((), settled=False, answered=True)),
+    ],
+)
+async def test_who_the_trackers_are(
+    monkeypatch: pytest.MonkeyPatch, answer: list[URL] | Exception | None, expected: Members
+) -> None:
+    group = Group(ClientSettings())
+
+    async def describe() -> list[URL] | None:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(group, "_describe", describe)
+
+    assert await group.members() == expected

@@ -1,0 +1,95 @@
+"""How a worker's figures are written for Prometheus."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from agents.lateness import Lateness
+from agents.statistics import empty_figures
+from app.metrics import Exposition, Snapshot
+from marq.core.rows import Counts
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+def written(snapshot: Snapshot) -> dict[tuple[str, tuple[str, ...]], float]:
+    body, content_type = Exposition().write(snapshot, "text/plain")
+    assert content_type.startswith("text/plain; version=")
+    return {
+        (sample.name, tuple(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(body.decode())
+        for sample in family.samples
+    }
+
+
+def test_queues_are_told_of_by_their_names() -> None:
+    queues = {'a "b"\\c': {**empty_figures(), "in_flight": 3, "waiting_for_delivery": 2, "oldest_lease_seconds": 1.5}}
+    snapshot = Snapshot(["tracker"], True, queues=queues, totals={"emails": Counts(acquired=5, acked=4, dead=1)})
+
+    found = written(snapshot)
+
+    assert found["marq_queue_messages", ('a "b"\\c', "in_flight")] == 3
+    assert found["marq_queue_messages", ('a "b"\\c', "delayed")] == 2
+    assert found["marq_queue_oldest_message_age_seconds", ('a "b"\\c',)] == 1.5
+    assert found["marq_messages_acquired_total", ("emails",)] == 5
+    assert found["marq_messages_settled_total", ("acked", "emails")] == 4
+    assert found["marq_messages_dead_lettered_total", ("emails",)] == 1
+    assert found["marq_worker_ready", ()] == 1
+
+
+def test_what_waits_is_told_where_it_is_counted() -> None:
+    counted = {**empty_figures(), "waiting": 7, "oldest_waiting_seconds": 2.5, "arrived": 9}
+    census = {"complete": False, "uncounted": 3, "strangers": 0, "others": 0, "trouble": ""}
+
+    queues = {"emails": counted, "mistaken": counted, "too": counted}
+    found = written(Snapshot(["tracker"], True, queues=queues, census=census, paused={"emails": False}))
+    nothing = written(Snapshot(["tracker"], True, queues={"emails": empty_figures()}))
+
+    assert found["marq_queue_waiting_messages", ("emails",)] == 7
+    assert found["marq_queue_oldest_waiting_age_seconds", ("emails",)] == 2.5
+    assert found["marq_messages_arrived_total", ("emails",)] == 9
+    assert ("marq_queue_waiting_messages", ("mistaken",)) not in found
+    assert found["marq_census_other_messages", ()] == 14
+    assert (found["marq_census_complete", ()], found["marq_census_uncounted_records", ()]) == (0, 3)
+    assert not [name for name, _ in nothing if "waiting" in name or "census" in name]
+
+
+def test_lateness_is_a_histogram_of_seconds() -> None:
+    lateness = Lateness()
+    lateness.note([5, 5, 700, 10_000_000])
+
+    found = written(Snapshot([], False, lateness=lateness))
+
+    assert found["marq_redelivery_lateness_seconds_bucket", ("0.01",)] == 2
+    assert found["marq_redelivery_lateness_seconds_bucket", ("1.0",)] == 3
+    assert found["marq_redelivery_lateness_seconds_bucket", ("+Inf",)] == 4
+    assert found["marq_redelivery_lateness_seconds_sum", ()] == 10_000.71
+
+
+def test_a_scraper_gets_the_format_that_it_asks_for() -> None:
+    body, content_type = Exposition().write(Snapshot([], True), OPENMETRICS)
+
+    assert content_type.startswith("application/openmetrics-text")
+    assert body.endswith(b"# EOF\n")
+
+
+def test_a_breaker_has_one_state() -> None:
+    handlers = [
+        {
+            "group": "g",
+            "pid": None,
+            "starts": 2,
+            "held": 5,
+            "taken": 1,
+            "breakers": {"emails": {"state": "half-open", "openings": 3}},
+        },
+    ]
+
+    found = written(Snapshot([], True, handlers=handlers))
+
+    assert found["marq_handlers_up", ("g",)] == 0
+    assert (found["marq_handlers_messages_held", ("g",)], found["marq_handlers_messages_taken", ("g",)]) == (5, 1)
+    assert found["marq_handlers_starts_total", ("g",)] == 2
+    assert found["marq_breaker_openings_total", ("emails",)] == 3
+    states = {labels[1]: value for (name, labels), value in found.items() if name == "marq_breaker_state"}
+    assert states == {"closed": 0, "open": 0, "half-open": 1}

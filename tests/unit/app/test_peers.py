@@ -1,0 +1,36 @@
+"""Workers are asked for what the names of queues are, whatever stands in them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from urllib.parse import quote
+
+import pytest
+from aiohttp import ClientSession, web
+from yarl import URL
+
+from app.peers import ask_each
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[URL]:
+    """A worker that tells what it was asked for."""
+
+    async def tell(request: web.Request) -> web.Response:
+        return web.json_response({"queue": request.match_info["queue"], "query": dict(request.query)})
+
+    application = web.Application()
+    application.router.add_get("/api/queues/{queue}/messages", tell)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield URL(f"http://127.0.0.1:{runner.addresses[0][1]}")
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize("queue", ["emails", "letters/böse", "a%2Fb", "50% off?", "a&b=c#d"])
+async def test_a_queue_is_asked_for_by_its_name(peer: URL, queue: str) -> None:
+    async with ClientSession() as session:
+        [answer] = await ask_each(session, [peer], f"api/queues/{quote(queue, safe='')}/messages", {"error": "a&b"})
+
+    assert answer == {"queue": queue, "query": {"error": "a&b", "scope": "worker"}}

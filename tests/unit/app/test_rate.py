@@ -1,0 +1,46 @@
+"""How often an address may do something."""
+
+from __future__ import annotations
+
+from app.rate import MAX_ADDRESSES, Rate
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_burst_is_let_through_and_then_so_many_a_second() -> None:
+    clock = Clock()
+    rate = Rate(2, 0.5, clock)
+
+    for _ in range(2):
+        assert rate.wait_s("a") == 0
+        rate.spend("a")
+
+    assert rate.wait_s("a") == 2.0
+    assert rate.wait_s("b") == 0
+    clock.now_s = 2.0
+    assert rate.wait_s("a") == 0
+
+
+def test_what_is_given_back_was_not_counted() -> None:
+    rate = Rate(1, 0.1, Clock())
+    rate.spend("a")
+
+    rate.give_back("a")
+
+    assert rate.wait_s("a") == 0
+
+
+def test_addresses_are_forgotten_when_there_are_too_many() -> None:
+    rate = Rate(1, 0.1, Clock())
+
+    for number in range(MAX_ADDRESSES + 10):
+        rate.spend(str(number))
+
+    assert len(rate._left) == MAX_ADDRESSES
+    assert rate.wait_s("0") == 0
+    assert rate.wait_s(str(MAX_ADDRESSES + 9)) > 0

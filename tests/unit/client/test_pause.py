@@ -1,0 +1,103 @@
+"""A queue that is paused: what consumers give back, leave with the tracker, and do not read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from marq.core.markers import NOW, Acquire, Release, Source
+from marq.core.queue import QueueSettings
+from tests.unit.client.fakes import FakeRecord, Rig, spin
+
+P0 = Source("t", 0)
+
+
+class Rules:
+    """What holds for queues, which a test changes."""
+
+    def __init__(self) -> None:
+        self.settings = QueueSettings()
+        self.paused: set[str] = set()
+
+    def __call__(self, queue: str) -> QueueSettings:
+        return replace(self.settings, paused=queue in self.paused)
+
+
+def pause(rig: Rig, rules: Rules, *queues: str) -> None:
+    rules.paused = set(queues)
+    rig.flow.look_at_pauses()
+
+
+async def test_what_nobody_has_taken_is_given_back_uncounted_and_nothing_is_read(make_rig) -> None:
+    rules = Rules()
+    rig = make_rig(queue=rules, max_in_flight=10)
+    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(20)])
+    rig.shelf.standing = 10
+    held = (await rig.take(3))[-1]
+
+    pause(rig, rules, "q")
+    await rig.flow.outbox.settled(wait=True)
+    rig.flow.demand()
+    await spin(50)
+
+    assert not rig.shelf.ready
+    given_back = {offset for each in rig.settler.of(Release) for offset in each.offsets}
+    assert given_back == set(range(3, 10))
+    assert not any(each.counted for each in rig.settler.of(Release))
+    assert rig.flow.held == 3
+    assert max(max(each.offsets) for each in rig.acquirer.of(Acquire)) == 9
+    # What was being worked on ends as ever.
+    await held.ack()
+    assert rig.flow.held == 2
+
+
+async def test_it_reads_on_where_it_stopped_when_it_is_resumed(make_rig) -> None:
+    rules = Rules()
+    rules.paused = {"q"}
+    rig = make_rig(queue=rules)
+    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(3)])
+    rig.shelf.asked += 3
+    rig.flow.demand()
+    await spin(50)
+    assert not rig.acquirer.written
+    rig.shelf.asked -= 3
+
+    pause(rig, rules)
+
+    assert [message.offset for message in await rig.take(3)] == [0, 1, 2]
+
+
+async def test_others_of_the_group_go_on_and_what_is_paused_is_left_with_the_tracker(make_rig) -> None:
+    rules = Rules()
+    rules.paused = {"q"}
+    rig = make_rig(("q", "other"), queue=rules)
+    rig.reader.add(P0, *[FakeRecord(offset, key=b"other" if offset % 2 else b"q") for offset in range(6)])
+
+    messages = await rig.take(3, "other")
+    await spin(50)
+
+    assert [message.offset for message in messages] == [1, 3, 5]
+    assert not rig.flow.shelves["q"].ready
+    parked = [each for each in rig.acquirer.of(Acquire) if each.queue == "q"]
+    assert [offset for each in parked for offset in each.offsets] == [0, 2, 4]
+    # Due since they were sent: they come when the tracker delivers again.
+    assert {due_ms for each in parked for due_ms in each.dues_ms or [NOW]} == {1_000}
+    assert rig.flow.held == 3
+
+
+async def test_what_is_acquired_while_it_is_paused_is_given_back(make_rig) -> None:
+    rules = Rules()
+    rig = make_rig(queue=rules)
+    rig.reader.add(P0, FakeRecord(0))
+    rig.acquirer.gate.clear()
+    rig.shelf.asked += 1
+    rig.flow.demand()
+    await spin(50)
+
+    pause(rig, rules, "q")
+    rig.acquirer.gate.set()
+    await rig.settler.until(lambda: bool(rig.settler.of(Release)))
+
+    [given_back] = rig.settler.of(Release)
+    assert (list(given_back.offsets), list(given_back.delays_ms), given_back.counted) == ([0], [0], False)
+    assert not rig.shelf.ready
+    assert rig.flow.held == 0

@@ -1,0 +1,63 @@
+"""Messages that are made when it is their turn."""
+
+from __future__ import annotations
+
+from itertools import count, islice
+
+from marq.shelf import Ready
+
+
+class Made:
+    """Stands in for messages: numbers, of which is known how many were made."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._numbers = count()
+
+    def some(self, number: int):
+        for each in islice(self._numbers, number):
+            self.count += 1
+            yield each
+
+
+def test_they_come_in_order_and_are_made_a_few_at_a_time() -> None:
+    ready, made = Ready(), Made()
+    ready.add(made.some(300), 300)
+    ready.add(made.some(2), 2)
+
+    assert (len(ready), made.count) == (302, 0)
+    found = []
+    while ready.make():
+        found.append(ready.made.popleft())
+        assert made.count - len(found) < 64
+        assert len(ready) == 302 - len(found)
+
+    assert found == list(range(302))
+    assert not ready
+
+
+def test_a_list_is_taken_across_what_was_added_at_different_times() -> None:
+    ready, made = Ready(), Made()
+    for number in (3, 1, 4):
+        ready.add(made.some(number), number)
+    ready.make()
+
+    assert ready.take(2) == [0, 1]
+    assert ready.take(5) == [2, 3, 4, 5, 6]
+    assert len(ready) == 1
+    assert ready.take(5) == [7]
+    assert ready.take(5) == []
+
+
+def test_all_can_be_looked_at_and_taken_from_both_ends_and_more_added_after_them() -> None:
+    ready, made = Ready(), Made()
+    ready.add(made.some(100), 100)
+    ready.take(1)
+
+    everything = ready.all()
+    assert (everything[0], everything[-1], len(ready)) == (1, 99, 99)
+    everything.pop()
+    ready.add(iter([1_000]), 1)
+
+    assert len(ready) == 99
+    assert ready.take(200) == [*range(1, 99), 1_000]

@@ -1,0 +1,66 @@
+"""How long messages took is known from the log's clock at both ends, of a few of each ACK."""
+
+from __future__ import annotations
+
+from marq.core.handling_times import BOUNDS_MS, HandlingTimes, add_counts, quantile_ms
+from marq.core.marker_codec import encode
+from marq.core.markers import SEVERAL, Ack, Batch
+from marq.core.queue import QueueSettings
+from marq.core.tracker import Tracker
+from tests.unit.core.batches import QUEUE, SOURCE, ack, acquire
+
+T0 = 1_000_000
+
+
+def folded(*batches: tuple[int, Batch]) -> HandlingTimes:
+    """The times that a tracker finds in markers that came at these times."""
+    tracker = Tracker(lambda queue: QueueSettings(), 42)
+    for offset, (at_ms, batch) in enumerate(batches):
+        tracker.read(encode(batch), T0 + at_ms, offset)
+    return tracker.handling
+
+
+def test_a_message_s_time_is_from_its_acquire_to_its_ack() -> None:
+    times = folded((0, acquire([1])), (70, ack([1])))
+
+    assert quantile_ms(times.recent()[QUEUE], 1.0) == 100
+    assert (sum(times.counts), times.sum_ms) == (1, 70)
+
+
+def test_a_few_messages_of_a_great_ack_stand_for_all() -> None:
+    many = list(range(1_003))
+    times = folded((0, acquire(many)), (400, ack(many)))
+
+    assert times.recent() == {QUEUE: [1_003 if bound == 500 else 0 for bound in (*BOUNDS_MS, None)]}
+
+
+def test_acks_of_what_is_not_open_count_nothing_and_those_of_several_queues_count_for_theirs() -> None:
+    times = folded((0, acquire([1])), (10, Ack(SEVERAL, 7, SOURCE, [1, 2])), (20, ack([1])))
+
+    assert {queue: sum(counts) for queue, counts in times.recent().items()} == {QUEUE: 1}
+
+
+def test_what_is_older_than_two_turns_is_forgotten_but_for_the_whole() -> None:
+    times = HandlingTimes()
+    times.note(QUEUE, 3, 10)
+    times.turn()
+    times.note(QUEUE, 3, 5)
+    assert sum(times.recent()[QUEUE]) == 15
+
+    times.turn()
+    times.turn()
+
+    assert times.recent() == {}
+    assert next(iter(times.buckets())) == ("0.005", 15)
+    assert list(times.buckets())[-1] == ("+Inf", 15)
+
+
+def test_a_quantile_is_within_its_bucket_and_what_is_longer_than_all_is_as_the_last() -> None:
+    half = [0, 0, 50, 50, *[0] * (len(BOUNDS_MS) - 3)]
+    endless = [*[0] * len(BOUNDS_MS), 1]
+
+    assert quantile_ms(half, 0.5) == 25
+    assert quantile_ms(half, 0.75) == 37.5
+    assert quantile_ms(endless, 0.95) == BOUNDS_MS[-1]
+    assert quantile_ms([0] * len(half), 0.95) is None
+    assert add_counts([{"a": [1, 2]}, {"a": [3, 4], "b": [5, 6]}]) == {"a": [4, 6], "b": [5, 6]}

@@ -1,0 +1,210 @@
+"""Purges and rewinds that are killed after any of their records, and called again: nothing is lost or doubled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from itertools import count, takewhile
+from typing import Any, NamedTuple
+
+import pytest
+import pytest_asyncio
+
+import marq
+from broker import EmbeddedBroker
+from marq import purging, rewinding
+from marq.core.names import REWOUND_HEADER
+from marq.inspector import Inspector
+from marq.queues import Queues
+from marq.settings import ClientSettings
+from tests.worker.dying import PATIENT, identity_of
+from tests.worker.harness import LIMIT_SECONDS, ROOT, Installation, Worker, eventually, header
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+#: One more than a purge, or a rewind, of a queue has records here: the process of the last one is not killed.
+PURGES = [f"purged{number}" for number in range(1, 11)]
+REWINDS = [f"rewound{number}" for number in range(1, 6)]
+#: One is held, one waits for its next delivery; in each partition some wait; some are sent when all is over.
+EARLY, WAITING, LATER = 2, 2, 3
+FINISHED = 7
+START = rewinding.Start(time_ms=0)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def worker(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Worker]:
+    worker = Worker(broker.bootstrap_servers, tmp_path_factory.mktemp("killed"))
+    try:
+        yield await worker.start().ready()
+    finally:
+        worker.close()
+
+
+@pytest.fixture(scope="module")
+def settings(worker: Worker, broker: EmbeddedBroker) -> ClientSettings:
+    return ClientSettings.read(broker.bootstrap_servers, {"prefix": worker.names.prefix, **PATIENT}, environment={})
+
+
+async def killed(settings: ClientSettings, what: str, queues: list[str]) -> list[int]:
+    """Begin it for each queue in a process that dies after one more record than that before; return the exit codes."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.worker.dying", settings.bootstrap_servers, settings.names.prefix, what, *queues,
+        cwd=ROOT, stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, _ = await asyncio.wait_for(process.communicate(), 2 * LIMIT_SECONDS)
+    codes: list[int] = json.loads(out)
+    return codes
+
+
+async def take(consumer: marq.Consumer, number: int) -> list[marq.Message]:
+    messages: list[marq.Message] = []
+    while len(messages) < number:
+        more = await consumer.receive(number - len(messages), wait=LIMIT_SECONDS)
+        assert more, f"only {len(messages)} of {number} messages came"
+        messages += more
+    return messages
+
+
+class Traffic:
+    """Somebody who sends to queues all the time, and counts."""
+
+    def __init__(self, producer: marq.Producer, queues: list[str]) -> None:
+        self.values: set[bytes] = set()
+        self._producer = producer
+        self._queues = queues
+        self.sent: Counter[str] = Counter()
+        self._going = True
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        for number in takewhile(lambda _: self._going, count()):
+            value = b"meanwhile %d" % number
+            self.values.add(value)
+            for queue in self._queues:
+                await self._producer.send(queue, value)
+                self.sent[queue] += 1
+            await asyncio.sleep(0.1)
+
+    async def stop(self) -> None:
+        self._going = False
+        await self._task
+
+
+class Held(NamedTuple):
+    """A consumer that holds as much as it may, so that it reads no more."""
+
+    consumer: marq.Consumer
+    message: marq.Message
+
+
+async def fill(installation: Installation, producer: marq.Producer, queue: str) -> Held:
+    """Have one message held and one wait for its next delivery; then some that wait."""
+    options: dict[str, Any] = {"prefix": installation.names.prefix, "max_in_flight": 1, **PATIENT}
+    consumer = marq.Consumer(queue, installation.bootstrap_servers, **options)
+    await consumer.start()
+    await producer.send_many(queue, [b"early"] * EARLY)
+    [released] = await take(consumer, 1)
+    await released.release(delay=3600)
+    [held] = await take(consumer, 1)
+    for partition in (0, 1):
+        await installation.send_many(queue, WAITING, partition=partition)
+    return Held(consumer, held)
+
+
+def options_of(settings: ClientSettings) -> dict[str, Any]:
+    return {"bootstrap_servers": settings.bootstrap_servers, "prefix": settings.names.prefix, **PATIENT}
+
+
+@pytest.mark.timeout(240)
+async def test_a_purge_that_is_killed_after_any_of_its_records_is_called_again(
+    worker: Worker, settings: ClientSettings
+) -> None:
+    options = options_of(settings)
+    async with (
+        marq.Producer(**options) as producer,
+        Queues.of(settings) as queues,
+        Installation(settings.bootstrap_servers, settings.names) as installation,
+    ):
+        holders = await asyncio.gather(*(fill(installation, producer, queue) for queue in PURGES))
+
+        codes = await killed(settings, "purge", PURGES)
+        traffic = Traffic(producer, PURGES)
+        found = await asyncio.gather(*(purging.purge(settings, queue) for queue in PURGES))
+
+        assert codes == [-signal.SIGKILL] * (len(PURGES) - 1) + [0]
+        # Those that were killed had paused the queue, and not come to resume it, which is the last record.
+        assert all(each.paused for each in found[:-2])
+        assert not found[-1].paused
+        await traffic.stop()
+        for queue in PURGES:
+            await producer.send_many(queue, [b"later"] * LATER)
+            await queues.resume(queue)
+        came = await asyncio.gather(*map(rest, holders))
+        for queue, values in zip(PURGES, came, strict=True):
+            assert values[b"later"] == LATER
+            assert values.keys() <= traffic.values | {b"later"}, "what waited has come"
+            assert max(values[each] for each in traffic.values) <= 1, "what was sent meanwhile comes once at the most"
+            # And all that did not come was ended; what was held has been acked.
+            acked = 1 + values.total()
+            sent = EARLY + 2 * WAITING + traffic.sent[queue] + LATER
+            figures = await eventually(
+                lambda queue=queue: worker.queue(queue), lambda found, n=acked: found["acked"] == n
+            )
+            assert figures["cancelled"] == sent - acked, queue
+        assert (await Inspector(settings, queues.definitions).waiting(PURGES)).counts.total() == 0
+
+
+async def rest(held: Held) -> Counter[bytes]:
+    """Finish what is held, then all that comes until the last of what was sent later; return what came."""
+    came: Counter[bytes] = Counter()
+    await held.message.ack()
+    while came[b"later"] < LATER:
+        [message] = await take(held.consumer, 1)
+        came[message.value] += 1
+        await message.ack()
+    await held.consumer.stop()
+    return came
+
+
+@pytest.mark.timeout(240)
+async def test_a_rewind_that_is_killed_after_any_of_its_records_is_gone_on_with(
+    worker: Worker, settings: ClientSettings
+) -> None:
+    options = options_of(settings)
+    async with (
+        marq.Producer(**options) as producer,
+        Installation(settings.bootstrap_servers, worker.names) as installation,
+    ):
+        await asyncio.gather(*(finish(producer, queue, options) for queue in REWINDS))
+
+        codes = await killed(settings, "rewind", REWINDS)
+        found = await asyncio.gather(
+            *(rewinding.rewind(settings, queue, START, identity=identity_of(queue)) for queue in REWINDS)
+        )
+
+        assert codes == [-signal.SIGKILL] * (len(REWINDS) - 1) + [0]
+        assert [each.again for each in found] == [FINISHED] * len(REWINDS)
+
+        async def copies() -> dict[str, Counter[bytes]]:
+            records = await installation.records(worker.names.messages)
+            return {
+                queue: Counter(header(each)[REWOUND_HEADER] for each in records if _is_copy(each, queue))
+                for queue in REWINDS
+            }
+
+        delivered = await eventually(copies, lambda found: all(each.total() >= FINISHED for each in found.values()))
+        assert all(set(each.values()) == {1} for each in delivered.values()), delivered
+
+
+async def finish(producer: marq.Producer, queue: str, options: dict[str, Any]) -> None:
+    async with marq.Consumer(queue, **options) as consumer:
+        await producer.send_many(queue, [b"%d" % number for number in range(FINISHED)])
+        await consumer.ack(await take(consumer, FINISHED))
+
+
+def _is_copy(record: Any, queue: str) -> bool:
+    return record.key == queue.encode() and REWOUND_HEADER in header(record)

@@ -1,0 +1,83 @@
+"""What a worker and its handlers log of the messages that go through them: not what is in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import marq
+from broker import EmbeddedBroker
+from tests.worker.handling import Handlers
+from tests.worker.harness import Installation, Worker, eventually
+
+SECRET = "7d1c-nobody-may-read-this"
+QUEUES = """
+[queues.coroutine]
+handler = "handlers_of_the_test:coroutine"
+
+[queues.failing]
+handler = "failing_handlers:fail"
+max_attempts = 2
+backoff = [0]
+"""
+HANDLERS = """
+import logging
+
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+
+import marq
+
+trace.set_tracer_provider(TracerProvider())
+
+
+@marq.handler("failing")
+async def fail(message):
+    logging.getLogger("marq.test").info("tried: attempt=%d", message.attempt)
+    raise ValueError("no good")
+"""
+
+
+#: Of whoever sent, in the form in which it travels.
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+async def test_payloads_are_in_no_line_at_any_level_and_lines_are_json(
+    new_worker: Callable[..., Worker], broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    handlers = Handlers(tmp_path / "handlers")
+    (handlers.directory / "failing_handlers.py").write_text(HANDLERS)
+    settings = {**handlers.environment, "MARQ_LOG_FORMAT": "json", "MARQ_TRACING": "true"}
+    worker = new_worker(queues=QUEUES, environment=settings)
+    worker.log_level = "debug"
+    await worker.start().ready()
+
+    secret = {"headers": {"token": SECRET.encode(), "traceparent": f"00-{TRACE}-{SPAN}-01".encode()}}
+    async with (
+        marq.Producer(broker.bootstrap_servers, prefix=worker.names.prefix) as producer,
+        Installation(broker.bootstrap_servers, worker.names) as installation,
+    ):
+        await producer.send("coroutine", SECRET.encode(), **secret)
+        await producer.send("failing", SECRET.encode(), delay=0.5, **secret)
+        await producer.send("coroutine", SECRET.encode(), delay=0.5, **secret)
+        # Into the quarantine.
+        await installation.mark(SECRET.encode(), partition=0)
+        await eventually(lambda: worker.queue("failing"), lambda found: found.get("dead") == 1)
+        await eventually(lambda: worker.queue("coroutine"), lambda found: found.get("acked") == 2)
+    await worker.stop()
+
+    log = worker.log()
+    assert SECRET not in log
+    assert SECRET.encode().hex() not in log
+    lines = [json.loads(line) for line in log.splitlines() if line.startswith("{")]
+    failures = [line for line in lines if line["message"].startswith("handler failed")]
+    assert [(line["queue"], line["attempt"], line["error"]) for line in failures] == [
+        ("failing", 1, "ValueError: no good"),
+        ("failing", 2, "ValueError: no good"),
+    ]
+    assert any(line["level"] == "debug" for line in lines)
+    # Delayed, and then redelivered: both attempts are in the trace of the sender, each in a span of its own.
+    tried = [line for line in lines if line["logger"] == "marq.test"]
+    assert [(line["attempt"], line["trace_id"]) for line in tried] == [(1, TRACE), (2, TRACE)]
+    assert len({SPAN, *(line["span_id"] for line in tried)}) == 3

@@ -1,0 +1,48 @@
+"""Workers whose pages ask for a password, and workers that refuse to be open to anybody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiohttp import ClientSession
+
+from tests.worker.harness import Worker, eventually, faust
+
+TOKEN = "prometheus-0123456789"
+LOGINS = {"MARQ_WEB_OPERATORS": "alice:open sesame", "MARQ_WEB_VIEWER_TOKENS": TOKEN}
+VIEWER = {"Authorization": f"Bearer {TOKEN}"}
+
+
+async def test_workers_with_logins_know_each_other(new_worker: Callable[..., Worker]) -> None:
+    first = new_worker(environment=LOGINS)
+    first.headers = VIEWER
+    await first.start().ready()
+    second = new_worker(like=first, MARQ_WEB_PORT=str(first.web_port + 1)).start()
+
+    figures = await eventually(first.figures, lambda found: found.get("complete") and len(found["workers"]) == 2)
+
+    assert all(worker["answered"] for worker in figures["workers"])
+    assert second.exit_code is None
+    # A command, which is no worker, makes itself known by the same settings.
+    code, output, _ = await faust(first, "schedules", "--json")
+    assert (code, '"complete": true' in output) == (0, True)
+    async with ClientSession() as stranger:
+        for path, status in [("/", 401), ("/metrics", 401), ("/api/queues", 401), ("/healthz", 200)]:
+            async with stranger.get(first.canonical_url + path) as response:
+                assert (path, response.status) == (path, status)
+
+
+async def test_a_worker_that_others_reach_does_not_start_without_logins(new_worker: Callable[..., Worker]) -> None:
+    worker = new_worker(environment={"MARQ_WEB_BIND": "0.0.0.0"}).start()
+
+    assert await worker.ended() != 0
+    [sentence] = [line for line in worker.log().splitlines() if line.startswith("marq: ")]
+    assert "MARQ_WEB_BIND=0.0.0.0" in sentence
+    assert "MARQ_WEB_OPERATORS=NAME:PASSWORD" in sentence
+
+
+async def test_a_password_can_be_hashed(new_worker: Callable[..., Worker]) -> None:
+    exit_code, output, _ = await faust(new_worker(), "web-password", answer="correct horse\n")
+
+    assert (exit_code, output.count("$")) == (0, 2)
+    assert "horse" not in output
