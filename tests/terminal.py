@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Self
 
 CTRL_C = "\x03"
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 #: Far above what an end takes, also on a starved machine.
 AGAIN_S, ATTEMPTS = 15.0, 4
 _ROWS = 24

@@ -9,7 +9,7 @@ import marq
 from tests.worker.harness import Worker, eventually
 
 #: Limit of whatever is not what the test is about.
-LIMIT_SECONDS = 30.0
+LIMIT_SECONDS = 90.0
 
 
 async def receive(consumer: marq.Consumer, count: int, limit: float = LIMIT_SECONDS) -> list[marq.Message]:

@@ -70,7 +70,7 @@ def test_any_difference_ends_the_run(ingested: str, audit: dict[str, object]) ->
 
 
 @pytest.mark.skipif(os.environ.get("SPARK") == "skip", reason="SPARK=skip: tests on Spark are left out")
-@pytest.mark.timeout(600)  # three starts of Spark
+@pytest.mark.timeout(1_200)  # three starts of Spark
 def test_the_pipeline_finds_the_truth_of_a_history(servers: str, tmp_path: Path) -> None:
     figures = measure(servers, tmp_path, Size(messages=20_000), say=print)
 

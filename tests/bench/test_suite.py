@@ -132,7 +132,7 @@ def test_a_peer_drains_a_topic_and_what_it_was_given_is_deleted(bench: Bench, cl
     prefix = bench._prefixes[0]
     bench.clear()
     admin = AdminClient({"bootstrap.servers": bench.servers})
-    assert not [topic for topic in admin.list_topics(timeout=10).topics if topic.startswith(prefix)]
+    assert not [topic for topic in admin.list_topics(timeout=60).topics if topic.startswith(prefix)]
 
 
 @pytest.mark.parametrize(("client", "at_a_time"), [("drain_confluent", "100"), ("drain_share", "2")])

@@ -17,7 +17,7 @@ from app.dashboard.tasks import Tasks
 from app.web_security import HEADERS, VISITOR
 from tests.browser.pretend import PretendActor, PretendInstallation
 
-LIMIT_S = 40.0
+LIMIT_S = 120.0
 
 Found = TypeVar("Found")
 

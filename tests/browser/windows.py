@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 from tests.browser import chromium
 
 #: How long a page may take to show what is waited for, on a machine that is busy.
-WAIT_MS = 20_000
+WAIT_MS = 60_000
 NARROW = {"width": 320, "height": 640}
 
 

@@ -20,7 +20,7 @@ from marq.topics import ensure_topics
 from tests.check.conftest import PASSWORD
 from tests.embedded import kafka_tools
 
-LIMIT_S = 30
+LIMIT_S = 90
 
 
 async def allow(secured: EmbeddedBroker, user: str, names: Names, *roles: str) -> None:

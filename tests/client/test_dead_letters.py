@@ -37,7 +37,7 @@ async def test_a_broker_that_goes_away_is_said_within_the_limit() -> None:
 
             await asyncio.to_thread(own.stop)
 
-            async with asyncio.timeout(40):
+            async with asyncio.timeout(120):
                 with pytest.raises(marq.BrokerUnavailable):
                     async for _ in seen:
                         pass

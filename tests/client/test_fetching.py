@@ -58,7 +58,7 @@ async def send(servers: str, topic: str, count: int, *, start: int = 0, compress
 
 async def all_of(consumer: AIOKafkaConsumer, count: int, at_most: int) -> dict[Source, list[Records]]:
     found: dict[Source, list[Records]] = {}
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while sum(len(each) for parts in found.values() for each in parts) < count:
             for source, records in (await fetch_records(consumer, 1.0, at_most)).items():
                 found.setdefault(source, []).append(records)
@@ -74,7 +74,7 @@ async def test_the_records_are_those_that_aiokafka_gives(servers, topic, make_co
 
     for source, parts in found.items():
         partition, expected = TopicPartition(*source), []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(expected) < 600:
                 expected += (await other.getmany(partition, timeout_ms=1_000)).get(partition, [])
         records = Records.joined(parts)
@@ -188,7 +188,7 @@ async def test_a_consumer_reads_what_plain_producers_have_compressed_in_any_way(
 
     async with marq.Consumer("q", servers, prefix=names.prefix) as consumer:
         found = set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(found) < len(codecs):
                 found |= {message.value for message in await consumer.receive(wait=1)}
 

@@ -39,7 +39,7 @@ class Served:
 
     async def error(self) -> BaseException:
         """Wait for the error that ends it."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await asyncio.wait([self._task])
         error = self._task.exception()
         assert error is not None
@@ -127,7 +127,7 @@ async def test_a_queue_that_joins_while_a_consumer_starts_is_served(
     changing, changed = asyncio.Event(), asyncio.Event()
     monkeypatch.setattr(GroupReader, "start", start_slowly)
     starting = asyncio.create_task(consumer.start())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await changing.wait()
         await queues.change("late", group="g")
         changed.set()
@@ -261,7 +261,7 @@ async def test_a_queue_with_a_topic_of_its_own_gets_what_plain_producers_wrote_b
     async with marq.Consumer("orders", servers, prefix=prefix) as consumer:
         await kafka.send_and_wait(orders, b"10")
         messages: list[marq.Message] = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(messages) < 11:
                 messages += await consumer.receive(11)
         await consumer.ack(messages)
@@ -276,7 +276,7 @@ async def test_what_a_producer_sends_to_such_a_queue_goes_to_its_topic(orders, p
     await producer.send("orders", b"before it had one")
     await queues.change("orders", topic=orders)
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while (await producer.send("orders", b"x")).topic != orders:
             pass  # the producer has not heard of it yet
     served = await serve("orders")

@@ -11,7 +11,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from marq.core.marker_codec import decode
 from marq.core.markers import Batch
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 
 
 async def until(condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:

@@ -34,7 +34,7 @@ from tests.worker.harness import Installation, Worker, admin, eventually
 
 QUEUES = Path(__file__).with_name("queues.toml")
 #: How long anything may take that is not what a test is about: virtual seconds in memory.
-LIMIT_S = 30.0
+LIMIT_S = 90.0
 
 
 class Stored(NamedTuple):

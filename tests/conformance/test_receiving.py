@@ -92,7 +92,7 @@ async def test_iteration_ends_with_the_consumer(backend: Backend) -> None:
     await backend.until(lambda: bool(seen))
     await consumer.stop()
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await iterating
     assert seen == [b"x"]
 

@@ -44,7 +44,7 @@ def test_what_was_noted_outlives_kill_9(tmp_path: Path) -> None:
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 
-    result = subprocess.run([sys.executable, "-c", program, str(path)], env=environment, check=False, timeout=60)
+    result = subprocess.run([sys.executable, "-c", program, str(path)], env=environment, check=False, timeout=180)
 
     assert result.returncode == -signal.SIGKILL
     assert [entry.number for entry in JournalTail(path).read()] == list(range(1000))

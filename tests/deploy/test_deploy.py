@@ -102,7 +102,7 @@ def test_what_is_copied_is_all_that_a_worker_needs(tmp_path: Path) -> None:
 
     done = subprocess.run(
         [sys.executable, "-m", "faust", "-A", "app", "worker", "--help"],
-        cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=60, check=False,
+        cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr

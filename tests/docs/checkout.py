@@ -17,7 +17,7 @@ from broker.process import WATCHDOG
 from marq.core.names import Names
 from tests.docs.pages import ROOT
 
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 180
 #: What a checkout has that the commands need; `config` is a copy, since readers write into it.
 NEEDED = ["app", "agents", "tables", "marq", "examples", "pyproject.toml"]
 

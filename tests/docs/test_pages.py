@@ -22,9 +22,9 @@ from marq.settings import ClientOptions
 from tests.docs.pages import PAGES, ROOT, Block, blocks
 from tests.simulation.mutants import MUTANTS
 
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 180
 #: For all blocks of tests of a page.
-PAGE_LIMIT_SECONDS = 110
+PAGE_LIMIT_SECONDS = 500
 #: On the first line of a block that is only to be compiled: "```python compile-only".
 COMPILE_ONLY = "compile-only"
 #: On that of a block of tests: "```python pytest".

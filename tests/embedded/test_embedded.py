@@ -17,7 +17,7 @@ from broker import EmbeddedBroker, ports, probe, settings
 from broker.errors import BrokerError
 from broker.membership import FIRST_NODE_ID
 
-LIMIT_SECONDS = 30.0
+LIMIT_SECONDS = 120.0
 
 
 @pytest.fixture(scope="module")

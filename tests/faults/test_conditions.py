@@ -22,7 +22,7 @@ from faults.disk import SmallDisk
 from faults.errors import ConditionError
 from faults.proxy import Proxy
 
-LIMIT_SECONDS = 60.0
+LIMIT_SECONDS = 180.0
 Connection = tuple[StreamReader, StreamWriter]
 
 

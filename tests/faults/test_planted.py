@@ -22,7 +22,7 @@ async def planted(stage: Stage, _: Any) -> None:
     await mix.stop()
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 async def test_a_worker_that_is_early_and_delivers_what_is_cancelled_is_found_out(broker: EmbeddedBroker) -> None:
     result = await play(Scenario("planted", "", "", planted), broker)
 

@@ -19,7 +19,7 @@ QUICK = [scenario for scenario in SCENARIOS if scenario.quick]
 AUDITED = {"worker-killed-in-the-transaction", "mixed-at-random"} if os.environ.get("SPARK") != "skip" else set()
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("scenario", QUICK, ids=lambda scenario: scenario.name)
 async def test_nothing_is_lost_and_each_duplicate_is_explained(scenario: Scenario, broker: EmbeddedBroker) -> None:
     result = await play(scenario, broker, audit=scenario.name in AUDITED)
@@ -38,7 +38,7 @@ async def careless(stage: Stage, _: Any) -> None:
     await stage.delivered_more(100)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 async def test_a_consumer_that_commits_without_acquiring_is_found_out(broker: EmbeddedBroker) -> None:
     result = await play(Scenario("careless", "", "", careless), broker)
 

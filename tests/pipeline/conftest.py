@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_SECONDS = 110
+LIMIT_SECONDS = 400
 #: As on the smallest machine that the pipeline is made for; processes of tests share one.
 SETTINGS = {"PYSPARK_SUBMIT_ARGS": "--master local[2] --driver-memory 1g pyspark-shell"}
 

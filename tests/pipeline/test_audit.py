@@ -24,7 +24,7 @@ from tests.pipeline.directory import Directory, Tables
 from tests.pipeline.test_lifecycle import MESSAGES_TOPIC, told
 from tests.pipeline.worlds import Worlds
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 SEEDS = range(36)
 Row = dict[str, Any]
 

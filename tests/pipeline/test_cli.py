@@ -75,7 +75,7 @@ def test_without_a_job_it_lists_them_and_imports_none(capsys: pytest.CaptureFixt
 def test_the_list_of_jobs_comes_without_spark() -> None:
     program = "import sys; from pipeline.cli import main; main(['--help']); print('pyspark' in sys.modules)"
 
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=180)
 
     assert done.stdout.splitlines()[-1] == "False"
 
@@ -165,7 +165,7 @@ def test_a_reader_that_went_away_ends_it_quietly() -> None:
     os.close(read_end)
 
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60
+        [sys.executable, "-c", program], cwd=ROOT, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=180
     )
     os.close(write_end)
 

@@ -28,7 +28,7 @@ from pipeline.tables import CORRUPT, DEAD_LETTERS, MARKERS, MESSAGES
 from tests.pipeline.installation import Installation, ingest
 from tests.unit.core.batches import ack, acquire, release
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 TABLES = {"markers": MARKERS, "corrupt": CORRUPT, "messages": MESSAGES, "dead_letters": DEAD_LETTERS}
 STREAMS = {"markers": "markers", "corrupt": "markers", "messages": "messages", "dead_letters": "dead_letters"}
 

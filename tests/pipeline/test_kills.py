@@ -21,8 +21,8 @@ from tests.pipeline.test_ingest import assert_each_record_once, made, table
 from tests.unit.core.batches import acquire
 
 __all__ = ["made"]
-pytestmark = pytest.mark.timeout(420)
-LIMIT_SECONDS = 90
+pytestmark = pytest.mark.timeout(1_200)
+LIMIT_SECONDS = 300
 COUNTS = {"markers": 300, "messages": 60}
 
 

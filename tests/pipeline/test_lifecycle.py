@@ -20,7 +20,7 @@ from pipeline.tables import DEAD_LETTERS, MARKERS, MESSAGES
 from tests.pipeline.directory import Directory, Tables, arrow
 from tests.pipeline.worlds import Worlds
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
 MESSAGES_TOPIC, LETTERS_TOPIC = "marq.messages", "marq.dead-letters"

@@ -31,10 +31,10 @@ from tests.worker.conftest import workers
 from tests.worker.harness import Installation, Worker, eventually, header
 
 # Spark, a worker and a Kafka start in it.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(1_200)
 
 #: What a loaded machine may need to start Spark and send the first; a calm one takes a tenth.
-START_SECONDS = 150.0
+START_SECONDS = 400.0
 #: Of a messages topic that takes little.
 LIMIT_BYTES = 1_224
 CSV = """id,name,wait

@@ -23,7 +23,7 @@ from pipeline.profiles import Profile, profiles
 from pipeline.spans import DAY_MS
 
 #: The first query compiles everything, which takes as long as all others together.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).resolve().parents[2]
 EMAILS = Profile.given("emails", size_bytes=200, run_ms=50, lease_ms=30_000, deliveries=1)
 REPORTS = Profile.given("reports", size_bytes=1000, run_ms=2000, lease_ms=30_000, deliveries=2)

@@ -27,11 +27,11 @@ from tests.worker.harness import Worker, eventually
 from tests.worker.test_dead_letters import yard_of
 
 # Spark, a worker and a Kafka start in it.
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(1_200)
 
 TOPIC = "marq.dead-letters"
 #: What a loaded machine may need to start Spark and send the first; a calm one takes a tenth.
-START_SECONDS = 150.0
+START_SECONDS = 400.0
 # As Spark gives them: without a zone, in that of the session.
 DIED = datetime(2023, 11, 14, 22, 13, 20, 123_000)  # noqa: DTZ001
 WRITTEN = datetime(2024, 1, 1)  # noqa: DTZ001

@@ -71,7 +71,7 @@ def test_the_users_settings_go_before_ours_and_nothing_is_left_or_said(tmp_path:
         env={**kept, "SPARK_CONF_DIR": str(tmp_path / "conf"), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=400,
         check=False,
     )
 
@@ -87,7 +87,7 @@ def test_a_master_that_is_none_is_a_sentence(tmp_path: Path, needs_spark: None) 
         env={**os.environ, "PYSPARK_SUBMIT_ARGS": "--master nowhere pyspark-shell", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=400,
         check=False,
     )
 

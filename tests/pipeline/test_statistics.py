@@ -22,7 +22,7 @@ NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOON_MS = int(NOON.timestamp() * 1000)
 MINUTE_MS = 60_000
 #: The first query compiles everything, which takes as long as all others together.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 Row = dict[str, Any]
 #: Rows of the table by queue and number of the window; None for the totals.

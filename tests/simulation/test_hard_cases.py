@@ -17,7 +17,7 @@ from tests.simulation.mutant import HARD_CASES
 from tests.simulation.world import Plan, World, inspect
 
 SEEDS = 25
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 def worlds(seeds: int = SEEDS, delayed: int | None = None, **faults: float) -> Iterator[World]:

@@ -24,7 +24,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     for package in ("marq", "app", "agents", "tables", "config"):
         shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
     done = subprocess.run(
-        [sys.executable, "-c", BUILD, str(built)], cwd=source, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", BUILD, str(built)], cwd=source, capture_output=True, text=True, timeout=400, check=False
     )
     assert done.returncode == 0, done.stderr
     (path,) = built.glob("*.whl")

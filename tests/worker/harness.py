@@ -45,7 +45,7 @@ from marq.core.names import ATTEMPT_HEADER, ID_HEADER, Names, markers_partition
 
 ROOT = Path(__file__).resolve().parents[2]
 #: How long anything may take that is not limited by what the test is about.
-LIMIT_SECONDS = 40.0
+LIMIT_SECONDS = 120.0
 POLL_SECONDS = 0.05
 #: Between the web ports of workers of different tests, which run at the same time.
 SPACED_PORTS = 4
@@ -547,7 +547,7 @@ async def faust(worker: Worker, *arguments: str, answer: str = "") -> tuple[int,
     def run() -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "faust", "-A", "app", *arguments],
-            cwd=worker.directory, env=worker._environment, input=answer, capture_output=True, text=True, timeout=60,
+            cwd=worker.directory, env=worker._environment, input=answer, capture_output=True, text=True, timeout=180,
             check=False,
         )  # fmt: skip
 

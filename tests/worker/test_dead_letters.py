@@ -108,7 +108,7 @@ async def yard_of(worker: Worker, broker: EmbeddedBroker) -> AsyncIterator[Yard]
 
 
 # Fourteen processes, each of which imports all of the application.
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_commands_show_count_delete_and_redrive(new_worker: Make, broker: EmbeddedBroker) -> None:
     worker = await new_worker().start().ready()
     async with yard_of(worker, broker) as yard:
@@ -292,7 +292,7 @@ async def test_markers_about_places_that_do_not_exist_do_no_harm(new_worker: Mak
         await yard.each_once("q", ids)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_a_hundred_thousand_scattered_letters_are_redriven_and_the_others_stay(
     new_worker: Make, broker: EmbeddedBroker
 ) -> None:

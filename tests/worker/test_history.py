@@ -99,7 +99,7 @@ async def send(told: History, servers: str, prefix: str) -> None:
 
 
 async def receive(observed: Observed, servers: str, prefix: str) -> None:
-    async with marq.Consumer(QUEUE, servers, prefix=prefix, max_lease=LEASE) as consumer, asyncio.timeout(60):
+    async with marq.Consumer(QUEUE, servers, prefix=prefix, max_lease=LEASE) as consumer, asyncio.timeout(180):
         while len(observed.ended) < MESSAGES:
             await asyncio.gather(*map(observed.handle, await consumer.receive(MESSAGES, wait=0.5)))
 
@@ -113,7 +113,7 @@ async def redrive(told: History, observed: Observed, servers: str, prefix: str) 
     assert (deleted.deleted, redriven) == (3, calls[0].chosen)
     observed.mended = True
     observed.ended.clear()
-    async with marq.Consumer(QUEUE, servers, prefix=prefix, max_lease=LEASE) as consumer, asyncio.timeout(60):
+    async with marq.Consumer(QUEUE, servers, prefix=prefix, max_lease=LEASE) as consumer, asyncio.timeout(180):
         while len(observed.ended) < redriven:
             await asyncio.gather(*map(observed.handle, await consumer.receive(MESSAGES, wait=0.5)))
 

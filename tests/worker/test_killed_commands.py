@@ -119,7 +119,7 @@ def options_of(settings: ClientSettings) -> dict[str, Any]:
     return {"bootstrap_servers": settings.bootstrap_servers, "prefix": settings.names.prefix, **PATIENT}
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 async def test_a_purge_that_is_killed_after_any_of_its_records_is_called_again(
     worker: Worker, settings: ClientSettings
 ) -> None:
@@ -170,7 +170,7 @@ async def rest(held: Held) -> Counter[bytes]:
     return came
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 async def test_a_rewind_that_is_killed_after_any_of_its_records_is_gone_on_with(
     worker: Worker, settings: ClientSettings
 ) -> None:

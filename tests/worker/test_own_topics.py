@@ -50,7 +50,7 @@ async def kafka(servers: str) -> AsyncIterator[AIOKafkaProducer]:
 
 async def take(consumer: marq.Consumer, count: int = 1) -> list[marq.Message]:
     found: list[marq.Message] = []
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(120):
         while len(found) < count:
             found += await consumer.receive(count - len(found), wait=1)
     return found

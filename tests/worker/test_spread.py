@@ -110,7 +110,7 @@ async def test_a_worker_places_queues_and_sends_copies_and_reads_for_handlers_wh
 
 async def take(consumer: marq.Consumer, count: int) -> list[marq.Message]:
     found: list[marq.Message] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while len(found) < count:
             found += await consumer.receive(count - len(found), wait=1)
     return found

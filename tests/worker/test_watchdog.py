@@ -83,7 +83,7 @@ async def write_markers(broker: EmbeddedBroker, victim: Victim) -> None:
             await marq.acquire(await marq.send("waits", partition=partition), lease=60)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_a_worker_that_stands_still_ends_itself_and_says_what_stood_still(
     new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
@@ -112,7 +112,7 @@ async def test_a_worker_that_stands_still_ends_itself_and_says_what_stood_still(
     assert re.search(r"markers partition \d stands still: ", words[2])
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_a_worker_that_does_not_get_out_of_a_rebalance_ends_itself(
     new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
@@ -129,7 +129,7 @@ async def test_a_worker_that_does_not_get_out_of_a_rebalance_ends_itself(
     assert other.exit_code is None
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_a_handlers_process_whose_consumer_brings_nothing_ends_and_is_followed_by_another(
     new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
@@ -155,7 +155,7 @@ async def test_a_handlers_process_whose_consumer_brings_nothing_ends_and_is_foll
     assert victim.worker.exit_code is None
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_a_worker_whose_broker_hangs_and_one_that_was_stopped_itself_go_on(tmp_path: Path) -> None:
     with EmbeddedBroker() as broker, contextlib.contextmanager(workers)(broker, tmp_path) as new_worker:
         worker = await new_worker(environment={"MARQ_WATCHDOG": "5"}).start().ready(limit=LIMIT_SECONDS)

@@ -49,7 +49,7 @@ async def test_a_defect_is_told_once_and_the_census_begins_again(census, monkeyp
 
     monkeypatch.setattr(Census, "_count", count)
     census.start()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await third.wait()
     warned = [record for record in caplog.records if record.name == "marq.census"]
     assert [record.levelname for record in warned] == ["WARNING"]
@@ -73,10 +73,10 @@ async def test_what_is_not_counted_is_not_known_to_be_nothing(census, monkeypatc
     monkeypatch.setattr(Census, "_count", count)
     monkeypatch.setattr(Consumer, "stop", stop)
     census.start()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await stopped.wait()
     assert "waiting" not in Statistics(census.owners, census).local()["queues"].get("emails", {})
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await census.stop()
 
 

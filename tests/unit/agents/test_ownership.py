@@ -59,7 +59,7 @@ async def test_an_owner_that_goes_back_lets_in_who_waits_for_room() -> None:
 
     first = owner._inbox[0]
     await owner._read(*first)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await waiting
 
     assert sought == [(3, 0)]
@@ -117,7 +117,7 @@ async def test_where_the_markers_end_is_asked_while_the_table_is_read() -> None:
     sought: list[int] = []
 
     async def recovering() -> int:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await asked.wait()
         return 0
 
@@ -320,7 +320,7 @@ async def test_a_schedule_that_is_defined_while_the_owner_is_at_work_is_planned_
             owner.wake()
 
     monkeypatch.setattr(owner, "_write", write)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await owner._work()
 
     [delay] = written

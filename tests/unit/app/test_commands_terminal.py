@@ -68,7 +68,7 @@ def test_an_answer_that_nobody_reads_to_its_end_is_no_error(tmp_path: Path) -> N
     assert process.stdout is not None
     process.stdout.close()
 
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=180)
 
     assert process.returncode == BROKEN_PIPE
     assert errors == b""

@@ -15,7 +15,7 @@ from marq.core.markers import Source
 from marq.purging import Purged
 from marq.rewinding import Rewound, Start
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 
 async def test_who_watches_sees_a_document_a_line_until_it_is_interrupted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ async def test_a_report_is_told_when_it_is_new_until_the_writer_ends() -> None:
         reporter.tell({"breakers": {"emails": state}})
     reporter.tell({"breakers": {"x" * 5_000: "open"}})
     os.close(writing)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await listening
 
     assert read == [{"breakers": {"emails": "closed"}}, {"breakers": {"emails": "open"}}]

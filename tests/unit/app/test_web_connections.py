@@ -17,7 +17,7 @@ from app.web_connections import Connections
 from config.settings import LogFormat
 from marq.core.errors import ConfigError
 
-LIMIT_S = 20.0
+LIMIT_S = 60.0
 Handler = Callable[[Request], Awaitable[Response]]
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

@@ -20,7 +20,7 @@ from marq.shelf import Shelf
 from marq.starts import MarkedStart
 from marq.writer import MarkerRecord
 
-LIMIT_S = 5.0
+LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)

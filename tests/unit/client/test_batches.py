@@ -14,7 +14,7 @@ from marq.core.markers import Reject as RejectBatch
 from tests.unit.client.fakes import FakeRecord, Rig, spin
 
 P0, P1 = Source("t", 0), Source("t", 1)
-LIMIT_S = 5.0
+LIMIT_S = 60.0
 
 
 def workers(rig: Rig, handler, max_messages: int = 100, concurrency: int = 1, most: int = 1_000) -> BatchWorkers:

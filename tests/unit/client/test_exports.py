@@ -42,7 +42,7 @@ def test_the_core_and_the_pytest_plugin_load_neither_clients_nor_asyncio() -> No
     )
 
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=180
     )
 
     assert done.stdout.strip() == "[] False False", done.stderr

@@ -13,7 +13,7 @@ from marq.workers import Workers
 from tests.unit.client.fakes import FakeRecord, Rig, spin
 
 P0, P1 = Source("t", 0), Source("t", 1)
-LIMIT_S = 5.0
+LIMIT_S = 60.0
 
 
 class Handler:

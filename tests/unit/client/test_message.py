@@ -50,7 +50,7 @@ async def test_an_ack_that_can_not_be_written_is_written_later(held) -> None:
     rig, (message, *_) = held
     rig.settler.refuse = 2
 
-    await asyncio.wait_for(message.ack(), 5)
+    await asyncio.wait_for(message.ack(), 60)
 
     assert [list(each.offsets) for each in rig.settler.of(Ack)] == [[0]]
 

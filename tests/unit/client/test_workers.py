@@ -99,7 +99,7 @@ async def test_handlers_that_run_at_the_stop_get_the_grace(make_rig) -> None:
         await go_on.wait()
 
     crew = workers(rig, handler)
-    await asyncio.wait_for(begun.wait(), 5)
+    await asyncio.wait_for(begun.wait(), 60)
     stopping = asyncio.create_task(crew.stop(5))
     await spin()
     go_on.set()
@@ -118,7 +118,7 @@ async def test_a_handler_that_outlasts_the_grace_is_cancelled_and_its_attempt_do
         await asyncio.Event().wait()
 
     crew = workers(rig, handler)
-    await asyncio.wait_for(begun.wait(), 5)
+    await asyncio.wait_for(begun.wait(), 60)
     await crew.stop(0)
 
     await rig.settler.until(lambda: bool(rig.settler.of(Release)))

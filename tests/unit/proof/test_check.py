@@ -34,7 +34,7 @@ def test_a_clean_history_gives_one_json_line_and_exit_0(tmp_path: Path) -> None:
 
     done = subprocess.run(
         [sys.executable, "-m", "proof.check", str(path)],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=60,
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=180,
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr

@@ -72,7 +72,7 @@ def run(directory: Path, code: str, *options: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "marq.testing.plugin", "-p", "no:cacheprovider", *options],
         cwd=directory, env={**environment, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=100, check=False,
+        capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
     return done.stdout + done.stderr
 
