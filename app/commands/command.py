@@ -45,14 +45,14 @@ def ending(run: Callable[[], int | None]) -> int:
         sys.stdout.flush()
         return code
     except MarqError as error:
-        _say(str(error))
+        say(str(error))
         return 1
     except Interrupted as end:
         if str(end):
-            _say(f"interrupted: {end}")
+            say(f"interrupted: {end}")
         return INTERRUPTED
     except KeyboardInterrupt:
-        _say("interrupted: what it had asked for by then may still be done")
+        say("interrupted: what it had asked for by then may still be done")
         return INTERRUPTED
     except BrokenPipeError:
         # Python flushes once more at its end.
@@ -60,7 +60,8 @@ def ending(run: Callable[[], int | None]) -> int:
         return BROKEN_PIPE
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Tell people something, beside the answer."""
     print(f"marq: {plain(text)}", file=sys.stderr)
 
 

@@ -12,8 +12,9 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from app.commands.command import Interrupted
+from app.commands.command import Interrupted, say
 from app.commands.tables import terminal
+from marq.core.errors import BrokerUnavailable, ConfigError
 
 #: Seconds between two looks when nobody says.
 DEFAULT_WATCH_S = 2.0
@@ -33,6 +34,8 @@ async def looked(
 ) -> Found:
     """Look and show, once or every ``watch`` seconds; return what was seen.
 
+    Who watches is told once that the broker, or the workers, are away, and sees more when they are back.
+
     Raises:
         Interrupted: somebody who watched has seen enough.
     """
@@ -40,13 +43,23 @@ async def looked(
         found = await look()
         print(json.dumps(found)) if as_json else show(found)
         return found
-    console = terminal()
+    console, seen, away = terminal(), False, False
     try:
         while True:
-            found = await look()
-            if console.is_terminal and not as_json:
-                console.clear()
-            print(json.dumps(found), flush=True) if as_json else show(found)
+            try:
+                found = await look()
+            except BrokerUnavailable as error:
+                # What has never been seen is rather a wrong setting than an outage.
+                if isinstance(error, ConfigError) or not seen:
+                    raise
+                if not away:
+                    say(f"{error}; looking on until that is over, or Ctrl-C")
+                away = True
+            else:
+                seen, away = True, False
+                if console.is_terminal and not as_json:
+                    console.clear()
+                print(json.dumps(found), flush=True) if as_json else show(found)
             await asyncio.sleep(watch)
     except asyncio.CancelledError:
         raise Interrupted from None

@@ -10,7 +10,7 @@ import pytest
 from app.commands import purge, rewind
 from app.commands.command import Interrupted
 from app.commands.watching import looked
-from marq.core.errors import ConfigError
+from marq.core.errors import BrokerUnavailable, ConfigError, Forbidden
 from marq.core.markers import Source
 from marq.purging import Purged
 from marq.rewinding import Rewound, Start
@@ -38,6 +38,54 @@ async def test_who_watches_sees_a_document_a_line_until_it_is_interrupted(capsys
 
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[:3] == [{"look": 1}, {"look": 2}, {"look": 3}]
+
+
+async def test_who_watches_is_told_once_that_the_broker_is_away_and_sees_more_when_it_is_back(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    away = BrokerUnavailable("no Kafka broker could be used at b:9092")
+    answers: list[dict[str, int] | Exception] = [{"look": 1}, away, away, {"look": 2}, away, {"look": 3}]
+    enough = asyncio.Event()
+
+    async def look() -> dict[str, int]:
+        if not answers:
+            enough.set()
+            await asyncio.Event().wait()
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    watching = asyncio.create_task(looked(look, print, watch=0.001, as_json=True))
+    async with asyncio.timeout(LIMIT_S):
+        await asyncio.wait([watching, asyncio.create_task(enough.wait())], return_when=asyncio.FIRST_COMPLETED)
+        watching.cancel()
+        with pytest.raises(Interrupted):
+            await watching
+
+    out, err = capsys.readouterr()
+    assert [json.loads(line) for line in out.splitlines()] == [{"look": 1}, {"look": 2}, {"look": 3}]
+    assert err == 2 * f"marq: {away}; looking on until that is over, or Ctrl-C\n"
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [[BrokerUnavailable("nothing listens")], [{"look": 1}, Forbidden("no right")], [{"look": 1}, ConfigError("no")]],
+)
+async def test_what_was_never_seen_and_what_waiting_can_t_mend_ends_a_watch(
+    answers: list[dict[str, int] | Exception],
+) -> None:
+    async def look() -> dict[str, int]:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async with asyncio.timeout(LIMIT_S):
+        with pytest.raises((BrokerUnavailable, ConfigError)):
+            await looked(look, print, watch=0.001, as_json=True)
+
+    assert not answers
 
 
 async def test_who_does_not_watch_looks_once() -> None:
