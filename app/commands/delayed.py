@@ -18,6 +18,7 @@ from app.web import merged
 from marq.core.errors import BrokerUnavailable
 from marq.core.names import check_queue_name
 from marq.settings import ClientSettings
+from marq.topics import ensure_topics
 
 _COLUMNS = (
     Column("id"),
@@ -47,6 +48,8 @@ def attach(app: faust.App) -> None:
         query = {"state": "delayed", "limit": str(limit), **({} if until is None else {"until": until})}
         # What is not allowed is said here, and not by each worker.
         read_choice(name, query)
+        # So that a broker that is away, or another program at its address, is what is said to be wrong.
+        await ensure_topics(self.app.client)
         found = await looked(
             lambda: _ask(self.app.client, name, query, limit),
             lambda found: _show(name, found, limit),
@@ -59,8 +62,12 @@ def attach(app: faust.App) -> None:
 async def _ask(client: ClientSettings, name: str, query: dict[str, str], limit: int) -> dict[str, Any]:
     members, answers = await ask_workers(client, f"api/queues/{quote(name, safe='')}/messages", query)
     if not members.urls:
-        why = "no worker runs" if members.settled else "the broker did not tell which workers there are"
-        raise BrokerUnavailable(f"queue {name!r}: {why}, and only workers know: start one with faust -A app worker")
+        raise BrokerUnavailable(
+            f"queue {name!r}: no worker runs, and only workers know: start one with faust -A app worker"
+            if members.settled
+            else f"queue {name!r}: only workers know, and the broker ({client.bootstrap_servers}) did not tell which of"
+            " them there are: try again, and if that goes on look at faust -A app check"
+        )
     return merged(answers, limit, complete=members.settled)
 
 

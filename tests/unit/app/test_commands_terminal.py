@@ -74,6 +74,19 @@ def test_an_answer_that_nobody_reads_to_its_end_is_no_error(tmp_path: Path) -> N
     assert errors == b""
 
 
+def test_who_asks_the_workers_is_told_that_nothing_is_at_the_broker_s_address(tmp_path: Path) -> None:
+    address = {"MARQ_BOOTSTRAP_SERVERS": "127.0.0.1:1", "MARQ_CONNECT_TIMEOUT": "1"}
+
+    process = subprocess.run(
+        [sys.executable, "-m", "faust", "-A", "app", "delayed", "emails"],
+        cwd=tmp_path, env={**environment(), **address}, capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+
+    assert (process.returncode, process.stdout) == (1, "")
+    assert "nothing listens at 127.0.0.1:1" in process.stderr
+    assert "Traceback" not in process.stderr
+
+
 def test_what_others_wrote_neither_moves_the_cursor_nor_forges_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     def fails() -> int:
         raise MarqError("queue 'a': no \x1b[2J\u202e\r\nmarq: all is well")
