@@ -9,6 +9,10 @@
    their time. The trackers' facts (CANCELLED) say of each whether it came in time.
 5. **Resume** the queue, unless it was paused before.
 
+Only one purge of a queue goes on: by its record of 2 a later one takes over what an earlier one has left, and that ends
+when it sees the record. Otherwise the earlier one would resume the queue under the later one's hands, and what both
+take might be delivered and ended. The same holds when somebody resumes the queue meanwhile.
+
 What somebody holds goes on to its end: acknowledged it is done, released it comes back.
 """
 
@@ -23,7 +27,7 @@ from dataclasses import dataclass, replace
 from marq.acquisition import acquisitions
 from marq.cluster import cluster_of
 from marq.core.definitions import purge_key
-from marq.core.errors import ConfigError
+from marq.core.errors import ConfigError, MarqError
 from marq.core.markers import Source
 from marq.core.names import check_queue_name, is_drawn, is_scheduled
 from marq.core.purges import Purge
@@ -105,6 +109,7 @@ async def purge(
     resume it. ``progress`` is called with how many messages are ended, and of how many.
 
     Raises:
+        MarqError: another purge of the queue took over, or somebody resumed it, before this one was done.
         ConfigError: the name is wrong, or a right is missing.
         BrokerUnavailable: not known how far it came, as when no worker runs: purge it again.
     """
@@ -117,7 +122,7 @@ async def purge(
         purging = _Purging(settings, topics, queues, producer, queue, progress)
         found = replace(await purging.run(delayed=delayed), paused=paused_before)
         if not paused_before:
-            await queues.resume(queue)
+            await purging.resume()
     if dead:
         async with DeadLetters.of(settings) as letters:
             found = replace(found, dead=(await letters.delete(queue)).deleted)
@@ -141,26 +146,56 @@ class _Purging:
         self._queue = queue
         self._progress = progress
         self._inspector = Inspector(settings, queues.definitions)
+        #: What this purge has said last.
+        self._said: Purge | None = queues.definitions.purge(queue)
         self._done = self._of = 0
 
     async def run(self, *, delayed: bool) -> Purged:
+        await self._goes_on()
         purge = await self._say()
         waiting, too_late = 0, 0
         async for some in self._take(purge):
             outcomes = await self._cancel(some)
             waiting += outcomes.count(True)
             too_late += outcomes.count(False)
-        await self._queues.publish({purge_key(self._queue): purge.done().document()})
+        await self._goes_on()
+        await self._publish(purge.done())
         held = await _held(self._inspector, self._queue, delayed=delayed)
         self._of = self._done + len(held)
         ended: dict[str, int] = dict.fromkeys(("waiting", "redelivery", "delayed"), 0)
         for first in range(0, len(held), AT_ONCE):
             piece = held[first : first + AT_ONCE]
+            await self._goes_on()
             outcomes = await self._cancel([receipt for receipt, _ in piece])
             for (_, kind), in_time in zip(piece, outcomes, strict=True):
                 ended[kind] += in_time
                 too_late += not in_time
         return Purged(waiting + ended["waiting"], ended["redelivery"], ended["delayed"], 0, too_late)
+
+    async def resume(self) -> None:
+        """Let the queue be delivered again; raises MarqError: another purge has taken over."""
+        await self._alone()
+        await self._queues.resume(self._queue)
+
+    async def _alone(self) -> None:
+        await self._queues.hear(self._settings.request_timeout_ms / 1000)
+        if self._queues.definitions.purge(self._queue) != self._said:
+            raise MarqError(
+                f"queue {self._queue!r}: another purge of it goes on, so this one has ended: that one does what this"
+                " one has left, and says whether the queue stays paused"
+            )
+
+    async def _goes_on(self) -> None:
+        await self._alone()
+        if not self._queues[self._queue].paused:
+            raise MarqError(
+                f"queue {self._queue!r}: somebody resumed it while it was purged, so this purge has ended before it was"
+                " done: purge it again, which finishes it"
+            )
+
+    async def _publish(self, purge: Purge) -> None:
+        self._said = purge
+        await self._queues.publish({purge_key(self._queue): purge.document()})
 
     async def _say(self) -> Purge:
         places = (await self._inspector.places([self._queue]))[self._queue]
@@ -175,7 +210,7 @@ class _Purging:
         starts = {source: max(places[source], span.start) for source, span in spans.items()}
         ends = {source: span.stop for source, span in spans.items()}
         purge = Purge(until_ms, ends, starts).after(self._queues.definitions.purge(self._queue))
-        await self._queues.publish({purge_key(self._queue): purge.document()})
+        await self._publish(purge)
         return purge
 
     async def _take(self, purge: Purge) -> AsyncIterator[list[Receipt]]:
@@ -191,6 +226,7 @@ class _Purging:
                         own = read.at(self._own(source, read, purge))
                         for first in range(0, len(own), AT_ONCE):
                             piece = own[first : first + AT_ONCE]
+                            await self._goes_on()
                             records = list(self._markers(source, piece, holder))
                             await writer.write(records, self._settings.request_timeout_ms / 1000)
                             self._of += len(piece)

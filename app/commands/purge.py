@@ -60,7 +60,7 @@ def said(name: str, found: Purged, *, dry_run: bool, interrupted: bool) -> str:
         "waiting": found.waiting, "for redelivery": found.redelivery, "delayed": found.delayed, "dead": found.dead,
     }  # fmt: skip
     listed = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items() if count) or "nothing was there"
-    late = f"; {found.too_late:,} went on meanwhile" if found.too_late else ""
+    late = f"; {found.too_late:,} went on meanwhile, or were ended before" if found.too_late else ""
     verb = "would be ended" if dry_run else "ended"
     paused = f"; it is paused, as it was before: `resume {name}`" if found.paused else ""
     return f"queue {name!r}: {found.total:,} messages {verb} ({listed}){late}{paused}"

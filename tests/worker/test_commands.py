@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+import pytest
 
 import marq
 from broker import EmbeddedBroker
+from marq import purging
+from marq.queues import Queues
+from marq.receipt import Receipt
+from marq.settings import ClientSettings
 from tests.terminal import Terminal
 from tests.worker.harness import LIMIT_SECONDS, Worker, eventually
 from tests.worker.shell import Shell
@@ -148,6 +155,72 @@ async def test_a_purge_ends_what_waits_and_nothing_that_comes_later(
 async def knows_of_the_purge(consumer: marq.Consumer) -> bool:
     assert consumer._running is not None
     return consumer._running._queues.definitions.purge("emails") is not None
+
+
+@dataclass
+class Held:
+    """The first purge that is about to cancel waits for :attr:`further`."""
+
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    further: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def cancel(self, purge: Any, receipts: Sequence[Receipt]) -> list[bool]:
+        if not self.begun.is_set():
+            self.begun.set()
+            await self.further.wait()
+        return await _cancel(purge, receipts)
+
+
+_cancel = purging._Purging._cancel
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Held:
+    held = Held()
+    monkeypatch.setattr(purging._Purging, "_cancel", lambda purge, receipts: held.cancel(purge, receipts))
+    return held
+
+
+async def test_of_two_purges_of_a_queue_the_second_one_takes_over_and_the_queue_stays_paused(
+    new_worker: Callable[..., Worker], broker: EmbeddedBroker, held: Held
+) -> None:
+    worker = await new_worker().start().ready()
+    settings = ClientSettings.read(broker.bootstrap_servers, {"prefix": worker.names.prefix}, environment={})
+    async with marq.Producer(broker.bootstrap_servers, prefix=worker.names.prefix) as producer:
+        await producer.send_many("emails", [b"waits"] * 20)
+    first = asyncio.create_task(purging.purge(settings, "emails"))
+    await asyncio.wait_for(held.begun.wait(), LIMIT_SECONDS)
+
+    second = await purging.purge(settings, "emails")
+    held.further.set()
+
+    with pytest.raises(marq.MarqError, match="'emails': another purge of it goes on, so this one has ended"):
+        await asyncio.wait_for(first, LIMIT_SECONDS)
+    assert (second.waiting, second.paused) == (20, True)
+    async with Queues.of(settings) as queues:
+        assert queues["emails"].paused
+    figures = await eventually(lambda: worker.queue("emails"), lambda found: found["cancelled"] == 20)
+    assert figures["waiting_for_delivery"] == 0
+
+
+async def test_a_queue_that_is_resumed_ends_its_purge_and_the_next_one_does_the_rest(
+    new_worker: Callable[..., Worker], broker: EmbeddedBroker, held: Held
+) -> None:
+    worker = await new_worker().start().ready()
+    settings = ClientSettings.read(broker.bootstrap_servers, {"prefix": worker.names.prefix}, environment={})
+    async with marq.Producer(broker.bootstrap_servers, prefix=worker.names.prefix) as producer:
+        await producer.send_many("emails", [b"waits"] * 20)
+    first = asyncio.create_task(purging.purge(settings, "emails"))
+    await asyncio.wait_for(held.begun.wait(), LIMIT_SECONDS)
+
+    async with Queues.of(settings) as queues:
+        await queues.resume("emails")
+    held.further.set()
+
+    with pytest.raises(marq.MarqError, match="'emails': somebody resumed it while it was purged"):
+        await asyncio.wait_for(first, LIMIT_SECONDS)
+    assert not (await purging.purge(settings, "emails")).paused
+    await eventually(lambda: worker.queue("emails"), lambda found: found["cancelled"] == 20)
 
 
 async def take(consumer: marq.Consumer, count: int) -> list[marq.Message]:

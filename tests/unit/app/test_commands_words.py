@@ -104,7 +104,8 @@ def test_a_purge_says_what_it_ended_and_what_went_on() -> None:
     text = purge.said("emails", found, dry_run=False, interrupted=False)
 
     assert text == (
-        "queue 'emails': 1,204 messages ended (1,200 waiting, 3 for redelivery, 1 dead); 2 went on meanwhile"
+        "queue 'emails': 1,204 messages ended (1,200 waiting, 3 for redelivery, 1 dead); 2 went on meanwhile,"
+        " or were ended before"
     )
     assert "would be ended" in purge.said("emails", found, dry_run=True, interrupted=False)
     assert "nothing was there" in purge.said("emails", Purged(), dry_run=False, interrupted=False)
