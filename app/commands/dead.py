@@ -88,13 +88,13 @@ async def _delete(
         raise ConfigError("--delete: name the queue whose dead letters are to be deleted")
     tally, interrupted = Tally(Deleted(0)), False
     meant = await letters.delete(name, limit=limit, dry_run=True, **filters)
+    tally(meant)
+    # What dies from now on nobody was asked about.
     if meant.chosen and not dry_run:
         confirm(f"Delete {meant.chosen} dead letters of queue {name!r} for good?", yes=yes)
-    tally(meant)
-    if not dry_run:
         with tally.shown():
             try:
-                tally(await letters.delete(name, limit=meant.chosen or None, progress=tally, **filters))
+                tally(await letters.delete(name, limit=meant.chosen, progress=tally, **filters))
             except asyncio.CancelledError:
                 interrupted = True
     reached = {"queue": name, **asdict(tally.last), "dry_run": dry_run, "interrupted": interrupted}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.commands.dead import described
+from app.commands.dead import _delete, described
 from app.commands.letters import read_filters, said
 from marq.core.errors import ConfigError
 from marq.dead_letter import DeadLetter
@@ -67,6 +67,20 @@ def test_how_far_a_call_came_is_said() -> None:
         "interrupted: 2 of 9 dead letters redriven, 4 asked for, which will be done; the same command again does the"
         " rest"
     )
+
+
+async def test_where_there_was_nothing_to_ask_about_nothing_is_deleted() -> None:
+    calls: list[dict[str, Any]] = []
+
+    class Letters:
+        async def delete(self, queue: str, **options: Any) -> Deleted:
+            calls.append(options)
+            return Deleted(0)
+
+    code = await _delete(Letters(), "emails", {}, None, dry_run=False, as_json=False, yes=False)  # type: ignore[arg-type]
+
+    assert code == 0
+    assert calls == [{"limit": None, "dry_run": True}]
 
 
 def test_a_letter_is_shown_with_all_that_is_known() -> None:
