@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -20,6 +21,8 @@ from marq.core.errors import MarqError
 
 #: The exit codes of a shell: after Ctrl-C, and when nobody reads the answer any more (``| head``).
 INTERRUPTED, BROKEN_PIPE = 130, 141
+#: How a file takes no more of an answer.
+_UNWRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 class Interrupted(Exception):
@@ -41,8 +44,9 @@ def ending(run: Callable[[], int | None]) -> int:
     """Run a command; return the exit code, after what is to be said of an end before the end."""
     try:
         code = run() or 0
-        # Here, where it can fail without a traceback, and not at the end of Python.
-        sys.stdout.flush()
+        # Here, where it can fail without a traceback, and not at the end of Python. None: it is closed (`>&-`).
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except MarqError as error:
         say(str(error))
@@ -55,9 +59,19 @@ def ending(run: Callable[[], int | None]) -> int:
         say("interrupted: what it had asked for by then may still be done")
         return INTERRUPTED
     except BrokenPipeError:
-        # Python flushes once more at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _write_no_more()
         return BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in _UNWRITTEN:
+            raise
+        _write_no_more()
+        say(f"the answer could not be written: {error.strerror}; what was asked for may be done all the same")
+        return 1
+
+
+def _write_no_more() -> None:
+    # Python flushes once more at its end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def say(text: str) -> None:
@@ -83,7 +97,7 @@ def confirm(question: str, *, yes: bool) -> None:
     with typing("nothing was changed"):
         # Not among the answer, which may be JSON.
         click.echo(f"{question} [y/N] ", nl=False, err=True)
-        answer = sys.stdin.readline()
+        answer = "" if sys.stdin is None else sys.stdin.readline()
     if not answer:
         click.echo(err=True)
     if answer.strip().lower() not in {"y", "yes"}:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import time
 from dataclasses import asdict
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import click
 import faust
 
-from app.commands.command import INTERRUPTED, command, confirm
+from app.commands.command import INTERRUPTED, command, confirm, say
 from app.commands.watching import bar
 from app.commands.words import seconds
 from marq import rewinding
+from marq.core.copies import record_id
 from marq.core.errors import ConfigError
 from marq.core.markers import Source
 from marq.core.names import check_queue_name
@@ -47,13 +49,15 @@ def attach(app: faust.App) -> None:
         found = await rewinding.rewind(client, name, start, identity=identity, dry_run=True)
         if found.again and not dry_run:
             confirm(f"Deliver {found.again} messages of queue {name!r} again?", yes=yes)
+            # Said before: who is killed, or loses the broker, says nothing any more, and another id would double.
+            say(f"should this not come to its end, go on with: rewind {shlex.quote(name)} {further(start, identity)}")
             try:
                 with bar(f"rewinding {name}") as progress:
                     found = await rewinding.rewind(client, name, start, identity=identity, progress=progress)
             except asyncio.CancelledError:
                 interrupted = True
         reached = {"queue": name, **asdict(found), "dry_run": dry_run, "interrupted": interrupted}
-        print(json.dumps(reached) if as_json else said(name, found, dry_run=dry_run, interrupted=interrupted))
+        print(json.dumps(reached) if as_json else said(name, found, start, dry_run=dry_run, interrupted=interrupted))
         return INTERRUPTED if interrupted else 0
 
 
@@ -71,17 +75,26 @@ def read_start(since: str | None, place: str | None) -> Start:
     try:
         moment = datetime.fromisoformat(since or "")
     except ValueError:
-        return Start(int((time.time() - seconds("--since", since or "")) * 1000))
+        return Start(max(0, int((time.time() - seconds("--since", since or "")) * 1000)))
     if moment.tzinfo is None:
         raise ConfigError(f"--since {since}: expected a moment with a time zone, as in 2030-01-31T08:00:00+00:00")
-    return Start(int(moment.timestamp() * 1000))
+    return Start(max(0, round(moment.timestamp() * 1000)))
 
 
-def said(name: str, found: Rewound, *, dry_run: bool, interrupted: bool) -> str:
+def further(start: Start, identity: str) -> str:
+    """Return the options that go on with a rewind, from the same moment on, be it that an age was given."""
+    if start.place is not None:
+        source, offset = start.place
+        return f"--from {record_id(source, offset)} --id {identity}"
+    moment = datetime.fromtimestamp((start.time_ms or 0) / 1000, UTC)
+    return f"--since {moment.isoformat(timespec='milliseconds')} --id {identity}"
+
+
+def said(name: str, found: Rewound, start: Start, *, dry_run: bool, interrupted: bool) -> str:
     """Say what became of it."""
     if interrupted:
         return (
-            f"interrupted: some of {found.again:,} messages are delivered again; the same with --id {found.id} goes on"
+            f"interrupted: some of {found.again:,} messages are delivered again; go on with {further(start, found.id)}"
         )
     verb = "would be delivered again" if dry_run else "are delivered again"
     left = f"; {found.open:,} are still open and left alone" if found.open else ""

@@ -65,7 +65,7 @@ def _show(receipts: Sequence[Receipt], *, as_json: bool) -> None:
 
 async def _send_lines(producer: Producer, queue: str, limit: int, options: dict[str, Any]) -> int:
     """Send each line of the standard input; return how many there were. What stops it says how far it came."""
-    sent, pieces = 0, pieces_of(sys.stdin.buffer, limit)
+    sent, pieces = 0, pieces_of(_input(), limit)
     with bar(f"to {queue}") as progress:
         while True:
             try:
@@ -104,10 +104,17 @@ def pieces_of(stream: BinaryIO, limit: int) -> Iterator[list[bytes]]:
 
 def _all(limit: int) -> bytes:
     with typing("nothing was sent"):
-        data = sys.stdin.buffer.read(limit + 1)
+        data = _input().read(limit + 1)
     if len(data) > limit:
         raise _too_large("the standard input", limit)
     return data
+
+
+def _input() -> BinaryIO:
+    if sys.stdin is None:
+        # As after `<&-`: an empty message is rather not what is meant.
+        raise ConfigError("send: the standard input is closed: give a VALUE, or send what a file or a pipe has")
+    return sys.stdin.buffer
 
 
 def _too_large(what: str, limit: int) -> MessageTooLarge:

@@ -14,7 +14,7 @@ import click
 import faust
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, for_code
 
 from app.commands.command import command
 from app.commands.tables import Column, show
@@ -172,7 +172,10 @@ async def _groups(client: ClientSettings) -> dict[str, Group]:
 async def _group(admin: AIOKafkaAdminClient, name: str) -> Group:
     [response] = await admin.describe_consumer_groups([name])
     # (error, group, state, protocol type, protocol, members, …)
-    [(_, _, state, _, _, members, *_)] = response.groups
+    [(code, _, state, _, _, members, *_)] = response.groups
+    if code:
+        # Else it would look as if nobody owned anything.
+        raise for_code(code)
     owners: dict[tuple[str, int], str] = {}
     listed = []
     # (member id, client id, host, metadata, assignment)

@@ -12,8 +12,8 @@ import pytest
 
 from app.checkup.findings import problem
 from app.commands import send
-from app.commands.command import BROKEN_PIPE, INTERRUPTED, ending
-from marq.core.errors import MarqError, MessageTooLarge
+from app.commands.command import BROKEN_PIPE, INTERRUPTED, confirm, ending
+from marq.core.errors import ConfigError, MarqError, MessageTooLarge
 from tests.terminal import Terminal
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -31,6 +31,8 @@ async def drain():
     await asyncio.sleep(3600)
 async def peek():
     print("message" * 100_000)
+async def queues():
+    print("few")
 sys.exit(ending(lambda: asyncio.run({}())))
 """
 
@@ -72,6 +74,35 @@ def test_an_answer_that_nobody_reads_to_its_end_is_no_error(tmp_path: Path) -> N
 
     assert process.returncode == BROKEN_PIPE
     assert errors == b""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
+@pytest.mark.parametrize("name", ["peek", "queues"])
+def test_an_answer_that_a_full_disk_does_not_take_is_said_in_a_sentence(tmp_path: Path, name: str) -> None:
+    with Path("/dev/full").open("wb") as full:
+        process = subprocess.run(
+            command(name), cwd=tmp_path, env=environment(), stdout=full, stderr=subprocess.PIPE, timeout=180,
+            check=False,
+        )  # fmt: skip
+
+    assert process.returncode == 1
+    assert process.stderr.startswith(b"marq: the answer could not be written: No space left on device")
+    assert b"Traceback" not in process.stderr
+    assert b"Exception ignored" not in process.stderr
+
+
+def test_without_a_standard_input_nobody_is_asked_and_without_an_output_nothing_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(MarqError, match="nobody can be asked"):
+        confirm("Purge?", yes=False)
+    with pytest.raises(ConfigError, match="the standard input is closed"):
+        send._all(20)
+
+    monkeypatch.setattr(sys, "stdout", None)
+    assert ending(lambda: 1) == 1
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_who_asks_the_workers_is_told_that_nothing_is_at_the_broker_s_address(tmp_path: Path) -> None:

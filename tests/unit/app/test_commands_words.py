@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
+from aiokafka.errors import GroupAuthorizationFailedError
 
-from app.commands import purge, rewind
+from app.commands import purge, rewind, state
 from app.commands.command import Interrupted
 from app.commands.watching import looked
 from marq.core.errors import BrokerUnavailable, ConfigError, Forbidden
@@ -115,13 +117,21 @@ def test_a_purge_says_what_it_ended_and_what_went_on() -> None:
 def test_a_rewind_says_how_it_is_gone_on_with() -> None:
     found = Rewound("abc", again=5, open=1)
 
-    assert "1 are still open" in rewind.said("emails", found, dry_run=False, interrupted=False)
-    assert "--id abc" in rewind.said("emails", found, dry_run=False, interrupted=True)
+    assert "1 are still open" in rewind.said("emails", found, Start(0), dry_run=False, interrupted=False)
+    # From the same moment on, whatever the time is by then.
+    start = Start(1_896_076_800_007)
+    text = rewind.said("emails", found, start, dry_run=False, interrupted=True)
+    assert text.endswith("go on with --since 2030-01-31T08:00:00.007+00:00 --id abc")
+    assert rewind.read_start("2030-01-31T08:00:00.007+00:00", None) == start
+    place = Start(place=(Source("marq.messages", 3), 120))
+    assert rewind.further(place, "abc") == "--from marq.messages/3/120 --id abc"
 
 
 def test_a_rewind_begins_at_a_time_or_at_a_place() -> None:
     assert rewind.read_start(None, "marq.messages/3/120") == Start(place=(Source("marq.messages", 3), 120))
     assert rewind.read_start("2030-01-31T08:00:00+00:00", None) == Start(1_896_076_800_000)
+    # Before all messages that Kafka can have.
+    assert rewind.read_start("999999d", None) == rewind.read_start("0001-01-01T00:00:00+00:00", None) == Start(0)
     age = rewind.read_start("2h", None)
     assert age.time_ms is not None
     assert age.place is None
@@ -140,3 +150,12 @@ def test_a_rewind_begins_at_a_time_or_at_a_place() -> None:
 def test_a_start_that_is_none_is_named(since: str | None, place: str | None, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         rewind.read_start(since, place)
+
+
+async def test_a_group_that_the_broker_does_not_tell_of_is_no_group_that_owns_nothing() -> None:
+    class Admin:
+        async def describe_consumer_groups(self, names: list[str]) -> list[SimpleNamespace]:
+            return [SimpleNamespace(groups=[(30, name, "", "", "", []) for name in names])]
+
+    with pytest.raises(GroupAuthorizationFailedError):
+        await state._group(Admin(), "marq-app")  # type: ignore[arg-type]
