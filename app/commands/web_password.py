@@ -8,7 +8,7 @@ from typing import Any
 
 import faust
 
-from app.commands.command import command
+from app.commands.command import command, typing
 from app.credentials import hashed
 
 
@@ -18,5 +18,6 @@ def attach(app: faust.App) -> None:
     @command(app)
     async def web_password(self: Any) -> None:
         """Read a password, from the terminal or a pipe, and print its hash: MARQ_WEB_OPERATORS=NAME:HASH."""
-        given = getpass.getpass("Password: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
+        with typing("no password was read"):
+            given = getpass.getpass("Password: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
         print(hashed(given))

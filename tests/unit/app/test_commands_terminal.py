@@ -14,7 +14,7 @@ from app.checkup.findings import problem
 from app.commands import send
 from app.commands.command import BROKEN_PIPE, INTERRUPTED, confirm, ending
 from marq.core.errors import ConfigError, MarqError, MessageTooLarge
-from tests.terminal import Terminal
+from tests.terminal import CTRL_C, Terminal
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMAND = """
@@ -60,6 +60,16 @@ def test_ctrl_c_ends_a_command_at_once(tmp_path: Path, name: str, waits_with: st
         assert terminal.interrupted() == INTERRUPTED
 
     assert said in terminal.shown
+    assert "Traceback" not in terminal.shown
+
+
+def test_ctrl_c_ends_the_question_for_a_password_at_once(tmp_path: Path) -> None:
+    with Terminal([sys.executable, "-m", "faust", "-A", "app", "web-password"], environment(), tmp_path) as terminal:
+        terminal.shows("Password: ")
+
+        terminal.press(CTRL_C)
+        terminal.shows("marq: interrupted: no password was read")
+
     assert "Traceback" not in terminal.shown
 
 
