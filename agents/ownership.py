@@ -33,6 +33,7 @@ from aiokafka.errors import (
 from faust import Event
 
 from agents.fetched import Fetched
+from agents.lateness import RecentLateness
 from agents.schedules import Scheduling
 from agents.standing import Standing
 from agents.surroundings import Surroundings
@@ -94,7 +95,7 @@ class Ownership:
     folded: int = 0
     skipped: int = 0
     quarantined: int = 0
-    lateness_ms: deque[int] = field(default_factory=lambda: deque(maxlen=10_000))
+    lateness: RecentLateness = field(default_factory=RecentLateness)
     #: The counters of its queues when the table had been recovered; None: that has not been done yet.
     counted_before: Mapping[str, Counts] | None = None
     #: How long the last takeover took.
@@ -498,11 +499,16 @@ class Ownership:
                 )
                 await self._write(due=[(copies.too_large(fire), payload)])
 
+    def lateness_ms(self) -> list[int]:
+        """How late messages were sent lately, the least first."""
+        return self.lateness.rising(_monotonic_ms())
+
     def _note_lateness(self, fires: list[Fire]) -> None:
-        now_ms = self.tracker.estimate_ms(_monotonic_ms())
+        monotonic_ms = _monotonic_ms()
+        now_ms = self.tracker.estimate_ms(monotonic_ms)
         wanted_ms = self.tracker.book.wanted_ms
         lateness_ms = [max(0, now_ms - wanted_ms(fire.lease)) for fire in fires]
-        self.lateness_ms.extend(lateness_ms)
+        self.lateness.note(monotonic_ms, lateness_ms)
         self.around.lateness.note(lateness_ms)
 
     async def _write(

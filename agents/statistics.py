@@ -198,7 +198,7 @@ def empty_figures() -> dict[str, float]:
 
 
 def _partition(owner: Ownership, pace: Pace) -> dict[str, Any]:
-    book, late = owner.tracker.book, sorted(owner.lateness_ms)
+    book, late = owner.tracker.book, owner.lateness_ms()
     return {
         "partition": owner.partition,
         "state": owner.state,

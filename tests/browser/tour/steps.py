@@ -160,7 +160,8 @@ def _workers(stage: Stage, page: Page) -> None:
 
 
 def _health(stage: Stage, page: Page) -> None:
-    expect(page.locator(".state.wrong")).to_have_count(0)
+    # By their texts, so that a failure says which it was.
+    expect(page.get_by_role("row").filter(has=page.locator(".state.wrong"))).to_have_text([])
 
 
 def _schedules(stage: Stage, page: Page) -> None:
