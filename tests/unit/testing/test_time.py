@@ -343,8 +343,8 @@ async def test_thousands_of_messages_and_a_day_take_no_time(broker, producer) ->
 
     assert seen == 9000
     assert len(broker.acked("q")) == 3000
-    # Some tenths of a second on an idle machine.
-    assert time.monotonic() - began_s < 20
+    # Some tenths of a second on an idle machine; an hour if anybody waited for it.
+    assert time.monotonic() - began_s < 600
 
 
 async def test_a_message_can_be_kept_far_beyond_what_a_broker_would_allow(broker, producer) -> None:
