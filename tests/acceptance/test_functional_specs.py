@@ -18,7 +18,7 @@ from tests.worker.harness import Installation, Worker, eventually, header
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-LEASE = 1.0
+LEASE = 3.0
 QUEUES = """
 [queues.four-times]
 max_attempts = 4

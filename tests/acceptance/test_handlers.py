@@ -21,7 +21,7 @@ from tests.worker.harness import Installation, Worker, eventually, header
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-LEASE = 1.0
+LEASE = 3.0
 BACKOFF = 0.5
 QUEUES = f"""
 [defaults]

@@ -20,7 +20,7 @@ from tests.worker.harness import LATENESS_SECONDS, Installation, Worker, admin, 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-LEASE = 1.0
+LEASE = 3.0
 #: Longer than any test takes.
 LONG = 120.0
 QUEUES = """
@@ -217,7 +217,8 @@ async def test_scenario_6_a_handler_that_hangs_loses_its_message_after_max_lease
 async def test_scenario_7_what_a_killed_process_held_is_worked_on_by_another(
     producer: marq.Producer, start_process: Callable[..., Process], worker: Worker, queue: str
 ) -> None:
-    arguments = ("-m", "tests.acceptance.serving", queue, "2")
+    # So long a lease that the survivor, on a busy machine, keeps its own.
+    arguments = ("-m", "tests.acceptance.serving", queue, "10")
     survivor, victim = (start_process(*arguments, MARQ_SESSION_TIMEOUT="6") for _ in range(2))
 
     async def warm_up() -> list[int]:

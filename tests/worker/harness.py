@@ -49,8 +49,9 @@ LIMIT_SECONDS = 120.0
 POLL_SECONDS = 0.05
 #: Between the web ports of workers of different tests, which run at the same time.
 SPACED_PORTS = 4
-#: Seconds after its lease within which a message must be on its way again.
-LATENESS_SECONDS = 1.0
+#: Seconds after its lease within which a message must be on its way again, on a machine that does much else;
+#: how late it really is, benchmarks measure.
+LATENESS_SECONDS = 5.0
 HOLDER, OTHER = 0xA11CE, 0xB0B
 
 Found = TypeVar("Found")

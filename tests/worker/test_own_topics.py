@@ -17,7 +17,7 @@ from marq.core.names import Names
 from tests.client.waiting import read_all
 from tests.worker.harness import Installation, Worker, eventually, header
 
-LEASE = 1.0
+LEASE = 3.0
 
 
 @pytest.fixture
