@@ -7,7 +7,6 @@ that what was right once is remembered, by a keyed digest, for as long as the pr
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import secrets
@@ -95,7 +94,7 @@ class Credentials:
         """Return who it is by a header that was right before, or by a token: that is quick."""
         kind, _, value = authorization.partition(" ")
         if kind.lower() == "bearer":
-            given = value.strip().encode()
+            given = _bytes(value.strip())
             # All are compared, so that the time tells nothing.
             found = [login.visitor for login in self._tokens if hmac.compare_digest(login.secret.encode(), given)]
             return found[0] if found else None
@@ -112,7 +111,7 @@ class Credentials:
         return None
 
     def _digest(self, authorization: str) -> bytes:
-        return hmac.digest(self._key, authorization.encode(), "sha256")
+        return hmac.digest(self._key, _bytes(authorization), "sha256")
 
 
 def hashed(password: str) -> str:
@@ -138,13 +137,18 @@ def _fits(password: str, secret: str) -> bool:
     return hmac.compare_digest(_scrypt(password, bytes.fromhex(salt)), bytes.fromhex(expected))
 
 
+def _bytes(header: str) -> bytes:
+    """Return what was sent: bytes that are no UTF-8, too."""
+    return header.encode(errors="surrogateescape")
+
+
 def _basic(authorization: str) -> tuple[str, str]:
     kind, _, value = authorization.partition(" ")
     if kind.lower() != "basic":
         return "", ""
     try:
         name, _, password = base64.b64decode(value, validate=True).decode().partition(":")
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:
         return "", ""
     return name, password
 

@@ -152,7 +152,10 @@ def _from_own_page(request: Request) -> bool:
     if site is not None:
         return site in {"same-origin", "none"}
     origin = request.headers.get("Origin")
-    return origin is None or urlsplit(origin).netloc == request.headers.get("Host")
+    try:
+        return origin is None or urlsplit(origin).netloc == request.headers.get("Host")
+    except ValueError:
+        return False
 
 
 async def _answer(request: Request, handler: Handler) -> StreamResponse:

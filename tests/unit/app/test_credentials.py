@@ -81,7 +81,21 @@ def test_tokens_have_roles(credentials: Settings) -> None:
 
 
 @pytest.mark.parametrize(
-    "header", ["", "Basic", "Basic !", "Basic 44G=", "Digest x", "Bearer é", "Basic " + "A" * 9_999]
+    "header",
+    [
+        "",
+        "Basic",
+        "Basic !",
+        "Basic 44G=",
+        "Basic é",
+        "Digest x",
+        "Bearer é",
+        "Basic " + "A" * 9_999,
+        # Bytes that are no UTF-8, as aiohttp has them.
+        "Basic \udcff",
+        "Bearer \udcff",
+        "\udcff",
+    ],
 )
 def test_headers_that_make_no_sense_let_nobody_in(credentials: Settings, header: str) -> None:
     found = credentials(operators="alice:open sesame", viewer_tokens="prometheus-0123456789")

@@ -106,6 +106,7 @@ async def test_a_viewer_looks_and_an_operator_acts(start: Start) -> None:
         ({"Sec-Fetch-Site": "same-site"}, 403),
         ({"Origin": "http://evil.example"}, 403),
         ({"Origin": "null"}, 403),
+        ({"Origin": "http://["}, 403),
         ({"Origin": "http://HOST"}, 200),
         ({}, 200),
     ],
