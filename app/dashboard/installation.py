@@ -204,8 +204,11 @@ class WorkersInstallation:
         return {"complete": complete, "messages": [waiting_described(each, settings, redaction) for each in found]}
 
     async def message(self, message_id: str, since_ms: int | None) -> dict[str, Any]:
-        ends = await self._groups.ends(self._client.names.markers)
-        reading = Reading(self._client, len(ends), self._figures.redaction)
+        names, definitions = self._client.names, self._definitions()
+        own = [definitions.settings(queue).topic for queue in definitions.names()]
+        ends = await self._groups.ends(names.markers)
+        topics = frozenset({names.messages, names.dead_letters, *own})
+        reading = Reading(self._client, topics, len(ends), self._figures.redaction)
         found = await reading.message(message_id, since_ms)
         places = [event["place"] for event in found["events"]]
         last = places[-1] if places else found["id"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,7 +51,7 @@ from marq.core.markers import (
     Tick,
     payload_of,
 )
-from marq.core.names import ID_HEADER, is_drawn
+from marq.core.names import ID_HEADER
 from marq.receipt import Receipt
 from marq.rights import refused
 from marq.settings import ClientSettings
@@ -210,10 +210,16 @@ def _seconds(ms: int) -> str:
 
 
 class Reading:
-    """Reads what is known of one message; limited in what it reads, and in time."""
+    """Reads what is known of one message; limited in what it reads, and in time.
 
-    def __init__(self, client: ClientSettings, markers_partitions: int, redaction: Redaction) -> None:
+    ``topics``: where messages of the installation stand. What others have in theirs is shown to nobody.
+    """
+
+    def __init__(
+        self, client: ClientSettings, topics: Collection[str | None], markers_partitions: int, redaction: Redaction
+    ) -> None:
         self._client = client
+        self._topics = topics
         self._partitions = [TopicPartition(client.names.markers, number) for number in range(markers_partitions)]
         self._redaction = redaction
         self._until_s = 0.0
@@ -266,9 +272,9 @@ class Reading:
         )
 
     async def _record(self, consumer: AIOKafkaConsumer, receipt: Receipt) -> Any:
-        """Return the record that stands there; None where there is none, or none any more."""
+        """Return the record that stands there; None where there is none, none any more, or none of a message."""
         place = TopicPartition(receipt.topic, receipt.partition)
-        if is_drawn(receipt.topic) or receipt.partition not in await partitions_of(consumer, receipt.topic):
+        if receipt.topic not in self._topics or receipt.partition not in await partitions_of(consumer, receipt.topic):
             return None
         firsts, ends = await consumer.beginning_offsets([place]), await consumer.end_offsets([place])
         if not firsts[place] <= receipt.offset < ends[place]:

@@ -60,6 +60,20 @@ async def records(servers: str, topic: str) -> list[Any]:
     return await read_all(servers, topic)
 
 
+async def test_a_page_shows_records_of_queues_and_of_no_other_topic(
+    servers: str, names: Names, topic: str, kafka: AIOKafkaProducer, admin: AIOKafkaAdminClient, worker: Worker
+) -> None:
+    await admin.create_topics([NewTopic(f"{names.prefix}-salaries", 1, 1)])
+    shown = []
+
+    for name in (topic, f"{names.prefix}-salaries"):
+        sent = await kafka.send_and_wait(name, b"payload-of-somebody", partition=0)
+        shown.append(await worker.page(f"/api/message?id={name}/0/{sent.offset}"))
+
+    assert ["payload-of-somebody" in text for _, text in shown] == [True, False]
+    assert [status for status, _ in shown] == [200, 200]
+
+
 @pytest.mark.usefixtures("worker")
 async def test_a_copy_goes_back_to_its_partition_with_key_and_headers(
     servers: str, names: Names, topic: str, kafka: AIOKafkaProducer
