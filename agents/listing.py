@@ -28,6 +28,7 @@ MAX_PLACES = 10_000
 SHOWN_BYTES = 1_024
 #: The greatest numbers that can be asked for: of deliveries, and of the minutes of ten years.
 MAX_ATTEMPTS, MAX_MINUTES = 1_000_000, 5_270_400
+_MAX_DIGITS = 12
 #: Messages that are looked at without giving way to others: some milliseconds.
 _AT_ONCE = 20_000
 
@@ -94,7 +95,7 @@ def read_number(query: Mapping[str, str], name: str, default: int, most: int, le
         ConfigError: it is none, or too small or too great.
     """
     text = query.get(name) or str(default)
-    if not text.isascii() or not text.isdigit() or not least <= int(text[:12]) <= most:
+    if not text.isascii() or not text.isdigit() or len(text) > _MAX_DIGITS or not least <= int(text) <= most:
         raise ConfigError(f"{name}={text}: expected a whole number from {least} to {most}")
     return int(text)
 

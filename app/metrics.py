@@ -84,7 +84,11 @@ class Exposition:
 
     def write(self, snapshot: Snapshot, accept: str) -> tuple[bytes, str]:
         """Return the text and its content type; may run in a thread."""
-        encode, content_type = choose_encoder(accept)
+        try:
+            encode, content_type = choose_encoder(accept)
+        except (TypeError, ValueError):
+            # It asks for a version that is none.
+            encode, content_type = choose_encoder("")
         return encode(_Collected([*families(snapshot), *self._process.collect()])), content_type
 
 

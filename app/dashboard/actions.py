@@ -32,6 +32,8 @@ audit_log = logging.getLogger("marq.audit")
 
 #: Messages of one action at the most; actions on dead letters have no such limit where they are chosen by a filter.
 MAX_IDS = 1_000
+#: Of a number of messages in a form.
+_MAX_DIGITS = 18
 _STOP_S = 2.0
 #: What is told to the next consumer of a message that an operator took from its holder.
 _RELEASED = "released by an operator"
@@ -273,7 +275,7 @@ def _number(form: Mapping[str, str], name: str) -> int | None:
     text = form.get(name, "").strip()
     if not text:
         return None
-    if not text.isascii() or not text.isdigit() or not 0 < int(text[:19]) < 2**62:
+    if not text.isascii() or not text.isdigit() or len(text) > _MAX_DIGITS or not int(text):
         raise ConfigError(f"{name}={text}: expected a whole number, at least 1")
     return int(text)
 

@@ -40,6 +40,7 @@ MAX_KINDS = 200
 LETTERS_LIMIT_S = 10.0
 #: For a form to come.
 FORM_LIMIT_S = 10.0
+_FORM = "application/x-www-form-urlencoded"
 #: Minutes of the tables beside the charts.
 _TABLE_MINUTES = 15
 #: What can be done to messages of a state.
@@ -49,6 +50,8 @@ _OF_STATE: Mapping[str, Sequence[str]] = {
     "dead": ("redrive", "delete"),
     "waiting": (),
 }
+#: Parameters of other workers and of commands, who are told less than a page shows.
+_OF_PROGRAMS = frozenset({"scope", "only"})
 #: What may be asked for below /static/, and nothing else.
 _FILES = {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*") if path.is_file()}
 _NAVIGATION = (
@@ -111,6 +114,8 @@ class Pages:
 
     def _html(self, template: str, view: View) -> Handler:
         async def handler(request: web.Request) -> web.StreamResponse:
+            for name in _OF_PROGRAMS & request.query.keys():
+                raise ConfigError(f"{name}=: only programs are answered that, at {twin(request.rel_url.raw_path)}")
             return self._render(request, template, await view(request))
 
         return self._guarded(handler)
@@ -201,7 +206,8 @@ class Pages:
 
     async def _messages(self, request: web.Request) -> Data:
         name = check_queue_name(request.match_info["queue"])
-        query = {key: value for key, value in request.query.items() if value}
+        # A kind may be empty: of letters that say nothing.
+        query = {key: value for key, value in request.query.items() if value or key == "kind"}
         state = query.get("state", "delayed")
         if query.get("scope") == "worker":
             return await self._installation.messages(name, query)
@@ -213,8 +219,8 @@ class Pages:
             "queue": name,
             "state": state,
             "states": ("waiting", "in_flight", "delayed", "dead"),
-            "shown": {name: query.get(name, "") for name in ("error", "id", "kind", "attempts", "minutes")}
-            | {"limit": limit},
+            "shown": {name: query.get(name, "") for name in ("error", "id", "attempts", "minutes")}
+            | {"kind": query.get("kind"), "limit": limit},
             "possible": _OF_STATE[state],
             **found,
         }
@@ -227,10 +233,12 @@ class Pages:
             letters = await _in_time(self._installation.letters(queue, limit, filters))
             return {"complete": True, "messages": letters}
         assert state in STATES, "those that trackers list"
-        found = await self._installation.messages(queue, {**query, "state": state, "limit": str(limit)})
         if "id" in query:
-            found["messages"] = [each for each in found["messages"] if query["id"] in (each["id"], each["place"])]
-        return found
+            # Not from the list: that has the first ones of maybe many.
+            found = await self._installation.message(query["id"].strip(), None)
+            fits = _is_open_in(found["now"], queue, state)
+            return {"complete": found["cut"] is None, "messages": [found["now"]] if fits else []}
+        return await self._installation.messages(queue, {**query, "state": state, "limit": str(limit)})
 
     async def _message(self, request: web.Request) -> Data:
         identity, since = request.query.get("id", "").strip(), request.query.get("since", "")
@@ -382,6 +390,11 @@ class Pages:
         identity = request.match_info["task"]
         task = await self._doing.tasks.stop_one(identity)
         audit("stop", _who(request), task=identity, known=task is not None)
+        if task is None and (found := (await self._task(request))["task"])["state"] == "running":
+            raise ConfigError(
+                f"task {identity} was not stopped: it runs on another worker, whose page can do that:"
+                f" {found['worker']}/tasks/{identity}"
+            )
         return _see(f"/tasks/{quote(identity, safe='')}", {})
 
 
@@ -442,6 +455,11 @@ def _possible(now: Mapping[str, Any] | None) -> Sequence[str]:
     return _OF_STATE["in_flight" if now["state"] in ("leased", "spent") else "delayed"]
 
 
+def _is_open_in(now: Mapping[str, Any] | None, queue: str, state: str) -> bool:
+    """Whether an open message is one of a queue, in a state that trackers list."""
+    return now is not None and now["queue"] == queue and now["state"] in [each.name.lower() for each in STATES[state]]
+
+
 def minutes(past: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the last sample of each minute, the newest first: what the charts show, for who can't see them."""
     found: dict[int, dict[str, Any]] = {}
@@ -456,15 +474,18 @@ async def _form(request: web.Request) -> Mapping[str, Any]:
     """Read a form, which a browser sends at once.
 
     Raises:
-        ConfigError: it is no text in the charset that it names.
+        ConfigError: it is no form as browsers send them, or no text in the charset that it names.
         HTTPRequestTimeout: it did not come in time.
     """
+    # Not with parts, as files are sent: nothing is uploaded.
+    if request.can_read_body and request.content_type != _FORM:
+        raise ConfigError(f"the form can't be read as {request.content_type}; send it as {_FORM}")
     try:
         async with asyncio.timeout(FORM_LIMIT_S):
             return await request.post()
     except TimeoutError:
         raise web.HTTPRequestTimeout from None
-    except (LookupError, ValueError) as error:
+    except (LookupError, ValueError, web.RequestPayloadError) as error:
         raise ConfigError(f"the form can't be read: {error}; send it in UTF-8") from error
 
 
@@ -493,7 +514,10 @@ async def _static(request: web.Request) -> web.StreamResponse:
 
 def _inside(address: str) -> str:
     """Return an address if it is one of ours; else the first page."""
-    parts = urlsplit(address)
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return "/"
     ours = address.startswith("/") and not address.startswith(("//", "/\\")) and not parts.netloc
     return address if ours and address.isprintable() else "/"
 

@@ -35,7 +35,17 @@ def test_of_places_there_may_be_more_than_of_messages() -> None:
         read_choice("emails", {"limit": str(MAX_PLACES)})
 
 
-@pytest.mark.parametrize("query", [{"attempts": "0"}, {"attempts": "many"}, {"minutes": "-1"}, {"minutes": "9" * 30}])
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"attempts": "0"},
+        {"attempts": "many"},
+        {"minutes": "-1"},
+        {"minutes": "9" * 30},
+        {"minutes": "0" * 5_000},
+        {"limit": "0" * 11 + "1" * 9},
+    ],
+)
 def test_what_is_no_number_is_refused(query: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
         read_choice("emails", query)

@@ -235,7 +235,15 @@ def test_a_form_says_which_dead_letters_are_meant() -> None:
     assert letters == Letters("emails", {"kind": ""}, "again", 5, 0.5)
 
 
-@pytest.mark.parametrize("form", [{}, {"queue": "emails", "limit": "0"}, {"queue": "emails", "rate": "fast"}])
+@pytest.mark.parametrize(
+    "form",
+    [
+        {},
+        {"queue": "emails", "limit": "0"},
+        {"queue": "emails", "limit": "1" * 5_000},
+        {"queue": "emails", "rate": "fast"},
+    ],
+)
 def test_a_form_that_means_nothing_or_everything_is_refused(form: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
         read_letters(form, [])
@@ -252,7 +260,7 @@ def test_an_unknown_action_is_refused() -> None:
         read_action("drop")
 
 
-@pytest.mark.parametrize("address", ["https://else.where/", "//else.where/", "/\\else.where", "x", "/a\r\nb: c"])
+@pytest.mark.parametrize("address", ["https://else.where/", "//else.where/", "/\\else.where", "x", "/a\r\nb: c", "//["])
 def test_nobody_is_led_elsewhere_after_an_action(address: str) -> None:
     assert _inside(address) == "/"
 

@@ -73,6 +73,12 @@ def test_a_scraper_gets_the_format_that_it_asks_for() -> None:
     assert body.endswith(b"# EOF\n")
 
 
+def test_a_scraper_that_asks_for_a_version_that_is_none_gets_plain_text() -> None:
+    _, content_type = Exposition().write(Snapshot([], True), "application/openmetrics-text; version=new")
+
+    assert content_type.startswith("text/plain")
+
+
 def test_a_breaker_has_one_state() -> None:
     handlers = [
         {
