@@ -102,7 +102,7 @@ class Letters:
 
 
 class Actor(Protocol):
-    """Does what pages ask for; all raise BrokerUnavailable when it is not known what came of it, or ConfigError."""
+    """Does what pages ask for; all raise a MarqError when it is not known what came of it, or ConfigError."""
 
     async def cancel(self, ids: Sequence[str]) -> Sequence[bool]: ...
     async def deliver_now(self, ids: Sequence[str]) -> Sequence[bool]: ...
@@ -126,7 +126,7 @@ class Actor(Protocol):
 class ClusterActor:
     """Does it, with clients of its own for each action: they are rare.
 
-    ``look``: returns an open message by its place, with its ``holder``.
+    ``look``: returns an open message by its place, with its ``holder``; raises MarqError where that is not known.
     """
 
     def __init__(

@@ -74,7 +74,7 @@ class Installation(Protocol):
         """Return a message and what happened to it; raises as :meth:`app.dashboard.timeline.Reading.message`."""
 
     async def open_message(self, query: Mapping[str, str]) -> dict[str, Any]:
-        """Return under ``message`` the open message at a ``place``, None where none is open."""
+        """Return under ``message`` the open message at a ``place``; None: none is, or (not ``complete``) may be."""
 
     async def letters(self, queue: str | None, limit: int, filters: Filters) -> list[dict[str, Any]]:
         """Return dead letters; raises as :meth:`marq.DeadLetters.peek`."""
@@ -212,17 +212,18 @@ class WorkersInstallation:
         found = await reading.message(message_id, since_ms)
         places = [event["place"] for event in found["events"]]
         last = places[-1] if places else found["id"]
-        return {**found, "now": (await self.open_message({"place": last}))["message"]}
+        now = await self.open_message({"place": last})
+        return {**found, "complete": now["complete"], "now": now["message"]}
 
     async def open_message(self, query: Mapping[str, str]) -> dict[str, Any]:
         receipt = Receipt.of(query.get("place", ""))
         source = Source(receipt.topic, receipt.partition)
         local = open_message(self._figures.statistics.owners, source, receipt.offset, self._figures.redaction)
         if local is not None or query.get("scope") == "worker":
-            return {"message": local}
+            return {"complete": True, "message": local}
         settled, answers = await self._figures.of_others(self._app, "api/open", {"place": receipt.id})
         found = [answer["message"] for answer in answers if answer is not None and answer["message"] is not None]
-        return {"complete": settled and None not in answers, "message": found[0] if found else None}
+        return {"complete": bool(found) or (settled and None not in answers), "message": found[0] if found else None}
 
     async def letters(self, queue: str | None, limit: int, filters: Filters) -> list[dict[str, Any]]:
         fits = _of_groups(queue, filters)

@@ -149,7 +149,8 @@ class Pages:
     # --- what pages show ----------------------------------------------------------------------------------------------
 
     async def _overview(self, request: web.Request) -> Data:
-        figures = await self._installation.figures()
+        # Both at once: a worker that does not answer is waited for once.
+        figures, past = await asyncio.gather(self._installation.figures(), self._installation.history("", {}))
         defined = self._installation.defined()
         documents = self._installation.documents(sorted({*figures["queues"], *defined}))
         dead, _ = self._installation.dead_counts()
@@ -175,16 +176,17 @@ class Pages:
             "columns": rows.COLUMNS,
             "states": rows.STATES,
             "shown": shown,
-            "past": minutes(await self._installation.history("", {})),
+            "past": minutes(past),
             "workers": len(figures["workers"]),
         }
 
     async def _queue(self, request: web.Request) -> Data:
         name = check_queue_name(request.match_info["queue"])
-        found = await self._installation.queue(name, request.query)
         if request.query.get("scope") == "worker":
-            return found
-        past = minutes(await self._installation.history(name, {}))
+            return await self._installation.queue(name, request.query)
+        found, past = await asyncio.gather(
+            self._installation.queue(name, request.query), self._installation.history(name, {})
+        )
         figures = {
             "queues": {name: found["figures"]} if found["figures"] else {},
             "handled": {name: found["handled"]},
@@ -200,7 +202,7 @@ class Pages:
             "alarms": rows.census_alarms(found["census"]),
             "least": rows.least(found["census"]),
             "row": row,
-            "past": past,
+            "past": minutes(past),
             "possible": _of_queue(row["state"]),
         }
 
@@ -237,7 +239,8 @@ class Pages:
             # Not from the list: that has the first ones of maybe many.
             found = await self._installation.message(query["id"].strip(), None)
             fits = _is_open_in(found["now"], queue, state)
-            return {"complete": found["cut"] is None, "messages": [found["now"]] if fits else []}
+            complete = found["complete"] and found["cut"] is None
+            return {"complete": complete, "messages": [found["now"]] if fits else []}
         return await self._installation.messages(queue, {**query, "state": state, "limit": str(limit)})
 
     async def _message(self, request: web.Request) -> Data:

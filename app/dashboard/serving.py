@@ -55,5 +55,11 @@ class Dashboard:
         await self._letters.stop()
 
     async def _look(self, place: str) -> Mapping[str, Any] | None:
-        found: Mapping[str, Any] | None = (await self._installation.open_message({"place": place}))["message"]
-        return found
+        found = await self._installation.open_message({"place": place})
+        if not found["complete"]:
+            raise MarqError(
+                f"message {place}: whether it is open is not known, for a worker did not answer, or workers are joining"
+                " and leaving; try again"
+            )
+        message: Mapping[str, Any] | None = found["message"]
+        return message

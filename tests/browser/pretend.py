@@ -200,11 +200,12 @@ class PretendInstallation:
             "bytes": len(self.payload) if known else 0,
             "forms": [form._asdict() for form in self.redaction.forms(self.payload)] if known else [],
             "headers": self.redaction.headers([("tenant", b"acme"), ("card", b"4111")], SHOWN_BYTES) if known else {},
+            "complete": self.complete,
             "now": now,
         }
 
     async def open_message(self, query: Mapping[str, str]) -> dict[str, Any]:
-        return {"message": self.open.get(query.get("place", ""))}
+        return {"complete": self.complete, "message": self.open.get(query.get("place", ""))}
 
     async def letters(self, queue: str | None, limit: int, filters: Filters) -> list[dict[str, Any]]:
         wanted = filters.get("id")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from urllib.parse import urlencode
 
@@ -12,7 +13,9 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from app.dashboard.actions import Doing
 from app.dashboard.pages import Pages
+from app.dashboard.serving import Dashboard
 from app.dashboard.tasks import Task, Tasks
+from marq.core.errors import MarqError
 from marq.dead_letters import Deleted
 from tests.browser.pretend import PretendActor, PretendInstallation
 
@@ -108,3 +111,41 @@ async def test_what_runs_on_another_worker_is_not_stopped_in_silence(client: Cli
 
     assert answer.status == 400
     assert "it runs on another worker, whose page can do that: http://10.0.0.8:6066/tasks/4f" in await answer.text()
+
+
+async def test_whether_a_message_is_open_is_not_known_where_a_worker_did_not_answer(
+    client: Client, installation: Letters
+) -> None:
+    installation.complete = False
+    dashboard = Dashboard.__new__(Dashboard)
+    dashboard._installation = installation  # type: ignore[assignment]
+
+    page = await (await client.get("/message?id=marq.messages/0/77")).text()
+    listed = await (await client.get("/api/queues/emails/messages?state=in_flight&id=marq.messages/0/77")).json()
+
+    assert "not known: a worker did not answer" in page
+    assert listed["complete"] is False
+    # Not "too late", which would say that it is done.
+    with pytest.raises(MarqError, match="a worker did not answer"):
+        await dashboard._look("marq.messages/0/77")
+
+
+@pytest.mark.parametrize("address", ["/", "/queues/emails"])
+async def test_a_worker_that_does_not_answer_is_waited_for_once(
+    client: Client, installation: Letters, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.Event()
+    figures, queue, history = installation.figures, installation.queue, installation.history
+
+    async def waiting(*query: object) -> object:
+        await asyncio.wait_for(asked.wait(), 10)
+        return await (figures() if address == "/" else queue(*query))  # type: ignore[arg-type]
+
+    async def noted(*query: object) -> object:
+        asked.set()
+        return await history(*query)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(installation, "figures" if address == "/" else "queue", waiting)
+    monkeypatch.setattr(installation, "history", noted)
+
+    assert (await client.get(address)).status == 200
