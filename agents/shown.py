@@ -43,7 +43,7 @@ class Redaction:
         document = _document(value)
         if document is None:
             return ALL_HIDDEN
-        return _cut(json.dumps(self._without(document[0]), ensure_ascii=False).encode(), limit_bytes)
+        return _cut(_written(self._without(document[0])).encode(), limit_bytes)
 
     def headers(self, headers: Iterable[tuple[str, bytes | None]], limit_bytes: int) -> dict[str, str | None]:
         """Return the sender's headers."""
@@ -60,7 +60,7 @@ class Redaction:
         document = _document(value)
         forms = []
         if document is not None:
-            shown = _pretty(self._without(document[0]))
+            shown = _written(self._without(document[0]), indent=2)
             forms.append(Form("JSON", shown[:MAX_TEXT], len(shown) > MAX_TEXT))
         if self._names:
             return forms or [Form("text", ALL_HIDDEN, False)]
@@ -98,8 +98,10 @@ def _shallow(document: Any, depth: int = 0) -> Any:
     return document
 
 
-def _pretty(document: Any) -> str:
-    return json.dumps(document, ensure_ascii=False, indent=2)
+def _written(document: Any, indent: int | None = None) -> str:
+    """Return a document as text that can be sent: half a surrogate pair, which JSON may have, stays an escape."""
+    text = json.dumps(document, ensure_ascii=False, indent=indent)
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _cut(value: bytes | None, limit_bytes: int) -> str | None:

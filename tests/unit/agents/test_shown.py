@@ -54,3 +54,13 @@ def test_of_a_long_payload_the_beginning_is_shown_and_that_is_said() -> None:
 def test_an_empty_payload_has_no_form() -> None:
     assert Redaction().forms(b"") == Redaction().forms(None) == []
     assert Redaction(["card"]).text(None, 10) is None
+
+
+@pytest.mark.parametrize("names", [(), ("card",)])
+def test_half_of_a_surrogate_pair_is_shown_as_it_is_escaped(names: tuple[str, ...]) -> None:
+    redaction, value = Redaction(names), rb'{"\udfff": "\ud800"}'
+
+    texts = [redaction.forms(value)[0].text, redaction.text(value, 1_024)]
+
+    # What a page or an answer is made of is sent in UTF-8.
+    assert all(text is not None and rb"\udfff" in text.encode() for text in texts)
