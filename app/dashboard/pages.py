@@ -174,6 +174,7 @@ class Pages:
             "page": first // rows.PAGE_ROWS + 1,
             "pages": pages,
             "columns": rows.COLUMNS,
+            "sortable": rows.KEYS,
             "states": rows.STATES,
             "shown": shown,
             "past": minutes(past),

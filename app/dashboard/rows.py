@@ -40,7 +40,8 @@ COLUMNS: Sequence[tuple[str, str, str]] = (
     ),
     ("consumers", "Consumers", "members of the consumer group that reads the queue"),
 )
-KEYS = tuple(key for key, _, _ in COLUMNS)
+#: By which rows are sorted: of consumers only those are known, and asked for, that a page shows.
+KEYS = tuple(key for key, _, _ in COLUMNS if key != "consumers")
 STATES = ("busy", "idle", "paused", "breaker open")
 
 

@@ -130,6 +130,14 @@ async def test_whether_a_message_is_open_is_not_known_where_a_worker_did_not_ans
         await dashboard._look("marq.messages/0/77")
 
 
+async def test_what_is_known_of_the_rows_of_one_page_alone_sorts_none(client: Client) -> None:
+    page = await (await client.get("/")).text()
+
+    assert "sort=waiting" in page
+    assert "sort=consumers" not in page
+    assert (await (await client.get("/api/overview?sort=consumers")).json())["shown"] == {}
+
+
 @pytest.mark.parametrize("address", ["/", "/queues/emails"])
 async def test_a_worker_that_does_not_answer_is_waited_for_once(
     client: Client, installation: Letters, address: str, monkeypatch: pytest.MonkeyPatch
