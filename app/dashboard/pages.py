@@ -341,6 +341,8 @@ class Pages:
             what = (
                 f"{'the first ' if len(ids) == MAX_PLACES else 'all '}{len(ids):,} messages of queue {queue} that match"
             )
+            if not found["complete"]:
+                what += " (a worker did not answer, which may have more)"
             return self._ask(request, action, [], back, what, list(said.items()), len(ids))
         return _see(f"/tasks/{self._doing.to_matching(action, queue, ids, _who(request))}", {})
 

@@ -157,3 +157,15 @@ async def test_a_worker_that_does_not_answer_is_waited_for_once(
     monkeypatch.setattr(installation, "history", noted)
 
     assert (await client.get(address)).status == 200
+
+
+async def test_a_question_says_that_a_worker_may_have_more_messages_that_match(
+    client: Client, installation: Letters
+) -> None:
+    form = {"match": "yes", "queue": "emails", "state": "in_flight"}
+    questions = []
+
+    for installation.complete in (True, False):
+        questions.append(await (await client.post("/actions/release", data=form)).text())
+
+    assert ["which may have more" in question for question in questions] == [False, True]
