@@ -19,7 +19,7 @@ from app.dashboard import history
 from app.dashboard.groups import Groups
 from app.dashboard.history import History
 from app.dashboard.letters import LetterIndex
-from app.dashboard.timeline import Reading
+from app.dashboard.timeline import Reading, last_place
 from app.web import Figures
 from config.settings import AppSettings
 from marq.connection import to_its_end
@@ -210,9 +210,7 @@ class WorkersInstallation:
         topics = frozenset({names.messages, names.dead_letters, *own})
         reading = Reading(self._client, topics, len(ends), self._figures.redaction)
         found = await reading.message(message_id, since_ms)
-        places = [event["place"] for event in found["events"]]
-        last = places[-1] if places else found["id"]
-        now = await self.open_message({"place": last})
+        now = await self.open_message({"place": last_place(found["events"]) or found["id"]})
         return {**found, "complete": now["complete"], "now": now["message"]}
 
     async def open_message(self, query: Mapping[str, str]) -> dict[str, Any]:

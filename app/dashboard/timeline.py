@@ -128,11 +128,20 @@ class Timeline:
         return sorted(self.events, key=lambda event: event["at_ms"])
 
 
+def last_place(events: Sequence[Mapping[str, Any]]) -> str:
+    """Return where a message stands that is open after these events; empty: they don't say."""
+    # Whoever lost its lease may still tell of a former place.
+    opened = [event for event in events if event["kind"] in _OPENING] or events
+    return str(opened[-1]["place"]) if opened else ""
+
+
 def _index(offsets: Sequence[int], number: int) -> int | None:
     place = bisect_left(offsets, number)
     return place if place < len(offsets) and offsets[place] == number else None
 
 
+#: Kinds of markers that open a message where they say.
+_OPENING = ("ACQUIRE", "DELAY")
 _CAUSES: Mapping[int, str] = {
     Cause.EXPIRED: "its lease ran out",
     Cause.RELEASED: "it was released",

@@ -17,7 +17,7 @@ from app.dashboard.installation import markers_partitions, partitions, public
 from app.dashboard.pages import _inside, _see
 from app.dashboard.rendering import age, moment, rate
 from app.dashboard.tasks import MAX_RUNNING, Tasks, TooManyTasks
-from app.dashboard.timeline import Timeline
+from app.dashboard.timeline import Timeline, last_place
 from marq.core.errors import ConfigError
 from marq.core.handling_times import BOUNDS_MS
 from marq.core.marker_codec import encode
@@ -206,6 +206,25 @@ def test_a_message_is_followed_through_its_redeliveries() -> None:
     texts = [event["text"] for event in timeline.told()]
     assert texts[1] == "given back, to be delivered after its backoff: ValueError: no"
     assert texts[3] == "taken by a consumer, attempt 2, lease 30 s"
+
+
+def test_a_message_stands_where_it_was_taken_last_whatever_is_told_late_of_a_former_place() -> None:
+    timeline = Timeline("marq.messages/0/5")
+    identity = b"marq.messages/0/5"
+
+    read(
+        timeline,
+        (10, acquire(FIRST, [5])),
+        (20, Fact(Kind.REDELIVERED, "emails", 1, FIRST, [5], [2], [Cause.EXPIRED])),
+        (30, acquire(AGAIN, [9], identity, attempt=2)),
+        # By whoever has lost its lease.
+        (40, Ack("emails", 7, FIRST, [5])),
+    )
+
+    assert last_place(timeline.told()) == "marq.messages/3/9"
+    # Of a read that was cut, or begun later.
+    assert last_place(timeline.told()[-1:]) == "marq.messages/0/5"
+    assert last_place([]) == ""
 
 
 def test_a_message_that_was_delayed_is_known_by_its_sender_s_number() -> None:
