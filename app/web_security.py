@@ -50,6 +50,8 @@ HEADERS: Mapping[str, str] = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     "Cache-Control": "no-store",
+    # The library's own would tell strangers which versions run here.
+    "Server": "marq",
 }
 
 Handler = Callable[[Request], Awaitable[StreamResponse]]

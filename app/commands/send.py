@@ -46,6 +46,8 @@ def attach(app: faust.App) -> None:
         check_queue_name(name)
         if lines == (value is not None):
             raise ConfigError("send: give a VALUE (`-`: the standard input), or --lines; one of the two")
+        if delay is not None and moment is not None:
+            raise ConfigError(f"send: --delay {delay} and --at {moment}: give one of the two")
         options = {"headers": _headers(headers), "delay": _delay(delay), "at": _at(moment)}
         options = {key: each for key, each in options.items() if each is not None}
         limit = (await ensure_topics(self.app.client)).messages_limit_bytes

@@ -36,6 +36,8 @@ async def by_commands_alone(worker: Worker, shell: Shell, broker: EmbeddedBroker
     first = await shell.json("send", "emails", "hello", "--header", "tenant=acme")
     assert await shell.json("send", "emails", "--lines", answer="a\nb\nc\n") == {"queue": "emails", "sent": 3}
     await shell.json("send", "emails", "later", "--delay", "2h")
+    both = await shell("send", "emails", "x", "--delay", "2h", "--at", "2030-01-31T08:00:00Z", code=1)
+    assert "--delay 2h and --at 2030-01-31T08:00:00Z: give one of the two" in both.err
     peeked = await shell.json("peek", "emails", "--limit", "2")
     assert peeked["complete"]
     assert peeked["messages"][0]["value"] == "hello"
