@@ -183,15 +183,23 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Held:
     return held
 
 
-async def test_of_two_purges_of_a_queue_the_second_one_takes_over_and_the_queue_stays_paused(
+async def half_purged(
     new_worker: Callable[..., Worker], broker: EmbeddedBroker, held: Held
-) -> None:
+) -> tuple[Worker, ClientSettings, asyncio.Task[Any]]:
+    """Return a worker whose queue has 20 messages, and a purge of it that has got as far as ending them."""
     worker = await new_worker().start().ready()
     settings = ClientSettings.read(broker.bootstrap_servers, {"prefix": worker.names.prefix}, environment={})
     async with marq.Producer(broker.bootstrap_servers, prefix=worker.names.prefix) as producer:
         await producer.send_many("emails", [b"waits"] * 20)
     first = asyncio.create_task(purging.purge(settings, "emails"))
     await asyncio.wait_for(held.begun.wait(), LIMIT_SECONDS)
+    return worker, settings, first
+
+
+async def test_of_two_purges_of_a_queue_the_second_one_takes_over_and_the_queue_stays_paused(
+    new_worker: Callable[..., Worker], broker: EmbeddedBroker, held: Held
+) -> None:
+    worker, settings, first = await half_purged(new_worker, broker, held)
 
     second = await purging.purge(settings, "emails")
     held.further.set()
@@ -208,12 +216,7 @@ async def test_of_two_purges_of_a_queue_the_second_one_takes_over_and_the_queue_
 async def test_a_queue_that_is_resumed_ends_its_purge_and_the_next_one_does_the_rest(
     new_worker: Callable[..., Worker], broker: EmbeddedBroker, held: Held
 ) -> None:
-    worker = await new_worker().start().ready()
-    settings = ClientSettings.read(broker.bootstrap_servers, {"prefix": worker.names.prefix}, environment={})
-    async with marq.Producer(broker.bootstrap_servers, prefix=worker.names.prefix) as producer:
-        await producer.send_many("emails", [b"waits"] * 20)
-    first = asyncio.create_task(purging.purge(settings, "emails"))
-    await asyncio.wait_for(held.begun.wait(), LIMIT_SECONDS)
+    worker, settings, first = await half_purged(new_worker, broker, held)
 
     async with Queues.of(settings) as queues:
         await queues.resume("emails")
