@@ -8,7 +8,6 @@ applications, too (app/handlers_process.py).
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import time
 from collections.abc import Hashable
@@ -34,7 +33,6 @@ from app.checkup.preflight import ensure_rights
 from app.checkup.rights import Use
 from app.dashboard.serving import Dashboard
 from app.faust_app import MarqApp, new_app, or_exit
-from app.handlers_process import HandlersProcess, create_handlers_app
 from app.handlers_processes import HandlersProcesses, stop_limit_s
 from app.handlers_role import HandlersRole
 from app.members import Group
@@ -47,7 +45,7 @@ from app.web import attach as attach_web
 from app.witness import Markers, Rebalance, Witness
 from app.worker import reachable_name
 from config.queues import QueuesFile, load_queues
-from config.settings import AppSettings, Role, load_client_settings, load_settings
+from config.settings import AppSettings, Role
 from marq.connection import client_options
 from marq.core.errors import MarqError
 from marq.core.spread import HEARD_S
@@ -220,18 +218,6 @@ class WorkerApp(MarqApp):
             heard=self._heard,
             worker=f"{self.conf.broker_client_id} on {socket.gethostname()} ({self.conf.canonical_url})",
         )
-
-
-def create_app(settings: AppSettings | None = None) -> MarqApp:
-    """Return the application that this process is to be: a worker's, or that of one of its handlers processes.
-
-    Raises:
-        marq.ConfigError: a setting is wrong.
-    """
-    settings = settings or load_settings()
-    client = load_client_settings(settings)
-    process = HandlersProcess.take(os.environ)
-    return create_worker_app(settings, client) if process is None else create_handlers_app(settings, client, process)
 
 
 def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerApp:

@@ -19,6 +19,7 @@ from faust.app import BootStrategy
 from faust.types import TP
 
 import agents.handlers
+import tables.leases
 from agents.handler_groups import HandlerGroup
 from agents.standing import Standing
 from agents.stream_reader import Partitions
@@ -153,7 +154,8 @@ def create_handlers_app(settings: AppSettings, client: ClientSettings, process: 
     if settings.tracing:
         trace_handlers()
     group, names = process.group, client.names
-    app = new_app(HandlersApp, names.named_group(group.name), settings, client)
+    # It has no table, but Faust's own manager would wait a second for some.
+    app = new_app(HandlersApp, names.named_group(group.name), settings, client, TableManager=tables.leases.Tables)
     # It sends nothing through Faust.
     app.boot_strategy = BootStrategy(app, enable_kafka_producer=False)
     app.group = group

@@ -107,7 +107,8 @@ class HandlersProcesses:
     async def _follow(self) -> None:
         while True:
             await self._changed.wait()
-            await asyncio.sleep(SETTLE_S)
+            if self._running:
+                await asyncio.sleep(SETTLE_S)
             self._changed.clear()
             stop, start = changes({name: each.group for name, each in self._running.items()}, self._wanted)
             await self._stop(stop)
