@@ -39,6 +39,7 @@ from app.members import Group
 from app.memory import Heap, look_for_garbage_rarely
 from app.peers import authorization
 from app.publication import differences, publish
+from app.tracker_assignor import TrackerAssignor
 from app.watchdog import Watchdog
 from app.web import Figures, MarqWeb
 from app.web import attach as attach_web
@@ -142,7 +143,7 @@ class WorkerApp(MarqApp):
             await self.queues.publish(handlers.publication(definitions))
 
     def _new_processes(self) -> HandlersProcesses:
-        return HandlersProcesses(stop_limit_s(self.settings.stop_timeout), self.log_level)
+        return HandlersProcesses(stop_limit_s(self.settings.stop_timeout), self.log_level, self.end)
 
     async def on_stop(self) -> None:
         if self.watchdog is not None:
@@ -229,6 +230,7 @@ def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerAp
         client,
         store="rocksdb://",
         TableManager=tables.leases.Tables,
+        PartitionAssignor=TrackerAssignor,
         datadir=str(settings.data_dir),
         web_bind=settings.web_bind,
         web_port=settings.web_port,

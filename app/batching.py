@@ -28,6 +28,7 @@ from faust.types import TP, ConsumerMessage
 
 from agents.fetched import Fetched
 from marq.connection import stop_consumer
+from marq.group_consumer import GroupConsumer
 
 #: Longest wait for records in one poll; a stop or rebalance waits for it.
 _POLL_SECONDS = 1.0
@@ -56,6 +57,8 @@ class BatchThread(driver.AIOKafkaConsumerThread):
         consumer._fetch_max_wait_ms = 500
         if self.app.group_assignor is not None:
             consumer._partition_assignment_strategy = (self.app.group_assignor,)
+        consumer.__class__ = GroupConsumer
+        consumer.on_fenced = self.app.fenced
         return consumer
 
     async def on_thread_stop(self) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+import signal
 import sys
 from collections.abc import Awaitable
 from typing import Any, TypeVar
@@ -17,6 +20,8 @@ from marq.assignor import SpreadAssignor
 from marq.core.errors import MarqError
 from marq.settings import ClientSettings
 
+log = logging.getLogger("marq.worker")
+
 #: How often to look whether a rebalance is over, for which Faust has no event.
 _POLL_SECONDS = 0.02
 
@@ -24,6 +29,10 @@ _POLL_SECONDS = 0.02
 _REQUEST_SECONDS, _JOIN_SECONDS = 90.0, 10.0
 #: A member learns of a rebalance by its next heartbeat, so a takeover takes up to so much longer than the session.
 HEARTBEAT_SECONDS = 0.5
+
+#: The exit code of a worker whose MARQ_INSTANCE_ID another one uses ("configuration error" in sysexits.h): a restart
+#: would take the partitions away from the other one.
+EXIT_FENCED = 78
 
 Kind = TypeVar("Kind", bound="MarqApp")
 Found = TypeVar("Found")
@@ -42,6 +51,8 @@ class MarqApp(faust.App):
     group_assignor: SpreadAssignor | None = None
     #: Whether it needs a folder below the data directory.
     keeps_tables = False
+    #: What the process exits with after it has stopped by itself.
+    exit_code = 0
 
     def _new_transport(self) -> BatchTransport:
         return BatchTransport(self.conf.broker_consumer, self, loop=self.loop)
@@ -49,6 +60,20 @@ class MarqApp(faust.App):
     def _create_directories(self) -> None:
         if self.keeps_tables:
             super()._create_directories()
+
+    def fenced(self) -> None:
+        """End this worker: another one has joined the group with its instance id."""
+        log.critical(
+            "group %s: this worker stops, because another worker joined with the same MARQ_INSTANCE_ID %r. Give each"
+            " worker its own MARQ_INSTANCE_ID",
+            self.conf.id, self.settings.instance_id,
+        )  # fmt: skip
+        self.end(EXIT_FENCED)
+
+    def end(self, exit_code: int) -> None:
+        """Stop this process as SIGTERM does, and exit with this code; may be called in any thread."""
+        self.exit_code = exit_code
+        os.kill(os.getpid(), signal.SIGTERM)
 
     async def settled(self) -> None:
         """Return when no rebalance is under way: until then Faust may still seek to the committed offsets."""

@@ -15,10 +15,11 @@ import os
 import sys
 import time
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agents.handler_groups import HandlerGroup
+from app.faust_app import EXIT_FENCED
 from app.handlers_process import VARIABLE, HandlersProcess
 from app.reports import reports
 
@@ -34,7 +35,7 @@ OWN_STOP_S = 3.0
 
 
 #: Of a process that runs no more, or has told nothing yet.
-NOTHING_REPORTED: Mapping[str, Any] = {"breakers": {}, "held": 0, "taken": 0}
+NOTHING_REPORTED: Mapping[str, Any] = {"breakers": {}, "partitions": None, "held": 0, "taken": 0}
 
 
 class Pauses:
@@ -69,10 +70,14 @@ def command(log_level: str | int | None) -> list[str]:
 
 
 class HandlersProcesses:
-    """Keeps one process running for each group that is wanted."""
+    """Keeps one process running for each group that is wanted.
 
-    def __init__(self, stop_limit_s: float, log_level: str | int | None) -> None:
+    ``end``: ends the worker with an exit code, when one of its processes has ended so that no other may follow.
+    """
+
+    def __init__(self, stop_limit_s: float, log_level: str | int | None, end: Callable[[int], None]) -> None:
         self._stop_limit_s = stop_limit_s
+        self._end = end
         self._command = command(log_level)
         # The processes read from it. Only we can write to it, for files are not inherited unless that is asked for:
         # when we die, however that happens, they read its end.
@@ -115,7 +120,7 @@ class HandlersProcesses:
             # That took its time: what is wanted now may have other processes to be stopped first.
             if not self._changed.is_set():
                 for name in start:
-                    self._running[name] = _GroupProcess(self._wanted[name], self._command, self._pipe[0])
+                    self._running[name] = _GroupProcess(self._wanted[name], self._command, self._pipe[0], self._end)
                     self._running[name].start()
 
     async def _stop(self, names: list[str]) -> None:
@@ -127,10 +132,11 @@ class HandlersProcesses:
 class _GroupProcess:
     """One group: its process, and those that follow when it ends by itself."""
 
-    def __init__(self, group: HandlerGroup, command: Sequence[str], pipe: int) -> None:
+    def __init__(self, group: HandlerGroup, command: Sequence[str], pipe: int, end: Callable[[int], None]) -> None:
         self.group = group
         self._command = command
         self._pipe = pipe
+        self._end = end
         self._process: Process | None = None
         self._living: asyncio.Task[None] | None = None
         self._starts = 0
@@ -180,6 +186,10 @@ class _GroupProcess:
             began_s = time.monotonic()
             how = await self._run()
             if self._stopping:
+                return
+            if self._process is not None and self._process.returncode == EXIT_FENCED:
+                # The next one would take the partitions back from the worker that has them now.
+                self._end(EXIT_FENCED)
                 return
             pause_s = pauses.after(time.monotonic() - began_s)
             log.error("group %s: its handlers process %s; the next one starts in %g s", self.group.name, how, pause_s)

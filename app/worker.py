@@ -10,7 +10,7 @@ import sys
 import threading
 import warnings
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import faust
 from faust.exceptions import AlreadyConfiguredWarning
@@ -48,6 +48,12 @@ class MarqWorker(faust.Worker):
         super().on_setup_root_logger(logger, level)
         shape(logger, self.app.settings.log_format)
 
+    def execute_from_commandline(self) -> NoReturn:
+        try:
+            super().execute_from_commandline()
+        except SystemExit as ended:
+            sys.exit(ended.code or self.app.exit_code)
+
     def _on_sigint(self) -> None:
         self._limit_stop()
         super()._on_sigint()
@@ -68,7 +74,7 @@ class MarqWorker(faust.Worker):
             "again from the markers",
             self._stop_timeout,
         )
-        os._exit(1)
+        os._exit(self.app.exit_code or 1)
 
 
 def claim_slot(data_dir: Path) -> tuple[int, IO[str]]:

@@ -61,7 +61,8 @@ class Consumer:
         max_lease: until when it renews itself: a handler that hangs loses its message then.
         max_in_flight: how many messages are held at the most; fewer while they are finished slowly.
         codec: what decodes :attr:`Message.value`; bytes without it.
-        instance_id: a name for static membership: a restart within the session timeout moves no partitions.
+        instance_id: a name for static membership: a restart within the session timeout moves no partitions. Each
+            consumer of a group needs its own: if another one joins with the same id, this one stops with a ConfigError.
         grace: how long :meth:`stop` waits for handlers that run.
         start: ``"transactional"`` marks messages as taken and commits the offset in one Kafka transaction, which spares
             some duplicates when a consumer is killed, and costs throughput (docs/guarantees.md); else ``"marked"``, the

@@ -6,17 +6,19 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
-from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+from aiokafka import ConsumerRebalanceListener, TopicPartition
 from aiokafka.errors import IllegalStateError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
 from marq.assignor import SpreadAssignor
 from marq.connection import client_options, started, stop_consumer
-from marq.core.errors import BrokerUnavailable
+from marq.core.errors import BrokerUnavailable, ConfigError, MarqError
 from marq.core.markers import Source
 from marq.fetching import fetch_records
+from marq.group_consumer import GroupConsumer
 from marq.offsets import Place, places
 from marq.positions import Positions, Progress
 from marq.records import Records
@@ -94,6 +96,7 @@ class GroupMember(Reader, Protocol):
 
         Raises:
             BrokerUnavailable: that took longer than the connect timeout, or the broker refused.
+            ConfigError: another client joined with the same instance id meanwhile.
         """
 
     async def stop(self, limit_s: float) -> None:
@@ -108,6 +111,7 @@ class Assignee(Protocol):
 
     async def revoked(self) -> None: ...
     def assigned(self) -> None: ...
+    def fail(self, error: MarqError) -> None: ...
 
 
 class GroupReader:
@@ -133,7 +137,7 @@ class GroupReader:
         self._serving = serving
         self._instance_id = instance_id
         self._committed = committed
-        self._consumer: AIOKafkaConsumer | None = None
+        self._consumer: GroupConsumer | None = None
         self._listener: _Listener
         #: Assigned partitions of which it is not known yet where to read on; they are paused.
         self._unplaced: set[Source] = set()
@@ -142,23 +146,40 @@ class GroupReader:
         self._anew: dict[Source, int] = {}
         #: How often partitions have come or gone, or other queues have come to be served.
         self._changes = 0
+        #: Why this member gets nothing any more.
+        self._fenced: ConfigError | None = None
 
     async def start(self, assignee: Assignee) -> None:
         self._listener = _Listener(self, assignee)
 
-        def make() -> AIOKafkaConsumer:
+        def make() -> GroupConsumer:
             # The listener needs it before start() returns.
             self._consumer = consumer = self._make()
+            consumer.on_fenced = partial(self._on_fenced, consumer)
             consumer.subscribe(self._serving.topics, listener=self._listener)
             return consumer
 
-        async def close(consumer: AIOKafkaConsumer) -> None:
+        async def close(consumer: GroupConsumer) -> None:
             await stop_consumer(consumer, 0)
 
-        self._consumer = await started(make, self._settings, close)
+        try:
+            self._consumer = await started(make, self._settings, close)
+        except BrokerUnavailable as error:
+            if self._fenced is not None:
+                raise self._fenced from error
+            raise
 
-    def _make(self) -> AIOKafkaConsumer:
-        return AIOKafkaConsumer(
+    def _on_fenced(self, consumer: GroupConsumer) -> None:
+        self._fenced = error = ConfigError(
+            f"group {self._group}: this consumer has stopped, because another client joined the group with the same"
+            f" instance_id {self._instance_id!r}. Give each consumer of a group its own instance_id"
+        )
+        # A start or a fetch may wait for the next assignment, which does not come.
+        consumer._subscription.abort_waiters(KafkaError(str(error)))
+        self._listener.assignee.fail(error)
+
+    def _make(self) -> GroupConsumer:
+        return GroupConsumer(
             **client_options(self._settings),
             group_id=self._group,
             group_instance_id=self._instance_id,
@@ -265,6 +286,8 @@ class GroupReader:
         try:
             return await fetch_records(self._consumer, FETCH_WAIT_S if max_records else 0.0, max_records)
         except KafkaError as error:
+            if self._fenced is not None:
+                raise self._fenced from error
             if not error.retriable:
                 raise refused(self._settings, error, "Read") or BrokerUnavailable(
                     f"group {self._group}: the broker refuses to let {', '.join(self._serving.topics)} be read:"
@@ -323,12 +346,12 @@ class GroupReader:
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
     def __init__(self, reader: GroupReader, assignee: Assignee) -> None:
         self._reader = reader
-        self._assignee = assignee
+        self.assignee = assignee
 
     async def on_partitions_revoked(self, revoked: Any) -> None:
-        await self._assignee.revoked()
+        await self.assignee.revoked()
         self._reader.revoked()
 
     async def on_partitions_assigned(self, assigned: Any) -> None:
         self._reader.assigned([Source(*partition) for partition in assigned])
-        self._assignee.assigned()
+        self.assignee.assigned()

@@ -6,6 +6,8 @@ import threading
 import time
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.protocol.group import LeaveGroupRequest
 
 import marq
 from marq.core.backoff import Backoff
@@ -395,6 +397,45 @@ async def test_a_consumer_with_an_instance_id_comes_back_to_its_partitions_witho
 
     assert len(await receive(two, 1)) == 1
     assert two._running._reader._consumer._coordinator.generation <= generation + 1
+
+
+async def test_of_two_consumers_with_one_instance_id_the_first_stops_with_an_error_and_the_second_goes_on(
+    producer, make_consumer
+) -> None:
+    # It reads nothing while it holds a message, so no read can tell it.
+    one = make_consumer(instance_id="pod-1", max_in_flight=1, session_timeout=6)
+    await one.start()
+    await producer.send("q", b"held")
+    [held] = await receive(one, 1)
+    generation = one._running._reader._consumer._coordinator.generation
+
+    two = make_consumer(instance_id="pod-1", session_timeout=6)
+    await two.start()
+    with pytest.raises(marq.ConfigError, match="another client joined the group with the same instance_id 'pod-1'"):
+        await one.receive(1, wait=60)
+    await held.ack()
+    await producer.send_many("q", [b"x"] * 20)
+
+    assert len(await receive(two, 20)) == 20
+    assert two._running._reader._consumer._coordinator.generation == generation
+
+
+async def test_a_consumer_with_an_instance_id_that_its_group_has_thrown_out_joins_again(
+    producer, make_consumer, servers, names
+) -> None:
+    consumer = make_consumer(instance_id="pod-1", session_timeout=6)
+    await consumer.start()
+    coordinator = consumer._running._reader._consumer._coordinator
+    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
+    await admin.start()
+    group = names.group("q")
+    request = LeaveGroupRequest(group, coordinator.member_id)
+    answer = await admin._send_request(request, await admin.find_coordinator(group))
+    await admin.close()
+    assert answer.error_code == 0
+    await producer.send("q", b"x")
+
+    assert len(await receive(consumer, 1)) == 1
 
 
 async def test_several_clients_that_start_at_once_make_the_topics_once(servers, prefix) -> None:

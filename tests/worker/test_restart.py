@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 from aiokafka import AIOKafkaProducer
 
+from app.faust_app import EXIT_FENCED
 from broker import EmbeddedBroker, ports
 from marq.core import rows
 from marq.core.markers import Kind
@@ -330,6 +331,21 @@ async def test_a_worker_that_was_paused_past_its_session_redelivers_nothing_a_se
     assert facts == [[Kind.REDELIVERED]] * len(still_open)
     assert figures["queues"]["zombie"]["redelivered"] == len(still_open)
     assert (first.exit_code, zombie.exit_code) == (None, None)
+
+
+async def test_of_two_workers_with_one_instance_id_the_first_ends_and_the_second_goes_on_at_its_own_address(
+    worker: Worker, new_worker: Make
+) -> None:
+    second = new_worker(like=worker)
+    second.start()
+    # The port of the first one is taken, so it takes the next.
+    second.web_port += 1
+    await second.ready(limit=30)
+
+    assert await worker.ended(limit=30) == EXIT_FENCED
+    assert "another worker joined with the same MARQ_INSTANCE_ID 'one'" in worker.log()
+    await second.ready()
+    assert second.log().count("Joined group") == 1
 
 
 async def test_the_changelog_is_compacted_and_keeps_deletions_for_a_week(worker: Worker, marq: Installation) -> None:

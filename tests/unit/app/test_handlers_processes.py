@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
+
 import pytest
 
 from agents.handler_groups import HandledQueue, HandlerGroup
+from app.faust_app import EXIT_FENCED
 from app.handlers_process import VARIABLE, HandlersProcess
-from app.handlers_processes import FIRST_PAUSE_S, LONG_LIFE_S, MAX_PAUSE_S, Pauses, changes, command, stop_limit_s
+from app.handlers_processes import (
+    FIRST_PAUSE_S,
+    LONG_LIFE_S,
+    MAX_PAUSE_S,
+    HandlersProcesses,
+    Pauses,
+    changes,
+    command,
+    stop_limit_s,
+)
 
 
 def group(name: str, *queues: str, concurrency: int = 64, topic: str | None = None) -> HandlerGroup:
@@ -64,6 +77,23 @@ def test_after_a_long_life_the_pause_is_short_again() -> None:
 @pytest.mark.parametrize(("timeout", "processes"), [(9, 6), (300, 297), (4, 2), (1, 0.5)])
 def test_processes_get_a_part_of_the_time_for_a_stop(timeout: float, processes: float) -> None:
     assert stop_limit_s(timeout) == processes
+
+
+async def test_a_process_whose_instance_id_another_one_uses_ends_its_worker_and_is_not_started_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended = [sys.executable, "-c", f"raise SystemExit({EXIT_FENCED})"]
+    monkeypatch.setattr("app.handlers_processes.command", lambda _: ended)
+    codes: asyncio.Queue[int] = asyncio.Queue()
+    processes = HandlersProcesses(1, None, codes.put_nowait)
+
+    processes.want({"a": group("a", "emails")})
+    async with asyncio.timeout(30):
+        code = await codes.get()
+    [figures] = processes.figures()
+    await processes.stop()
+
+    assert (code, figures["starts"]) == (EXIT_FENCED, 1)
 
 
 def test_a_process_has_the_workers_log_level_and_no_web_server() -> None:

@@ -106,7 +106,7 @@ def test_copies_that_were_taken_back_are_seen_unless_nothing_may_be_delivered_tw
     monkeypatch: pytest.MonkeyPatch, committed: bool
 ) -> None:
     made: list[dict[str, object]] = []
-    monkeypatch.setattr("marq.reader.AIOKafkaConsumer", lambda **options: made.append(options))
+    monkeypatch.setattr("marq.reader.GroupConsumer", lambda **options: made.append(options))
 
     GroupReader(ClientSettings(), "g", serving("t", ["q"], {}), committed=committed)._make()
 
