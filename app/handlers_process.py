@@ -74,6 +74,8 @@ class HandlersApp(MarqApp):
     handlers: agents.handlers.Handlers
     #: Once it runs.
     watchdog: Watchdog | None = None
+    #: How many partitions the group has assigned to this process; None before the first assignment.
+    partitions: int | None = None
     #: As all consumers of messages: the open transaction of a dead tracker must not hold them up.
     isolation_level = "read_uncommitted"
 
@@ -168,7 +170,7 @@ def create_handlers_app(settings: AppSettings, client: ClientSettings, process: 
 
     @app.timer(LOOK_SECONDS, name="report")
     async def report(app: HandlersApp) -> None:
-        reporter.tell({"breakers": app.handlers.breakers, **app.handlers.holding})
+        reporter.tell({"breakers": app.handlers.breakers, "partitions": app.partitions, **app.handlers.holding})
 
     app.on_partitions_assigned.connect(_on_assigned)
     app.on_partitions_revoked.connect(_on_revoked)
@@ -176,6 +178,7 @@ def create_handlers_app(settings: AppSettings, client: ClientSettings, process: 
 
 
 async def _on_assigned(app: HandlersApp, assigned: set[TP], **_: Any) -> None:
+    app.partitions = len(assigned)
     app.handlers.assigned(assigned)
 
 

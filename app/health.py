@@ -46,6 +46,8 @@ class Condition:
     loop_lag_seconds: float = 0.0
     #: Groups of handlers, and whether the process of each runs.
     handlers: Mapping[str, bool] = field(default_factory=dict)
+    #: Those of its groups in which no member has a partition, on this worker or on another one.
+    unassigned: Sequence[str] = ()
 
 
 def not_live(condition: Condition) -> list[Reason]:
@@ -76,6 +78,7 @@ def not_ready(condition: Condition) -> list[Reason]:
         for group, runs in sorted(condition.handlers.items())
         if not runs
     ]
+    reasons += [Reason(group, "no member has a partition, so nothing is read") for group in condition.unassigned]
     return reasons
 
 

@@ -10,11 +10,12 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.coordinator.protocol import ConsumerProtocolMemberMetadata
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
 from aiokafka.errors import GroupAuthorizationFailedError, KafkaError, for_code
 from yarl import URL
 
@@ -61,6 +62,21 @@ class Group:
                 self._looked_s = time.monotonic()
         return self._members
 
+    async def unassigned(self, groups: Collection[str]) -> list[str]:
+        """Return those of some groups in which no member has a partition; none if the broker does not tell."""
+        if not groups:
+            return []
+        if self._looking is None:
+            self._looking = asyncio.Lock()
+        async with self._looking:
+            try:
+                async with asyncio.timeout(LOOK_LIMIT_S):
+                    return [group for group in groups if not has_partitions((await self._described(group))[1])]
+            except (KafkaError, TimeoutError) as error:
+                log.debug("whether groups have partitions could not be looked up: %r", error)
+                await self.stop()
+                return []
+
     async def stop(self) -> None:
         admin, self._admin = self._admin, None
         if admin is not None:
@@ -88,22 +104,33 @@ class Group:
 
     async def _describe(self) -> list[URL] | None:
         """Return the members' addresses; None during a rebalance, when the broker does not tell them."""
+        state, members = await self._described(self._client.names.app_id)
+        if members and state != "Stable":
+            return None
+        return [told_url(metadata) for _, _, _, metadata, *_ in members]
+
+    async def _described(self, group: str) -> tuple[str, Sequence[Any]]:
+        """Return a group's state, and its members: (member id, client id, host, metadata, assignment)."""
         if self._admin is None:
             admin = AIOKafkaAdminClient(**client_options(self._client))
             self._admin = admin
             await admin.start()
-        [response] = await self._admin.describe_consumer_groups([self._client.names.app_id])
+        [response] = await self._admin.describe_consumer_groups([group])
         # (error, group, state, protocol type, protocol, members, …)
         [(code, _, state, _, _, members, *_)] = response.groups
         if code:
             raise for_code(code)
-        if members and state != "Stable":
-            return None
-        # (member id, client id, host, metadata, assignment)
-        return [told_url(metadata) for _, _, _, metadata, *_ in members]
+        return state, members
 
 
 def told_url(metadata: bytes) -> URL:
     """Return the address in what Faust's assignor tells of a member."""
     told = ConsumerProtocolMemberMetadata.decode(metadata).user_data
     return URL(json.loads(told)["url"])
+
+
+def has_partitions(members: Iterable[Sequence[Any]]) -> bool:
+    """Return whether any member of a group that was described has a partition."""
+    # Of a member that waits for the end of a rebalance the assignment is empty.
+    assignments = (assignment for _, _, _, _, assignment, *_ in members if assignment)
+    return any(ConsumerProtocolMemberAssignment.decode(each).partitions() for each in assignments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiohttp.web import Response
@@ -29,9 +30,18 @@ class Probes:
     async def not_ready(self) -> list[health.Reason]:
         """Ask the broker, if nobody did within the last second, and return what is not being done."""
         members = await self._app.group.members()
-        return health.not_ready(self.condition(broker_answers=members.answered))
+        unassigned = await self._app.group.unassigned(self._without_partitions()) if members.answered else []
+        return health.not_ready(self.condition(broker_answers=members.answered, unassigned=unassigned))
 
-    def condition(self, *, broker_answers: bool = True) -> health.Condition:
+    def _without_partitions(self) -> list[str]:
+        """Return the groups in which this worker has no partition; another worker may have all of them."""
+        app = self._app
+        # One that does not run says so by itself, and so does a tracker that the group has told nothing yet.
+        idle = [each["group"] for each in app.handlers_figures() if each["pid"] is not None and not each["partitions"]]
+        groups = [app.client.names.named_group(group) for group in idle]
+        return [app.conf.id, *groups] if app.assigned and not app.owners.owned else groups
+
+    def condition(self, *, broker_answers: bool = True, unassigned: Sequence[str] = ()) -> health.Condition:
         """Return what is known of the worker now."""
         app, statistics = self._app, self._statistics
         owned = app.owners.owned
@@ -46,6 +56,7 @@ class Probes:
             wedged=sorted(map(str, self._suspects)),
             loop_lag_seconds=statistics.loop_lag_seconds,
             handlers={each["group"]: each["pid"] is not None for each in app.handlers_figures()},
+            unassigned=[f"group {name}" for name in unassigned],
         )
 
     async def snapshot(self) -> Snapshot:

@@ -35,7 +35,7 @@ from app.checkup.members import Member
 from app.checkup.reading import Place, Reader
 from app.checkup.requests import AllowedOnTopics, described_groups
 from app.checkup.rights import operations
-from app.members import told_url
+from app.members import has_partitions, told_url
 from marq.connection import abandon_producer, client_options
 from marq.core.definitions import CHECK_KEY, Definitions
 from marq.core.errors import ConfigError
@@ -68,10 +68,14 @@ class Refusals:
 
 @dataclass(frozen=True)
 class GroupFacts:
-    """``allowed``: what we may do with the group, None when the broker does not tell."""
+    """``allowed``: what we may do with the group, None when the broker does not tell.
+
+    ``assigned``: whether any member has a partition.
+    """
 
     members: list[Member] = field(default_factory=list)
     allowed: frozenset[str] | None = None
+    assigned: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,7 @@ class ClusterView:
                 break
             await asyncio.sleep(_PAUSE_S)
         listed = [Member(client_id, host, _url(metadata)) for _, client_id, host, metadata, *_ in members]
-        return GroupFacts(listed, operations(*bits) if bits else None)
+        return GroupFacts(listed, operations(*bits) if bits else None, has_partitions(members))
 
     async def readers(self, groups: Iterable[str]) -> list[Reader]:
         """Return where groups of queues are in their partitions, of those that we may see."""
@@ -168,7 +172,7 @@ class ClusterView:
                     span = ranges[tp.topic].get(Source(*tp))
                     if span is not None and offset.offset >= 0:
                         places[Source(*tp)] = Place(offset.offset, span.start, span.stop)
-                found.append(Reader(name, len(facts.members), places))
+                found.append(Reader(name, len(facts.members), places, facts.assigned))
         return found
 
     async def _describe(self, group: str, node: int) -> Any:

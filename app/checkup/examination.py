@@ -19,6 +19,7 @@ from typing import TypeVar
 from aiohttp import ClientError, ClientSession, ClientTimeout
 from aiokafka.admin import AIOKafkaAdminClient
 
+from app.checkup.assignments import judge_assignments, queues_unassigned, unassigned
 from app.checkup.brokers import judge_apis
 from app.checkup.clock import judge_clock
 from app.checkup.cluster import ClusterView, GroupFacts, Published
@@ -228,11 +229,14 @@ class Examination:
         await asyncio.sleep(max(0.0, first_s + MOVING_S - time.monotonic()))
         second = await self._ask("how far groups are", lambda: view.readers(groups), failed=first)
         passed_s = time.monotonic() - first_s
+        idle, names = unassigned(first, second), self._client.names
         queues = suspected(self._client, definitions, first, second)
+        queues = sorted({*queues, *queues_unassigned(names, definitions, idle)})
         inspector, may = Inspector(self._client, definitions), allowed.get(self._client.names.messages)
         waiting = Waiting(complete=not queues)
         if queues and (may is None or "Read" in may):
             waiting = await self._ask("what waits", lambda: inspector.waiting(queues, MAX_WAITING), failed=waiting)
+        self._add(*judge_assignments(names, definitions, idle, waiting))
         self._add(*judge_reading(self._client, definitions, first, second, waiting, passed_s))
 
     async def _group(self, view: ClusterView, name: str) -> GroupFacts:

@@ -33,15 +33,24 @@ class Place:
 
 @dataclass(frozen=True)
 class Reader:
-    """A consumer group of queues: ``members`` is None where nobody may tell."""
+    """A consumer group of queues: ``members`` is None where nobody may tell.
+
+    ``assigned``: whether any member has a partition.
+    """
 
     group: str
     members: int | None
     places: Mapping[Source, Place] = field(default_factory=dict)
+    assigned: bool = True
 
     @property
     def behind(self) -> int:
         return sum(place.behind for place in self.places.values())
+
+    @property
+    def unassigned(self) -> bool:
+        """Whether it has members and nobody has a partition."""
+        return bool(self.members) and not self.assigned
 
 
 def queues_of(group: str, names: Names, definitions: Definitions) -> list[str]:

@@ -1,0 +1,64 @@
+"""``faust -A app check`` and ``/readyz`` on a group that has members and has assigned them no partition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer
+from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
+
+import marq
+from marq.core.names import Names
+from tests.check.checking import Check, NewWorker, make_topics
+from tests.worker.handling import Handlers
+from tests.worker.harness import eventually
+
+QUEUES = '[queues.handled]\nhandler = "handlers_of_the_test:coroutine"\n'
+
+
+class LeaderWithoutMetadata(RoundRobinPartitionAssignor):  # type: ignore[misc]
+    """Assigns what a leader assigns that knows no topic, as leaders of older versions of Marq do."""
+
+    @classmethod
+    def assign(cls, cluster: Any, members: Mapping[str, Any]) -> dict[str, ConsumerProtocolMemberAssignment]:
+        return {member: ConsumerProtocolMemberAssignment(cls.version, [], b"") for member in members}
+
+
+async def test_a_group_of_handlers_whose_leader_assigns_nothing(
+    check: Check, new_worker: NewWorker, servers: str, prefix: str, names: Names
+) -> None:
+    await make_topics(servers, prefix)
+    group = names.named_group("handlers")
+    leader = AIOKafkaConsumer(
+        names.messages,
+        bootstrap_servers=servers,
+        group_id=group,
+        partition_assignment_strategy=[LeaderWithoutMetadata],
+        enable_auto_commit=False,
+    )
+    await leader.start()
+    worker = new_worker(prefix=prefix, queues=QUEUES)
+    handlers = Handlers(worker.directory / "handlers")
+    worker._environment.update(handlers.environment)
+    try:
+        await worker.start().ready()
+        async with marq.Producer(servers, prefix=prefix) as producer:
+            await producer.send("handled", b"x")
+
+        async def joined() -> bool:
+            return "Setting newly assigned partitions" in worker.log().partition("HandlersApp]: Starting")[2]
+
+        await eventually(joined)
+        status, text = await eventually(lambda: worker.page("/readyz"), lambda page: "a rebalance" not in page[1])
+        found = (await check(**handlers.environment)).problem(f"group {group}")
+    finally:
+        await leader.stop()
+
+    assert (status, f"group {group}" in text) == (503, True), text
+    assert found.found == "none of its members (2) has a partition, so nothing is read; messages waiting: 1"
+
+    # The next leader knows its topics.
+    assert len(await handlers.has_noted("handled", 1)) == 1
+    await eventually(lambda: worker.page("/readyz"), lambda page: page[0] == 200)
