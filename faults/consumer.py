@@ -253,6 +253,7 @@ def main() -> None:
     parser.add_argument("--die-after", type=int, default=1, metavar="N")
     parser.add_argument("--work", type=float, default=0.02, metavar="SECONDS")
     parser.add_argument("--lease", type=float, metavar="SECONDS")
+    parser.add_argument("--instance-id", help="as of marq.Consumer")
     parser.add_argument("--start", choices=STARTS, default=MARKED, help="as of marq.Consumer")
     parser.add_argument("--manner", choices=MANNERS, default="mixed", help="what becomes of messages")
     parser.add_argument("--careless", action="store_true", help="write no ACQUIREs: a loss, for the test of the check")
@@ -264,7 +265,8 @@ def main() -> None:
     death = Death(recorder, given.die_at, given.die_after)
     Watched(recorder, death, careless=given.careless).install()
     handler = Handler(recorder, death, given.work, given.manner)
-    asyncio.run(consume(given.queue, {"lease": given.lease, "start": given.start}, handler, recorder))
+    options = {"lease": given.lease, "start": given.start, "instance_id": given.instance_id}
+    asyncio.run(consume(given.queue, options, handler, recorder))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import Any
 
 from broker.ports import free_port
 from demo.processes import Child
+from faults import handling
 from proof.history import Event
 
 #: How long a worker may take to answer with its figures.
@@ -28,8 +29,12 @@ class Participant(Child):
         super().__init__(name, [*command[:2], name, str(self.history), *command[2:]], environment, folder)
         #: Whether it is going to kill itself.
         self.doomed = any(option.startswith("--die") for option in command)
+        #: Whether it has to end because another process uses its instance id.
+        self.replaced = False
 
     def check(self) -> None:
+        if self.replaced:
+            return
         if not self.doomed or (not self.running and self._process.returncode != -signal.SIGKILL):
             super().check()
 
@@ -69,7 +74,12 @@ class WorkerProcess(Participant):
     ) -> None:
         self.data = data
         self._port = free_port("127.0.0.1")
-        own = {"MARQ_DATA_DIR": str(data), "MARQ_WEB_BIND": "127.0.0.1", "MARQ_WEB_PORT": str(self._port)}
+        own = {
+            handling.VARIABLE: str(folder / f"{name}.jsonl"),
+            "MARQ_DATA_DIR": str(data),
+            "MARQ_WEB_BIND": "127.0.0.1",
+            "MARQ_WEB_PORT": str(self._port),
+        }
         super().__init__(name, ["-m", "faults.worker", *options], {**own, **environment}, folder)
 
     def partitions(self) -> dict[int, dict[str, Any]]:

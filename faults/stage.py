@@ -138,9 +138,9 @@ class Stage:
         await self.until(lambda: name in self._ready, f"{name} is ready")
         return consumer
 
-    async def owned(self) -> None:
+    async def owned(self, limit: float = LIMIT_SECONDS) -> None:
         """Wait until each markers partition has one owner among the workers."""
-        await self.until(self._all_owned, "each markers partition has an owner")
+        await self.until(self._all_owned, "each markers partition has an owner", limit)
 
     async def _all_owned(self) -> bool:
         found = [part["state"] for part in await self.partitions()]
@@ -166,20 +166,21 @@ class Stage:
         async with marq.Producer(self.servers, prefix=self.prefix) as producer:
             next_s = time.monotonic()
             while True:
-                await asyncio.gather(*[self._send_one(producer) for _ in range(STEP)])
+                await asyncio.gather(*[self.send_one(producer) for _ in range(STEP)])
                 # What an outage has held up is not made up for.
                 next_s = max(next_s + STEP / rate, time.monotonic() - 1)
                 await asyncio.sleep(max(0, next_s - time.monotonic()))
 
-    async def _send_one(self, producer: marq.Producer) -> None:
+    async def send_one(self, producer: marq.Producer, queue: str = QUEUE) -> None:
+        """Send the next message, and write that into the history."""
         number = next(self._numbers)
         value = b"%d" % number
         headers = {"tenant": b"acme"} if number % 2 else {}
-        said = {"message": str(number), "queue": QUEUE}
-        said["content"] = history.content(QUEUE, None, value, tuple(headers.items()))
+        said = {"message": str(number), "queue": queue}
+        said["content"] = history.content(queue, None, value, tuple(headers.items()))
         self.note("invoke", "send", process="sender", **said)
         try:
-            receipt = await producer.send(QUEUE, value, headers=headers)
+            receipt = await producer.send(queue, value, headers=headers)
         except marq.MarqError:
             self.note("unknown", "send", process="sender", **said)
         else:
@@ -227,6 +228,14 @@ class Stage:
     async def dead(self, participant: Participant) -> None:
         """Wait until a participant has killed itself."""
         await self.until(lambda: not participant.running, f"{participant.name} has killed itself")
+
+    async def replaced(self, participant: Participant, limit: float) -> None:
+        """Wait until a participant has stopped because another one uses its instance id."""
+        participant.replaced = True
+        await self.until(lambda: not participant.running, f"{participant.name} has stopped", limit)
+        self.note("info", "stop", target=participant.name)
+        if "joined" not in participant.log_file.read_text(errors="replace"):
+            raise FaultError(f"{participant.name} does not say why it stopped:\n{participant.log_tail()}")
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
