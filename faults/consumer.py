@@ -203,7 +203,7 @@ class Handler:
         elif kind is None:
             await self._settle("ack", message, message.ack)
         else:
-            rejects = kind is ValueError or message._lease.only_once
+            rejects = kind is ValueError or message._lease.spending is not None
             await self._settle("reject" if rejects else "release", message, lambda: self._fail(message, kind))
 
     @staticmethod

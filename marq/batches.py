@@ -17,6 +17,7 @@ from marq.lease import Lease
 from marq.message import Message
 from marq.outbox import Outbox
 from marq.shelf import Shelf
+from marq.spending import seen_once
 
 BatchHandler = Callable[[list[Message]], Awaitable[Any]] | Callable[[list[Message]], Any]
 
@@ -46,6 +47,10 @@ class BatchWorkers(Crew[list[Message]]):
             if not batch:
                 outbox.flush_soon()
                 await shelf.wait()
+                continue
+            # Right before the call: a crash abandons only what a handler was about to see.
+            batch = await seen_once(batch)
+            if not batch:
                 continue
             self._current[index] = batch
             try:

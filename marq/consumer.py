@@ -28,6 +28,7 @@ from marq.reader import GroupMember
 from marq.serving import Serving
 from marq.settings import ClientOptions, ClientSettings, whole_number
 from marq.shelf import Shelf
+from marq.spending import seen_once
 from marq.starts import MARKED, TRANSACTIONAL, check_start
 from marq.topics import Topics
 from marq.watch import watch_for_tracker
@@ -192,7 +193,10 @@ class Consumer:
         while not shelf.closed:
             message = shelf.take(now_s)
             if message is not None:
-                return message
+                if await seen_once([message]):
+                    return message
+                now_s = running.cluster.now_s()
+                continue
             flow.outbox.flush_soon()
             await running.cluster.within(None, _wait(running, 1))
             self._yielded_s = now_s = running.cluster.now_s()
@@ -204,6 +208,8 @@ class Consumer:
         self, max_messages: int = 100, wait: Duration = 20.0, lease: Duration | None = None
     ) -> list[Message]:
         """Return up to ``max_messages``, as soon as there are any; [] when nothing came within ``wait``.
+
+        Messages of a queue that delivers at most once are returned when their SPEND marker is durable.
 
         ``lease``: how long these are held, and by how much they renew themselves, instead of the consumer's lease.
 
@@ -224,6 +230,7 @@ class Consumer:
                 messages = _take(running, count)
         if not messages and running.flow.error is not None:
             raise running.flow.error
+        messages = await seen_once(messages)
         if messages and lease_ms is not None:
             await running.flow.hold(messages, lease_ms)
         return messages

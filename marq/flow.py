@@ -9,8 +9,8 @@
    (:mod:`marq.starts`), of which a crash in between leaves nothing.
 4. **Hand out** to handlers and waiting calls what is not to be delivered later. Only now: a cycle that fails before
    hands nothing out, goes back to where it began and is tried again. Crash: the lease runs out and the tracker
-   redelivers, with the next attempt. (A queue that delivers at most once has a step of its own here,
-   :mod:`marq.spending`.)
+   redelivers, with the next attempt. A message of a queue that delivers at most once is spent when it is taken
+   (:mod:`marq.spending`).
 5. **Settle** what was decided, batched by some milliseconds (:mod:`marq.outbox`). Crash before it is durable: the
    message was processed and is redelivered: that is the double which at-least-once delivery allows.
 
@@ -152,7 +152,7 @@ class Flow:
     @property
     def taken(self) -> int:
         """How many messages somebody has taken and not finished."""
-        return self._held - self._spending.count - sum([len(shelf.ready) for shelf in self.distinct_shelves])
+        return self._held - sum([len(shelf.ready) for shelf in self.distinct_shelves])
 
     @property
     def unwritten(self) -> bool:
@@ -170,8 +170,9 @@ class Flow:
         self._reading = asyncio.create_task(self._read(), name="marq-flow")
 
     async def stop_reading(self, limit_s: float) -> None:
-        """Fetch no more; cycles in progress may end first, for at most ``limit_s``."""
+        """Fetch no more and spend no more; cycles in progress may end first, for at most ``limit_s``."""
         self._stopping = True
+        await self._spending.stop()
         for pause in self._pauses:
             pause.cancel()
         if self._reading is not None:
@@ -183,7 +184,6 @@ class Flow:
             for task in cycles:
                 task.cancel()
             await asyncio.gather(*cycles, return_exceptions=True)
-        await self._spending.stop()
 
     def give_back(self) -> int:
         """Release all messages that nobody has taken, at once and uncounted; return how many."""
@@ -195,9 +195,6 @@ class Flow:
         while (message := shelf.take(now_s)) is not None:
             message._lease.release(message.offset, 0, counted=False)
             count += 1
-        for message in self._spending.take_back(shelf):
-            message._lease.release(message.offset, 0, counted=False)
-            count += 1
         return count
 
     def _give_back_unwanted(self, now_s: float) -> None:
@@ -207,7 +204,7 @@ class Flow:
             if shelf.standing or shelf.asked:
                 shelf.wanted_s = now_s
                 self._give_back_hoard(shelf, now_s)
-            elif (shelf.ready or self._spending.count) and now_s - shelf.wanted_s > patience_s:
+            elif shelf.ready and now_s - shelf.wanted_s > patience_s:
                 count = self._give_back_shelf(shelf, now_s)
                 log.info(
                     "nobody asks for prefetched messages, gave them back: queue=%s messages=%d", shelf.queue, count
@@ -223,10 +220,6 @@ class Flow:
                 break
             lease.release(ready.pop().offset, int(lease.lease_s * 1000), counted=False)
             count += 1
-        for message in self._spending.take_hoard(shelf, keep, now_s):
-            lease = message._lease
-            lease.release(message.offset, int(lease.lease_s * 1000), counted=False)
-            count += 1
         if count:
             log.info("handlers are slow, gave prefetched messages back: queue=%s messages=%d", shelf.queue, count)
 
@@ -240,8 +233,7 @@ class Flow:
         self._paused = frozenset(queue for queue in queues if self._settings.queue(queue).paused)
         self._unpaused = [queue for queue in queues if queue not in self._paused]
         for queue in self._paused - before:
-            shelf = self.shelves[queue]
-            for message in [*shelf.ready.take_of(queue), *self._spending.take_of(shelf, queue)]:
+            for message in self.shelves[queue].ready.take_of(queue):
                 message._lease.release(message.offset, 0, counted=False)
         self._changed.set()
 
@@ -293,7 +285,6 @@ class Flow:
 
     def demand(self) -> None:
         """Somebody wants messages: look whether there is room to fetch."""
-        self._spending.look()
         self._changed.set()
 
     # --- assignment ---------------------------------------------------------------------------------------------------
@@ -540,11 +531,8 @@ class Flow:
                 messages = self._admitted(lease.breaker, list(messages), shelf)
                 count = len(messages)
             if self._settings.queue(each.queue).delivery == AT_MOST_ONCE:
-                lease.only_once = True
-                shelf.hold(count, now_s)
-                self._spending.put(shelf, messages)
-            else:
-                shelf.put(messages, count, now_s)
+                lease.spending = self._spending
+            shelf.put(messages, count, now_s)
 
     def _admitted(self, breaker: QueueBreaker, messages: Sequence[Message], shelf: Shelf) -> Sequence[Message]:
         """Give back at once what the breaker does not let through."""
@@ -566,7 +554,6 @@ class Flow:
         if self.rules.breakers:
             self.rules.finished(queue)
         shelf.pace.finished(count, self._clock(), idle=shelf.held == 0)
-        self._spending.look()
         self._changed.set()
 
     def fail(self, error: BaseException) -> None:

@@ -20,6 +20,7 @@ from marq.records import Records, Row
 if TYPE_CHECKING:
     from marq.breaker import QueueBreaker
     from marq.outbox import Outbox
+    from marq.spending import Spending
 
 
 # What few leases have begins as one of these, which they share and nothing can be put into: with thousands of queues
@@ -53,7 +54,6 @@ class Lease:
         "fixed_ms",
         "holder",
         "lease_s",
-        "only_once",
         "open",
         "outbox",
         "own_expiry_s",
@@ -65,6 +65,7 @@ class Lease:
         "renewed",
         "renewing",
         "source",
+        "spending",
         "taken_s",
     )
 
@@ -90,8 +91,8 @@ class Lease:
         self.errors: Failures | None = None
         #: The queue's circuit breaker, if it has one.
         self.breaker: QueueBreaker | None = None
-        #: The queue delivers at most once: what was handed out is not given back.
-        self.only_once = False
+        #: Spends messages before user code sees them; None unless the queue delivers at most once.
+        self.spending: Spending | None = None
         self.outbox = outbox
         self.queue = queue
         self.source = source
@@ -134,7 +135,7 @@ class Lease:
         )  # fmt: skip
         part.open = set(offsets)
         part.fixed_ms, part.errors, part.breaker = lease_ms, self.errors, self.breaker
-        part.only_once = self.only_once
+        part.spending = self.spending
         part.expires_s = min(part.expires_s, *(self.expiry_s(offset) for offset in offsets))
         self.open.difference_update(offsets)
         for offset in offsets:

@@ -144,7 +144,7 @@ class Message:
             MarqError: the queue delivers at most once.
         """
         refuse("release", unknown)
-        if self._lease.only_once:
+        if self._lease.spending is not None:
             raise MarqError(
                 f"queue {self.queue!r}, message {self.id}: the queue delivers at most once, so what was handed"
                 " out can't be given back; reject() makes it a dead letter"
@@ -249,7 +249,7 @@ class Message:
             return
         if isinstance(error, Reject):
             lease.reject(offset, error.reason)
-        elif lease.only_once:
+        elif lease.spending is not None:
             self._reject_failed(error, call)
         elif isinstance(error, Retry):
             cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

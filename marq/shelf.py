@@ -128,16 +128,8 @@ class Shelf:
 
     def put(self, messages: Iterable[Message], count: int, now_s: float) -> None:
         """Hand out so many leased messages, and wake as many takers."""
-        self.hold(count, now_s)
-        self.show(messages, count)
-
-    def hold(self, count: int, now_s: float) -> None:
-        """Count messages that are leased, and that nobody may have yet."""
         self.held += count
         self.pace.busy(now_s)
-
-    def show(self, messages: Iterable[Message], count: int) -> None:
-        """Hand out messages that were counted, and wake as many takers."""
         self.ready.add(messages, count)
         self._wake(count)
 

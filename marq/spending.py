@@ -1,16 +1,19 @@
-"""At most once: a message is spent before anybody sees it, and only when somebody wants it.
+"""At-most-once delivery: a message is spent right before user code sees it, and never earlier.
 
-Between steps 3 and 4 of the flow. The messages of such a queue wait here, acquired and committed; as many as somebody
-wants are spent by a SPEND marker, and handed out when that is durable and their leases are not over. Crash before it:
-the tracker redelivers what nobody has seen. Crash after it: what was handed out is abandoned, and counted as that.
+Step 4 of the flow, for queues that deliver at most once. Messages that are taken from a shelf go through
+:func:`seen_once`. It writes a SPEND marker, waits until the marker is durable, and returns the messages whose leases
+have not ended meanwhile. Messages that are taken at the same time share a write.
+
+A crash before the marker is durable loses nothing: the tracker redelivers. A crash after it abandons the message. So a
+crash abandons only messages whose handlers run or are about to begin, never the ones that are prefetched.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from marq.core.errors import BrokerUnavailable
 from marq.core.marker_codec import encode
@@ -18,17 +21,34 @@ from marq.core.markers import Source, Spend
 from marq.core.names import markers_partition
 from marq.flow_settings import FlowSettings
 from marq.message import Message
-from marq.shelf import Shelf
 from marq.writer import MarkerRecord, MarkerWriter
 
 log = logging.getLogger("marq")
 
-#: Between two attempts to write what could not be written.
+#: Pause between two attempts to write a SPEND marker.
 RETRY_S = 0.2
 
 
+async def seen_once(messages: list[Message]) -> list[Message]:
+    """Return the messages that user code may see now, in their order.
+
+    All of them, without a wait, unless one is from a queue that delivers at most once.
+    """
+    for message in messages:
+        if message._lease.spending is not None:
+            return await message._lease.spending.spend(messages)
+    return messages
+
+
+class _Asked(NamedTuple):
+    """Messages of one caller, and those of them whose SPEND is durable."""
+
+    messages: Sequence[Message]
+    spent: asyncio.Future[set[Message]]
+
+
 class Spending:
-    """Messages that nobody has seen yet, by the shelf that they are for."""
+    """Writes the SPEND markers of one consumer: one write at a time, for all callers that wait."""
 
     def __init__(
         self,
@@ -41,94 +61,81 @@ class Spending:
         self._settings = settings
         self._clock = clock
         self._sleep = sleep
-        self._unseen: dict[Shelf, deque[Message]] = {}
-        self._wanted = asyncio.Event()
+        self._waiting: list[_Asked] = []
+        self._writing: list[_Asked] = []
         self._task: asyncio.Task[None] | None = None
+        self._stopped = False
 
-    @property
-    def count(self) -> int:
-        """How many messages wait here."""
-        return sum(map(len, self._unseen.values()))
+    async def spend(self, messages: Sequence[Message]) -> list[Message]:
+        """Spend messages that deliver at most once, and return all that may be seen now.
 
-    def put(self, shelf: Shelf, messages: Iterable[Message]) -> None:
-        """Keep messages until they are wanted on their shelf."""
-        self._unseen.setdefault(shelf, deque()).extend(messages)
+        Without those whose leases ended before: another consumer may have them. When the call is cancelled, or the
+        consumer stops, the messages are released and the attempt does not count, because user code never saw them.
+        """
+        asked = _Asked(messages, asyncio.get_running_loop().create_future())
+        self._waiting.append(asked)
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="marq-spending")
-        self.look()
-
-    def look(self) -> None:
-        """Somebody may want messages now."""
-        self._wanted.set()
-
-    def take_back(self, shelf: Shelf) -> list[Message]:
-        """Return what waits for a shelf and is still held, and forget it."""
-        return [message for message in self._unseen.pop(shelf, ()) if message.offset in message._lease.open]
-
-    def take_of(self, shelf: Shelf, queue: str) -> list[Message]:
-        """Return, and forget, what waits of one queue and is still held."""
-        unseen = self._unseen.get(shelf, deque())
-        found = [message for message in unseen if message._lease.queue == queue]
-        self._unseen[shelf] = deque(message for message in unseen if message._lease.queue != queue)
-        return [message for message in found if message.offset in message._lease.open]
-
-    def take_hoard(self, shelf: Shelf, keep: int, now_s: float) -> list[Message]:
-        """Return, and forget, what has waited here for a lease or longer and is more than is wanted at a time."""
-        unseen, hoard = self._unseen.get(shelf, deque()), list[Message]()
-        while len(unseen) > keep and now_s - unseen[-1]._lease.taken_s > unseen[-1]._lease.lease_s:
-            message = unseen.pop()
-            if message.offset in message._lease.open:
-                hoard.append(message)
-        return hoard
+        try:
+            spent = await asked.spent
+        except BaseException:
+            _release(messages)
+            raise
+        if self._stopped:
+            _release(messages)
+            return []
+        now_s = self._clock()
+        # A SPEND that came after the end of the lease may not have counted: another consumer may have the message.
+        return [
+            each
+            for each in messages
+            if (each._lease.spending is None or each in spent)
+            and each._expiry_s > now_s
+            and each.offset in each._lease.open
+        ]
 
     async def stop(self) -> None:
-        """Spend no more."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+        """Spend no more; callers that wait get nothing."""
+        self._stopped = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
 
     async def _run(self) -> None:
-        while True:
-            await self._wanted.wait()
-            self._wanted.clear()
-            for shelf in list(self._unseen):
-                if messages := self._choose(shelf):
-                    try:
-                        await self._spend(shelf, messages)
-                    except asyncio.CancelledError:
-                        # Spent or not, nobody has seen them.
-                        self._unseen.setdefault(shelf, deque()).extend(messages)
-                        raise
+        """Write until no caller waits. Callers of the same turn of the event loop share the first write."""
+        end: set[Message] | Exception = set()
+        try:
+            while self._waiting:
+                self._writing, self._waiting = self._waiting, []
+                spent = await self._written([each for asked in self._writing for each in asked.messages])
+                _answer(self._writing, spent)
+        except Exception as error:
+            # An unavailable broker is retried; anything else ends the calls that wait.
+            end = error
+        finally:
+            left, self._writing, self._waiting, self._task = [*self._writing, *self._waiting], [], [], None
+            _answer(left, end)
 
-    def _choose(self, shelf: Shelf) -> list[Message]:
-        unseen, now_s = self._unseen.get(shelf, deque()), self._clock()
-        wanted = max(shelf.standing, shelf.asked) - len(shelf.ready)
-        chosen: list[Message] = []
-        while unseen and len(chosen) < wanted:
-            message = unseen.popleft()
-            if message.offset in message._lease.open and message._expiry_s > now_s:
-                chosen.append(message)
-        return chosen
-
-    async def _spend(self, shelf: Shelf, messages: list[Message]) -> None:
-        records = list(self._records(messages))
-        while True:
-            left_s = min([message._expiry_s for message in messages]) - self._clock()
+    async def _written(self, messages: Sequence[Message]) -> set[Message]:
+        """Write SPEND markers until they are durable, or all leases are over; return the messages that are spent."""
+        while live := self._live(messages):
+            left_s = min([message._expiry_s for message in live]) - self._clock()
             try:
-                await self._writer.write(records, max(left_s, RETRY_S))
-                break
+                await self._writer.write(list(self._records(live)), max(left_s, RETRY_S))
+                return set(live)
             except BrokerUnavailable as error:
-                # Perhaps written, perhaps not: what is spent twice by its holder is spent once.
-                log.warning("messages not handed out: queue=%s messages=%d %s", shelf.queue, len(messages), error)
-            if left_s <= 0:
-                # Leases that are over are lost, and told of, by whoever watches them.
-                return
+                # Perhaps written, perhaps not: a message that its holder spends twice is spent once.
+                log.warning("messages not handed out: messages=%d error=%s", len(live), error)
             await self._sleep(RETRY_S)
+        return set()
+
+    def _live(self, messages: Sequence[Message]) -> list[Message]:
         now_s = self._clock()
-        # A SPEND that came after the end of the lease may not have counted: somebody else may have the message.
-        live = [each for each in messages if each._expiry_s > now_s and each.offset in each._lease.open]
-        shelf.show(live, len(live))
+        return [
+            each
+            for each in messages
+            if each._lease.spending is not None and each.offset in each._lease.open and each._expiry_s > now_s
+        ]
 
     def _records(self, messages: Sequence[Message]) -> Iterator[MarkerRecord]:
         lanes: dict[tuple[str, int, Source], list[int]] = {}
@@ -138,3 +145,19 @@ class Spending:
         for (queue, holder, source), offsets in lanes.items():
             batch = Spend(queue, holder, source, sorted(offsets), self._settings.lease_of(queue))
             yield MarkerRecord(markers_partition(*source, self._settings.markers_partitions), encode(batch))
+
+
+def _answer(asked: Iterable[_Asked], answer: set[Message] | Exception) -> None:
+    for each in asked:
+        if each.spent.done():
+            continue
+        if isinstance(answer, Exception):
+            each.spent.set_exception(answer)
+        else:
+            each.spent.set_result(answer)
+
+
+def _release(messages: Iterable[Message]) -> None:
+    for message in messages:
+        if message.offset in message._lease.open:
+            message._lease.release(message.offset, 0, counted=False)

@@ -68,6 +68,9 @@ class Workers(Crew[Message]):
                 lease = message._lease
                 if lease.expires_s <= clock():
                     continue
+                # Right before the call: a crash abandons only what a handler was about to see.
+                if lease.spending is not None and not await lease.spending.spend([message]):
+                    continue
                 if codecs:
                     lease.codec = codecs.get(lease.queue, lease.codec)
                 current[index] = message

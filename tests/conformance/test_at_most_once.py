@@ -43,6 +43,24 @@ async def test_a_message_is_spent_before_it_is_handed_out(backend: Backend) -> N
         await message.ack()
 
 
+async def test_messages_are_spent_only_when_their_handlers_begin(backend: Backend) -> None:
+    """Found by a kill of a consumer whose 10 handlers hung: it had spent 20 messages, and all were abandoned."""
+    queue, seen = await new_queue(backend), list[tuple[int, int]]()
+
+    async def hang(message: marq.Message) -> None:
+        seen.append((message.partition, message.offset))
+        await asyncio.Event().wait()
+
+    async with backend.consumer(queue, grace=0) as consumer:
+        await backend.producer.send_many(queue, [b"%d" % number for number in range(20)])
+        running = asyncio.create_task(consumer.run(hang, concurrency=3))
+        await backend.until(lambda: len(seen) == 3)
+
+        spent = [batch for batch in await backend.markers(Spend) if batch.queue == queue]
+        assert sorted((batch.source.partition, offset) for batch in spent for offset in batch.offsets) == sorted(seen)
+    await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_a_message_whose_holder_is_gone_is_abandoned_and_never_delivered_again(backend: Backend) -> None:
     queue = await new_queue(backend, lease=1)
     async with backend.consumer(queue) as consumer:

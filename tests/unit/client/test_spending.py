@@ -1,25 +1,83 @@
-"""Queues that deliver at most once are started in a transaction: a crash leaves nothing between ACQUIRE and commit.
+"""Queues that deliver at most once: how their messages are acquired, and when they are spent.
 
-Found by the fault scenario ``at-most-once-killed``: a consumer that died between the two left messages which were
-redelivered when their leases ended, and their records were read and handed out, too.
+ACQUIRE and commit are one transaction. Found by the fault scenario ``at-most-once-killed``: a consumer that died
+between the two left messages which were redelivered when their leases ended, and their records were read and handed
+out, too.
+
+A message is spent when its handler begins. Before, a consumer spent twice as many messages as handlers ran, and a kill
+abandoned messages that no handler had seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 
-from marq.core.markers import Acquire, Source, Spend
-from marq.core.queue import AT_MOST_ONCE, QueueSettings
-from tests.unit.client.fakes import FakeRecord, Rig
+import pytest
+
+from marq.batches import BatchWorkers
+from marq.core.markers import Acquire, Release, Source, Spend
+from marq.core.queue import AT_LEAST_ONCE, AT_MOST_ONCE, QueueSettings
+from marq.message import Message
+from marq.spending import seen_once
+from marq.workers import Workers
+from marq.writer import MarkerRecord
+from tests.unit.client.fakes import FakeRecord, Rig, spin
 
 P0 = Source("t", 0)
+
+
+class Handler:
+    """Hangs with each message until the test lets it end."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self._ends: dict[int, asyncio.Event] = {}
+        self._begun = asyncio.Event()
+
+    async def __call__(self, message: Message) -> None:
+        self.seen.append(message.offset)
+        self._begun.set()
+        await self._ends.setdefault(message.offset, asyncio.Event()).wait()
+
+    def end(self, offset: int) -> None:
+        self._ends[offset].set()
+
+    async def has_seen(self, count: int) -> None:
+        async with asyncio.timeout(10):
+            while len(self.seen) < count:
+                self._begun.clear()
+                await self._begun.wait()
+
+
+@pytest.fixture
+async def rig(make_rig: Callable[..., Rig]) -> Rig:
+    """A flow of a queue that delivers at most once, with ten messages to read."""
+    rig = make_rig(queue=lambda _: QueueSettings(delivery=AT_MOST_ONCE))
+    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(10)])
+    return rig
+
+
+def work(rig: Rig, handler: Handler, concurrency: int = 2) -> Workers:
+    crew = Workers(rig.shelf, rig.flow.outbox, handler, concurrency)
+    crew.start()
+    rig.flow.demand()
+    return crew
+
+
+def spent(rig: Rig) -> list[list[int]]:
+    return [list(each.offsets) for each in rig.settler.of(Spend)]
+
+
+def released(rig: Rig) -> list[int]:
+    return sorted(offset for each in rig.settler.of(Release) for offset in each.offsets)
 
 
 async def test_what_is_delivered_at_most_once_is_acquired_and_committed_in_one(make_rig: Callable[..., Rig]) -> None:
     rig = make_rig(queue=lambda _: QueueSettings(delivery=AT_MOST_ONCE))
     rig.reader.add(P0, FakeRecord(5), FakeRecord(6))
 
-    messages = await rig.take(2)
+    messages = await seen_once(await rig.take(2))
 
     assert [message.offset for message in messages] == [5, 6]
     assert [list(each.offsets) for each in rig.once.of(Acquire)] == [[5, 6]]
@@ -31,7 +89,132 @@ async def test_all_other_queues_are_started_as_the_consumer_says(make_rig: Calla
     rig = make_rig()
     rig.reader.add(P0, FakeRecord(5))
 
-    await rig.take(1)
+    await seen_once(await rig.take(1))
 
     assert len(rig.acquirer.of(Acquire)) == 1
     assert rig.once.of(Acquire) == []
+    assert spent(rig) == []
+
+
+async def test_a_message_is_spent_only_when_its_handler_begins_and_handlers_that_begin_together_share_a_marker(
+    rig: Rig,
+) -> None:
+    handler = Handler()
+    crew = work(rig, handler)
+
+    await handler.has_seen(2)
+    await spin()
+    assert (handler.seen, spent(rig)) == ([0, 1], [[0, 1]])
+
+    handler.end(0)
+    await handler.has_seen(3)
+    await spin()
+    assert (handler.seen, spent(rig)) == ([0, 1, 2], [[0, 1], [2]])
+    await crew.stop(0)
+
+
+async def test_a_batch_is_spent_only_when_its_handler_begins(rig: Rig) -> None:
+    seen: list[int] = []
+    begun = asyncio.Event()
+
+    async def handler(messages: list[Message]) -> None:
+        seen.extend(message.offset for message in messages)
+        begun.set()
+        await asyncio.Event().wait()
+
+    crew = BatchWorkers(rig.shelf, rig.flow.outbox, handler, 1, 3, 100)
+    crew.start()
+    rig.flow.demand()
+    async with asyncio.timeout(10):
+        await begun.wait()
+    await spin()
+
+    assert (seen, spent(rig)) == ([0, 1, 2], [[0, 1, 2]])
+    await crew.stop(0)
+
+
+async def test_a_stop_releases_messages_whose_handlers_have_not_begun(rig: Rig) -> None:
+    rig.settler.gate.clear()
+    handler = Handler()
+    crew = work(rig, handler)
+    await spin()
+
+    rig.shelf.close()
+    await asyncio.gather(rig.flow.stop_reading(1), crew.stop(1))
+    count = rig.flow.give_back()
+    rig.settler.gate.set()
+    await rig.flow.stop(10)
+
+    assert handler.seen == []
+    assert released(rig) == list(range(2 + count))
+    assert [each.counted for each in rig.settler.of(Release)] == [False]
+
+
+async def test_a_call_that_is_cancelled_releases_what_it_would_have_returned(rig: Rig) -> None:
+    messages = await rig.take(2)
+    rig.settler.gate.clear()
+    call = asyncio.create_task(seen_once(messages))
+    await spin()
+
+    call.cancel()
+    await asyncio.wait([call])
+    rig.settler.gate.set()
+    await rig.settler.until(lambda: released(rig) == [0, 1])
+
+    assert call.cancelled()
+
+
+async def test_a_message_whose_lease_ends_before_it_is_spent_is_not_seen_but_its_neighbours_are(rig: Rig) -> None:
+    first, second = await rig.take(2)
+    second._lease.renewed_until(second.offset, rig.clock() + 600)
+    rig.settler.refuse = 1_000_000
+    call = asyncio.create_task(seen_once([first, second]))
+    await spin()
+    await rig.clock.advance(40)
+
+    rig.settler.refuse = 0
+    await rig.clock.advance(1)
+
+    assert await call == [second]
+    assert spent(rig)[-1] == [1]
+
+
+async def test_a_spend_that_is_not_known_to_be_durable_is_repeated(rig: Rig) -> None:
+    messages = await rig.take(1)
+    rig.settler.refuse_written = 1
+    call = asyncio.create_task(seen_once(messages))
+    await spin()
+
+    await rig.clock.advance(1)
+
+    assert await call == messages
+    assert spent(rig) == [[0], [0]]
+
+
+class BrokenWriter:
+    async def write(self, records: Sequence[MarkerRecord], limit_s: float) -> None:
+        raise RuntimeError("a bug")
+
+
+async def test_an_error_that_no_retry_can_repair_ends_the_run(rig: Rig) -> None:
+    rig.flow._spending._writer = BrokenWriter()
+    crew = work(rig, Handler())
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        async with asyncio.timeout(10):
+            await crew.done()
+
+    await rig.settler.until(lambda: released(rig)[:2] == [0, 1])
+
+
+async def test_of_several_queues_that_are_taken_together_only_those_that_deliver_at_most_once_are_spent(
+    make_rig: Callable[..., Rig],
+) -> None:
+    deliveries = {"once": AT_MOST_ONCE, "often": AT_LEAST_ONCE}
+    rig = make_rig(["once", "often"], queue=lambda name: QueueSettings(delivery=deliveries[name]))
+    rig.reader.add(P0, FakeRecord(0, key=b"often"), FakeRecord(1, key=b"once"), FakeRecord(2, key=b"often"))
+
+    messages = await seen_once([*await rig.take(2, "often"), *await rig.take(1, "once")])
+
+    assert [message.offset for message in messages] == [0, 2, 1]
+    assert [(each.queue, list(each.offsets)) for each in rig.settler.of(Spend)] == [("once", [1])]
