@@ -176,13 +176,16 @@ def _ended(rows: DataFrame) -> DataFrame:
     waits = F.col("wait_until").isNotNull()
     # Who cancels what is held comes too late.
     cancelled = F.col("cancelled.pos") > F.coalesce(back["pos"], F.col("open_pos"))
+    later = _later(back["at"], back["delay_ms"])
+    # After the last attempt a tracker does not wait for the delay that the RELEASE names.
+    later = F.when(later > F.when(end["kind"] == "DEAD_LETTERED", end["at"]), end["at"]).otherwise(later)
     due = F.when(
         waits | back.isNotNull(),
         F.coalesce(
             F.when(cancelled, F.col("cancelled.at")),
             "moved.due_at",
             "wait_until",
-            _later(back["at"], back["delay_ms"]),
+            later,
         ),
     ).otherwise(F.greatest(_later(taken["at"], taken["lease_ms"]), _later(kept["at"], kept["lease_ms"])))
     rows = rows.withColumns({"outcome": outcome, "due": due})

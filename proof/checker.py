@@ -54,11 +54,19 @@ from proof.causes import EVERYBODY, Why, deliveries_asked_for, why_delivered_aga
 from proof.decisions import HEADER_ROOM_BYTES, decided_on, judge_decision, judge_fact
 from proof.evidence import Evidence
 from proof.findings import Report
-from proof.fold import ABANDONED, CANCELLED, COPIED, DEAD_LETTERED, DELAYED, DELIVERED, REDELIVERED, Standing
+from proof.fold import (
+    ABANDONED,
+    CANCELLED,
+    COPIED,
+    DEAD_LETTERED,
+    DEFAULT_LIMIT,
+    DELAYED,
+    DELIVERED,
+    REDELIVERED,
+    Standing,
+)
 from proof.history import Event
 from proof.trail import ACK, BITS, REJECT, RELEASE, Fact, Trail
-
-_DEFAULT_LIMIT = 5
 
 
 def check(events: Iterable[Event], budget: int | None = None) -> Report:
@@ -198,7 +206,7 @@ class _Verdict:
         """What max_attempts may have been: of a tracker's version, else of all that were published."""
         versions = self._evidence.versions
         chosen = [versions[version]] if version in versions else versions.values()
-        return {_of(each, trail.queue).get("max_attempts", _DEFAULT_LIMIT) for each in chosen} or {_DEFAULT_LIMIT}
+        return {_of(each, trail.queue).get("max_attempts", DEFAULT_LIMIT) for each in chosen} or {DEFAULT_LIMIT}
 
     def _judge_fact(self, trail: Trail, fact: Fact) -> None:
         evidence, report = self._evidence, self._report

@@ -16,7 +16,7 @@ from marq.core.names import is_drawn
 from marq.core.notes import Became
 from proof.causes import EVERYBODY
 from proof.findings import Report
-from proof.fold import FACTS
+from proof.fold import DEFAULT_LIMIT, FACTS
 from proof.history import UNREADABLE
 from proof.sends import Sends
 from proof.trail import (
@@ -70,6 +70,8 @@ class Evidence:
         self._version_of: dict[str, int] = {}
         self._fenced_at: dict[tuple[str, str], int] = {}
         self._backoffs: dict[str, list[Backoff]] = {}
+        #: What max_attempts has ever been, by queue.
+        self._limits: dict[str, list[int]] = {}
 
     def take(self, event: Event) -> None:
         """Take the next event."""
@@ -186,6 +188,9 @@ class Evidence:
             known = self._backoffs.setdefault(queue, [])
             if backoff not in known:
                 known.append(backoff)
+            limits = self._limits.setdefault(queue, [])
+            if (limit := settings.get("max_attempts", DEFAULT_LIMIT)) not in limits:
+                limits.append(limit)
             if queue in before and before[queue].get("group") != settings.get("group"):
                 self.moved.add(queue)
 
@@ -247,11 +252,14 @@ class Evidence:
     def log(self, name: str) -> MarkersLog:
         log = self.logs.get(name)
         if log is None:
-            log = self.logs[name] = MarkersLog(name, self._backoffs_of, self._trail)
+            log = self.logs[name] = MarkersLog(name, self._backoffs_of, self._limits_of, self._trail)
         return log
 
     def _backoffs_of(self, queue: str) -> list[Backoff]:
         return self._backoffs.get(queue) or self._backoffs.get(EVERYBODY) or [Backoff()]
+
+    def _limits_of(self, queue: str) -> list[int]:
+        return self._limits.get(queue) or self._limits.get(EVERYBODY) or [DEFAULT_LIMIT]
 
     def _marker(self, event: Event) -> None:
         log, kind = self.log(event["process"]), event["kind"]

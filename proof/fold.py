@@ -4,8 +4,8 @@ No heap, no index, no coalescing, no intervals, no bytes: it folds the batches a
 at a time, and never forgets. It is written from docs/protocol.md and shares nothing with the lease book but the
 backoff's formula, so wherever the two differ, one of them is wrong.
 
-A queue's backoff may change while messages are released, and no marker says which one a tracker went by. Then there are
-several moments at which a message may be due: all of them are kept.
+A queue's backoff and max_attempts may change while messages are released, and no marker says which ones a tracker went
+by. Then there are several moments at which a message may be due: all of them are kept.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from marq.core.rows import row_key
 
 Event = dict[str, Any]
 
+#: max_attempts where no settings name it.
+DEFAULT_LIMIT = 5
 #: Past this a tracker's monotonic time counts (docs/protocol.md, "The log's clock").
 TOLERATED_JUMP_MS = 5_000
 
@@ -87,8 +89,10 @@ def ending(standing: Standing, max_attempts: int) -> Ending:
 class Fold:
     """The state of one markers partition after its record ``applied``; messages by the names of their records."""
 
-    def __init__(self, backoffs: Callable[[str], Sequence[Backoff]]) -> None:
+    def __init__(self, backoffs: Callable[[str], Sequence[Backoff]], limits: Callable[[str], Sequence[int]]) -> None:
         self._backoffs = backoffs
+        #: All that max_attempts may have been.
+        self._limits = limits
         self.applied = -1
         self.now_ms = 0
         self.skew_ms = 0
@@ -261,6 +265,9 @@ class Fold:
                 continue
             self._count(standing.queue, "released")
             delays_ms = [delay_ms] if delay_ms != BACKOFF else self._delays_ms(key, standing)
+            # After the last attempt it is a dead letter, at once.
+            last = [event["counted"] and standing.attempt >= limit for limit in self._limits(standing.queue)]
+            delays_ms = [*([0] if any(last) else []), *([] if all(last) else delays_ms)]
             dues_ms = tuple(sorted({self.now_ms + each for each in delays_ms}))
             text = event["errors"][index]
             self.put(

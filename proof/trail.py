@@ -230,9 +230,13 @@ class MarkersLog(Fold):
     """A fold that notes each change in the trail of its record."""
 
     def __init__(
-        self, name: str, backoffs: Callable[[str], Sequence[Backoff]], trail_of: Callable[[str], Trail]
+        self,
+        name: str,
+        backoffs: Callable[[str], Sequence[Backoff]],
+        limits: Callable[[str], Sequence[int]],
+        trail_of: Callable[[str], Trail],
     ) -> None:
-        super().__init__(backoffs)
+        super().__init__(backoffs, limits)
         self.name = name
         self.ticks: dict[str, Ticks] = {}
         self.unreadable: dict[int, str] = {}

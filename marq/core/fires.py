@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from marq.core.markers import Cause, Kind, Source
+from marq.core.markers import BACKOFF, Cause, Kind, Source
 from marq.core.queue import QueueSettings
 from marq.core.rows import Lease, State
 
@@ -40,12 +40,27 @@ class Fire:
         return Kind.DELIVERED if self.lease.state is State.DELAYED else Kind.REDELIVERED
 
 
+def is_exhausted(attempt: int, counted: bool, settings: QueueSettings) -> bool:
+    """Whether a delivery with this attempt was the last one, so that no copy goes to the queue."""
+    return counted and attempt >= settings.max_attempts
+
+
+def release_delay_ms(attempt: int, counted: bool, delay_ms: int, settings: QueueSettings, seed: bytes) -> int:
+    """Return how long a released message waits; ``seed`` identifies it.
+
+    After the last attempt it becomes a dead letter, and waits for neither the delay of its RELEASE nor the backoff.
+    """
+    if is_exhausted(attempt, counted, settings):
+        return 0
+    return settings.backoff.delay_ms(attempt, seed) if delay_ms == BACKOFF else delay_ms
+
+
 def is_delivery(lease: Lease, settings: QueueSettings) -> bool:
     """Whether an open message whose time has come would go to its queue now."""
     if lease.state is State.DELAYED:
         return True
     expires = lease.state in (State.LEASED, State.RELEASED)
-    return expires and not (lease.counted and lease.attempt >= settings.max_attempts)
+    return expires and not is_exhausted(lease.attempt, lease.counted, settings)
 
 
 def what_is_due(source: Source, offset: int, lease: Lease, settings: QueueSettings) -> Fire:

@@ -34,6 +34,8 @@ Rules that are easy to get wrong, and what they are there for:
 * A dead letter that was redriven (a DELAY of its place) or deleted (DISCARD) is settled for ever, whoever asks again.
 * A RESCHEDULE is answered when it is certain that it came in time: not while the message is on its way. A CANCEL that
   came in time is answered by its fact.
+* A RELEASE that counts and uses up the last attempt is due at once: the message becomes a dead letter.
+  ``max_attempts`` counts as it is when the RELEASE is folded, and again when the message is due.
 * A row is due by the clock of the owner's own TICK (:mod:`marq.core.clock`), never by a wall clock.
 * Of a queue that is paused nothing goes to the queue. What is due waits, without a TICK for it, and is due again in the
   moment in which the settings say otherwise; dead letters and cancellations go on.
@@ -53,10 +55,9 @@ from typing import Any
 
 from marq.core import rows
 from marq.core.clock import LogClock
-from marq.core.fires import Fire, is_delivery, what_is_due
+from marq.core.fires import Fire, is_delivery, release_delay_ms, what_is_due
 from marq.core.gauges import Gauge, gauges_of
 from marq.core.markers import (
-    BACKOFF,
     NOW,
     SEVERAL,
     Ack,
@@ -274,9 +275,8 @@ class LeaseBook:
         groups: dict[tuple[Lease, int, str], list[int]] = {}
         for offset, lease in self._held(opened, batch):
             delay_ms, error = index[offset]
-            if delay_ms == BACKOFF:
-                backoff = self._settings(lease.queue).backoff
-                delay_ms = backoff.delay_ms(lease.attempt, rows.row_key(batch.source, offset))
+            settings, seed = self._settings(lease.queue), rows.row_key(batch.source, offset)
+            delay_ms = release_delay_ms(lease.attempt, batch.counted, delay_ms, settings, seed)
             groups.setdefault((lease, now_ms + delay_ms, error), []).append(offset)
         for (lease, due_ms, error), offsets in groups.items():
             self._count(lease.queue).released += len(offsets)

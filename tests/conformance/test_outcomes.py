@@ -26,6 +26,30 @@ async def test_what_is_acked_never_comes_back(backend: Backend) -> None:
     await backend.figures(queue, acked=4, redelivered=0)
 
 
+@pytest.mark.parametrize("error", [RuntimeError("boom"), marq.Retry(delay=40)], ids=["backoff", "delay"])
+async def test_a_message_that_fails_its_last_attempt_is_dead_lettered_at_once(
+    backend: Backend, error: Exception
+) -> None:
+    queue = backend.new_name()
+    await backend.queues.change(queue, max_attempts=1, backoff=[40])
+    await backend.seen_by_all()
+
+    async def fail(message: marq.Message) -> None:
+        raise error
+
+    async with backend.consumer(queue) as consumer:
+        running = asyncio.create_task(consumer.run(fail))
+        began_s = backend.now_s()
+        await backend.producer.send(queue, b"x")
+        [letter] = await backend.dead_letters(queue)
+        took_s = backend.now_s() - began_s
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    assert letter.attempt == 1
+    assert took_s < 20
+
+
 async def test_outcomes_may_be_told_twice_and_the_first_counts(backend: Backend) -> None:
     queue = backend.new_name()
     async with backend.consumer(queue) as consumer:

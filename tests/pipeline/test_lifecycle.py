@@ -207,6 +207,13 @@ def told() -> tuple[Log, dict[str, dict[str, Any]]]:
     say("ACQUIRE", 115, 11.4, id=one)
     say("ACK", 115, 12)
 
+    one = record(19, 1)  # failed its last attempt: nobody waits for the delay of its RELEASE
+    wanted[one] = {"state": "dead", "outcomes": ["released"], "dead_letters": 1, "late_ms": [0]}
+    say("ACQUIRE", 19, 2, attempt=5)
+    say("RELEASE", 19, 3, delay_ms=40_000, counted=True, text="boom")
+    log.letter(4, 19, one, 3.4)
+    say("DEAD_LETTERED", 19, 3.5, attempt=5, cause="RELEASED", **fact)
+
     wanted[record(16, 1)] = {"state": "released", "open": True, "outcomes": [None]}
     say("ACQUIRE", 16, 2)
     say("RELEASE", 16, 3, delay_ms=10_000_000, counted=False)
@@ -248,7 +255,7 @@ def test_each_story_ends_as_the_protocol_says(spark: SparkSession, tmp_path: Pat
     assert balanced(figures)
     names = ("sent", "acked", "dead", "acked_and_dead", "open", "delayed", "cancelled", "abandoned", "expired_unread")
     assert {name: figures[name] for name in names} == {
-        "sent": 24, "acked": 11, "dead": 3, "acked_and_dead": 1, "open": 4, "delayed": 2, "cancelled": 2,
+        "sent": 25, "acked": 11, "dead": 4, "acked_and_dead": 1, "open": 4, "delayed": 2, "cancelled": 2,
         "abandoned": 1, "expired_unread": 1,
     }  # fmt: skip
     assert [each["id"] for each in figures["wrong"]] == [f"{MESSAGES_TOPIC}/0/17", f"{DRAWN}/0/2"]

@@ -33,6 +33,7 @@ INSIDE = {
     "what is acquired for the first time counts as acquired again",
     "the second row of a message outlives it",
     "what is due in the same millisecond comes in any order",
+    "a message that failed its last attempt waits for its backoff",
 }
 
 

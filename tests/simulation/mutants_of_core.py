@@ -316,7 +316,21 @@ CORE_MUTANTS = (
         "one attempt more than the limit",
         _FIRES,
         "dead-letter",
-        ("lease.attempt >= settings.max_attempts", "lease.attempt > settings.max_attempts"),
+        ("is_exhausted(lease.attempt, lease.counted", "is_exhausted(lease.attempt - 1, lease.counted"),
+    ),
+    mutant(
+        ATTEMPTS,
+        "a message that failed its last attempt waits for its backoff",
+        _FIRES,
+        "book-differs table-differs",
+        ("if is_exhausted(attempt, counted, settings):", "if False:"),
+    ),
+    mutant(
+        ATTEMPTS,
+        "a message whose attempt before the last one failed comes back without a backoff",
+        _FIRES,
+        "book-differs table-differs early",
+        ("if is_exhausted(attempt, counted, settings):", "if is_exhausted(attempt + 1, counted, settings):"),
     ),
     mutant(
         ATTEMPTS,

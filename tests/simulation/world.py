@@ -295,7 +295,7 @@ class World:
 
     def plain_fold(self, partition: int, applied: int) -> Fold:
         """Fold the raw log of a markers partition from its beginning."""
-        plain = Fold(self.backoffs)
+        plain = Fold(self.backoffs, self.limits)
         for event in self.marker_events(partition, applied + 1):
             plain.fold(event)
         # Kafka's own records count as read, too.
@@ -305,6 +305,10 @@ class World:
     def backoffs(self, queue: str) -> list[Any]:
         """All that a queue's backoff has ever been."""
         return list({definitions.settings(queue).backoff: None for definitions in self.definitions.versions[1:]})
+
+    def limits(self, queue: str) -> list[int]:
+        """All that a queue's max_attempts has ever been."""
+        return list({definitions.settings(queue).max_attempts: None for definitions in self.definitions.versions[1:]})
 
     # --- processes ----------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hypothesis import settings
@@ -56,8 +57,8 @@ _queues = {True: "even", False: "odd"}
 class PlainFold(Fold):
     """Remembers what is asked: by whom, of which message, whether it is to be moved, and whether that came in time."""
 
-    def __init__(self) -> None:
-        super().__init__(lambda queue: [BACKOFF_RULE])
+    def __init__(self, limits: Callable[[str], Sequence[int]]) -> None:
+        super().__init__(lambda queue: [BACKOFF_RULE], limits)
         self.asked: list[tuple[str, str, bool, bool]] = []
 
     def ask(self, key: str, event: Event, *, in_time: bool) -> None:
@@ -71,7 +72,8 @@ class LeaseMachine(RuleBasedStateMachine):
         super().__init__()
         self.settings = QueueSettings(max_attempts=2, backoff=BACKOFF_RULE)
         self.book = LeaseBook(self.setting)
-        self.plain = PlainFold()
+        # The book folds each marker at once, so it goes by the settings of that moment.
+        self.plain = PlainFold(lambda queue: [self.settings.max_attempts])
         self.namer = Tracker(self.setting, 9)
         self.table: dict[bytes, bytes] = {}
         self.time_ms = self.monotonic_ms = 100_000

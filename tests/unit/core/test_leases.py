@@ -396,6 +396,56 @@ def test_a_due_message_goes_where_its_state_and_attempt_say(
     assert fire.fact_kind is expected
 
 
+@pytest.mark.parametrize(
+    ("attempt", "counted", "delay_ms", "due_ms"),
+    [
+        (3, True, BACKOFF, T0),
+        (3, True, 700, T0),
+        (9, True, 700, T0),
+        (2, True, BACKOFF, T0 + 200),
+        (2, True, 700, T0 + 700),
+        (3, False, BACKOFF, T0 + 400),
+        (3, False, 700, T0 + 700),
+    ],
+)
+@pytest.mark.parametrize("dead_letter", [True, False])
+def test_a_release_that_uses_up_the_last_attempt_is_due_at_once(
+    attempt: int, counted: bool, delay_ms: int, due_ms: int, dead_letter: bool
+) -> None:
+    log = Log(dataclasses.replace(SETTINGS, dead_letter=dead_letter))
+    log.fold(acquire([5], attempt=attempt), release([5], delay_ms, counted=counted))
+
+    assert [lease.due_ms for _, _, lease in log.book.open_leases()] == [due_ms]
+    log.write()
+    log.restart()
+    assert log.book.next_due_ms == due_ms
+
+
+def test_a_limit_that_is_raised_between_the_last_release_and_its_due_time_delivers_the_message_at_once() -> None:
+    settings = [SETTINGS]
+    book = LeaseBook(lambda queue: settings[-1])
+    book.fold(acquire([5], attempt=3), T0, 0)
+    book.fold(release([5]), T0, 1)
+    settings.append(dataclasses.replace(SETTINGS, max_attempts=9))
+
+    (fire,) = book.due(T0)
+
+    assert (fire.destination, fire.attempt) == (Destination.QUEUE, 4)
+
+
+def test_a_limit_that_is_lowered_moves_no_message_that_already_waits_for_its_backoff() -> None:
+    settings = [SETTINGS]
+    book = LeaseBook(lambda queue: settings[-1])
+    book.fold(acquire([5], attempt=1), T0, 0)
+    book.fold(release([5], 700), T0, 1)
+    settings.append(dataclasses.replace(SETTINGS, max_attempts=1))
+
+    assert book.due(T0 + 699) == []
+    (fire,) = book.due(T0 + 700)
+
+    assert (fire.destination, fire.attempt) == (Destination.DEAD_LETTERS, 1)
+
+
 def test_a_queue_without_dead_letters_drops_a_message_and_says_so() -> None:
     log = Log(QueueSettings(max_attempts=1, dead_letter=False))
     log.fold(acquire([5]))
