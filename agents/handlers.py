@@ -11,6 +11,7 @@ import functools
 import importlib
 import logging
 import sys
+import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,9 @@ from marq.starts import MarkedStart
 from marq.topics import Topics
 from marq.workers import STOP_CLIENT_S, Workers, wind_down
 from marq.writer import KafkaMarkerWriter
+
+#: Code between a handler's name and the user's module.
+_IMPORTING = (__file__, importlib.__file__, "<frozen importlib")
 
 log = logging.getLogger("marq.handlers")
 
@@ -178,7 +182,7 @@ def load_handlers(group: HandlerGroup) -> dict[str, Handler]:
     if errors and not handlers:
         raise errors[0]
     for error in errors:
-        log.critical("messages wait until that is mended: %s", error)
+        log.critical("messages wait until that is mended: %s", error, exc_info=error.__cause__)
     return handlers
 
 
@@ -192,9 +196,10 @@ def load_handler(queue: str, name: str) -> Handler:
     try:
         handler: Handler = functools.reduce(getattr, path.split("."), _import(module))  # type: ignore[arg-type]
     except Exception as error:  # whatever the module does while it is imported
-        raise ConfigError(
+        raise _not_imported(
             f"queue {queue!r}: its handler {name!r} can't be imported ({error!r}); expected "
-            "MODULE:FUNCTION, importable from the directory that the worker is started in"
+            "MODULE:FUNCTION, importable from the directory that the worker is started in",
+            error,
         ) from error
     try:
         check_handler(handler)
@@ -216,10 +221,23 @@ def _load_module(name: str) -> ModuleType:
     try:
         return _import(name)
     except Exception as error:  # whatever the module does while it is imported
-        raise ConfigError(
+        raise _not_imported(
             f"MARQ_HANDLERS: module {name!r} can't be imported ({error!r}); expected a module that is importable from "
-            "the directory that the worker is started in"
+            "the directory that the worker is started in",
+            error,
         ) from error
+
+
+def _not_imported(text: str, error: Exception) -> ConfigError:
+    """Return the error for a failed import; its note is the traceback, from the first line of the user's code on."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_IMPORTING):
+        trace = trace.tb_next
+    failed = ConfigError(text)
+    # Without a line of the user's code, the text says it all: there is no such module, or no such function.
+    if trace is not None or isinstance(error, SyntaxError):
+        failed.add_note("".join(traceback.format_exception(type(error), error, trace)).rstrip())
+    return failed
 
 
 def _import(name: str) -> ModuleType:

@@ -1,8 +1,8 @@
 """The application that ``faust -A app`` finds: a worker's, or that of one of its handler processes."""
 
 import os
-import sys
 
+from app.ending import end_with
 from app.faust_app import MarqApp
 from config.settings import load_client_settings, load_settings
 from marq.core.errors import MarqError
@@ -30,5 +30,4 @@ def create_app() -> MarqApp:
 try:
     app = create_app()
 except MarqError as error:
-    # One sentence that says what to change; a traceback would only hide it.
-    sys.exit(f"marq: {error}")
+    end_with(error)

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
@@ -14,6 +13,7 @@ import faust
 from faust.auth import SASLCredentials, SSLCredentials
 
 from app.batching import BatchTransport
+from app.ending import end_with
 from app.worker import MarqWorker
 from config.settings import AppSettings
 from marq.assignor import SpreadAssignor
@@ -86,8 +86,7 @@ async def or_exit(starting: Awaitable[Found]) -> Found:
     try:
         return await starting
     except MarqError as error:
-        # A traceback would only hide it.
-        sys.exit(f"marq: {error}")
+        end_with(error)
 
 
 def new_app(kind: type[Kind], app_id: str, settings: AppSettings, client: ClientSettings, **more: Any) -> Kind:

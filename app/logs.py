@@ -20,7 +20,7 @@ from config.settings import LogFormat
 TELLTALES = ("aiokafka.conn", "aiokafka.producer.producer")
 #: What our lines name; anything else with an equals sign is text.
 _FIELDS = (
-    "queue", "group", "topic", "partition", "offset", "offsets", "first_offset", "attempt", "messages", "batches",
+    "queue", "group", "topic", "id", "partition", "offset", "offsets", "first_offset", "attempt", "messages", "batches",
     "leases", "decided", "released", "pause", "status", "visitor", "address", "path", "action", "error",
 )  # fmt: skip
 #: The error is the rest of the line.

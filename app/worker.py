@@ -6,7 +6,6 @@ import fcntl
 import logging
 import os
 import socket
-import sys
 import threading
 import warnings
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import IO, Any, NoReturn
 import faust
 from faust.exceptions import AlreadyConfiguredWarning
 
+from app.ending import end_with
 from app.logs import shape
 from app.web_security import check_exposure
 from config.settings import Role
@@ -39,7 +39,7 @@ class MarqWorker(faust.Worker):
                 check_exposure(app.settings, str(app.conf.web_bind))
             self._lock = place_worker(app)
         except ConfigError as error:
-            sys.exit(f"marq: {error}")
+            end_with(error)
         # `faust worker` asks for it whatever the setting says; what a handler prints would come out as warnings.
         super().__init__(app, *services, **{**kwargs, "redirect_stdouts": False})
 

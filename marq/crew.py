@@ -181,7 +181,8 @@ class Crew(ABC, Generic[Work]):
         cancelled = isinstance(error, asyncio.CancelledError) and not stopping
         if cancelled:
             # Not by a stop: for a lease that is over, or something that the handler waited for was cancelled.
-            error = LeaseLost(f"of {_place(messages)}") if lost else RuntimeError("CancelledError in the handler")
+            replaced = LeaseLost(f"of {_place(messages)}") if lost else RuntimeError("CancelledError in the handler")
+            replaced.__cause__, error = error, replaced
         decided = sum([each.offset in each._lease.decided for each in messages])
         call = Call(messages)
         for each in messages:
@@ -193,7 +194,8 @@ class Crew(ABC, Generic[Work]):
         if not isinstance(error, Exception):
             raise error
         if not (isinstance(error, Outcome) or (lost and cancelled)):
-            log.warning("handler failed: %s decided=%d error=%s", _place(messages), decided, _text(error))
+            # The traceback shows code, never values: payloads stay out of the log.
+            log.error("handler failed: %s decided=%d error=%s", _place(messages), decided, _text(error), exc_info=error)
 
 
 def is_coroutine_function(handler: object) -> bool:
@@ -203,7 +205,9 @@ def is_coroutine_function(handler: object) -> bool:
 
 def _place(messages: Sequence[Message]) -> str:
     first = messages[0]
-    text = f"queue={first.queue} partition={first.partition} offset={first.offset} attempt={first.attempt}"
+    text = (
+        f"queue={first.queue} id={first.id} partition={first.partition} offset={first.offset} attempt={first.attempt}"
+    )
     return text if len(messages) == 1 else f"{text} messages={len(messages)}"
 
 

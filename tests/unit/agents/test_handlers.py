@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from agents.handler_groups import HandledQueue, HandlerGroup
-from agents.handlers import load_handler, load_handlers
+from agents.handlers import load_handler, load_handlers, load_modules
 from marq.core.errors import ConfigError
 
 
@@ -28,6 +28,40 @@ def test_a_handler_that_can_not_be_had_is_named_with_its_queue(
 
     with pytest.raises(ConfigError, match=f"queue 'emails'.*{said}"):
         load_handler("emails", f"{module}:handle")
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("def connect():\n    raise ValueError('no settings')\nconnect()\n", ["line 3, in <module>", "in connect"]),
+        ("import nowhere_at_all\n", ["line 1, in <module>", "import nowhere_at_all"]),
+        ("def broken(:\n", ["line 1", "def broken(:"]),
+    ],
+)
+def test_a_module_whose_import_fails_is_named_with_the_traceback_of_its_own_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, shown: list[str]
+) -> None:
+    module = f"handlers_{abs(hash(source))}_shown"
+    (tmp_path / f"{module}.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    with pytest.raises(ConfigError) as decorated:
+        load_modules((module,))
+    with pytest.raises(ConfigError) as named:
+        load_handler("emails", f"{module}:handle")
+
+    for error in (decorated.value, named.value):
+        [note] = error.__notes__
+        assert all(part in note for part in [f"{module}.py", *shown])
+        assert "importlib" not in note
+
+
+@pytest.mark.parametrize("name", ["nowhere_at_all:handle", "json:nothing"])
+def test_a_module_or_function_that_does_not_exist_needs_no_traceback(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_handler("emails", name)
+
+    assert not hasattr(caught.value, "__notes__")
 
 
 def test_a_queue_whose_handler_can_not_be_had_is_left_out_with_a_line_in_the_log(

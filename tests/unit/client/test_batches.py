@@ -229,10 +229,12 @@ async def test_a_batch_that_fails_is_logged_once_without_its_values(make_rig, ca
     await rig.settler.until(lambda: bool(rig.settler.of(Release)))
     await crew.stop(1)
 
-    (line,) = [each.getMessage() for each in caplog.records if "failed" in each.getMessage()]
-    assert line == (
-        "handler failed: queue=q partition=0 offset=0 attempt=1 messages=3 decided=0 error=RuntimeError: no connection"
+    (record,) = [each for each in caplog.records if "failed" in each.getMessage()]
+    assert record.getMessage() == (
+        "handler failed: queue=q id=t/0/0 partition=0 offset=0 attempt=1 messages=3 decided=0"
+        " error=RuntimeError: no connection"
     )
+    assert record.exc_info is not None
 
 
 async def test_at_a_stop_a_handler_gets_the_grace(make_rig) -> None:

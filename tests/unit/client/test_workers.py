@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import pytest
+
 from marq import Reject, Retry
 from marq.core.markers import BACKOFF, Ack, Release, Source
 from marq.core.markers import Reject as RejectBatch
@@ -72,6 +74,59 @@ async def test_what_a_handler_raises_decides(make_rig) -> None:
     }
     assert released == {0: (7_000, ""), 2: (BACKOFF, "KeyError: 'payload is not logged'")}
     assert list(rig.settler.of(RejectBatch)[0].reasons) == ["why"]
+
+
+def charge() -> None:
+    raise KeyError("no such customer")
+
+
+async def test_a_handler_that_fails_is_one_record_of_the_log_with_the_traceback_and_without_the_payload(
+    make_rig, caplog
+) -> None:
+    rig = make_rig()
+    rig.reader.add(P0, FakeRecord(0, value=b"payload"))
+
+    async def handler(message) -> None:
+        charge()
+
+    crew = workers(rig, handler)
+    await rig.settler.until(lambda: bool(rig.settler.of(Release)))
+    await crew.stop(1)
+
+    (record,) = caplog.records
+    assert record.levelname == "ERROR"
+    for part in ("queue=q", "id=t/0/0", "attempt=1", "in handler", "in charge", "KeyError: 'no such customer'"):
+        assert part in caplog.text
+    assert "payload" not in caplog.text
+
+
+async def test_a_plain_function_that_fails_leaves_its_traceback_too(make_rig, caplog) -> None:
+    rig = make_rig()
+    rig.reader.add(P0, FakeRecord(0))
+
+    crew = workers(rig, lambda message: charge())
+    await rig.settler.until(lambda: bool(rig.settler.of(Release)))
+    await crew.stop(1)
+
+    assert "in charge" in caplog.text
+
+
+@pytest.mark.parametrize("outcome", [Retry(delay=7), Reject("why")], ids=["Retry", "Reject"])
+async def test_an_outcome_that_a_handler_raises_is_no_failure_in_the_log(make_rig, caplog, outcome) -> None:
+    rig = make_rig()
+    rig.reader.add(P0, FakeRecord(0))
+
+    async def handler(message) -> None:
+        try:
+            charge()
+        except KeyError as error:
+            raise outcome from error
+
+    crew = workers(rig, handler)
+    await rig.settler.until(lambda: bool(rig.settler.of(Release) or rig.settler.of(RejectBatch)))
+    await crew.stop(1)
+
+    assert caplog.records == []
 
 
 async def test_a_handler_that_decided_itself_is_not_acked_again(make_rig) -> None:
