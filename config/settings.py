@@ -17,7 +17,7 @@ from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from marq.core.errors import ConfigError
-from marq.core.names import Names
+from marq.core.names import PREFIX_RULE, Names
 from marq.settings import ClientSettings
 
 #: Read from the directory that the worker or the command is started in.
@@ -90,7 +90,7 @@ class AppSettings(BaseSettings):
         try:
             return Names(prefix).prefix
         except ConfigError as error:
-            raise ValueError(str(error)) from error
+            raise ValueError(PREFIX_RULE) from error
 
     @field_validator("roles", mode="before")
     @classmethod

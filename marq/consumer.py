@@ -18,7 +18,7 @@ from marq.core.definitions import Definitions
 from marq.core.errors import BrokerUnavailable, ConfigError, LeaseLost, MarqError
 from marq.core.queue import AT_MOST_ONCE, QueueSettings
 from marq.crew import Crew
-from marq.durations import Duration, duration_ms
+from marq.durations import Duration, duration_ms, plain_seconds
 from marq.flow import Flow
 from marq.flow_settings import FlowSettings
 from marq.handlers import DEFAULT_CONCURRENCY, Handler, check_handler, definitions_for, definitions_of
@@ -89,7 +89,12 @@ class Consumer:
         self._settings = ClientSettings.read(bootstrap_servers, options, owner="Consumer")
         self._membership = Membership(queue, group)
         self._lease_ms = None if lease is None else duration_ms("lease", lease, least_ms=100)
-        self._max_lease_ms = duration_ms("max_lease", max_lease, least_ms=self._lease_ms or 100)
+        self._max_lease_ms = duration_ms("max_lease", max_lease, least_ms=100)
+        if self._lease_ms is not None and self._max_lease_ms < self._lease_ms:
+            raise ConfigError(
+                f"max_lease={max_lease!r} is shorter than lease={lease!r}, but a message is held for its lease at"
+                " least: raise max_lease, or shorten lease"
+            )
         self._max_in_flight = whole_number("max_in_flight", max_in_flight, most=MAX_MAX_IN_FLIGHT)
         self._codec = check_codec(codec)
         self._grace_s = duration_ms("grace", grace, most_ms=3_600_000) / 1000
@@ -98,6 +103,7 @@ class Consumer:
         self._instance_id = instance_id
         self._start = check_start(start)
         self._running: _Running | None = None
+        self._stopped = False
         self._yielded_s = 0.0
         self._changing: asyncio.Lock | None = None
 
@@ -134,7 +140,7 @@ class Consumer:
             if self._running is None:
                 running = _Running(self._membership, self._settings)
                 await running.start(self._flow_settings, self._start, self._instance_id)
-                self._running = running
+                self._running, self._stopped = running, False
 
     def _flow_settings(self, topics: Topics, definitions: Definitions) -> FlowSettings:
         own = self._lease_ms
@@ -168,6 +174,7 @@ class Consumer:
         async with self._lock():
             running, self._running = self._running, None
             if running is not None:
+                self._stopped = True
                 await running.stop(self._grace_s, release)
 
     async def __aenter__(self) -> Self:
@@ -220,7 +227,12 @@ class Consumer:
         running = self._started()
         count = whole_number("max_messages", max_messages, most=MAX_MAX_IN_FLIGHT)
         wait_s = duration_ms("wait", wait) / 1000
-        lease_ms = None if lease is None else duration_ms("lease", lease, least_ms=100, most_ms=self._max_lease_ms)
+        lease_ms = None if lease is None else duration_ms("lease", lease, least_ms=100)
+        if lease_ms is not None and lease_ms > self._max_lease_ms:
+            raise ConfigError(
+                f"lease={lease!r} is longer than max_lease ({plain_seconds(self._max_lease_ms)} s): pass a"
+                " shorter lease, or make the consumer with a longer max_lease"
+            )
         messages = _take(running, count)
         if not messages:
             try:
@@ -336,7 +348,12 @@ class Consumer:
 
     def _started(self) -> _Running:
         if self._running is None:
-            raise MarqError(f"the consumer of {self._membership} is not started: use `async with` or await start()")
+            state, advice = (
+                ("was stopped", "await start() to receive again")
+                if self._stopped
+                else ("is not started", "use `async with` or await start()")
+            )
+            raise MarqError(f"the consumer of {self._membership} {state}: {advice}")
         return self._running
 
     def _lock(self) -> asyncio.Lock:

@@ -22,7 +22,8 @@ def duration_ms(name: str, value: object, *, least_ms: int = 0, most_ms: int = M
     seconds = _seconds(name, value)
     if not math.isfinite(seconds) or not least_ms <= round(seconds * 1000) <= most_ms:
         raise ConfigError(
-            f"{name}={value!r}: expected seconds from {least_ms / 1000:g} to {most_ms / 1000:g}, or such a timedelta"
+            f"{name}={value!r}: expected seconds from {plain_seconds(least_ms)} to {plain_seconds(most_ms)},"
+            " or such a timedelta"
         )
     return round(seconds * 1000)
 
@@ -30,6 +31,11 @@ def duration_ms(name: str, value: object, *, least_ms: int = 0, most_ms: int = M
 def optional_ms(name: str, value: object) -> int | None:
     """Return a duration in ms, None for None."""
     return None if value is None else duration_ms(name, value)
+
+
+def plain_seconds(ms: int) -> str:
+    """Return seconds as a person writes them, without an exponent."""
+    return f"{ms / 1000:.3f}".rstrip("0").rstrip(".")
 
 
 def _seconds(name: str, value: object) -> float:

@@ -253,11 +253,11 @@ class _Purging:
         ]
 
     def _markers(self, source: Source, own: Records, holder: int) -> Iterator[MarkerRecord]:
-        rules = self._queues[self._queue]
+        lease_ms = self._queues.definitions(self._queue).lease_ms
         flow = FlowSettings(
-            lease_ms=rules.lease_ms,
+            lease_ms=lease_ms,
             max_in_flight=AT_ONCE,
-            max_lease_ms=rules.lease_ms,
+            max_lease_ms=lease_ms,
             markers_partitions=self._topics.markers_partitions,
             limit_bytes=self._topics.markers_limit_bytes,
         )

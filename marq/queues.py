@@ -15,9 +15,10 @@ from marq.connection import to_its_end
 from marq.core.definitions import Definitions, layer_key
 from marq.core.errors import BrokerUnavailable, ConfigError, MarqError
 from marq.core.names import check_queue_name
-from marq.core.queue import QueueSettings, check_document
+from marq.core.queue import check_document
 from marq.definition_log import DefinitionLog, Entry, definition_log
 from marq.durations import Duration
+from marq.effective_settings import EffectiveSettings
 from marq.rosters import check_room
 from marq.settings import ClientOptions, ClientSettings
 from marq.words import missing, refuse
@@ -136,10 +137,10 @@ class Queues:
     ) -> None:
         await self.stop()
 
-    def __getitem__(self, queue: str) -> QueueSettings:
-        """Return what holds for a queue now, defined or not."""
+    def __getitem__(self, queue: str) -> EffectiveSettings:
+        """Return the settings in effect for a queue, defined or not, with durations in seconds."""
         self._started()
-        return self.definitions(check_queue_name(queue))
+        return EffectiveSettings.of(self.definitions(check_queue_name(queue)))
 
     def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call back, in the event loop, after each change; return the call that ends it."""
@@ -151,7 +152,7 @@ class Queues:
 
         return end
 
-    async def change(self, queue: str, **settings: Unpack[QueueOptions]) -> QueueSettings:
+    async def change(self, queue: str, **settings: Unpack[QueueOptions]) -> EffectiveSettings:
         """Change settings of a queue for everybody, durably, and return what holds for it now.
 
         Durations are seconds or timedeltas; None for a key takes a former change of it back.
@@ -167,7 +168,7 @@ class Queues:
         refuse("change", {name: value for name, value in settings.items() if name not in QueueOptions.__annotations__})
         return await self._merge(queue, {name: plain(value) for name, value in settings.items()}, keep=True)
 
-    async def pause(self, queue: str) -> QueueSettings:
+    async def pause(self, queue: str) -> EffectiveSettings:
         """Let nothing of a queue be delivered from now on, and return what holds for it; raises as :meth:`change`.
 
         Consumers and trackers follow within a second or so. What is being worked on ends as ever, what nobody has begun
@@ -175,13 +176,13 @@ class Queues:
         """
         return await self.change(queue, paused=True)
 
-    async def resume(self, queue: str) -> QueueSettings:
+    async def resume(self, queue: str) -> EffectiveSettings:
         """Deliver messages of a queue again, and return what holds for it; raises as :meth:`change`."""
         settings = await self.change(queue, paused=None)
         # Its definition in a file may say that it is paused.
         return await self.change(queue, paused=False) if settings.paused else settings
 
-    async def reset(self, queue: str) -> QueueSettings:
+    async def reset(self, queue: str) -> EffectiveSettings:
         """Take back all that was changed at run time, and return what holds for the queue now.
 
         Raises:
@@ -325,7 +326,7 @@ class Queues:
 
     # --- changing -----------------------------------------------------------------------------------------------------
 
-    async def _merge(self, queue: str, wanted: Mapping[str, Any], *, keep: bool) -> QueueSettings:
+    async def _merge(self, queue: str, wanted: Mapping[str, Any], *, keep: bool) -> EffectiveSettings:
         """Write the queue's layer of changes, with its former keys or without.
 
         Who writes second has not seen what the first one said: so it takes that up and writes once more.
@@ -336,7 +337,7 @@ class Queues:
             lambda definitions: definitions.layer("change", queue),
             lambda former: self._merged(queue, former if keep else {}, wanted),
         )
-        return self.definitions(queue)
+        return EffectiveSettings.of(self.definitions(queue))
 
     async def merge(
         self,

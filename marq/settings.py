@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 from marq.core.errors import ConfigError
-from marq.core.names import DEFAULT_PREFIX, Names
+from marq.core.names import DEFAULT_PREFIX, Names, check_prefix
 from marq.durations import Duration, duration_ms
 from marq.words import refuse
 
@@ -107,7 +107,7 @@ def _read(values: _Values) -> ClientSettings:
     protocol = values.choice("security_protocol", SECURITY_PROTOCOLS)
     return ClientSettings(
         bootstrap_servers=values.bootstrap_servers(),
-        names=Names(values.text("prefix", DEFAULT_PREFIX)),
+        names=Names(check_prefix(values.text("prefix", DEFAULT_PREFIX), values.said_as("prefix"))),
         client_id=values.text("client_id", "marq"),
         connect_timeout_ms=values.duration("connect_timeout", DEFAULT_CONNECT_TIMEOUT_MS, least_ms=100),
         request_timeout_ms=values.duration("request_timeout", DEFAULT_REQUEST_TIMEOUT_MS, least_ms=1_000),
@@ -174,6 +174,10 @@ class _Values:
         except ValueError:
             raise ConfigError(f"{variable}={text!r}: expected a number") from None
 
+    def said_as(self, name: str) -> str:
+        """Return what the user calls a setting: its keyword, or the variable that it comes from."""
+        return name if self._given.get(name) is not None else f"MARQ_{name.upper()}"
+
     def text(self, name: str, default: Any) -> Any:
         value = self.get(name, str)
         if value is None:
@@ -185,16 +189,18 @@ class _Values:
     def choice(self, name: str, allowed: Sequence[str]) -> str:
         value: str = self.text(name, allowed[0])
         if value.upper() not in allowed:
-            raise ConfigError(f"{name}={value!r}: expected one of {', '.join(allowed)}")
+            raise ConfigError(f"{self.said_as(name)}={value!r}: expected one of {', '.join(allowed)}")
         return value.upper()
 
     def duration(self, name: str, default_ms: int, *, least_ms: int, most_ms: int = 3_600_000) -> int:
         value = self.get(name, float)
-        return default_ms if value is None else duration_ms(name, value, least_ms=least_ms, most_ms=most_ms)
+        return (
+            default_ms if value is None else duration_ms(self.said_as(name), value, least_ms=least_ms, most_ms=most_ms)
+        )
 
     def count(self, name: str, default: int) -> int:
         value = self.get(name, int)
-        return default if value is None else whole_number(name, value, most=_MAX_COUNT)
+        return default if value is None else whole_number(self.said_as(name), value, most=_MAX_COUNT)
 
     def bootstrap_servers(self) -> str:
         value = self._servers

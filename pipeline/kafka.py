@@ -19,7 +19,7 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.sql import SparkSession
 
 from marq.core.errors import ConfigError
-from marq.core.names import DEFAULT_PREFIX, Names
+from marq.core.names import DEFAULT_PREFIX, Names, check_prefix
 from pipeline.errors import PipelineError
 from pipeline.sentences import root_cause, sentence
 
@@ -59,7 +59,7 @@ class Connection:
         """
         values = _Values(environment)
         try:
-            names = Names(values.text("PREFIX") or DEFAULT_PREFIX)
+            names = Names(check_prefix(values.text("PREFIX") or DEFAULT_PREFIX, "MARQ_PREFIX"))
         except ConfigError as error:
             raise PipelineError(str(error)) from error
         return cls(_servers(values), names, _security(values))

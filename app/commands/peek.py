@@ -51,7 +51,7 @@ def attach(app: faust.App) -> None:
         await ensure_topics(client)
         async with Queues.of(client) as queues:
             messages, complete = await Inspector(client, queues.definitions).peek(name, limit, scan)
-            settings = queues[name]
+            settings = queues.definitions(name)
         found = [described(each, settings) for each in messages]
         if as_json:
             print(json.dumps({"queue": name, "complete": complete, "messages": found}))

@@ -47,6 +47,21 @@ _TOPIC_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVW
 _MAX_TOPIC_NAME = 249
 
 
+#: What a prefix must be, for errors that name where it comes from.
+PREFIX_RULE = "expected 1 to 100 of the characters a-z A-Z 0-9 . _ -, because it begins the names of topics"
+
+
+def check_prefix(prefix: str, name: str = "prefix") -> str:
+    """Return a prefix; ``name`` is what its user calls it.
+
+    Raises:
+        ConfigError: it can't be part of a topic's name.
+    """
+    if not 0 < len(prefix) <= 100 or not set(prefix) <= _TOPIC_CHARACTERS:
+        raise ConfigError(f"{name}={prefix!r}: {PREFIX_RULE}")
+    return prefix
+
+
 @dataclass(frozen=True, slots=True)
 class Names:
     """Every name that one installation uses on a cluster; ``prefix`` keeps installations apart.
@@ -58,11 +73,7 @@ class Names:
     prefix: str = DEFAULT_PREFIX
 
     def __post_init__(self) -> None:
-        if not 0 < len(self.prefix) <= 100 or not set(self.prefix) <= _TOPIC_CHARACTERS:
-            raise ConfigError(
-                f"MARQ_PREFIX {self.prefix!r}: expected 1 to 100 of the characters a-z A-Z 0-9 . _ -, "
-                "because it begins the names of topics"
-            )
+        check_prefix(self.prefix)
 
     @property
     def messages(self) -> str:

@@ -15,11 +15,10 @@ from aiokafka.admin.records_to_delete import RecordsToDelete
 
 import marq
 from broker.embedded import EmbeddedBroker
-from marq.core.backoff import Backoff
-from marq.core.queue import QueueSettings
 from marq.settings import ClientSettings
 from marq.topics import ensure_topics
 from tests.client.waiting import read_all, until
+from tests.effective import effective
 
 #: So soon everybody must have seen a change.
 SEEN_S = 2.0
@@ -45,13 +44,13 @@ async def producer(servers: str) -> AsyncIterator[AIOKafkaProducer]:
 
 
 async def test_a_queue_that_nobody_defined_has_the_defaults(queues) -> None:
-    assert queues["anything"] == queues.definitions("anything") == QueueSettings()
+    assert queues["anything"] == effective()
 
 
 async def test_a_change_holds_when_it_returns_and_is_seen_by_all(queues, other) -> None:
     found = await queues.change("emails", lease=5, backoff={"base": 2, "jitter": False}, group="background")
 
-    assert found == QueueSettings(5_000, backoff=Backoff(2_000, jitter=False), group="background")
+    assert found == effective(lease=5, backoff={"base": 2, "jitter": False}, group="background")
     assert queues["emails"] == found
     await until(lambda: other["emails"] == found, SEEN_S)
     assert other.definitions.queues_of("background") == ["emails"]
@@ -69,9 +68,9 @@ async def test_who_starts_later_knows_all_that_was_changed_before(queues, server
 async def test_none_takes_a_key_back_and_a_reset_all(queues, other) -> None:
     await queues.change("emails", lease=5, max_attempts=2, dead_letter=False)
 
-    assert await queues.change("emails", lease=None) == QueueSettings(max_attempts=2, dead_letter=False)
-    assert await other.reset("emails") == QueueSettings()
-    await until(lambda: queues["emails"] == QueueSettings(), SEEN_S)
+    assert await queues.change("emails", lease=None) == effective(max_attempts=2, dead_letter=False)
+    assert await other.reset("emails") == effective()
+    await until(lambda: queues["emails"] == effective(), SEEN_S)
     assert queues.definitions.names() == []
 
 
@@ -120,7 +119,7 @@ async def test_two_who_change_a_queue_at_once_lose_nothing_of_each_other(queues,
             queues.change("emails", lease=number), other.change("emails", max_attempts=number, concurrency=number)
         )
 
-        wanted = QueueSettings(lease_ms=number * 1_000, max_attempts=number, concurrency=number)
+        wanted = effective(lease=number, max_attempts=number, concurrency=number)
         await until(lambda: queues["emails"] == other["emails"] == wanted, SEEN_S)  # noqa: B023
 
 
@@ -154,7 +153,7 @@ async def test_what_is_no_definition_is_said_and_passed_over(
     await queues.change("other", lease=6)
 
     assert f"{names.queues}/0/{sent.offset} is no definition of a queue and is passed over" in caplog.text
-    assert queues["emails"].lease_ms == 5_000
+    assert queues["emails"].lease == 5
     async with marq.Queues(servers, prefix=prefix) as later:
         assert (later["emails"].lease_ms, later["other"].lease_ms) == (5_000, 6_000)
 
@@ -176,7 +175,7 @@ async def test_a_log_that_ends_with_no_record_is_read_to_its_end(queues, servers
 
     async with marq.Queues(servers, prefix=prefix) as later:
         assert (later["emails"].lease_ms, later["other"].lease_ms) == (5_000, 7_000)
-        assert (await later.change("emails", lease=6)).lease_ms == 6_000
+        assert (await later.change("emails", lease=6)).lease == 6
 
 
 async def test_a_log_whose_records_are_all_gone_is_read_to_its_end(queues, servers, prefix, names) -> None:
@@ -190,7 +189,7 @@ async def test_a_log_whose_records_are_all_gone_is_read_to_its_end(queues, serve
     await admin.close()
 
     async with marq.Queues(servers, prefix=prefix) as later:
-        assert later["emails"] == QueueSettings()
+        assert later["emails"] == effective()
 
 
 async def _alter(admin: AIOKafkaAdminClient, topic: str, policy: str) -> None:
@@ -217,7 +216,7 @@ async def test_a_wrong_change_is_named_and_not_made(queues, servers, names, sett
     with pytest.raises(marq.ConfigError, match=said):
         await queues.change("emails", **settings)
 
-    assert queues["emails"] == QueueSettings()
+    assert queues["emails"] == effective()
     assert len(await read_all(servers, names.queues)) == 1
 
 
@@ -249,8 +248,8 @@ async def test_installations_do_not_see_each_other(queues, servers, prefix) -> N
         await queues.change("emails", lease=5)
         await elsewhere.change("emails", max_attempts=2)
 
-        assert elsewhere["emails"] == QueueSettings(max_attempts=2)
-        assert queues["emails"] == QueueSettings(lease_ms=5_000)
+        assert elsewhere["emails"] == effective(max_attempts=2)
+        assert queues["emails"] == effective(lease=5)
 
 
 async def test_within_another_client_no_topic_is_made_a_second_time(servers, prefix) -> None:
@@ -280,7 +279,7 @@ async def test_start_and_stop_may_be_called_twice_and_again(servers, prefix) -> 
     async with marq.Queues(servers, prefix=prefix) as other:
         await other.reset("emails")
     await queues.start()
-    assert queues["emails"] == QueueSettings()
+    assert queues["emails"] == effective()
     await queues.stop()
 
 
@@ -298,10 +297,10 @@ async def test_a_broker_that_goes_away_takes_nothing_away(prefix) -> None:
             await asyncio.to_thread(broker.kill)
             with pytest.raises(marq.BrokerUnavailable):
                 await queues.change("emails", lease=6)
-            assert queues["emails"].lease_ms == 5_000
+            assert queues["emails"].lease == 5
 
             await asyncio.to_thread(broker.start)
             async with marq.Queues(servers, prefix=prefix) as other:
                 await other.change("emails", lease=7)
-            await until(lambda: queues["emails"].lease_ms == 7_000)
-            assert (await queues.change("emails", lease=8)).lease_ms == 8_000
+            await until(lambda: queues["emails"].lease == 7)
+            assert (await queues.change("emails", lease=8)).lease == 8

@@ -15,14 +15,14 @@ from tests.conformance.receiving import take_one
 async def test_a_change_is_known_at_once_to_who_makes_it_and_soon_to_all(backend: Backend) -> None:
     queue, heard = backend.new_name(), []
     async with marq.Queues(**backend.client) as others:
-        stop_listening = others.listen(lambda: heard.append(others[queue].lease_ms))
+        stop_listening = others.listen(lambda: heard.append(others[queue].lease))
 
         settings = await backend.queues.change(queue, lease=timedelta(seconds=5), max_attempts=3)
 
         assert settings == backend.queues[queue]
-        assert (settings.lease_ms, settings.max_attempts) == (5_000, 3)
-        await backend.until(lambda: others[queue].lease_ms == 5_000)
-        assert heard[-1] == 5_000
+        assert (settings.lease, settings.max_attempts) == (5, 3)
+        await backend.until(lambda: others[queue].lease == 5)
+        assert heard[-1] == 5
         stop_listening()
 
         assert (await backend.queues.change(queue, lease=None)).max_attempts == 3
@@ -61,6 +61,6 @@ async def test_wrong_settings_are_named_and_nothing_is_changed(backend: Backend)
 async def test_a_queue_that_nobody_defined_has_the_defaults(backend: Backend) -> None:
     defaults = backend.queues[backend.new_name()]
 
-    assert (defaults.lease_ms, defaults.max_attempts, defaults.dead_letter) == (30_000, 5, True)
-    assert (defaults.backoff.base_ms, defaults.backoff.jitter) == (200, False)
+    assert (defaults.lease, defaults.max_attempts, defaults.dead_letter) == (30, 5, True)
+    assert (defaults.backoff["base"], defaults.backoff["jitter"]) == (0.2, False)
     assert backend.queues["two-attempts"].max_attempts == 2

@@ -108,7 +108,7 @@ def test_a_key_may_be_in_a_file_of_its_own(tmp_path: Path) -> None:
     [
         ({"MARQ_BOOTSTRAP_SERVERS": "one"}, "MARQ_BOOTSTRAP_SERVERS='one': expected host:port"),
         ({"MARQ_BOOTSTRAP_SERVERS": "memory://x"}, "MARQ_BOOTSTRAP_SERVERS='memory://x': expected host:port"),
-        ({"MARQ_PREFIX": "a b"}, "MARQ_PREFIX 'a b': expected 1 to 100 of the characters"),
+        ({"MARQ_PREFIX": "a b"}, "MARQ_PREFIX='a b': expected 1 to 100 of the characters"),
         ({"MARQ_SECURITY_PROTOCOL": "TLS"}, "MARQ_SECURITY_PROTOCOL='TLS': expected one of PLAINTEXT, SSL"),
         ({"MARQ_SASL_MECHANISM": "GSSAPI"}, "MARQ_SASL_MECHANISM='GSSAPI': expected one of PLAIN, SCRAM-SHA-256"),
         ({"MARQ_SECURITY_PROTOCOL": "SASL_SSL"}, "MARQ_SASL_USERNAME is missing: MARQ_SECURITY_PROTOCOL=SASL_SSL"),

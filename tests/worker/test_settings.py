@@ -14,7 +14,7 @@ import marq
 from broker import EmbeddedBroker
 from marq.core.markers import BACKOFF
 from marq.core.names import Names
-from marq.core.queue import QueueSettings
+from tests.effective import effective
 from tests.worker.harness import Installation, Sent, Worker, admin, eventually, faust
 
 Make = Callable[..., Worker]
@@ -137,16 +137,16 @@ async def test_a_queue_that_the_file_has_no_more_has_the_defaults_again(
 ) -> None:
     worker = await new_worker(queues="[defaults]\nlease = 20\n[queues.q]\nmax_attempts = 1").start().ready()
     async with queues_of(worker, broker) as queues:
-        assert queues["q"] == QueueSettings(lease_ms=20_000, max_attempts=1)
-        assert queues["other"] == QueueSettings(lease_ms=20_000)
+        assert queues["q"] == effective(lease=20, max_attempts=1)
+        assert queues["other"] == effective(lease=20)
         await worker.stop()
 
         (worker.directory / "queues.toml").write_text("[queues.other]\nlease = 10")
         again = await new_worker(like=worker).start().ready()
 
         assert "file:q" in again.log()
-        assert queues["q"] == QueueSettings()
-        assert queues["other"] == QueueSettings(lease_ms=10_000)
+        assert queues["q"] == effective()
+        assert queues["other"] == effective(lease=10)
         assert queues.definitions.names() == ["other"]
 
 
@@ -169,7 +169,7 @@ async def test_a_change_goes_over_the_file_also_after_a_restart(new_worker: Make
         await worker.stop()
         await new_worker(like=worker).start().ready()
 
-        assert queues["q"] == QueueSettings(lease_ms=5_000, max_attempts=1)
+        assert queues["q"] == effective(lease=5, max_attempts=1)
 
 
 async def test_a_topic_that_a_change_gave_to_another_queue_keeps_a_worker_from_starting(

@@ -77,7 +77,7 @@ async def test_the_handler_is_cancelled_and_its_worker_goes_on(make_rig, caplog:
     assert acked(rig) == [1]
     assert rig.settler.of(Release) == []
     warnings = [each.getMessage() for each in caplog.records if "handler" in each.getMessage()]
-    assert warnings == ["lease lost, its handler is cancelled: queue=q partition=0 offset=0 attempt=1"]
+    assert warnings == ["lease lost, its handler is cancelled: queue=q id=t/0/0 partition=0 offset=0 attempt=1"]
 
 
 async def test_a_handler_that_is_cancelled_sees_why(make_rig) -> None:
@@ -97,7 +97,7 @@ async def test_a_handler_that_is_cancelled_sees_why(make_rig) -> None:
     await spin()
     await crew.stop(1)
 
-    assert seen == ["the lease ran out: queue=q partition=0 offset=0 attempt=1"]
+    assert seen == ["the lease ran out: queue=q id=t/0/0 partition=0 offset=0 attempt=1"]
 
 
 async def test_a_handler_that_swallows_the_cancellation_harms_no_other_message(make_rig) -> None:
@@ -415,7 +415,7 @@ async def test_a_handler_that_ignores_a_stop_is_left_and_its_message_released(
 
     await rig.settler.until(lambda: bool(rig.settler.of(Release)))
     assert not rig.settler.of(Release)[0].counted
-    assert "handler goes on although it was cancelled: queue=q partition=0 offset=0" in caplog.text
+    assert "handler goes on although it was cancelled: queue=q id=t/0/0 partition=0 offset=0" in caplog.text
     handler.go_on.set()
     await asyncio.wait(crew._tasks, timeout=LIMIT_S)
     assert acked(rig) == []

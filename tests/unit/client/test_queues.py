@@ -10,9 +10,9 @@ import pytest
 
 import marq.queues
 from marq.core.errors import BrokerUnavailable, ConfigError, MarqError
-from marq.core.queue import QueueSettings
 from marq.definition_log import Entry
 from marq.queues import MAX_TRIES, Queues
+from tests.effective import effective
 
 
 class ListLog:
@@ -86,7 +86,7 @@ async def test_what_another_said_in_between_is_taken_up(queues: Queues, log: Lis
     log.before_write = once
     found = await queues.change("emails", max_attempts=2)
 
-    assert found == QueueSettings(lease_ms=5_000, max_attempts=2, concurrency=9)
+    assert found == effective(lease=5, max_attempts=2, concurrency=9)
     assert json.loads(log.entries[-1].value or b"") == {"lease": 5, "concurrency": 9, "max_attempts": 2}
     assert log.writes == 3
 
@@ -115,13 +115,13 @@ async def test_what_another_took_back_in_between_is_not_brought_back(queues: Que
 
     log.before_write = once
 
-    assert await queues.change("emails", max_attempts=2) == QueueSettings(max_attempts=2)
+    assert await queues.change("emails", max_attempts=2) == effective(max_attempts=2)
 
 
 async def test_garbage_in_between_is_no_reason_to_write_again(queues: Queues, log: ListLog) -> None:
     log.before_write = lambda: log.append(b"change:emails", b"garbage") and None
 
-    assert await queues.change("emails", max_attempts=2) == QueueSettings(max_attempts=2)
+    assert await queues.change("emails", max_attempts=2) == effective(max_attempts=2)
     assert log.writes == 1
 
 
@@ -129,7 +129,7 @@ async def test_a_reset_wins_against_a_change_that_came_before_it(queues: Queues,
     await queues.change("emails", lease=5)
     log.before_write = lambda: log.append(b"change:emails", {"lease": 6}) and None
 
-    assert await queues.reset("emails") == QueueSettings()
+    assert await queues.reset("emails") == effective()
     assert log.writes == 2
 
 
@@ -146,7 +146,7 @@ async def test_no_error_ends_the_reading(queues: Queues, log: ListLog, caplog: p
         log.append(b"change:emails", {"lease": 1})
 
         # Only what is read later is read at all.
-        assert (await queues.change("emails", lease=2)).lease_ms == 2_000
+        assert (await queues.change("emails", lease=2)).lease == 2
         await queues.reset("emails")
 
     assert caplog.text.count("definitions of queues can't be read, trying again") == 2

@@ -35,7 +35,7 @@ def test_the_environment_is_read_when_a_client_is_made(monkeypatch) -> None:
         ("connect_timeout", True, "not bool"),
         ("partitions", 0, "partitions=0: expected a whole number from 1"),
         ("partitions", 2.0, "partitions=2.0: expected a whole number"),
-        ("prefix", "a b", "MARQ_PREFIX 'a b'"),
+        ("prefix", "a b", "^prefix='a b': expected 1 to 100 of the characters"),
         ("prefix", 5, "prefix=5: expected text"),
         ("security_protocol", "TLS", "expected one of PLAINTEXT, SSL"),
         ("ssl_context", "x", "expected an ssl.SSLContext"),
@@ -55,6 +55,20 @@ def test_servers_without_a_port_are_refused(servers) -> None:
 def test_a_wrong_number_in_the_environment_names_the_variable() -> None:
     with pytest.raises(ConfigError, match="MARQ_PARTITIONS='many': expected a number"):
         ClientSettings.read("a:1", {}, environment={"MARQ_PARTITIONS": "many"})
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("MARQ_PREFIX", "a b", "^MARQ_PREFIX='a b': expected 1 to 100 of the characters"),
+        ("MARQ_PARTITIONS", "0", "^MARQ_PARTITIONS=0: expected a whole number from 1"),
+        ("MARQ_CONNECT_TIMEOUT", "0", "^MARQ_CONNECT_TIMEOUT=0.0: expected seconds from 0.1"),
+        ("MARQ_SECURITY_PROTOCOL", "TLS", "^MARQ_SECURITY_PROTOCOL='TLS': expected one of"),
+    ],
+)
+def test_a_wrong_value_in_the_environment_is_reported_as_its_variable(variable, value, expected) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        ClientSettings.read("a:1", {}, environment={variable: value})
 
 
 def test_passwords_are_not_shown() -> None:
@@ -117,7 +131,8 @@ def test_bad_queue_names_are_refused_at_once(name) -> None:
     [
         ({"lease": 0}, "lease=0: expected seconds from 0.1"),
         ({"lease": "30"}, "lease='30'"),
-        ({"lease": 60, "max_lease": 30}, "max_lease=30: expected seconds from 60"),
+        ({"lease": 1e9}, r"seconds from 0\.1 to 4294967\.295, or"),
+        ({"lease": 60, "max_lease": 30}, "^max_lease=30 is shorter than lease=60"),
         ({"max_in_flight": 0}, "max_in_flight=0: expected a whole number from 1"),
         ({"instance_id": ""}, "instance_id=''"),
         ({"grace": -1}, "grace=-1"),

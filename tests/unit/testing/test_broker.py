@@ -10,8 +10,8 @@ from datetime import timedelta
 import pytest
 
 import marq
-from marq.core.queue import QueueSettings
 from marq.testing import Broker, ClientLeftRunning
+from tests.effective import effective
 
 
 async def test_where_messages_are() -> None:
@@ -43,14 +43,14 @@ async def test_queues_are_defined_as_in_queues_toml() -> None:
     broker = Broker(queues={"q": {"lease": 5, "group": "g"}}, defaults={"max_attempts": 2})
     broker.define("other", lease=timedelta(minutes=1), backoff={"base": 3})
     async with broker:
-        assert broker.queues["q"] == QueueSettings(lease_ms=5_000, max_attempts=2, group="g")
-        assert (broker.queues["other"].lease_ms, broker.queues["other"].backoff.base_ms) == (60_000, 3_000)
+        assert broker.queues["q"] == effective(lease=5, max_attempts=2, group="g")
+        assert (broker.queues["other"].lease, broker.queues["other"].backoff["base"]) == (60, 3)
 
         broker.define("q", lease=7)
         await broker.settle()
-        assert broker.queues["q"] == QueueSettings(lease_ms=7_000, max_attempts=2)
+        assert broker.queues["q"] == effective(lease=7, max_attempts=2)
         await broker.queues.change("q", lease=9)
-        assert broker.queues["q"].lease_ms == 9_000
+        assert broker.queues["q"].lease == 9
 
     with pytest.raises(marq.ConfigError, match="queue 'q': lease: expected a number"):
         broker.define("q", lease=0)
@@ -197,3 +197,28 @@ async def test_a_marker_that_cannot_be_read_goes_into_quarantine() -> None:
         assert dict(record.headers)["marq-origin"].startswith(b"marq.markers/0/")
         await message.ack()
         assert len(broker.acked("q")) == 1
+
+
+async def test_a_consumer_that_was_stopped_says_so_and_can_be_started_again() -> None:
+    async with Broker() as broker, broker.consumer("q") as consumer:
+        await consumer.stop()
+        with pytest.raises(marq.MarqError, match=r"^the consumer of queue 'q' was stopped: await start\(\) to receive"):
+            await consumer.receive(wait=0)
+
+        await consumer.start()
+        assert await consumer.receive(wait=0) == []
+
+
+async def test_a_lease_of_one_call_that_is_longer_than_max_lease_names_both() -> None:
+    async with Broker() as broker, broker.consumer("q", lease=5, max_lease=10) as consumer:
+        with pytest.raises(marq.ConfigError, match=r"^lease=20 is longer than max_lease \(10 s\)"):
+            await consumer.receive(lease=20)
+
+
+async def test_settings_are_read_in_the_units_in_which_they_are_written() -> None:
+    async with Broker(queues={"q": {"lease": 2.5, "backoff": [1, 5], "max_attempts": "unlimited"}}) as broker:
+        settings = broker.queues["q"]
+
+        assert (settings.lease, settings.delay, settings.max_attempts) == (2.5, 0, "unlimited")
+        assert settings.backoff == {"delays": [1, 5], "jitter": False}
+        assert not [name for name in dir(settings) if name.endswith("_ms")]

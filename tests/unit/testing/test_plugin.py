@@ -31,7 +31,7 @@ async def test_a_service(marq_broker):
 async def test_each_test_has_a_broker_of_its_own(marq_broker):
     assert marq_broker.messages("emails") == []
     async with marq.Queues() as queues:
-        assert queues["emails"].lease_ms == 30_000
+        assert queues["emails"].lease == 30
 """
 
 SYNC = """
