@@ -1,9 +1,9 @@
 """When a schedule comes next: its cron expression, by the clocks of its time zone.
 
-`cronsim <https://pypi.org/project/cronsim/>`_ does as the cron of Debian does when clocks are changed: a time of day
-that is left out comes right after the gap, and one that there is twice comes the first time; expressions for each hour
-or minute come in both hours. It is imported when it is needed first: a service that only defines schedules works
-without it, and its expressions are then looked at by the workers alone.
+The package cronsim follows Debian's cron when clocks change. A time of day that is skipped fires right after the gap. A
+time of day that occurs twice fires the first time. Expressions for every hour or minute fire in both hours. Marq
+imports cronsim when it first needs it. So a service that only defines schedules works without it, and then only the
+workers check its expressions.
 """
 
 from __future__ import annotations

@@ -180,9 +180,7 @@ def test_each_test_and_mutant_that_a_page_names_exists() -> None:
 def test_no_page_names_a_registry_or_a_path_of_one_machine(page: Path) -> None:
     text = text_of(page)
 
-    assert not re.search(
-        r"pypi|pythonhosted|maven\.org|repo1?\.maven|apache\.org/dist|nexus|artifactory", text, re.IGNORECASE
-    )
+    assert not re.search(REGISTRIES, text, re.IGNORECASE)
     assert not re.search(r"(?<![\w.])/(?:home|root|work|Users|tmp|usr|opt|var|mnt)/\w", text)
 
 

@@ -33,6 +33,13 @@ IMPURE = {"time", "random", "asyncio", "os", "logging", "datetime", "secrets", "
 BANNED_FILE_WORDS = {"nack", "utils", "util", "helpers", "helper", "common", "manager", "misc"}
 BANNED_IDENTIFIERS = {"nack"}
 MAX_LINES = 600
+#: Hosts of package registries: which one is used is the machine's setting.
+REGISTRIES = r"pypi\.org|pythonhosted\.org|maven\.org|repo1?\.maven|npmjs\.(com|org)|docker\.io|ghcr\.io|quay\.io"
+#: What is delivered and is no Python module.
+OTHER_FILES = [
+    *(ROOT / name for name in ("Makefile", "Procfile", "pyproject.toml", "requirements.lock")),
+    *sorted(path for path in (ROOT / "deploy").rglob("*") if path.is_file()),
+]
 
 
 def name_of(path: Path) -> str:
@@ -108,6 +115,11 @@ def test_files_and_identifiers_are_named_by_what_they_are(path: Path) -> None:
     # A function that takes the place of a banned word may name it to refuse it, as text.
     used = {name for name in identifiers(path) if words(name) & BANNED_IDENTIFIERS}
     assert used == set(), f"{name_of(path)} uses {used}"
+
+
+@pytest.mark.parametrize("path", [*MODULES, *OTHER_FILES], ids=name_of)
+def test_packages_are_named_without_the_address_of_a_registry(path: Path) -> None:
+    assert not re.search(REGISTRIES, path.read_text(encoding="utf-8"), re.IGNORECASE)
 
 
 def test_the_rules_look_at_something() -> None:
