@@ -60,7 +60,9 @@ class Consumer:
         lease: how long a message is held before it is delivered to somebody else, unless it is renewed, which happens
             by itself; seconds or timedelta; without it what the queue's settings say.
         max_lease: until when it renews itself: a handler that hangs loses its message then.
-        max_in_flight: how many messages are held at the most; fewer while they are finished slowly.
+        max_in_flight: maximum number of messages in flight, prefetched ones included (default 20,000). The consumer
+            holds about as many as it finishes in a second, and never fewer than twice the ``concurrency`` of
+            :meth:`run`: with ``concurrency=5`` and slow handlers 10, however large ``max_in_flight`` is.
         codec: what decodes :attr:`Message.value`; bytes without it.
         instance_id: a name for static membership: a restart within the session timeout moves no partitions. Each
             consumer of a group needs its own: if another one joins with the same id, this one stops with a ConfigError.

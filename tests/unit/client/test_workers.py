@@ -196,6 +196,27 @@ async def test_a_cancellation_that_is_not_ours_is_an_error_of_the_handler(make_r
     assert rig.settler.of(Release)[0].counted
 
 
+@pytest.mark.parametrize(("max_in_flight", "held"), [(100, 10), (7, 7)])
+async def test_with_slow_handlers_twice_the_concurrency_is_held_and_never_more_than_max_in_flight(
+    make_rig, max_in_flight: int, held: int
+) -> None:
+    rig = make_rig(max_in_flight=max_in_flight)
+    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(1_000)])
+
+    async def handler(message) -> None:
+        await asyncio.Event().wait()
+
+    crew = workers(rig, handler, 5)
+    await rig.acquirer.until(lambda: rig.flow.held > 0)
+    for _ in range(5):
+        rig.clock.now_s += 1
+        rig.flow.demand()
+        await spin(100)
+
+    assert rig.flow.held == held
+    await crew.stop(0)
+
+
 async def test_a_slow_handler_does_not_hoard(make_rig) -> None:
     rig = make_rig(max_in_flight=1_000)
     rig.reader.add(P0, *[FakeRecord(offset) for offset in range(1_000)])
