@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection
 
 from aiokafka import AIOKafkaConsumer
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, UnknownTopicOrPartitionError
 
 from marq.log_ranges import log_ranges
 
@@ -20,6 +20,10 @@ log = logging.getLogger("marq.census")
 
 #: For how long is believed what was said of a topic, and how long that may take; also of one that could not be read.
 BELIEVE_S, ASK_S, ASK_AGAIN_S = 60.0, 5.0, 2.0
+#: Of a topic that the broker does not list.
+_MISSING = (
+    "it does not exist, or this worker may not describe it. Create it, or remove `topic` from the queue's settings"
+)
 #: Topics that are asked about at a time.
 _AT_ONCE = 50
 
@@ -60,14 +64,22 @@ class CountedTopics:
         if self._messages in due:
             await self._ask(consumer, self._messages)
             due.remove(self._messages)
+        if due:
+            # Once for all: aiokafka asks about a topic that is missing ten times a second, and logs an error each time.
+            async with asyncio.timeout(ASK_S):
+                existing = await consumer.topics()
+            for topic in set(due) - existing:
+                self.close(topic, UnknownTopicOrPartitionError())
+            due = [topic for topic in due if topic in existing]
         for first in range(0, len(due), _AT_ONCE):
             await asyncio.gather(*(self._ask_or_close(consumer, topic) for topic in due[first : first + _AT_ONCE]))
 
     def close(self, topic: str, error: Exception) -> None:
         """Leave a topic out for a while."""
+        why = _MISSING if isinstance(error, UnknownTopicOrPartitionError) else repr(error)
         if topic not in self._closed:
-            log.warning("topic %s can't be read, so its queue's messages are not counted: %r", topic, error)
-        self._counts[topic], self._closed[topic] = 0, repr(error)
+            log.warning("topic %s can't be read, so its queue's messages are not counted: %s", topic, why)
+        self._counts[topic], self._closed[topic] = 0, why
         self._asked_s[topic] = time.monotonic()
 
     async def _ask_or_close(self, consumer: AIOKafkaConsumer, topic: str) -> None:
