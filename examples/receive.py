@@ -2,6 +2,7 @@
 # ruff: noqa: T201 - printing is what an example is for
 
 import asyncio
+import contextlib
 import sys
 
 import marq
@@ -19,4 +20,5 @@ async def main(queue: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(main(sys.argv[1]))

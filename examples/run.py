@@ -2,6 +2,7 @@
 # ruff: noqa: T201 - printing is what an example is for
 
 import asyncio
+import contextlib
 import signal
 import sys
 
@@ -30,4 +31,5 @@ async def main(queue: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(main(sys.argv[1]))

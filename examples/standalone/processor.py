@@ -5,6 +5,7 @@ Kill it (``kill -9``) and start it again: what it held comes back, too.
 # ruff: noqa: T201 - printing is what an example is for
 
 import asyncio
+import contextlib
 import random
 
 import marq
@@ -27,4 +28,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(main())
