@@ -6,6 +6,7 @@ import fcntl
 import logging
 import os
 import socket
+import sys
 import threading
 import warnings
 from pathlib import Path
