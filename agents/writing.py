@@ -158,7 +158,8 @@ class Writing:
             await producer.begin_transaction()
             try:
                 sends = await self._sends(producer, tracker, due, [*plan, *([] if tick is None else [tick])], changes)
-                results = [await send for send in sends]
+                # Not one after the other: when one fails, nobody would look at the others, and each would be reported.
+                results = await asyncio.gather(*sends)
             except (MessageSizeTooLargeError, RecordListTooLargeError):
                 await producer.abort_transaction()
                 raise

@@ -125,6 +125,7 @@ async def to_its_end(ending: Coroutine[Any, Any, None], hurry: Callable[[], None
 
 async def stop_producer(producer: Any, limit_s: float) -> bool:
     """Stop an AIOKafkaProducer after it has sent what it holds; return False when the limit came first."""
+    _take_note_of_outcomes(producer)
     if await _within(limit_s, producer.stop()):
         return True
     _fail_batches(producer._message_accumulator)
@@ -138,12 +139,27 @@ async def stop_producer(producer: Any, limit_s: float) -> bool:
 
 
 def _fail_batches(accumulator: Any) -> None:
-    """Give an error to whoever still waits for a batch; where nobody does, it is no error that asyncio would report."""
-    waiting = [batch for batches in accumulator._batches.values() for batch in batches]
-    for batch in [*waiting, *accumulator._pending_batches]:
-        for future in (batch.future, *[future for future, _ in batch._msg_futures]):
-            future.add_done_callback(_retrieve)
+    """Give an error to whoever still waits for a batch."""
     accumulator.fail_all(KafkaError("the producer was stopped before the broker confirmed"))
+
+
+def _take_note_of_outcomes(producer: Any) -> None:
+    """Retrieve the outcome of everything that a producer still holds.
+
+    Callers wait for the futures of their own sends. A fenced producer also fails futures that nobody awaits: those of
+    batches that were not sent yet, and that of the transaction. asyncio would report each with a traceback.
+    """
+    accumulator = producer._message_accumulator
+    waiting = [batch for batches in accumulator._batches.values() for batch in batches]
+    futures = [
+        future
+        for batch in [*waiting, *accumulator._pending_batches]
+        for future in (batch.future, batch._drain_waiter, *[future for future, _ in batch._msg_futures])
+    ]
+    if producer._txn_manager is not None and producer._txn_manager.wait_for_transaction_end() is not None:
+        futures.append(producer._txn_manager.wait_for_transaction_end())
+    for future in futures:
+        future.add_done_callback(_retrieve)
 
 
 def _retrieve(future: asyncio.Future[Any]) -> None:

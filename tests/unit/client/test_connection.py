@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from types import SimpleNamespace
+from typing import Any
 
-from marq.connection import stop_consumer
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.errors import ProducerFenced
+
+from marq.connection import abandon_producer, stop_consumer
 
 
 class Connections:
@@ -30,3 +35,27 @@ async def test_a_stop_that_passes_on_a_cancellation_of_its_own_still_closes_the_
     assert not await stop_consumer(consumer, 5)
 
     assert connections.closed
+
+
+async def test_what_a_fenced_producer_leaves_behind_is_not_reported_as_an_oversight() -> None:
+    """A worker that was stopped for longer than its membership, say: another one has its partition now."""
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    producer = AIOKafkaProducer(transactional_id="t")
+    manager, accumulator = producer._txn_manager, producer._message_accumulator
+    manager.set_pid_and_epoch(1, 0)
+    await producer.begin_transaction()
+    sent = await accumulator.add_message(TopicPartition("t", 0), None, b"x", 1)
+    batch = await accumulator.add_batch(producer.create_batch(), TopicPartition("t", 1), 1)
+    # As aiokafka's sender does when the coordinator refuses the producer.
+    accumulator.fail_all(ProducerFenced())
+    manager.fatal_error(ProducerFenced())
+
+    await abandon_producer(producer)
+    outcomes = await asyncio.gather(sent, batch, return_exceptions=True)
+
+    assert [type(outcome) for outcome in outcomes] == [ProducerFenced, ProducerFenced]
+    del producer, manager, accumulator, sent, batch, outcomes
+    gc.collect()
+    await asyncio.sleep(0)
+    assert reported == []
