@@ -16,6 +16,7 @@ from marq.core.errors import MarqError
 from marq.core.markers import Source
 from marq.offsets import positions_of
 from marq.positions import Positions
+from marq.reconnects import paced
 from marq.settings import ClientSettings
 
 log = logging.getLogger("marq.worker")
@@ -139,10 +140,12 @@ async def former_partitions(
     Raises:
         KafkaError: the broker does not answer, or refuses.
     """
-    consumer = AIOKafkaConsumer(
-        enable_auto_commit=False, auto_offset_reset="earliest", fetch_max_wait_ms=_POLL_MS, **client_options(client)
+    consumer = paced(
+        AIOKafkaConsumer(
+            enable_auto_commit=False, auto_offset_reset="earliest", fetch_max_wait_ms=_POLL_MS, **client_options(client)
+        )
     )
-    admin = AIOKafkaAdminClient(**client_options(client))
+    admin = paced(AIOKafkaAdminClient(**client_options(client)))
     try:
         await consumer.start()
         await admin.start()

@@ -31,6 +31,7 @@ from marq.core.marker_codec import encode
 from marq.core.markers import Answer, Batch, Payload, Source, Tick
 from marq.core.notes import Note
 from marq.core.tracker import Tracker
+from marq.reconnects import paced
 
 log = logging.getLogger("marq.tracker")
 
@@ -71,13 +72,15 @@ class Writing:
 
     async def fence(self) -> bool:
         """Take the partition's producer over; return whether nobody else has had it since this was done before."""
-        producer = AIOKafkaProducer(
-            transactional_id=self.around.names.transactional_id(self.partition),
-            transaction_timeout_ms=int(TRANSACTION_SECONDS * 1000),
-            linger_ms=0,
-            max_batch_size=1 << 20,
-            max_request_size=self.around.max_message_bytes * 2 + (1 << 20),
-            **self.around.client,
+        producer = paced(
+            AIOKafkaProducer(
+                transactional_id=self.around.names.transactional_id(self.partition),
+                transaction_timeout_ms=int(TRANSACTION_SECONDS * 1000),
+                linger_ms=0,
+                max_batch_size=1 << 20,
+                max_request_size=self.around.max_message_bytes * 2 + (1 << 20),
+                **self.around.client,
+            )
         )
         self.producer = producer
         async with asyncio.timeout(TRANSACTION_SECONDS):

@@ -29,6 +29,7 @@ from faust.types import TP, ConsumerMessage
 from agents.fetched import Fetched
 from marq.connection import stop_consumer
 from marq.group_consumer import GroupConsumer
+from marq.reconnects import paced
 
 #: Longest wait for records in one poll; a stop or rebalance waits for it.
 _POLL_SECONDS = 1.0
@@ -59,7 +60,7 @@ class BatchThread(driver.AIOKafkaConsumerThread):
             consumer._partition_assignment_strategy = (self.app.group_assignor,)
         consumer.__class__ = GroupConsumer
         consumer.on_fenced = self.app.fenced
-        return consumer
+        return paced(consumer)
 
     async def on_thread_stop(self) -> None:
         # Not that of Faust's thread: without a broker aiokafka's stop passes on a cancellation of its own, and the
@@ -275,10 +276,18 @@ class BatchConsumer(driver.Consumer):
         return tp in self._paused_partitions and not self._is_changelog_tp(tp)
 
 
+class PacedProducer(driver.Producer):
+    """Faust's producer, which waits with all others for a broker that is down."""
+
+    def _new_producer(self, transactional_id: str | None = None) -> aiokafka.AIOKafkaProducer:
+        return paced(super()._new_producer(transactional_id))
+
+
 class BatchTransport(driver.Transport):
     """Faust's aiokafka transport with :class:`BatchConsumer`."""
 
     Consumer = BatchConsumer
+    Producer = PacedProducer
 
 
 class BatchSchema(Schema):

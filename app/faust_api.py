@@ -32,6 +32,7 @@ class Reliance(NamedTuple):
 
 _THREAD = "faust.transport.drivers.aiokafka:AIOKafkaConsumerThread"
 _CONSUMER = "faust.transport.drivers.aiokafka:Consumer"
+_PRODUCER = "faust.transport.drivers.aiokafka:Producer"
 _TRANSPORT = "faust.transport.drivers.aiokafka:Transport"
 _APP = "faust.app.base:App"
 _WORKER = "faust.worker:Worker"
@@ -83,6 +84,8 @@ RELIANCES = (
     Reliance(_CONSUMER, "_paused_partitions", "instance attribute", "those are delivered that were fetched before"),
     Reliance(_CONSUMER, "_is_changelog_tp", "(self, tp)", "changelogs are never delivered"),
     Reliance(_TRANSPORT, "Consumer", "class attribute", "replaced by ours"),
+    Reliance(_TRANSPORT, "Producer", "class attribute", "replaced by ours"),
+    Reliance(_PRODUCER, "_new_producer", "(self, transactional_id=None)", "its connections are paced"),
     Reliance(
         "faust.serializers.schemas:Schema",
         "compile",

@@ -19,6 +19,7 @@ from aiokafka.errors import KafkaError, for_code
 from aiokafka.protocol.group import LeaveGroupRequest
 
 from marq.connection import client_options, close_admin
+from marq.reconnects import paced
 from marq.settings import ClientSettings
 
 log = logging.getLogger("marq.worker")
@@ -47,7 +48,7 @@ async def expel(client: ClientSettings, folder: Path, limit_s: float) -> None:
         former = (folder / _FILE).read_text()
     except OSError:
         return
-    admin = AIOKafkaAdminClient(**client_options(client))
+    admin = paced(AIOKafkaAdminClient(**client_options(client)))
     try:
         async with asyncio.timeout(limit_s):
             await admin.start()

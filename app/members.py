@@ -20,6 +20,7 @@ from aiokafka.errors import GroupAuthorizationFailedError, KafkaError, for_code
 from yarl import URL
 
 from marq.connection import client_options, close_admin
+from marq.reconnects import paced
 from marq.settings import ClientSettings
 
 log = logging.getLogger("marq.web")
@@ -112,7 +113,7 @@ class Group:
     async def _described(self, group: str) -> tuple[str, Sequence[Any]]:
         """Return a group's state, and its members: (member id, client id, host, metadata, assignment)."""
         if self._admin is None:
-            admin = AIOKafkaAdminClient(**client_options(self._client))
+            admin = paced(AIOKafkaAdminClient(**client_options(self._client)))
             self._admin = admin
             await admin.start()
         [response] = await self._admin.describe_consumer_groups([group])

@@ -21,6 +21,7 @@ from app.stillness import Answer
 from marq.connection import client_options, close_admin, stop_consumer, stop_producer
 from marq.core.marker_codec import encode
 from marq.core.markers import Tick
+from marq.reconnects import paced
 from marq.settings import ClientSettings
 
 log = logging.getLogger("marq.watchdog")
@@ -99,11 +100,13 @@ class Witness:
     async def _records(
         self, source: TopicPartition, position: int | None, isolation: str, *others: TopicPartition
     ) -> Answer:
-        consumer = AIOKafkaConsumer(
-            enable_auto_commit=False,
-            isolation_level=isolation,
-            auto_offset_reset="earliest",
-            **client_options(self.client),
+        consumer = paced(
+            AIOKafkaConsumer(
+                enable_auto_commit=False,
+                isolation_level=isolation,
+                auto_offset_reset="earliest",
+                **client_options(self.client),
+            )
         )
         try:
             await consumer.start()
@@ -122,10 +125,12 @@ class Witness:
 
     async def _write(self, source: TopicPartition) -> None:
         """Do what the owner would have to do, and take it back; whoever still owns the partition is fenced by it."""
-        producer = AIOKafkaProducer(
-            transactional_id=self.client.names.transactional_id(source.partition),
-            transaction_timeout_ms=int(ANSWER_SECONDS * 1000),
-            **client_options(self.client),
+        producer = paced(
+            AIOKafkaProducer(
+                transactional_id=self.client.names.transactional_id(source.partition),
+                transaction_timeout_ms=int(ANSWER_SECONDS * 1000),
+                **client_options(self.client),
+            )
         )
         try:
             await producer.start()
@@ -136,7 +141,7 @@ class Witness:
             await stop_producer(producer, STOP_SECONDS)
 
     async def _rebalance(self, group: str) -> Answer:
-        admin = AIOKafkaAdminClient(**client_options(self.client))
+        admin = paced(AIOKafkaAdminClient(**client_options(self.client)))
         try:
             await admin.start()
             [response] = await admin.describe_consumer_groups([group])

@@ -17,6 +17,7 @@ from aiokafka.errors import KafkaError
 
 from marq.core.errors import BrokerUnavailable
 from marq.reachability import Obstacle, find_obstacle
+from marq.reconnects import client_of, paced
 from marq.rights import refused
 from marq.settings import ClientSettings
 
@@ -71,7 +72,7 @@ async def started(
     until = time.monotonic() + settings.connect_timeout_ms / 1000
     pause, cause = _FIRST_PAUSE_S, "no answer"
     while True:
-        client = make()
+        client = paced(make())
         try:
             async with asyncio.timeout(max(until - time.monotonic(), 0.05)):
                 await client.start()
@@ -126,6 +127,7 @@ async def to_its_end(ending: Coroutine[Any, Any, None], hurry: Callable[[], None
 async def stop_producer(producer: Any, limit_s: float) -> bool:
     """Stop an AIOKafkaProducer after it has sent what it holds; return False when the limit came first."""
     _take_note_of_outcomes(producer)
+    client_of(producer).stopping = True
     if await _within(limit_s, producer.stop()):
         return True
     _fail_batches(producer._message_accumulator)
@@ -174,6 +176,7 @@ async def abandon_producer(producer: Any) -> None:
 
 async def stop_consumer(consumer: Any, limit_s: float) -> bool:
     """Stop an AIOKafkaConsumer, leaving its group; return False when the limit came first."""
+    client_of(consumer).stopping = True
     if await _within(limit_s, consumer.stop()):
         return True
     tasks = []
@@ -214,8 +217,7 @@ async def _within(limit_s: float, stopping: Any) -> bool:
 
 async def _force(owner: Any, tasks: Iterable[asyncio.Task[Any]]) -> None:
     owner._closed = True
-    client = getattr(owner, "client", None) or owner._client
-    await _within(_FORCE_S, client.close())
+    await _within(_FORCE_S, client_of(owner).close())
     pending = {task for task in tasks if not task.done()}
     # Twice: aiokafka's sender takes the first cancellation as a wish to wait for its requests.
     for _ in range(2):

@@ -23,6 +23,7 @@ from marq.core.errors import BrokerUnavailable, Forbidden
 from marq.core.markers import Source
 from marq.core.names import Names
 from marq.positions import Positions
+from marq.reconnects import paced
 from marq.requests import UNSTABLE_OFFSET_COMMIT, StableOffsets
 from marq.roster_log import RosterLog
 from marq.rosters import (
@@ -152,7 +153,7 @@ async def places(
     wanted = list(sources)
     if not wanted:
         return {}
-    admin = AIOKafkaAdminClient(**client_options(settings))
+    admin = paced(AIOKafkaAdminClient(**client_options(settings)))
     try:
         await admin.start()
         return await _places(settings, admin, group, serving, wanted)

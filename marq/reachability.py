@@ -25,6 +25,7 @@ from aiokafka.errors import (
 from aiokafka.protocol.admin import SaslHandShakeRequest
 from aiokafka.protocol.metadata import MetadataRequest
 
+from marq.reconnects import pacer_of
 from marq.settings import ClientSettings
 from marq.threads import in_thread
 
@@ -83,6 +84,7 @@ class _Path:
         self._host, self._port = host, port
         self._address = f"{host}:{port}"
         self._limit_s = limit_s
+        self._pacer = pacer_of(settings.bootstrap_servers, settings.security_protocol, settings.sasl_username)
         self._tls = settings.ssl_context if "SSL" in settings.security_protocol.split("_") else None
 
     async def obstacle(self) -> Obstacle | None:
@@ -114,6 +116,10 @@ class _Path:
             ) from None
 
     async def _knock(self) -> None:
+        known = self._pacer.fresh_error((self._host, self._port))
+        if isinstance(known, ConnectionRefusedError):
+            # A client of this process has just tried, and would be counted twice.
+            raise _Blocked(self._not_listening(known))
         try:
             async with asyncio.timeout(self._limit_s / 2):
                 _, writer = await asyncio.open_connection(self._host, self._port)
@@ -127,14 +133,7 @@ class _Path:
                 )
             ) from None
         except OSError as error:
-            raise _Blocked(
-                Obstacle(
-                    f"nothing listens at {self._address} ({_reason(error)})",
-                    "start the broker there (`make broker` starts one for development), or correct the address"
-                    " (MARQ_BOOTSTRAP_SERVERS or bootstrap_servers)",
-                    steps=1,
-                )
-            ) from None
+            raise _Blocked(self._not_listening(error)) from None
         writer.close()
 
     async def _connect(self) -> _Streams:
@@ -253,6 +252,14 @@ class _Path:
         )
 
     # --- words --------------------------------------------------------------------------------------------------------
+
+    def _not_listening(self, error: OSError) -> Obstacle:
+        return Obstacle(
+            f"nothing listens at {self._address} ({_reason(error)})",
+            "start the broker there (`make broker` starts one for development), or correct the address"
+            " (MARQ_BOOTSTRAP_SERVERS or bootstrap_servers)",
+            steps=1,
+        )
 
     async def _no_tls(self) -> Obstacle:
         head = await self._ask(*await asyncio.open_connection(self._host, self._port))

@@ -10,6 +10,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
 from marq.connection import client_options, close_admin
+from marq.reconnects import paced
 from marq.settings import ClientSettings
 
 log = logging.getLogger("marq")
@@ -37,7 +38,7 @@ async def watch_for_tracker(runs: Callable[[], Awaitable[bool | None]], settings
 
 async def tracker_runs(settings: ClientSettings) -> bool | None:
     """Whether the consumer group of the trackers has members; None when that can't be found out."""
-    admin = AIOKafkaAdminClient(**client_options(settings))
+    admin = paced(AIOKafkaAdminClient(**client_options(settings)))
     try:
         async with asyncio.timeout(_LOOK_LIMIT_S):
             await admin.start()

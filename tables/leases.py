@@ -35,6 +35,7 @@ from faust.tables.recovery import Recovery
 from marq.connection import stop_consumer
 from marq.core.rows import IDENTITY_KEY
 from marq.core.topic_rules import DELETE_RETENTION_MS
+from marq.reconnects import paced
 
 #: Local files older than this may have missed a deletion that the changelog has forgotten; they are thrown away.
 MAX_LOCAL_AGE_SECONDS = DELETE_RETENTION_MS / 1000 / 2
@@ -246,12 +247,14 @@ class Tables(TableManager):
 
 def changelog_reader(client_settings: Mapping[str, Any]) -> AIOKafkaConsumer:
     """Return a consumer of what was committed to the changelog; it is in no group."""
-    return AIOKafkaConsumer(
-        enable_auto_commit=False,
-        isolation_level="read_committed",
-        auto_offset_reset="earliest",
-        max_partition_fetch_bytes=8 << 20,
-        **client_settings,
+    return paced(
+        AIOKafkaConsumer(
+            enable_auto_commit=False,
+            isolation_level="read_committed",
+            auto_offset_reset="earliest",
+            max_partition_fetch_bytes=8 << 20,
+            **client_settings,
+        )
     )
 
 

@@ -43,6 +43,7 @@ from marq.core.markers import Source
 from marq.core.topic_rules import TopicPlan
 from marq.definition_log import KafkaDefinitionLog
 from marq.log_view import LogView
+from marq.reconnects import paced
 from marq.settings import ClientSettings
 from marq.topics import Look, look_up
 
@@ -207,7 +208,7 @@ class ClusterView:
 
     async def append(self) -> Appended | None:
         """Append a record that says nothing, to learn what time it is for the broker; None where it does not tell."""
-        producer = AIOKafkaProducer(**client_options(self._client), enable_idempotence=True, linger_ms=0)
+        producer = paced(AIOKafkaProducer(**client_options(self._client), enable_idempotence=True, linger_ms=0))
         try:
             await producer.start()
             sent_ms = time.time() * 1000

@@ -42,6 +42,7 @@ from marq.core.definitions import Definitions
 from marq.core.errors import MarqError
 from marq.inspector import Inspector, Waiting
 from marq.reachability import find_obstacle
+from marq.reconnects import paced
 from marq.settings import MEMORY_SCHEME, ClientSettings
 from marq.threads import in_thread
 from marq.topics import Look, planned
@@ -134,7 +135,7 @@ class Examination:
 
     @asynccontextmanager
     async def _view(self) -> AsyncIterator[ClusterView | None]:
-        admin = AIOKafkaAdminClient(**client_options(self._client))
+        admin = paced(AIOKafkaAdminClient(**client_options(self._client)))
 
         async def connect() -> ClusterView:
             await admin.start()

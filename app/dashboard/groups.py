@@ -18,6 +18,7 @@ from aiokafka.errors import KafkaError
 
 from app.checkup.requests import described_groups
 from marq.connection import client_options, close_admin, stop_consumer
+from marq.reconnects import paced
 from marq.settings import ClientSettings
 
 log = logging.getLogger("marq.web")
@@ -138,7 +139,7 @@ class Groups:
     async def _admin_client(self) -> AIOKafkaAdminClient:
         async with self._lock:
             if self._admin is None:
-                admin = AIOKafkaAdminClient(**client_options(self._client))
+                admin = paced(AIOKafkaAdminClient(**client_options(self._client)))
                 try:
                     await admin.start()
                 except BaseException:
@@ -150,7 +151,7 @@ class Groups:
     async def _consumer_client(self) -> AIOKafkaConsumer:
         async with self._lock:
             if self._consumer is None:
-                consumer = AIOKafkaConsumer(**client_options(self._client), enable_auto_commit=False)
+                consumer = paced(AIOKafkaConsumer(**client_options(self._client), enable_auto_commit=False))
                 try:
                     await consumer.start()
                 except BaseException:

@@ -1,0 +1,406 @@
+"""Limits how often a process tries to reach a broker that is down.
+
+aiokafka retries each request on its own, ten times a second: producer, fetcher, coordinator and metadata of every
+client. Here all clients of a process that use the same cluster share one :class:`Pacer`, which knows the brokers that
+are down. One client tries such a broker, after an exponential backoff with jitter; the others wait for the outcome. If
+another broker of the cluster is up, nobody waits: aiokafka then learns at once that this broker is not ready.
+
+The pacer also reports an outage: one line when a broker becomes unreachable, one when it returns, and a summary in
+between. :mod:`marq.client_logs` drops what aiokafka says about the same outage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import random
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from aiokafka.client import AIOKafkaClient, ConnectionGroup
+from aiokafka.conn import CloseReason, collect_hosts, create_conn
+from aiokafka.errors import KafkaConnectionError, KafkaError
+from aiokafka.protocol.metadata import MetadataRequest
+
+from marq import client_logs
+
+log = logging.getLogger("marq")
+
+#: Between two attempts at a broker that is down: the first pause, and the longest. Jitter takes off up to a half.
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 2.0
+#: Failed attempts of a process at one cluster in any second.
+MAX_FAILURES_PER_SECOND = 5
+#: Attempts at one broker at a time, while it is up. More would fail together when it goes down.
+MAX_CONCURRENT = 2
+#: Between two log lines about a broker that stays down.
+SUMMARY_S = 30.0
+#: A broker that has never answered is reported when it has been tried for so long: a failed start has its own error.
+SILENT_START_S = 3.0
+#: How long the outcome of an attempt describes the broker.
+FRESH_S = MAX_PAUSE_S + 0.5
+#: Limit of one wait. Wake-ups normally come first.
+_MAX_WAIT_S = 5.0
+
+_NEVER = float("-inf")
+_FAILURES = (OSError, TimeoutError, KafkaError)
+
+Address = tuple[str, int]
+T = TypeVar("T")
+K = TypeVar("K")
+
+
+@dataclass(slots=True)
+class _Broker:
+    """One broker as this process has found it; times are those of the pacer's clock."""
+
+    #: Attempts under way.
+    trying: int = 0
+    #: Failed rounds since it was last up, and all there have ever been.
+    failed: int = 0
+    rounds: int = 0
+    attempts: int = 0
+    down_at: float = 0.0
+    failed_at: float = _NEVER
+    next_at: float = 0.0
+    error: BaseException | None = None
+    answered: bool = False
+    #: Who waits for a turn, first come first served.
+    waiters: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = field(default_factory=dict)
+    #: When the log last mentioned this outage; None while it has not.
+    logged_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One attempt; ``counted``: against the limit, also while its outcome is open."""
+
+    address: Address
+    began: float
+    counted: bool
+
+
+class Pacer:
+    """Paces the connection attempts of one process at one cluster; safe for use from several threads.
+
+    Args:
+        clock: monotonic seconds.
+        jitter: a factor for each pause.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = lambda: random.uniform(0.5, 1.0),
+    ) -> None:
+        self._clock = clock
+        self._jitter = jitter
+        self._lock = threading.Lock()
+        self._brokers: dict[Address, _Broker] = defaultdict(_Broker)
+        #: When the attempts of the last second began: those at brokers that are down, and others that failed.
+        self._spent: deque[float] = deque()
+        self._lost_at = _NEVER
+
+    async def connect(
+        self,
+        address: Address,
+        attempt: Callable[[], Awaitable[T]],
+        others: Iterable[Address] = (),
+        *,
+        patient: bool = True,
+    ) -> T:
+        """Await ``attempt()`` when it is this caller's turn; return its result.
+
+        Args:
+            address: the broker's host and port.
+            attempt: opens a connection.
+            others: the other brokers of the cluster; if one of them may be up, a broker that is down is not waited for.
+            patient: whether to wait for a broker that is down.
+
+        Raises:
+            KafkaConnectionError: the broker is down, and somebody else's attempt failed or none is due.
+            OSError, TimeoutError, KafkaError: this attempt failed.
+        """
+        turn = await self._turn(address, tuple(others), patient)
+        try:
+            connection = await attempt()
+        except BaseException as error:
+            self._end(turn, error)
+            raise
+        self._end(turn, None)
+        return connection
+
+    def lost(self) -> None:
+        """Note that a connection broke, shortly before an attempt can fail."""
+        self._lost_at = self._clock()
+
+    @property
+    def in_outage(self) -> bool:
+        """Whether an attempt failed or a connection broke just now; clients that recover are slower than the broker."""
+        with self._lock:
+            latest_s = max((broker.failed_at for broker in self._brokers.values()), default=_NEVER)
+        return self._clock() - max(latest_s, self._lost_at) < FRESH_S
+
+    def fresh_error(self, address: Address) -> BaseException | None:
+        """Return why the last attempt at a broker failed; None if it is up, or if that was long ago."""
+        with self._lock:
+            broker = self._brokers.get(address)
+            if broker is None or not broker.failed or self._clock() - broker.failed_at >= FRESH_S:
+                return None
+            return broker.error
+
+    # --- whose turn it is ---------------------------------------------------------------------------------------------
+
+    async def _turn(self, address: Address, others: tuple[Address, ...], patient: bool) -> _Turn:
+        loop, rounds = asyncio.get_running_loop(), None
+        while True:
+            with self._lock:
+                broker = self._brokers[address]
+                rounds = broker.rounds if rounds is None else rounds
+                if broker.failed and broker.rounds != rounds:
+                    raise self._refusal(address, broker)
+                wait_s = self._wait_s(broker)
+                if wait_s <= 0:
+                    broker.trying += 1
+                    broker.attempts += 1
+                    turn = _Turn(address, self._clock(), counted=broker.failed > 0)
+                    if turn.counted:
+                        self._spent.append(turn.began)
+                    return turn
+                if broker.failed and (not patient or any(not self._is_down(other) for other in others)):
+                    raise self._refusal(address, broker)
+                waiter = loop.create_future()
+                broker.waiters[waiter] = loop
+            try:
+                await asyncio.wait([waiter], timeout=wait_s)
+            except asyncio.CancelledError:
+                if waiter.done():
+                    self._wake(broker)  # in the place of this one
+                raise
+            finally:
+                with self._lock:
+                    broker.waiters.pop(waiter, None)
+
+    def _wait_s(self, broker: _Broker) -> float:
+        if broker.trying >= (1 if broker.failed else MAX_CONCURRENT):
+            return _MAX_WAIT_S
+        now = self._clock()
+        while self._spent and self._spent[0] <= now - 1:
+            self._spent.popleft()
+        crowded_s = self._spent[0] + 1 - now if len(self._spent) >= MAX_FAILURES_PER_SECOND else 0.0
+        return max(crowded_s, broker.next_at - now if broker.failed else 0.0)
+
+    def _is_down(self, address: Address) -> bool:
+        broker = self._brokers.get(address)
+        return broker is not None and broker.failed > 0
+
+    def _refusal(self, address: Address, broker: _Broker) -> KafkaConnectionError:
+        return KafkaConnectionError(f"broker {_text(address)} is unreachable: {_reason(broker.error)}")
+
+    # --- what came of it ----------------------------------------------------------------------------------------------
+
+    def _end(self, turn: _Turn, error: BaseException | None) -> None:
+        with self._lock:
+            broker = self._brokers[turn.address]
+            broker.trying -= 1
+            if error is None:
+                if turn.counted and turn.began in self._spent:
+                    self._spent.remove(turn.began)
+                self._succeed(turn.address, broker)
+            else:
+                if not turn.counted:
+                    self._spent.append(turn.began)
+                # A cancelled attempt says nothing about the broker.
+                if isinstance(error, _FAILURES):
+                    self._fail(turn, broker, error)
+        self._wake(broker)
+
+    def _wake(self, broker: _Broker) -> None:
+        """Let those look again who can go on: all when an attempt has failed, else the next in line."""
+        with self._lock:
+            number = None if broker.failed else MAX_CONCURRENT
+            waiters = list(itertools.islice(broker.waiters.items(), number))
+            for waiter, _ in waiters:
+                del broker.waiters[waiter]
+        for waiter, loop in waiters:
+            # A loop that was closed meanwhile takes no more calls, and nobody waits.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_release, waiter)
+
+    def _fail(self, turn: _Turn, broker: _Broker, error: BaseException) -> None:
+        now = self._clock()
+        broker.error = error
+        if not broker.failed:
+            broker.down_at, broker.attempts, broker.logged_at = now, broker.trying + 1, None
+        elif turn.began < broker.failed_at:
+            return  # one of several that began together
+        broker.failed += 1
+        broker.rounds += 1
+        broker.failed_at = now
+        pause_s = min(FIRST_PAUSE_S * 2.0 ** min(broker.failed - 1, 30), MAX_PAUSE_S)
+        broker.next_at = now + pause_s * self._jitter()
+        self._report(turn.address, broker, now)
+
+    def _report(self, address: Address, broker: _Broker, now: float) -> None:
+        down_s = now - broker.down_at
+        if broker.logged_at is None:
+            if not broker.answered and down_s < SILENT_START_S:
+                return
+            log.warning("broker unreachable address=%s error=%s", _text(address), _reason(broker.error))
+        elif now - broker.logged_at >= SUMMARY_S:
+            log.warning(
+                "broker still unreachable address=%s seconds=%.0f attempts=%d error=%s",
+                _text(address), down_s, broker.attempts, _reason(broker.error),
+            )  # fmt: skip
+        else:
+            return
+        broker.logged_at = now
+
+    def _succeed(self, address: Address, broker: _Broker) -> None:
+        if broker.failed and broker.logged_at is not None:
+            # As loud as its counterpart: a log that has the one line must have the other.
+            log.warning(
+                "broker reachable again address=%s seconds=%.1f attempts=%d",
+                _text(address), self._clock() - broker.down_at, broker.attempts,
+            )  # fmt: skip
+        broker.failed, broker.error, broker.answered = 0, None, True
+
+
+class PacedClient(AIOKafkaClient):  # type: ignore[misc]
+    """aiokafka's client, whose connections are opened by a :class:`Pacer`; made by :func:`paced`."""
+
+    pacer: Pacer
+    #: Set before its owner stops: a stop does not wait for a broker that is down.
+    stopping: bool
+    _opening: defaultdict[Any, asyncio.Lock]
+    _sync_task: asyncio.Task[None] | None
+
+    async def bootstrap(self) -> None:
+        """Open the first connection, as aiokafka does it.
+
+        Raises:
+            KafkaConnectionError: no address could be used.
+        """
+        hosts = [(host, port) for host, port, _ in self.hosts]
+        error: BaseException | None = None
+        for address in hosts:
+            others = [other for other in hosts if other != address]
+            try:
+                connection = await self._paced(address, partial(self._connection, *address), others)
+            except _FAILURES as failure:
+                error = failure
+                continue
+            try:
+                metadata = await connection.send(MetadataRequest([]))
+            except _FAILURES as failure:
+                error = failure
+                connection.close()
+                continue
+            self.cluster.update_metadata(metadata)
+            if self.cluster.brokers():
+                connection.close()
+            else:
+                # A cluster without topics may name no broker: aiokafka keeps this connection until one does.
+                self._conns["bootstrap", ConnectionGroup.DEFAULT] = connection
+            break
+        else:
+            raise KafkaConnectionError(f"Unable to bootstrap from {hosts}: {_reason(error)}")
+        if self._sync_task is None:
+            self._sync_task = asyncio.create_task(self._md_synchronizer())
+
+    async def _get_conn(
+        self, node_id: Any, *, group: ConnectionGroup = ConnectionGroup.DEFAULT, no_hint: bool = False
+    ) -> Any:
+        key = (node_id, group)
+        existing, broker = self._conns.get(key), self.cluster.broker_metadata(node_id)
+        if broker is None or (existing is not None and existing.connected()):
+            return await super()._get_conn(node_id, group=group, no_hint=no_hint)
+        address = (broker.host, broker.port)
+        others = {(other.host, other.port) for other in self.cluster.brokers()} - {address}
+        try:
+            return await self._paced(address, partial(self._open, key, address), others)
+        except _FAILURES:
+            # As aiokafka does: the broker's partitions may have other leaders now.
+            self.force_metadata_update()
+            return None
+
+    async def _paced(self, address: Address, attempt: Callable[[], Awaitable[Any]], others: Iterable[Address]) -> Any:
+        return await self.pacer.connect(address, attempt, others, patient=not self.stopping)
+
+    async def _open(self, key: Any, address: Address) -> Any:
+        # aiokafka has one lock for all: a broker that does not answer would hold up connections to the others.
+        async with self._opening[key]:
+            existing = self._conns.get(key)
+            if existing is None or not existing.connected():
+                existing = self._conns[key] = await self._connection(*address, on_close=self._on_connection_closed)
+            return existing
+
+    async def _connection(self, host: str, port: int, **more: Any) -> Any:
+        return await create_conn(
+            host,
+            port,
+            client_id=self._client_id,
+            request_timeout_ms=self._request_timeout_ms,
+            ssl_context=self._ssl_context,
+            security_protocol=self._security_protocol,
+            max_idle_ms=self._connections_max_idle_ms,
+            sasl_mechanism=self._sasl_mechanism,
+            sasl_plain_username=self._sasl_plain_username,
+            sasl_plain_password=self._sasl_plain_password,
+            sasl_kerberos_service_name=self._sasl_kerberos_service_name,
+            sasl_kerberos_domain_name=self._sasl_kerberos_domain_name,
+            sasl_oauth_token_provider=self._sasl_oauth_token_provider,
+            **more,
+        )
+
+    def _on_connection_closed(self, conn: Any, reason: CloseReason | None) -> None:
+        if reason is CloseReason.CONNECTION_BROKEN:
+            self.pacer.lost()
+        super()._on_connection_closed(conn, reason)
+
+
+_pacers: dict[Any, Pacer] = {}
+_pacers_lock = threading.Lock()
+
+
+def pacer_of(servers: Any, security_protocol: str, username: str | None) -> Pacer:
+    """Return the pacer of all clients of this process that reach a cluster in this way."""
+    addresses = frozenset((host, port) for host, port, _ in collect_hosts(servers))
+    with _pacers_lock:
+        return _pacers.setdefault((addresses, security_protocol, username), Pacer())
+
+
+def paced(kafka: K) -> K:
+    """Let an aiokafka producer, consumer or admin client that is not started yet share its process' pacer."""
+    client: Any = client_of(kafka)
+    client.__class__ = PacedClient
+    client.pacer = pacer_of(client._bootstrap_servers, client._security_protocol, client._sasl_plain_username)
+    client.stopping = False
+    client._opening = defaultdict(asyncio.Lock)
+    client_logs.install(lambda: any(pacer.in_outage for pacer in list(_pacers.values())))
+    return kafka
+
+
+def client_of(kafka: Any) -> Any:
+    """Return what connects for an aiokafka producer, consumer or admin client."""
+    return getattr(kafka, "client", None) or kafka._client
+
+
+def _release(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def _text(address: Address) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _reason(error: BaseException | None) -> str:
+    return "no address was given" if error is None else str(error) or type(error).__name__
