@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from broker import EmbeddedBroker
+from faults.processes import Participant
 from faults.proxy import Proxy
 from faults.scenario import AtBroker, Scenario
-from faults.stage import LEASE_SECONDS, SESSION_SECONDS, Stage
+from faults.stage import LEASE_SECONDS, SESSION_SECONDS, FaultError, Stage
+from proof.causes import EVERYBODY
 
 #: Messages before, between and after faults.
 SOME = 300
@@ -17,6 +21,14 @@ SOME = 300
 DELAY_SECONDS = 0.25
 #: Longer than leases and sessions.
 GONE_SECONDS = SESSION_SECONDS + 2 * LEASE_SECONDS
+#: Of one process without a broker, in any second.
+MAX_ATTEMPTS = 5
+#: A little less than a second: the limit holds when attempts begin, and they are counted when they arrive.
+SECOND = 0.9
+#: The same for its log, on average.
+MAX_LINES_PER_SECOND = 1.0
+#: From a broker's start to the first attempt that reaches it, on a busy machine.
+RETURN_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -90,6 +102,71 @@ def half_open(begin: Begin) -> Callable[[Stage, BehindProxies], Awaitable[None]]
     return play
 
 
+@dataclass(frozen=True)
+class BehindOneProxyEach(AtBroker):
+    """A broker that each of several clients reaches through a proxy of its own."""
+
+    proxies: Mapping[str, Proxy]
+
+
+CLIENTS = ("PRODUCER", "CONSUMER", "WORKER")
+
+
+@contextmanager
+def behind_one_proxy_each() -> Iterator[BehindOneProxyEach]:
+    with ExitStack() as stack:
+        proxies = {client: stack.enter_context(Proxy()) for client in CLIENTS}
+        ports = {client: proxy.port for client, proxy in proxies.items()}
+        broker = stack.enter_context(EmbeddedBroker(proxied=ports))
+        for client, proxy in proxies.items():
+            proxy.forward_to(broker.listener(client))
+        yield BehindOneProxyEach(broker, proxies)
+
+
+async def counted(stage: Stage, here: BehindOneProxyEach) -> None:
+    """A proxy takes each connection, and ends it when it finds no broker: so all attempts are counted."""
+    proxies = here.proxies
+    worker = await stage.worker(MARQ_BOOTSTRAP_SERVERS=proxies["WORKER"].address)
+    stage.load(servers=proxies["PRODUCER"].address)
+    consumer = await stage.consumer(MARQ_BOOTSTRAP_SERVERS=proxies["CONSUMER"].address)
+    await stage.delivered_more(SOME)
+    with stage.fault("cut", EVERYBODY):
+        here.broker.kill()
+        began_s = time.monotonic()
+        before = {child: len(_lines(child)) for child in (worker, consumer)}
+        await stage.play(GONE_SECONDS)
+        ended_s = time.monotonic()
+        lines = {child: _lines(child)[count:] for child, count in before.items()}
+        await asyncio.to_thread(here.broker.start)
+    up_s = time.monotonic()
+    await stage.delivered_more(SOME)
+    for client, proxy in proxies.items():
+        attempts = [at_s for at_s in proxy.accepted_at if began_s <= at_s <= ended_s]
+        _require(bool(attempts), f"{client} made no attempt")
+        _require(_most(attempts) <= MAX_ATTEMPTS, f"{client} made {_most(attempts)} attempts in a second")
+        late_s = next((at_s for at_s in proxy.accepted_at if at_s > up_s), up_s) - up_s
+        _require(late_s <= RETURN_SECONDS, f"{client} came back {late_s:.1f} s after the broker")
+    for child, written in lines.items():
+        limit = MAX_LINES_PER_SECOND * GONE_SECONDS
+        _require(len(written) <= limit, f"{child.name} wrote {len(written)} lines, such as {written[-1:]}")
+        text = "\n".join(_lines(child))
+        for sentence in ("broker unreachable", "broker reachable again"):
+            _require(text.count(sentence) == 1, f"{child.name} wrote {text.count(sentence)} times {sentence!r}")
+
+
+def _lines(child: Participant) -> Sequence[str]:
+    return child.log_file.read_text(encoding="utf-8", errors="replace").splitlines()
+
+
+def _most(times: Sequence[float]) -> int:
+    return max(sum(began <= other < began + SECOND for other in times) for began in times)
+
+
+def _require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise FaultError(otherwise)
+
+
 _SLOW = f"{DELAY_SECONDS * 1000:.0f} ms in each direction between {{}} and broker, for {GONE_SECONDS:.0f} s"
 _CUT = f"connections between {{}} and broker are cut and refused, for {GONE_SECONDS:.0f} s"
 _HALF_OPEN = (
@@ -101,6 +178,14 @@ _CONSUMER_SEEN = "its messages go to other consumers when their leases end; its 
 _WORKER_SEEN = "redelivery stands still meanwhile"
 
 SCENARIOS = [
+    Scenario(
+        "reconnects-are-few",
+        f"kill -9 of the only broker, which stays away for {GONE_SECONDS:.0f} s; each attempt to reach it is counted",
+        f"at most {MAX_ATTEMPTS} attempts a second of each process, and two log lines; all go on when it is back",
+        counted,
+        behind_one_proxy_each,
+        quick=True,
+    ),
     Scenario(
         "consumer-slow-network",
         _SLOW.format("consumer"),

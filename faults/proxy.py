@@ -11,6 +11,7 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -35,6 +36,8 @@ class Proxy:
         self.port = ports.free_port(HOST)
         self._upstream: tuple[str, int] | None = None
         self._delay_s = 0.0
+        #: When a client connected, in seconds of the monotonic clock.
+        self.accepted_at: list[float] = []
         self._connections: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -115,6 +118,7 @@ class Proxy:
         assert task is not None
         self._tasks.add(task)
         self._connections.add(writer)
+        self.accepted_at.append(time.monotonic())
         try:
             await self._connect(reader, writer)
         except asyncio.CancelledError:

@@ -154,16 +154,16 @@ class Stage:
 
     # --- load ---------------------------------------------------------------------------------------------------------
 
-    def load(self, rate: int = RATE) -> None:
+    def load(self, rate: int = RATE, servers: str | None = None) -> None:
         """Send from now on, so many messages a second, until the end of the scenario."""
-        self.load_with(self._send(rate))
+        self.load_with(self._send(rate, servers or self.servers))
 
     def load_with(self, load: Coroutine[Any, Any, None]) -> None:
         """The same, with a load of the scenario's own."""
         self._load = asyncio.create_task(load)
 
-    async def _send(self, rate: int) -> None:
-        async with marq.Producer(self.servers, prefix=self.prefix) as producer:
+    async def _send(self, rate: int, servers: str) -> None:
+        async with marq.Producer(servers, prefix=self.prefix) as producer:
             next_s = time.monotonic()
             while True:
                 await asyncio.gather(*[self.send_one(producer) for _ in range(STEP)])
