@@ -21,7 +21,8 @@ TELLTALES = ("aiokafka.conn", "aiokafka.producer.producer")
 #: What our lines name; anything else with an equals sign is text.
 _FIELDS = (
     "queue", "group", "topic", "id", "partition", "offset", "offsets", "first_offset", "attempt", "messages", "batches",
-    "leases", "decided", "released", "pause", "status", "visitor", "address", "path", "action", "error",
+    "leases", "decided", "released", "pause", "status", "visitor", "address", "path", "action", "seconds",
+    "attempts", "error",
 )  # fmt: skip
 #: The error is the rest of the line.
 _FIELD = re.compile(rf"(?<!\S)({'|'.join(_FIELDS[:-1])})=(\S+)|(?<!\S)(error)=(.+)\Z", re.DOTALL)

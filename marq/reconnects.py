@@ -266,7 +266,7 @@ class Pacer:
         if broker.failed and broker.logged_at is not None:
             # As loud as its counterpart: a log that has the one line must have the other.
             log.warning(
-                "broker reachable again address=%s seconds=%.1f attempts=%d",
+                "broker reachable again address=%s seconds=%.0f attempts=%d",
                 _text(address), self._clock() - broker.down_at, broker.attempts,
             )  # fmt: skip
         broker.failed, broker.error, broker.answered = 0, None, True
