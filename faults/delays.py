@@ -11,6 +11,7 @@ import marq
 from broker import EmbeddedBroker
 from faults.consumer import Point
 from faults.mix import Mix
+from faults.processes import WorkerProcess
 from faults.scenario import Scenario, own_broker
 from faults.stage import QUEUE, QUICK_BACKOFF, FaultError, Stage
 from marq.dead_letters import DeadLetters
@@ -147,10 +148,22 @@ async def at_most_once(stage: Stage, _: object) -> None:
         await stage.delivered_more(FEW)
     await mix.stop()
     await stage.drain()
-    counts = await asyncio.to_thread(worker.counts, QUEUE)
+    counts = await counted(stage, worker)
     lost = stage.accepted - counts["acked"] - counts["dead"]
     if not 0 < counts["abandoned"] == lost:
         raise FaultError(f"{stage.accepted} sent, {lost} neither done nor dead, but the worker counts {counts}")
+
+
+async def counted(stage: Stage, worker: WorkerProcess) -> dict[str, float]:
+    """Return what a worker counts of the queue; a busy one may not answer at once."""
+    counts: dict[str, float] = {}
+
+    async def answered() -> bool:
+        counts.update(await asyncio.to_thread(worker.counts, QUEUE))
+        return bool(counts)
+
+    await stage.until(answered, f"{worker.name} says what it counts")
+    return counts
 
 
 async def at_most_once_and_the_worker(stage: Stage, _: object) -> None:

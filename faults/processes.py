@@ -32,10 +32,14 @@ class Participant(Child):
         #: Whether it has to end because another process uses its instance id.
         self.replaced = False
 
+    @property
+    def has_killed_itself(self) -> bool:
+        """Whether it is dead as it was told to be: what it would have become before that is never seen."""
+        return self.doomed and not self.running and self._process.returncode == -signal.SIGKILL
+
     def check(self) -> None:
-        if self.replaced:
-            return
-        if not self.doomed or (not self.running and self._process.returncode != -signal.SIGKILL):
+        # First whether it runs: it may die between the two questions.
+        if not self.replaced and not self.running and not self.has_killed_itself:
             super().check()
 
     def new_events(self) -> list[Event]:

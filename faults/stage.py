@@ -45,7 +45,6 @@ SETTINGS: dict[str, Any] = {
 QUEUES = f"""
 [queues.{QUEUE}]
 lease = {LEASE_SECONDS}
-max_attempts = {MAX_ATTEMPTS}
 """
 QUICK_BACKOFF = "backoff = { base = 0.1, factor = 2, max = 0.2, jitter = true }\n"
 #: Seconds: of a worker's membership, and so of a take-over after kill -9.
@@ -88,14 +87,15 @@ class Stage:
 
     def define(self, lines: str = QUICK_BACKOFF, **settings: Any) -> None:
         """Say what holds for the queue, before anybody starts: lines of queues.toml, and for the checker the same."""
-        self._queues_file.write_text(QUEUES + lines)
-        self.note("ok", "settings", process="queues", version=1, queues={QUEUE: SETTINGS | settings})
+        settings = SETTINGS | settings
+        self._queues_file.write_text(f"{QUEUES}max_attempts = {settings['max_attempts']}\n{lines}")
+        self.note("ok", "settings", process="queues", version=1, queues={QUEUE: settings})
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._stop_load()
+        await self.stop_load()
         for child in self.everybody:
             with contextlib.suppress(ProcessLookupError):
                 child.resume()
@@ -120,27 +120,33 @@ class Stage:
     async def worker(
         self, *options: str, data: Path | None = None, ready: bool = True, **environment: str
     ) -> WorkerProcess:
-        """Start a worker; return when all partitions have an owner, unless it need not be ``ready``."""
+        """Start a worker; return when all partitions have an owner, unless it need not be ``ready``.
+
+        One that is going to kill itself may do so before its partitions are seen: then it is dead on return.
+        """
         name = f"worker-{next(self._names)}"
         worker = WorkerProcess(
             name, data or self.folder / name / "data", options, {**self._environment, **environment}, self.folder
         )
         self.workers.append(worker)
         if ready:
-            await self.owned()
+            await self.until(lambda: self._owned_or_killed(worker), "each markers partition has an owner")
         return worker
 
     async def consumer(self, *options: str, **environment: str) -> ConsumerProcess:
-        """Start a consumer; return when it has joined its group."""
+        """Start a consumer; return when it has joined its group. One that is going to kill itself may be dead then."""
         name = f"consumer-{next(self._names)}"
         consumer = ConsumerProcess(name, QUEUE, options, {**self._environment, **environment}, self.folder)
         self.consumers.append(consumer)
-        await self.until(lambda: name in self._ready, f"{name} is ready")
+        await self.until(lambda: name in self._ready or consumer.has_killed_itself, f"{name} is ready")
         return consumer
 
     async def owned(self, limit: float = LIMIT_SECONDS) -> None:
         """Wait until each markers partition has one owner among the workers."""
         await self.until(self._all_owned, "each markers partition has an owner", limit)
+
+    async def _owned_or_killed(self, worker: WorkerProcess) -> bool:
+        return worker.has_killed_itself or await self._all_owned()
 
     async def _all_owned(self) -> bool:
         found = [part["state"] for part in await self.partitions()]
@@ -187,7 +193,8 @@ class Stage:
             self.note("ok", "send", process="sender", **said, record=receipt.id)
             self.accepted += 1
 
-    async def _stop_load(self) -> None:
+    async def stop_load(self) -> None:
+        """Send no more."""
         if self._load is not None:
             self._load.cancel()
             await asyncio.gather(self._load, return_exceptions=True)
@@ -292,7 +299,7 @@ class Stage:
 
     async def finish(self) -> None:
         """End the load, wait until each message has come to its end, stop the consumers, and read the logs."""
-        await self._stop_load()
+        await self.stop_load()
         await self.drain()
         for consumer in self.consumers:
             if consumer.running:

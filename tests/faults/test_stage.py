@@ -1,0 +1,66 @@
+"""A stage waits for whoever takes part, also for those that are told to kill themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from faults import stage as stages
+from faults.processes import Participant
+from faults.stage import FaultError, Stage
+
+#: Nobody answers there.
+SERVERS = "127.0.0.1:1"
+
+
+class Killed(Participant):
+    """A process that dies at once, before it has told of anything."""
+
+    code = "import os; os.kill(os.getpid(), 9)"
+
+    def __init__(
+        self, name: str, _: object, options: Sequence[str], environment: Mapping[str, str], folder: Path
+    ) -> None:
+        super().__init__(name, ["-c", self.code, *options], environment, folder)
+
+    def partitions(self) -> dict[int, dict[str, object]]:
+        """As a worker that has none."""
+        return {}
+
+
+class Ended(Killed):
+    """A process that ends by itself."""
+
+    code = "raise SystemExit(1)"
+
+
+async def test_a_worker_that_dies_as_told_before_its_partitions_are_seen_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "WorkerProcess", Killed)
+    async with Stage(SERVERS, tmp_path) as stage:
+        worker = await stage.worker("--die-in-transaction=1")
+
+        assert worker.has_killed_itself
+
+
+async def test_a_consumer_that_dies_as_told_before_it_is_ready_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "ConsumerProcess", Killed)
+    async with Stage(SERVERS, tmp_path) as stage:
+        consumer = await stage.consumer("--die-at=before-acquire")
+
+        assert consumer.has_killed_itself
+
+
+@pytest.mark.parametrize(("process", "options"), [(Killed, []), (Ended, ["--die-in-transaction=1"])])
+async def test_whoever_ends_otherwise_than_told_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: type[Killed], options: list[str]
+) -> None:
+    monkeypatch.setattr(stages, "WorkerProcess", process)
+    async with Stage(SERVERS, tmp_path) as stage:
+        with pytest.raises(FaultError, match="worker-1 ended by itself"):
+            await stage.worker(*options)
