@@ -15,14 +15,14 @@ import time
 from collections.abc import Sequence
 
 from broker import EmbeddedBroker, java
-from faults import brokers, consumers, delays, disks, groups, networks, times, upgrades, workers
+from faults import brokers, consumers, delays, disks, groups, networks, outages, times, upgrades, workers
 from faults.report import DOCUMENT, write_table
 from faults.scenario import Result, Scenario, play
 from faults.stage import SEED_VARIABLE
 
 SCENARIOS: Sequence[Scenario] = [
     scenario
-    for module in (consumers, workers, groups, brokers, disks, networks, times, upgrades, delays)
+    for module in (consumers, workers, groups, outages, brokers, disks, networks, times, upgrades, delays)
     for scenario in module.SCENARIOS
 ]
 

@@ -40,6 +40,8 @@ MANNERS = {
     #: Also exceptions: by the queue's backoff, by their own, and the end by their own.
     "failing": {1: "later", 2: "release", 3: "reject", 4: RuntimeError, 5: TimeoutError, 6: ValueError},
     "rejecting": {3: "reject", 6: ValueError},
+    #: A quarter fails at every attempt, and another one at every second offset, whichever the attempt is.
+    "hopeless": {**dict.fromkeys(range(5), "hopeless"), **dict.fromkeys(range(5, 10), "moody")},
     "patient": {},
 }
 
@@ -193,7 +195,7 @@ class Handler:
         )  # fmt: skip
         self._death.at(Point.IN_HANDLER)
         await asyncio.sleep(self._work_seconds)
-        kind = self._manner.get(int(message.body or b"0") % KINDS) if message.attempt == 1 else None
+        kind = self._kind_of(message)
         if kind == "later":
             await self._settle("release", message, lambda: message.release(delay=0.5))
         elif kind == "release":
@@ -205,6 +207,13 @@ class Handler:
         else:
             rejects = kind is ValueError or message._lease.spending is not None
             await self._settle("reject" if rejects else "release", message, lambda: self._fail(message, kind))
+
+    def _kind_of(self, message: marq.Message) -> Any:
+        """Return what to do with a message; None: acknowledge it."""
+        kind = self._manner.get(int(message.body or b"0") % KINDS)
+        if kind == "hopeless" or (kind == "moody" and message.offset % 2):
+            return RuntimeError
+        return kind if kind != "moody" and message.attempt == 1 else None
 
     @staticmethod
     async def _fail(message: marq.Message, kind: Any) -> None:

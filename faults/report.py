@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from faults.scenario import Result
+from faults.scenario import Result, dead_again
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "guarantees.md"
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
@@ -61,6 +61,7 @@ def _row(result: Result) -> str:
     scenario, figures = result.scenario, result.figures
     causes = ", ".join(f"{count} by {cause}" for cause, count in sorted(figures.get("causes", {}).items()))
     duplicates = f"{figures.get('duplicates', '?')}{f' ({causes})' if causes else ''}"
+    duplicates = "; ".join([duplicates, *dead_again(figures)])
     recovery = "-" if result.recovery_seconds is None else f"{result.recovery_seconds:.1f} s"
     if not result.passed:
         recovery = "**failed**"

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,12 +71,25 @@ class Result:
         """The result in one line."""
         figures = self.figures
         causes = ", ".join(f"cause {cause}: {count}" for cause, count in sorted(figures.get("causes", {}).items()))
+        again = ", ".join(dead_again(figures))
         recovery = "-" if self.recovery_seconds is None else f"{self.recovery_seconds:.1f} s"
         return (
             f"{'passed' if self.passed else 'FAILED':7} {self.scenario.name:36} sent {figures.get('accepted', '?')}, "
             f"lost {figures.get('lost', '?')}, duplicates {figures.get('duplicates', '?')}"
-            f"{f' ({causes})' if causes else ''}, recovery {recovery}, {self.seconds:.0f} s in all"
+            f"{f' ({causes})' if causes else ''}{f', {again}' if again else ''}, recovery {recovery},"
+            f" {self.seconds:.0f} s in all"
         )
+
+
+def dead_again(figures: Mapping[str, Any]) -> list[str]:
+    """Say how many messages have a second dead letter, and how many are dead although a handler finished them."""
+    texts = []
+    if twice := figures.get("dead_twice"):
+        texts.append(f"{twice} second dead letters")
+    if done := figures.get("done_and_dead"):
+        causes = ", ".join(f"{count} by {cause}" for cause, count in sorted(done.items()))
+        texts.append(f"{sum(done.values())} handled and dead ({causes})")
+    return texts
 
 
 async def play(scenario: Scenario, shared: Place, *, audit: bool = False) -> Result:

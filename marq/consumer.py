@@ -67,9 +67,9 @@ class Consumer:
         instance_id: a name for static membership: a restart within the session timeout moves no partitions. Each
             consumer of a group needs its own: if another one joins with the same id, this one stops with a ConfigError.
         grace: how long :meth:`stop` waits for handlers that run.
-        start: ``"transactional"`` marks messages as taken and commits the offset in one Kafka transaction, which spares
-            some duplicates when a consumer is killed, and costs throughput (docs/guarantees.md); else ``"marked"``, the
-            marker before the offset.
+        start: ``"transactional"`` marks messages as taken and commits the offset in one Kafka transaction, and receives
+            nothing from transactions that are open or aborted. That spares some duplicates when a consumer or a worker
+            is killed, and costs throughput (docs/guarantees.md); else ``"marked"``, the marker before the offset.
         options: see :class:`marq.settings.ClientOptions`.
     """
 
@@ -395,7 +395,10 @@ class _Running:
             membership.refuse_empty(definitions)
             await cluster.own_topics(serving.own_topics.values(), topics)
             self._group = membership.kafka_group(names, definitions)
-            committed = any(definitions.settings(each).delivery == AT_MOST_ONCE for each in serving.queues)
+            # An aborted copy that is delivered ends by itself, perhaps as a second dead letter with the same id.
+            committed = how == TRANSACTIONAL or any(
+                definitions.settings(each).delivery == AT_MOST_ONCE for each in serving.queues
+            )
             reader = cluster.member(self._group, serving, instance_id, committed=committed)
             start, starting = cluster.start(how, topics, reader, self._group, instance_id)
             once = start

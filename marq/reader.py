@@ -185,8 +185,9 @@ class GroupReader:
             group_instance_id=self._instance_id,
             auto_offset_reset="earliest",
             enable_auto_commit=False,
-            # To wait for a dead tracker's open transaction stalls everybody, and an aborted copy is a known double:
-            # only who may deliver nothing twice waits.
+            # Waiting for a dead tracker's open transaction stops all messages behind it. Not waiting delivers copies of
+            # aborted transactions, and each can end its message a second time (docs/guarantees.md, cause 6). Only
+            # transactional consumers and queues that deliver at most once wait.
             isolation_level="read_committed" if self._committed else "read_uncommitted",
             partition_assignment_strategy=(SpreadAssignor(lambda: self._serving.reads),),
             max_partition_fetch_bytes=PARTITION_FETCH_BYTES,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum
 
-from proof.trail import Fact, Process, Trail
+from proof.trail import ACK, Fact, Process, Trail
 
 
 class Why(IntEnum):
@@ -103,3 +103,17 @@ def why_delivered_again(
         if trail.key != trail.id and trail.deliveries and not trail.committed:
             found.append(Why.ABORTED_COPY)
     return found + [expiries[trail.key] for trail in trails if trail.key in expiries]
+
+
+def why_done_and_dead(
+    trails: Sequence[Trail], expiries: Mapping[str, Why], read_again: Mapping[str, Why]
+) -> Why | None:
+    """Say why a message is dead although a handler finished it; None: the history does not say it.
+
+    A copy of an aborted transaction ends by itself. Otherwise no ack came in time, or it came for a record that was
+    read again after its end.
+    """
+    if any(trail.acquired_at and not trail.committed for trail in trails):
+        return Why.ABORTED_COPY
+    finished = [trail.key for trail in trails if trail.said & ACK]
+    return next((why[key] for key in finished for why in (expiries, read_again) if key in why), None)

@@ -25,6 +25,7 @@ property            what it says when it does not hold
                     told that it is sent back, and it is not
 ``spent``           a message of a queue that delivers at most once was seen twice, or before it was durable that it is
                     spent; or ABANDONED is one that was not spent
+``dead-twice``      a message has more dead letters than redrives and copies of aborted transactions account for
 ``rejected``        a reject did not end in exactly one dead letter
 ``transaction``     a copy without its fact, or a fact without its copy
 ``fidelity``        key, value, headers, id or first sending differ from what the sender sent
@@ -50,7 +51,15 @@ from typing import Any
 
 from marq.core.names import is_drawn
 from proof.answers import judge_answers
-from proof.causes import EVERYBODY, Why, deliveries_asked_for, why_delivered_again, why_expired, why_read_again
+from proof.causes import (
+    EVERYBODY,
+    Why,
+    deliveries_asked_for,
+    why_delivered_again,
+    why_done_and_dead,
+    why_expired,
+    why_read_again,
+)
 from proof.decisions import HEADER_ROOM_BYTES, decided_on, judge_decision, judge_fact
 from proof.evidence import Evidence
 from proof.findings import Report
@@ -279,6 +288,7 @@ class _Verdict:
             return
         self._judge_copies(root, trails)
         self._judge_duplicates(id_, trails)
+        self._judge_dead(id_, trails)
 
     def _judge_copies(self, root: Trail, trails: list[Trail]) -> None:
         facts: Counter[int] = Counter()
@@ -323,6 +333,19 @@ class _Verdict:
             text = f"{id_}: delivered {delivered} times, {len(found)} of {surplus} duplicates have a cause"
             self._find("unexplained", text, _events(trails))
         self._report.causes.update(int(why) for why in found[:surplus])
+
+    def _judge_dead(self, id_: str, trails: list[Trail]) -> None:
+        """A message ends once, and once more for each redrive and each aborted copy that somebody acquired."""
+        letters = sum(len(trail.deaths) for trail in trails)
+        redriven = sum(trail.redriven for trail in trails)
+        aborted = sum(bool(trail.acquired_at) and not trail.committed for trail in trails)
+        self._report.dead_twice += max(0, letters - 1 - redriven)
+        if letters > 1 + redriven + aborted:
+            text = f"{id_}: {letters} dead letters, {redriven} redrives, {aborted} aborted copies"
+            self._find("dead-twice", text, _events(trails))
+        if letters and not redriven and any(trail.said & ACK for trail in trails):
+            why = why_done_and_dead(trails, self._expiries, self._read_again)
+            self._report.done_and_dead[0 if why is None else int(why)] += 1
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

@@ -45,9 +45,13 @@ class Report:
     #: Delayed, and not due when the history ends.
     waiting: int = 0
     duplicates: int = 0
-    #: Duplicates, and leases that ran out, by the number of their cause in docs/guarantees.md.
+    #: Dead letters of messages that had one already, without a redrive in between.
+    dead_twice: int = 0
+    #: Duplicates, leases that ran out, and messages that a handler finished and that are dead letters all the same, by
+    #: the number of their cause in docs/guarantees.md; of the last kind, 0 where the history does not say why.
     causes: Counter[int] = field(default_factory=Counter)
     expiries: Counter[int] = field(default_factory=Counter)
+    done_and_dead: Counter[int] = field(default_factory=Counter)
     violations: Counter[str] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
 
@@ -60,8 +64,8 @@ class Report:
         """Return the figures, ready for JSON."""
         done = ("events", "sent", "accepted", "delivered", "acked", "dead", "redelivered", "delayed", "cancelled")
         names = (*done, "abandoned", "redriven")
-        ends = ("lost", "expired_unread", "stranded", "waiting", "duplicates")
+        ends = ("lost", "expired_unread", "stranded", "waiting", "duplicates", "dead_twice")
         figures: dict[str, Any] = {name: getattr(self, name) for name in (*names, *ends)}
-        for name in ("causes", "expiries", "violations"):
+        for name in ("causes", "expiries", "done_and_dead", "violations"):
             figures[name] = {str(key): count for key, count in sorted(getattr(self, name).items())}
         return figures

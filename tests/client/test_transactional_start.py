@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
@@ -141,6 +141,25 @@ async def test_what_nobody_acks_comes_back(producer, new_consumer, servers, name
         [second] = await receive(consumer, 1)
 
     assert (first.attempt, second.attempt) == (1, 2)
+
+
+async def test_copies_of_an_aborted_transaction_are_not_delivered(
+    producer, new_consumer, servers, names: Names
+) -> None:
+    """A tracker died with them: its successor sends them again, and a dead letter of each would follow on both."""
+    tracker = AIOKafkaProducer(bootstrap_servers=servers, transactional_id=names.transactional_id(0))
+    await tracker.start()
+    try:
+        await tracker.begin_transaction()
+        await tracker.send_and_wait(names.messages, b"aborted", b"q", partition=0)
+        await tracker.abort_transaction()
+    finally:
+        await tracker.stop()
+    await producer.send("q", b"sent")
+    consumer = new_consumer()
+    await consumer.start()
+
+    assert [message.value for message in await receive(consumer, 1)] == [b"sent"]
 
 
 async def test_the_group_refuses_a_former_member_and_nothing_of_its_transaction_is_seen(

@@ -85,6 +85,16 @@ def test_the_table_has_a_row_with_the_figures_of_each_scenario() -> None:
     assert QUICK[0].fault in passed
 
 
+def test_a_row_names_second_dead_letters_and_messages_that_are_handled_and_dead() -> None:
+    found = result()
+    found.figures.update(dead_twice=4, done_and_dead={"1": 2, "6": 3})
+    *_, row = table([found]).splitlines()
+
+    ends = "4 second dead letters; 5 handled and dead (2 by 1, 3 by 6)"
+    assert row.endswith(f"| 3 (2 by 1, 1 by 6); {ends} | 1.2 s |")
+    assert ends.replace(";", ",") in found.line()
+
+
 def test_rows_of_scenarios_that_were_played_alone_go_into_the_table_and_leave_the_others() -> None:
     head = "12 of 12 passed\n\n| what happens |\n|---|"
     rows = [f"| old (`{QUICK[0].name}`) | 7 |", "| another (`another`) | 8 |"]

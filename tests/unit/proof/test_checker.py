@@ -180,6 +180,12 @@ def reject_with_two_dead_letters(events: Events) -> None:
     events.append({**find(events, "dead"), "offset": 1})
 
 
+def bury_two_committed_copies(events: Events) -> None:
+    story = Story()
+    aborted_copy(story, dead=(1, 2), committed=True)
+    events[:] = story.history.events
+
+
 def send_a_copy_without_its_fact(events: Events) -> None:
     copied = find(events, "record", offset=6)
     events.append({**copied, "offset": 9})
@@ -299,6 +305,7 @@ BROKEN: list[tuple[str, Callable[[Events], None]]] = [
     ("dead-letter", be_too_large_and_is_not),
     ("rejected", reject_without_a_dead_letter),
     ("rejected", reject_with_two_dead_letters),
+    ("dead-twice", bury_two_committed_copies),
     ("transaction", send_a_copy_without_its_fact),
     ("transaction", write_a_fact_without_its_copy),
     ("fidelity", change_a_value),
@@ -407,17 +414,24 @@ def read_again_after_the_lease(story: Story) -> None:
     story.ack("second", SECOND, 1)
 
 
-def aborted_copy(story: Story) -> None:
+def aborted_copy(story: Story, *, dead: tuple[int, ...] = (), committed: bool = False) -> None:
+    """A transaction that was aborted has left a copy (1); of it and of the next one (2) these become dead letters."""
     story.send(0)
     story.take("first", FIRST, 0, 0)
     story.release("first", FIRST, 0, "")
     story.tick()
-    story.copy(1, 0, 2, committed=False)
+    story.copy(1, 0, 2, committed=committed)
     story.fire(0, Kind.REDELIVERED, 2, Cause.RELEASED)
     story.copy(2, 0, 2)
     for offset in (1, 2):
         story.take("second", SECOND, offset, 0, 2)
-        story.ack("second", SECOND, offset)
+        if offset not in dead:
+            story.ack("second", SECOND, offset)
+            continue
+        story.reject("second", SECOND, offset)
+        story.tick()
+        story.fire(offset, Kind.DEAD_LETTERED, 2, Cause.REJECTED)
+        story.dead(0, 2, offset=offset)
 
 
 def sent_again_by_its_user(story: Story) -> None:
@@ -490,6 +504,34 @@ def test_a_duplicate_with_a_cause_is_counted_under_its_number(cause: int, told: 
 
     assert [str(finding) for finding in report.findings] == []
     assert report.causes == {cause: 1}
+
+
+@pytest.mark.parametrize(("dead", "twice", "done"), [((1, 2), 1, {}), ((1,), 0, {6: 1}), ((2,), 0, {6: 1})])
+def test_ends_of_a_message_that_an_aborted_copy_adds_are_counted(
+    dead: tuple[int, ...], twice: int, done: dict[int, int]
+) -> None:
+    report = judged(lambda story: aborted_copy(story, dead=dead))
+
+    assert [str(finding) for finding in report.findings] == []
+    assert (report.dead_twice, report.dead, report.done_and_dead) == (twice, len(dead), done)
+
+
+def test_a_message_whose_consumer_was_killed_before_its_last_ack_was_durable_is_counted_as_done_and_dead() -> None:
+    def told(story: Story) -> None:
+        story.history.events[0]["queues"] = {QUEUE: {**SETTINGS, "max_attempts": 1}}
+        story.send(0)
+        story.take("first", FIRST, 0, 0)
+        names = {"holder": story.name(FIRST), "source": LOG, "offsets": [0]}
+        story.history.add("first", "invoke", "ack", **names)
+        story.kill("first")
+        story.tick(LEASE_MS + 100)
+        story.fire(0, Kind.DEAD_LETTERED, 1, Cause.EXPIRED)
+        story.dead(0, 1)
+
+    report = judged(told)
+
+    assert [str(finding) for finding in report.findings] == []
+    assert (report.duplicates, report.dead_twice, report.done_and_dead) == (0, 0, {1: 1})
 
 
 def test_a_partition_that_stopped_with_an_alarm_strands_its_messages_and_says_how_many() -> None:
