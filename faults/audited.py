@@ -41,13 +41,13 @@ def differences(servers: str, prefix: str, folder: Path, events: Sequence[Event]
 
 
 def _finished(events: Sequence[Event]) -> list[tuple[str, int, int]]:
-    """Deliveries that were not given back: to give one back is to ask for another."""
+    """Deliveries that were not given back, which is to ask for another one, and that no dead letter has ended."""
     seen = Counter(event["record"] for event in events if event["op"] == "deliver")
     for event in events:
         if event["op"] == "marker" and event.get("kind") in ("REDELIVERED", "DEAD_LETTERED"):
             for index, offset in enumerate(event["offsets"]):
                 record = f"{event['source']}/{offset}"
-                if event["causes"][index] in ("RELEASED", "REJECTED") and seen[record]:
+                if (event["kind"] == "DEAD_LETTERED" or event["causes"][index] == "RELEASED") and seen[record]:
                     seen[record] -= 1
     found = []
     for record, count in seen.items():
