@@ -1,12 +1,13 @@
 """Looks at an installation from outside: joins no group, leases nothing, commits nothing, and needs no worker.
 
-What waits is counted where it stands: the records of a queue behind what its group has committed. What is open is
-folded from the changelog and the markers that follow it, as a tracker does that takes a partition over.
+What waits is counted where it stands: the records of a queue behind what any group has committed for it. What is open
+is folded from the changelog and the markers that follow it, as a tracker does that takes a partition over.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,15 +20,17 @@ from marq.connection import client_options, close_admin, started
 from marq.core import rows
 from marq.core.copies import Origin, deliver_at_ms, origin
 from marq.core.definitions import Definitions
-from marq.core.errors import BrokerUnavailable
+from marq.core.errors import BrokerUnavailable, Forbidden
 from marq.core.markers import NOW, Headers, Source
 from marq.core.queue import QueueSettings
 from marq.core.tracker import Tracker
 from marq.log_view import LogView
-from marq.offsets import AT_ONCE, positions_of
+from marq.offsets import AT_ONCE, groups_of, positions_of
 from marq.positions import Positions
 from marq.records import Records, Row
 from marq.settings import ClientSettings
+
+log = logging.getLogger("marq")
 
 #: Records that a look for messages reads at the most.
 MAX_SCANNED = 1_000_000
@@ -124,7 +127,7 @@ class Inspector:
         async with self._view(committed=False) as view:
             topics = {self._names.messages, *self._own_topics(wanted)}
             ranges = {source: span for topic in sorted(topics) for source, span in (await view.ranges(topic)).items()}
-        known = await self._positions(wanted, ranges)
+        known = await self._furthest(wanted, ranges)
         return {queue: self._places_of(queue, ranges, known) for queue in wanted}
 
     async def waiting(
@@ -231,7 +234,7 @@ class Inspector:
         return {topic for queue in queues if (topic := self._definitions.settings(queue).topic) is not None}
 
     def _places_of(
-        self, queue: str, ranges: Collection[Source], known: Mapping[str, Mapping[Source, Positions]]
+        self, queue: str, ranges: Collection[Source], known: Mapping[Source, Mapping[str, int]]
     ) -> dict[Source, int]:
         own, reads = self._definitions.settings(queue).topic, self._definitions.placement(queue).reads
         here = [
@@ -240,35 +243,41 @@ class Inspector:
             if source.topic == own
             or (source.topic == self._names.messages and (reads is None or source.partition in reads))
         ]
-        groups = [known[group] for group in self._groups(queue)]
-        # As for a member of its group: what any of them had is behind it.
-        return {source: max(each[source].by_queue.get(queue, 0) for each in groups) for source in here}
+        return {source: known[source].get(queue, 0) for source in here}
 
-    def _groups(self, queue: str) -> list[str]:
-        """Return the Kafka group of a queue, and the one that it has or had for itself."""
-        group = self._definitions.group(queue)
-        return [self._names.group(queue), *([] if group is None else [self._names.named_group(group)])]
+    async def _furthest(self, queues: Collection[str], sources: Collection[Source]) -> dict[Source, dict[str, int]]:
+        """Return the furthest position that any group has committed for each queue.
 
-    async def _positions(
-        self, queues: Iterable[str], sources: Collection[Source]
-    ) -> dict[str, dict[Source, Positions]]:
-        groups = sorted({group for queue in queues for group in self._groups(queue)})
+        A queue whose group changes goes on there (marq/offsets.py), so what is before it does not wait.
+        """
         admin = await started(
             lambda: AIOKafkaAdminClient(**client_options(self._settings)), self._settings, close_admin
         )
         try:
-            found: dict[str, dict[Source, Positions]] = {}
+            groups = await groups_of(admin, self._names, queues)
+            furthest: dict[Source, dict[str, int]] = {source: {} for source in sources}
             for first in range(0, len(groups), AT_ONCE):
-                some = groups[first : first + AT_ONCE]
-                asked = (positions_of(self._settings, admin, group, sources) for group in some)
-                found.update(zip(some, await asyncio.gather(*asked), strict=True))
-            return found
+                asked = (self._positions(admin, group, sources) for group in groups[first : first + AT_ONCE])
+                for positions in await asyncio.gather(*asked):
+                    for source, each in positions.items():
+                        _advance(furthest[source], each.by_queue)
+            return furthest
         except KafkaError as error:
             raise BrokerUnavailable(
                 f"how far queues were read could not be learned from {self._settings.bootstrap_servers}: {error}"
             ) from error
         finally:
             await close_admin(admin)
+
+    async def _positions(
+        self, admin: AIOKafkaAdminClient, group: str, sources: Collection[Source]
+    ) -> dict[Source, Positions]:
+        try:
+            return await positions_of(self._settings, admin, group, sources)
+        except Forbidden as error:
+            # As consumers do: a look at one queue must not fail because others have a large group.
+            log.warning("group %s: how far queues were read there can't be seen: %s", group, error)
+            return {}
 
     # --- leases -------------------------------------------------------------------------------------------------------
 
@@ -333,6 +342,11 @@ def _take_row(table: dict[bytes, bytes], row: Row) -> None:
 def _owner(headers: Headers) -> str:
     found = [value for name, value in headers if name == rows.OWNER_HEADER and value is not None]
     return found[-1].decode("utf-8", "replace") if found else ""
+
+
+def _advance(furthest: dict[str, int], positions: Mapping[str, int]) -> None:
+    for queue, position in positions.items():
+        furthest[queue] = max(position, furthest.get(queue, 0))
 
 
 def _cut(ranges: Mapping[Source, range], limit: int) -> tuple[dict[Source, range], bool]:

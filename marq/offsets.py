@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -99,14 +99,14 @@ class Search:
         }
 
     @property
+    def newcomers(self) -> frozenset[str]:
+        """The queues that may have been further with another group before."""
+        return frozenset().union(*self._newcomers.values())
+
+    @property
     def needs_others(self) -> bool:
         """Whether some queue may have been further with another group before."""
         return any(self._newcomers.values())
-
-    def wants(self, group: str) -> bool:
-        """Whether another group may have had a queue that is not where its group is."""
-        owner = self._names.owner_of_group(group)
-        return owner is None or any(owner in newcomers for newcomers in self._newcomers.values())
 
     def consider(self, group: str, committed: Offsets, rosters: Mapping[str, Roster]) -> None:
         """Take into account what another group of the installation has committed.
@@ -172,7 +172,7 @@ async def _places(
     known = await rosters.read(_named([committed]), group, committed)
     search = Search(settings.names, group, serving, sources, committed, known)
     if search.needs_others:
-        others = [each for each in await _other_groups(admin, settings.names, group) if search.wants(each)]
+        others = [each for each in await groups_of(admin, settings.names, search.newcomers) if each != group]
         theirs = dict(zip(others, await _of_groups(admin, others, sources), strict=True))
         try:
             known = await rosters.read(_named(theirs.values()))
@@ -246,9 +246,18 @@ def _check(place: str, code: int) -> None:
         raise for_code(code)(f"group {place}: no committed offset can be had")
 
 
-async def _other_groups(admin: AIOKafkaAdminClient, names: Names, group: str) -> list[str]:
+async def groups_of(admin: AIOKafkaAdminClient, names: Names, queues: Collection[str]) -> list[str]:
+    """Return the Kafka groups that may have read these queues, now or before their group changed, sorted.
+
+    Raises:
+        KafkaError: the broker did not answer, or refused.
+    """
+    listed = {name for name, *_ in await admin.list_consumer_groups()}
+    # A named group may have read any queue, all others only their own.
     return sorted(
-        {found[0] for found in await admin.list_consumer_groups() if found[0] != group and names.is_group(found[0])}
+        name
+        for name in listed
+        if names.is_group(name) and ((owner := names.owner_of_group(name)) is None or owner in queues)
     )
 
 

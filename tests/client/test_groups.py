@@ -12,7 +12,9 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 import marq
 from marq.core.names import Names
+from marq.inspector import Inspector
 from marq.reader import Assignee, GroupReader
+from marq.settings import ClientSettings
 from tests.client.tracking import tracking
 from tests.client.waiting import until
 
@@ -320,3 +322,29 @@ async def test_a_running_group_takes_up_a_queue_with_a_topic_of_its_own(orders, 
 
     assert (await served.has(11))["orders", b"order"] == 1
     assert Counter(served.seen) == Counter([*numbered("a", 10), ("orders", b"order")])
+
+
+async def test_messages_that_a_queue_has_had_never_count_as_waiting_whatever_its_group_becomes(
+    producer, queues, serve, servers: str, prefix: str
+) -> None:
+    settings = ClientSettings.read(servers, {"prefix": prefix}, owner="test")
+    await queues.change("a", group="g")
+    await queues.change("b", group="g")
+    await send(producer, *numbered("a", 20), *numbered("b", 5))
+    served = await serve(group="g")
+    await served.has(25)
+    await served.stop()
+
+    async def waiting() -> tuple[int, int]:
+        inspector = Inspector(settings, queues.definitions)
+        counted, (peeked, _) = await inspector.waiting(["a"]), await inspector.peek("a", 100)
+        return counted.counts["a"], len(peeked)
+
+    assert await waiting() == (0, 0)
+    for number, group in enumerate([None, "elsewhere", "g"]):
+        await queues.change("a", group=group)
+
+        assert await waiting() == (number, number), group
+
+        await producer.send("a", b"new")
+        assert await waiting() == (number + 1, number + 1), group
