@@ -8,7 +8,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, NoReturn
 
@@ -34,10 +35,36 @@ class MarqCommand(AppCommand):
 
     abstract: ClassVar[bool] = True
 
+    @classmethod
+    def as_click_command(cls) -> click.Command:
+        """Return what parses the command line: as Faust makes it, but it refuses options that are given twice."""
+        parsing: click.Command = super().as_click_command()
+        parse = parsing.parse_args
+
+        def parse_args(context: click.Context, arguments: list[str]) -> list[str]:
+            refuse_repeated(parsing, context, arguments)
+            return parse(context, arguments)
+
+        parsing.parse_args = parse_args  # type: ignore[method-assign]
+        return parsing
+
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         # What aiokafka logs of a broker that is away would stand between the lines of the answer.
         logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
         sys.exit(ending(lambda: asyncio.run(self.run(*self.args, *args, **self.kwargs, **kwargs))))
+
+
+def refuse_repeated(parsing: click.Command, context: click.Context, arguments: Sequence[str]) -> None:
+    """Refuse an option that has one value and is given twice: click would pass over the first value without a word.
+
+    Raises:
+        click.UsageError: the text names the option, and all of the command line is wrong with it.
+    """
+    _, _, given = parsing.make_parser(context).parse_args(list(arguments))
+    for option, times in Counter(given).items():
+        if times > 1 and isinstance(option, click.Option) and not (option.multiple or option.is_flag or option.count):
+            name = option.opts[0]
+            raise click.UsageError(f"{name} is given {times} times, but takes one value: give it once", context)
 
 
 def ending(run: Callable[[], int | None]) -> int:

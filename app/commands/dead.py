@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import click
 import faust
 
-from app.commands.command import INTERRUPTED, command, confirm
-from app.commands.letters import DRY_RUN, FILTERS, JSON, Tally, read_filters, said
+from app.commands.command import command
+from app.commands.letters import DRY_RUN, FILTERS, JSON, YES, ask_and_act, read_filters
 from app.commands.tables import Column, show
 from marq.core.errors import ConfigError
 from marq.dead_letter import DeadLetter
-from marq.dead_letters import Count, DeadLetters, Deleted
-from marq.letter_filter import Filters
+from marq.dead_letters import Count, DeadLetters
 
 #: Letters that are shown when nobody says how many.
 DEFAULT_LETTERS = 20
@@ -50,7 +48,7 @@ def attach(app: faust.App) -> None:
         click.option("--delete", is_flag=True, help="Delete them: they are listed and redriven no more."),
         DRY_RUN,
         JSON,
-        click.option("--yes", is_flag=True, help="Do not ask."),
+        YES,
     )
     async def dead(
         self: Any, name: str | None, limit: int | None, count: bool, delete: bool, dry_run: bool, as_json: bool,
@@ -64,7 +62,14 @@ def attach(app: faust.App) -> None:
             raise ConfigError("--count: all that fit are counted; leave out --delete and --limit")
         async with DeadLetters.of(self.app.client) as letters:
             if delete:
-                return await _delete(letters, name, filters, limit, dry_run=dry_run, as_json=as_json, yes=yes)
+                if name is None:
+                    raise ConfigError("--delete: name the queue whose dead letters are to be deleted")
+                return await ask_and_act(
+                    partial(letters.delete, name, **filters),
+                    ("Delete", f"of queue {name!r} for good"),
+                    {"queue": name},
+                    limit=limit, dry_run=dry_run, as_json=as_json, yes=yes,
+                )  # fmt: skip
             if count or name is None:
                 _show_counts(await letters.count(name, **filters), as_json=as_json)
             else:
@@ -72,34 +77,6 @@ def attach(app: faust.App) -> None:
                 found = [letter async for letter in letters.peek(name, limit=most, **filters)]
                 _show_letters(name, sorted(found, key=lambda letter: letter.died_at), most, as_json=as_json)
         return 0
-
-
-async def _delete(
-    letters: DeadLetters,
-    name: str | None,
-    filters: Filters,
-    limit: int | None,
-    *,
-    dry_run: bool,
-    as_json: bool,
-    yes: bool,
-) -> int:
-    if name is None:
-        raise ConfigError("--delete: name the queue whose dead letters are to be deleted")
-    tally, interrupted = Tally(Deleted(0)), False
-    meant = await letters.delete(name, limit=limit, dry_run=True, **filters)
-    tally(meant)
-    # What dies from now on nobody was asked about.
-    if meant.chosen and not dry_run:
-        confirm(f"Delete {meant.chosen} dead letters of queue {name!r} for good?", yes=yes)
-        with tally.shown():
-            try:
-                tally(await letters.delete(name, limit=meant.chosen, progress=tally, **filters))
-            except asyncio.CancelledError:
-                interrupted = True
-    reached = {"queue": name, **asdict(tally.last), "dry_run": dry_run, "interrupted": interrupted}
-    print(json.dumps(reached) if as_json else said(tally.last, dry_run=dry_run, interrupted=interrupted))
-    return INTERRUPTED if interrupted else 0
 
 
 def _show_counts(counts: Sequence[Count], *, as_json: bool) -> None:

@@ -1,10 +1,13 @@
-"""What the commands about dead letters have in common: their filters, and how far they are."""
+"""What the commands about dead letters have in common: their filters, their question, and how far they are."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +15,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from app.commands.command import INTERRUPTED, confirm
 from marq.core.errors import ConfigError
 from marq.dead_letters import Deleted, Redriven
 from marq.letter_filter import Filters
@@ -33,6 +37,7 @@ FILTERS: Sequence[Callable[..., Any]] = (
 )  # fmt: skip
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Only say how many are meant.")
 JSON = click.option("--json", "as_json", is_flag=True, help="Show the answer as JSON.")
+YES = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
 def read_filters(
@@ -75,6 +80,37 @@ def _age(option: str, text: str) -> float | datetime:
             " 2030-01-31T08:00:00+00:00"
         )
     return moment
+
+
+async def ask_and_act(
+    act: Callable[..., Awaitable[Reached]],
+    question: tuple[str, str],
+    document: Mapping[str, Any],
+    *,
+    limit: int | None,
+    dry_run: bool,
+    as_json: bool,
+    yes: bool,
+) -> int:
+    """Redrive or delete dead letters after a question, and show how far that came; return the exit code.
+
+    ``act`` takes the arguments that the two calls have in common; ``question``: what stands before and after
+    "dead letters"; ``document``: what the JSON answer begins with.
+    """
+    meant, interrupted = await act(limit=limit, dry_run=True), False
+    tally = Tally(meant)
+    if meant.chosen and not dry_run:
+        before, after = question
+        confirm(f"{before} {meant.chosen} dead letters {after}?", yes=yes)
+        with tally.shown():
+            try:
+                # Messages that are dead-lettered from now on are not part of the question.
+                tally(await act(limit=meant.chosen, progress=tally))
+            except asyncio.CancelledError:
+                interrupted = True
+    reached = {**document, **asdict(tally.last), "dry_run": dry_run, "interrupted": interrupted}
+    print(json.dumps(reached) if as_json else said(tally.last, dry_run=dry_run, interrupted=interrupted))
+    return INTERRUPTED if interrupted else 0
 
 
 class Tally:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import click
 import faust
 
-from app.commands.command import INTERRUPTED, command
-from app.commands.letters import DRY_RUN, FILTERS, JSON, Tally, read_filters, said
+from app.commands.command import command
+from app.commands.letters import DRY_RUN, FILTERS, JSON, YES, ask_and_act, read_filters
 from marq.core.names import check_queue_name
-from marq.dead_letters import DeadLetters, Redriven
+from marq.dead_letters import DeadLetters
 
 
 def attach(app: faust.App) -> None:
@@ -28,30 +26,19 @@ def attach(app: faust.App) -> None:
         click.option("--rate", type=float, metavar="N", help="At most so many messages per second."),
         DRY_RUN,
         JSON,
+        YES,
     )
     async def redrive(
         self: Any, name: str, to: str | None, limit: int | None, rate: float | None, dry_run: bool,
-        as_json: bool, **options: Any,
+        as_json: bool, yes: bool, **options: Any,
     ) -> int:  # fmt: skip
         """Send dead letters back to their queue; it may be interrupted, and called again to go on."""
-        check_queue_name(name)
-        filters, tally, interrupted = read_filters(**options), Tally(Redriven(0)), False
+        target = check_queue_name(name if to is None else to)
+        filters = read_filters(**options)
         async with DeadLetters.of(self.app.client) as letters:
-            with tally.shown():
-                try:
-                    tally(
-                        await letters.redrive(
-                            name, to=to, limit=limit, rate=rate, dry_run=dry_run, progress=tally, **filters
-                        )
-                    )
-                except asyncio.CancelledError:
-                    interrupted = True
-        reached = {
-            "queue": name,
-            "to": to or name,
-            **asdict(tally.last),
-            "dry_run": dry_run,
-            "interrupted": interrupted,
-        }
-        print(json.dumps(reached) if as_json else said(tally.last, dry_run=dry_run, interrupted=interrupted))
-        return INTERRUPTED if interrupted else 0
+            return await ask_and_act(
+                partial(letters.redrive, name, to=to, rate=rate, **filters),
+                ("Send", f"of queue {name!r} to queue {target!r}"),
+                {"queue": name, "to": target},
+                limit=limit, dry_run=dry_run, as_json=as_json, yes=yes,
+            )  # fmt: skip

@@ -144,7 +144,7 @@ async def test_commands_show_count_delete_and_redrive(new_worker: Make, broker: 
 
         code, out, _ = await yard.run("redrive", "q", "--dry-run", "--limit", "2", "--json")
         assert (code, json.loads(out)["chosen"], json.loads(out)["redriven"]) == (0, 2, 0)
-        code, out, _ = await yard.run("redrive", "q", "--to", "hospital", "--json")
+        code, out, _ = await yard.run("redrive", "q", "--to", "hospital", "--json", "--yes")
         assert code == 0
         assert json.loads(out) == {
             "queue": "q", "to": "hospital", "chosen": 3, "asked": 3, "redriven": 3, "already_settled": 0,
@@ -167,7 +167,7 @@ async def test_a_redrive_that_is_killed_in_the_middle_is_called_again_and_nothin
     worker = await new_worker().start().ready()
     async with yard_of(worker, broker) as yard:
         ids = await yard.bury("q", 600)
-        process = yard.start("redrive", "q", "--rate", "100")
+        process = yard.start("redrive", "q", "--rate", "100", "--yes")
         await eventually(lambda: yard.delivered("q"), lambda counts: len(counts) > 50)
 
         os.kill(process.pid, number)
@@ -177,7 +177,7 @@ async def test_a_redrive_that_is_killed_in_the_middle_is_called_again_and_nothin
             assert process.returncode == 130
             assert "the same command again does the rest" in out
 
-        code, out, _ = await yard.run("redrive", "q", "--json")
+        code, out, _ = await yard.run("redrive", "q", "--json", "--yes")
 
         again = json.loads(out)
         assert (code, again["chosen"]) == (0, again["redriven"] + again["already_settled"])

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from app.commands.dead import _delete, described
-from app.commands.letters import read_filters, said
+from app.commands.dead import described
+from app.commands.letters import ask_and_act, read_filters, said
 from marq.core.errors import ConfigError
 from marq.dead_letter import DeadLetter
 from marq.dead_letters import Deleted, Redriven
@@ -72,12 +72,11 @@ def test_how_far_a_call_came_is_said() -> None:
 async def test_where_there_was_nothing_to_ask_about_nothing_is_deleted() -> None:
     calls: list[dict[str, Any]] = []
 
-    class Letters:
-        async def delete(self, queue: str, **options: Any) -> Deleted:
-            calls.append(options)
-            return Deleted(0)
+    async def delete(**options: Any) -> Deleted:
+        calls.append(options)
+        return Deleted(0)
 
-    code = await _delete(Letters(), "emails", {}, None, dry_run=False, as_json=False, yes=False)  # type: ignore[arg-type]
+    code = await ask_and_act(delete, ("Delete", "for good"), {}, limit=None, dry_run=False, as_json=False, yes=False)
 
     assert code == 0
     assert calls == [{"limit": None, "dry_run": True}]
