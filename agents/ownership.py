@@ -85,6 +85,8 @@ class Ownership:
     state: str = "recovering"
     #: Why the partition stands still, for people; empty when it does not.
     alarm: str = ""
+    #: The record of a newer version before which it stands still, with its content.
+    stopped_before: tuple[int, bytes] | None = None
     recovered_records: int = 0
     transactions: int = 0
     #: Due messages whose copies were sent.
@@ -125,7 +127,12 @@ class Ownership:
         self._writing = Writing(self.partition, self.around)
 
     def _new_tracker(self) -> Tracker:
-        return Tracker(self.around.settings, secrets.randbits(63) | 1, handling=self.around.handling)
+        return Tracker(
+            self.around.settings,
+            secrets.randbits(63) | 1,
+            handling=self.around.handling,
+            ordered=lambda offset, value: self.around.quarantine(self.partition, offset, value),
+        )
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -186,7 +193,11 @@ class Ownership:
                 attempt = 0
                 await self._work()
                 return
-            except (UnknownVersion, PositionLost) as error:
+            except UnknownVersion as error:
+                await self._halt(self._told_of_newer(error))
+                await self._wait_for_quarantine()
+                continue
+            except PositionLost as error:
                 await self._halt(str(error))
                 return
             except (ProducerFenced, InvalidProducerEpoch):
@@ -222,6 +233,31 @@ class Ownership:
         self._drop_inbox()
         self.around.pause(self.partition)
         await self._writing.stop()
+
+    def _told_of_newer(self, error: UnknownVersion) -> str:
+        assert self.stopped_before is not None
+        offset, _ = self.stopped_before
+        return (
+            f"record {self.around.names.markers}/{self.partition}/{offset} has {error}. If a newer Marq wrote it,"
+            f" upgrade the workers. If not, put it into quarantine: faust -A app quarantine {self.partition} {offset}"
+        )
+
+    async def _wait_for_quarantine(self) -> None:
+        """Wait until an operator orders the record into quarantine that this owner can't read, and go on there.
+
+        Nothing was folded from that record on, so to take over again is to read it again. The order is read then, too:
+        what passes over the record is the tracker, in one transaction with its rows and the quarantine record.
+        """
+        assert self.stopped_before is not None
+        while (order := self.around.quarantine(self.partition, *self.stopped_before)) is None:
+            self._arrived.clear()
+            await self._arrived.wait()
+        offset, _ = self.stopped_before
+        place = copies.record_id(Source(self.around.names.markers, self.partition), offset)
+        log.warning("record %s is %s; its partition goes on", place, order)
+        self.tracker.take_over_again()
+        self.state, self.alarm, self.stopped_before = "recovering", "", None
+        self.around.resume(self.partition)
 
     def _forget(self) -> None:
         """Begin again from the table: what was folded and not written will be read again."""
@@ -443,7 +479,11 @@ class Ownership:
             if record.offset <= self.tracker.book.applied:
                 self.skipped += 1
                 continue
-            self.tracker.read(record.value, record.timestamp, record.offset)
+            try:
+                self.tracker.read(record.value, record.timestamp, record.offset)
+            except UnknownVersion:
+                self.stopped_before = record.offset, record.value or b""
+                raise
             self.folded += 1
             self._pending_bytes += len(record.value or b"")
         self._position = max(position, fetched.end)

@@ -203,6 +203,7 @@ def _partition(owner: Ownership, pace: Pace) -> dict[str, Any]:
         "partition": owner.partition,
         "state": owner.state,
         "alarm": owner.alarm,
+        "stopped_before": None if owner.stopped_before is None else owner.stopped_before[0],
         "applied_offset": book.applied,
         "open": len(book),
         "lag": pace.lag,

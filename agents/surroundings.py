@@ -9,6 +9,7 @@ from typing import Any
 from agents.lateness import Lateness
 from marq.core.handling_times import HandlingTimes
 from marq.core.names import Names
+from marq.core.quarantines import Quarantine
 from marq.core.queue import QueueSettings
 from marq.core.schedules import ScheduleLayers
 from marq.core.spread import EVERYWHERE, Placement
@@ -37,8 +38,11 @@ class Surroundings:
     seek: Callable[[int, int], Awaitable[None]]
     #: Where a markers partition begins and ends.
     log_range: Callable[[int], Awaitable[tuple[int, int]]]
-    #: Stops the reading of a markers partition.
+    #: Stops the reading of a markers partition, and lets it go on.
     pause: Callable[[int], None]
+    resume: Callable[[int], None] = lambda _: None
+    #: The operator's order to pass over a record of a newer version: (partition, offset, content).
+    quarantine: Callable[[int, int, bytes], Quarantine | None] = lambda *_: None
     markers_partitions: int = 1
     #: Who the worker is, for people who look later.
     worker: str = ""

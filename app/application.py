@@ -213,6 +213,8 @@ class WorkerApp(MarqApp):
             seek=seek,
             log_range=log_range,
             pause=lambda partition: self.consumer.pause_partitions({TP(markers, partition)}),
+            resume=lambda partition: self.consumer.resume_partitions({TP(markers, partition)}),
+            quarantine=self.queues.definitions.quarantine,
             markers_partitions=topics.markers_partitions,
             schedules=lambda: self.queues.definitions.schedules,
             placement=self.queues.definitions.placement,

@@ -71,7 +71,12 @@ RELIANCES = (
     Reliance(_CONSUMER, "earliest_offsets", "async (self, *partitions)", "whether retention has taken messages"),
     Reliance(_CONSUMER, "highwaters", "async (self, *partitions)", "whether a topic was made anew"),
     Reliance(_CONSUMER, "pause_partitions", "(self, tps)", "a partition with an alarm is read no more"),
-    Reliance(_CONSUMER, "resume_partitions", "(self, tps)", "back-pressure of handlers"),
+    Reliance(
+        _CONSUMER,
+        "resume_partitions",
+        "(self, tps)",
+        "back-pressure of handlers, and a partition goes on after a quarantine",
+    ),
     Reliance(_CONSUMER, "should_stop", "property", "ends the reading loop"),
     Reliance(_CONSUMER, "flow_active", "class attribute", "no delivery during a rebalance"),
     Reliance(_CONSUMER, "suspend_flow", "instance attribute", "an Event"),

@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 from aiokafka.admin import AIOKafkaAdminClient
@@ -18,9 +19,9 @@ from aiokafka.errors import KafkaError
 
 from marq.connection import client_options, close_admin, started
 from marq.core import rows
-from marq.core.copies import Origin, deliver_at_ms, origin
+from marq.core.copies import Origin, deliver_at_ms, origin, record_id
 from marq.core.definitions import Definitions
-from marq.core.errors import BrokerUnavailable, Forbidden
+from marq.core.errors import BrokerUnavailable, Forbidden, UnknownVersion
 from marq.core.markers import NOW, Headers, Source
 from marq.core.queue import QueueSettings
 from marq.core.tracker import Tracker
@@ -91,12 +92,23 @@ class Peeked(NamedTuple):
         return None if due_ms == NOW else due_ms
 
 
+class Unknown(NamedTuple):
+    """A marker record of a newer version, which stops its partition."""
+
+    offset: int
+    timestamp_ms: int
+    value: bytes
+    #: What is not known about it.
+    error: str
+
+
 @dataclass(frozen=True)
 class Owned:
     """What a markers partition's changelog and markers say, without its owner.
 
     ``behind``: markers after what the changelog says; Kafka's own records, of transactions, are none.
     ``owner``: who wrote its rows last, as that one says, "" when it did not; ``written_ms``: the log's clock then.
+    ``unknown``: the record before which an owner of this version stops, which nothing after it is folded behind.
     """
 
     tracker: Tracker
@@ -105,6 +117,7 @@ class Owned:
     behind: int = 0
     owner: str = ""
     written_ms: int | None = None
+    unknown: Unknown | None = None
 
 
 class Inspector:
@@ -281,11 +294,16 @@ class Inspector:
 
     # --- leases -------------------------------------------------------------------------------------------------------
 
-    async def owned(self, progress: Callable[[int, int], None] | None = None) -> dict[int, Owned]:
+    async def owned(
+        self, progress: Callable[[int, int], None] | None = None, *, incomplete: bool = False
+    ) -> dict[int, Owned]:
         """Return what each markers partition holds open, from its changelog and the markers after it.
+
+        ``incomplete``: a partition that a record of a newer version stops is returned as it was before that record.
 
         Raises:
             BrokerUnavailable: a topic could not be read.
+            UnknownVersion: a record of a newer version stops a partition, and that is not allowed for.
         """
         async with self._view(committed=True) as view:
             changelog = await view.ranges(self._names.changelog)
@@ -294,17 +312,25 @@ class Inspector:
             found = {}
             for source, span in markers.items():
                 number = source.partition
-                tracker = Tracker(self._definitions.settings, holder=0)
+                tracker = Tracker(
+                    self._definitions.settings, holder=0, ordered=partial(self._definitions.quarantine, number)
+                )
                 tracker.book.restore(sorted(tables.pop(number, {}).items()))
-                applied, behind = tracker.book.applied, 0
+                applied, behind, unknown = tracker.book.applied, 0, None
                 async for fetched in view.read({source: range(max(applied + 1, span.start), span.stop)}):
                     for row in fetched.get(source, ()):
                         behind += 1
-                        tracker.read(row.value, row.timestamp, row.offset)
+                        if unknown is None:
+                            unknown = _read(tracker, row)
                         if tracker.book.pending_rows > _PENDING_ROWS:
                             tracker.book.take_changes()
+                if unknown is not None and not incomplete:
+                    raise UnknownVersion(
+                        f"record {record_id(source, unknown.offset)} stops its partition: {unknown.error}; what is open"
+                        " there is not known: `faust -A app quarantine` says what to do"
+                    )
                 owner, written_ms = writers.get(number, ("", None))
-                found[number] = Owned(tracker, applied, span.stop, behind, owner, written_ms)
+                found[number] = Owned(tracker, applied, span.stop, behind, owner, written_ms, unknown)
         return found
 
     async def _tables(
@@ -328,6 +354,14 @@ class Inspector:
 
     def _view(self, *, committed: bool) -> LogView:
         return LogView(self._settings, committed=committed)
+
+
+def _read(tracker: Tracker, row: Row) -> Unknown | None:
+    try:
+        tracker.read(row.value, row.timestamp, row.offset)
+    except UnknownVersion as error:
+        return Unknown(row.offset, row.timestamp, row.value or b"", str(error))
+    return None
 
 
 def _take_row(table: dict[bytes, bytes], row: Row) -> None:

@@ -19,12 +19,14 @@ class Said:
     own_topics: dict[str, str] = field(default_factory=dict)
     #: Queues whose last deliveries may leave no dead letter; "*" stands for all.
     without_dead_letters: set[str] = field(default_factory=set)
+    #: What holds now; it has the orders of quarantine.
+    definitions: Definitions = field(default_factory=Definitions)
 
 
 def said(records: Iterable[tuple[bytes | None, bytes | None]]) -> Said:
     """Return what the records of the queues topic, keys and values, have said."""
     found = Said()
-    definitions = Definitions()
+    definitions = found.definitions
     for key, value in records:
         with suppress(ConfigError, ValueError):
             queue = definitions.fold(key, None if value is None else json.loads(value))

@@ -172,6 +172,6 @@ def _judge_partition(url: str, partition: Mapping[str, Any], unread: Collection[
 
 
 def _mend(alarm: str) -> str:
-    if "marker version" in alarm or "marker kind" in alarm:
-        return "a client is newer than the workers. Nothing is lost: upgrade the workers, and the partition goes on"
+    if "app quarantine" in alarm:
+        return "nothing is lost while it stands still: see docs/operations.md, 'A marker of a newer version'"
     return "see docs/operations.md, 'Alarms, errors and what to do'"

@@ -11,6 +11,7 @@ from app.commands import (
     pausing,
     peek,
     purge,
+    quarantine,
     queue,
     queues,
     redrive,
@@ -32,6 +33,7 @@ def attach(app: faust.App) -> None:
     pausing.attach(app)
     peek.attach(app)
     purge.attach(app)
+    quarantine.attach(app)
     queue.attach(app)
     queues.attach(app)
     redrive.attach(app)

@@ -60,7 +60,7 @@ def attach(app: faust.App) -> None:
             async def look() -> dict[str, Any]:
                 groups = await _groups(client)
                 with bar("reading the changelog") as progress:
-                    owned = await Inspector(client, queues.definitions).owned(progress)
+                    owned = await Inspector(client, queues.definitions).owned(progress, incomplete=True)
                 async with LogView(client, committed=False) as view:
                     ends = await _ends(view, groups.values())
                 return described(client, groups, owned, ends)
@@ -87,6 +87,7 @@ def described(
                 "end": each.end,
                 "behind": each.behind,
                 "open": len(each.tracker.book),
+                "stopped_before": None if each.unknown is None else each.unknown.offset,
                 "last_owner": each.owner or None,
                 "last_wrote": None if each.written_ms is None else _moment(each.written_ms),
             }
@@ -151,6 +152,12 @@ def _show(found: dict[str, Any]) -> None:
     ]
     if rows:
         show(_GROUPS, rows)
+    for each in found["markers"]:
+        if (offset := each["stopped_before"]) is not None:
+            place = f"{each['partition']} {offset}"
+            print(
+                f"markers partition {each['partition']} stops before offset {offset}: faust -A app quarantine {place}"
+            )
     if not all(each["owner"] for each in found["markers"]):
         print("partitions of the markers have no owner: no lease ends there; start a worker: faust -A app worker")
 

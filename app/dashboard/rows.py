@@ -230,7 +230,7 @@ def checks(figures: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
         (not unowned, "each markers partition has an owner", _listed(unowned) or "all",
          "A rebalance may be under way; if it stays so: faust -A app check"),
         (not standing, "no partition stands still", _listed(standing) or "none does",
-         "The alarm says why; docs/operations.md says what to do"),
+         "The alarm on the overview says why, and what to type"),
         (behind < 100_000, "trackers keep up", f"at most {behind:,} marker records behind",
          "Start more workers; messages may come back late meanwhile"),
         (late < 5_000, "leases and delays end in time", f"99 % within {late:,} ms", "Look at the workers' processors"),

@@ -9,6 +9,7 @@ one of these keys:
 * ``change:NAME``: what was changed at run time;
 * ``placement:NAME``: on which partitions of the messages topic a queue lives (:mod:`marq.core.spread`), from workers;
 * ``purge:NAME``: which records of a queue are purged (:mod:`marq.core.purges`);
+* ``quarantine:PARTITION/OFFSET``: an order to put one marker record into quarantine (:mod:`marq.core.quarantines`);
 * ``schedule-file:NAME``, ``schedule:NAME``: of schedules (:mod:`marq.core.schedules`), from the file and at run time;
 * ``check``: nothing, never with a value.
 
@@ -28,6 +29,7 @@ from typing import Any
 from marq.core.errors import ConfigError
 from marq.core.names import check_queue_name
 from marq.core.purges import Purge
+from marq.core.quarantines import Quarantine, read_place
 from marq.core.queue import CHECKS, QueueSettings, check_defaults, check_document, queue_settings
 from marq.core.schedules import LAYERS as SCHEDULE_LAYERS
 from marq.core.schedules import ScheduleLayers
@@ -38,7 +40,7 @@ HANDLERS_GROUP = "handlers"
 #: Layers of one queue, weakest first.
 LAYERS = ("handler", "file", "change")
 DEFAULTS_KEY = b"defaults"
-_PLACEMENT, _PURGE = "placement", "purge"
+_PLACEMENT, _PURGE, _QUARANTINE = "placement", "purge", "quarantine"
 #: A record without a value by which `faust -A app check` learns what time it is for the broker.
 CHECK_KEY = b"check"
 
@@ -58,6 +60,11 @@ def purge_key(queue: str) -> bytes:
     return f"{_PURGE}:{queue}".encode()
 
 
+def quarantine_key(quarantine: Quarantine) -> bytes:
+    """Return the key of an order of quarantine in the queues topic."""
+    return f"{_QUARANTINE}:{quarantine.place}".encode()
+
+
 class Definitions:
     """Calling it gives the settings of a queue, defined or not."""
 
@@ -75,6 +82,8 @@ class Definitions:
         self._placements: dict[str, Placement] = {}
         self._moved: dict[str, int] = {}
         self._purges: dict[str, Purge] = {}
+        #: Orders of quarantine, by partition and offset.
+        self._quarantines: dict[tuple[int, int], Quarantine] = {}
 
     def fold(self, key: bytes | None, document: Mapping[str, Any] | None) -> str | None:
         """Take one record of the queues topic; return the queue concerned, None when it is all or none.
@@ -101,6 +110,9 @@ class Definitions:
         if layer == _PURGE:
             self._note_purge(queue, document)
             return queue
+        if layer == _QUARANTINE:
+            self._note_quarantine(queue, document)
+            return None
         if document is None:
             self._drop(layer, queue)
         else:
@@ -126,6 +138,7 @@ class Definitions:
         later.schedules = copy.deepcopy(self.schedules)
         later._defaults, later._default_settings = self._defaults, self._default_settings
         later._purges = dict(self._purges)
+        later._quarantines = dict(self._quarantines)
         later._layers, later._settings = dict(self._layers), dict(self._settings)
         for key, document in records.items():
             later.fold(key, document)
@@ -159,6 +172,15 @@ class Definitions:
     def purge(self, queue: str) -> Purge | None:
         """Return which records of a queue are purged, None when it never was."""
         return self._purges.get(queue)
+
+    def quarantines(self) -> list[Quarantine]:
+        """Return all orders of quarantine, by partition and offset."""
+        return [each for _, each in sorted(self._quarantines.items())]
+
+    def quarantine(self, partition: int, offset: int, value: bytes) -> Quarantine | None:
+        """Return the order to put a marker record with this content into quarantine, None when there is none."""
+        found = self._quarantines.get((partition, offset))
+        return found if found is not None and found.fits(value) else None
 
     def moved(self, queue: str) -> int:
         """Return what :attr:`moves` was at the last change of a queue's placement."""
@@ -216,6 +238,15 @@ class Definitions:
         except ConfigError as error:
             raise ConfigError(f"the record '{_PURGE}:{queue}': {error}") from error
 
+    def _note_quarantine(self, place: str, document: Mapping[str, Any] | None) -> None:
+        try:
+            if document is None:
+                self._quarantines.pop(read_place(place), None)
+            else:
+                self._quarantines[read_place(place)] = Quarantine.read(place, document)
+        except ConfigError as error:
+            raise ConfigError(f"the record '{_QUARANTINE}:{place}': {error}") from error
+
     def _add_up(self, queue: str) -> None:
         layers = self._layers[queue]
         self._settings[queue] = queue_settings(self._defaults, *(layers[name] for name in LAYERS if name in layers))
@@ -237,7 +268,7 @@ def _read_key(key: bytes | None) -> tuple[str, str]:
         layer, colon, queue = (key or b"").decode().partition(":")
     except UnicodeDecodeError:
         layer, colon, queue = "", "", ""
-    known = (*LAYERS, _PLACEMENT, _PURGE, *SCHEDULE_LAYERS)
+    known = (*LAYERS, _PLACEMENT, _PURGE, _QUARANTINE, *SCHEDULE_LAYERS)
     if not colon or layer not in known:
         raise ConfigError(
             f"the key {key!r} of a definition: expected 'defaults' or one of {', '.join(f'{n}:NAME' for n in known)}"

@@ -1,9 +1,9 @@
 """The bytes of marker batches.
 
 The layout is documented field by field in docs/protocol.md; every number is big-endian, as everywhere in Kafka. The
-first byte is the version and the next two are a magic, so that a record of a newer version (whose partition must stop)
-can be told from garbage (which is put into quarantine). What differs between the messages of a batch is written in
-columns, which the ``struct`` module packs thousands at a time.
+first byte is the version and the next two are a magic, and every version begins with the same head. So a batch of a
+newer version (whose partition must stop) can be told from garbage (which is put into quarantine). What differs between
+the messages of a batch is written in columns, which the ``struct`` module packs thousands at a time.
 
 Decoding is total: any bytes give a batch or :class:`CorruptMarker`. The decoder therefore checks each length before it
 trusts it, and that nothing is left over. Values are not copied out of an ACQUIRE until somebody asks for them: most
@@ -45,8 +45,12 @@ from marq.core.markers import (
     Spend,
     Tick,
 )
+from marq.core.names import MAX_QUEUE_NAME_BYTES
 
 VERSION = 1
+#: Versions that a newer Marq may write. They are counted one by one, and from 32 on the byte is a printable character:
+#: a text such as "amqp://host" has the magic in the right place, too.
+NEWER_VERSIONS = range(VERSION + 1, 32)
 MAGIC = b"mq"
 #: Bytes of an error or reason text that travel with a marker; longer ones are cut.
 MAX_TEXT_BYTES = 1024
@@ -235,7 +239,7 @@ def decode(data: bytes | None) -> Batch:
     """Return the batch that the bytes hold.
 
     Raises:
-        UnknownVersion: a batch of a newer version, or of a kind that this version only reserves.
+        UnknownVersion: a batch that a newer version may have written.
         CorruptMarker: anything else that is no batch.
     """
     if data is None:
@@ -250,7 +254,7 @@ def _decode(data: bytes) -> Batch:
     if data[1:3] != MAGIC:
         raise CorruptMarker(f"{len(data)} bytes without the magic of a marker batch")
     if data[0] != VERSION:
-        raise UnknownVersion(f"marker version {data[0]}; this marq knows version {VERSION}: upgrade the trackers first")
+        raise _of_another_version(data)
     _, _, code, flags, holder, queue_length = _HEAD.unpack_from(data, 0)
     reader = _Reader(data, _HEAD.size)
     if code == Kind.TICK:
@@ -265,6 +269,25 @@ def _decode(data: bytes) -> Batch:
     batch = decoder(reader, flags, (queue, holder, source, offsets))
     reader.finish()
     return batch
+
+
+def _of_another_version(data: bytes) -> CorruptMarker:
+    """Return what to raise for bytes with the magic: UnknownVersion only if a newer Marq could have written them.
+
+    Every version keeps the head, and something follows it and the queue's name: else it would say nothing.
+    """
+    version = data[0]
+    if version not in NEWER_VERSIONS:
+        return CorruptMarker(f"marker version {version}, which no Marq writes")
+    if len(data) <= _HEAD.size:
+        return CorruptMarker(f"marker version {version} in {len(data)} bytes, too few for a batch of any version")
+    _, _, kind, _, holder, queue_length = _HEAD.unpack_from(data, 0)
+    name = data[_HEAD.size : _HEAD.size + queue_length]
+    if not kind or not holder or queue_length > MAX_QUEUE_NAME_BYTES or len(data) <= _HEAD.size + queue_length:
+        return CorruptMarker(f"marker version {version} with a head that no version has")
+    # A UnicodeDecodeError makes it corrupt, too.
+    name.decode()
+    return UnknownVersion(f"marker version {version}, and this Marq knows version {VERSION}")
 
 
 #: What every kind but TICK begins with: queue, holder, source, offsets.

@@ -24,6 +24,7 @@ from marq.core.leases import LeaseBook
 from marq.core.marker_codec import decode
 from marq.core.markers import Ack, Answer, Fact, Kind, Source, Tick
 from marq.core.notes import Note
+from marq.core.quarantines import Quarantine
 from marq.core.queue import QueueSettings
 from marq.core.rows import Lease
 
@@ -41,6 +42,8 @@ class Tracker:
     holder: int
     tick_interval_ms: int = TICK_INTERVAL_MS
     book: LeaseBook = field(init=False)
+    #: Returns the operator's order to pass over a record of a newer version, by its offset and content.
+    ordered: Callable[[int, bytes], Quarantine | None] = lambda _offset, _value: None
     #: Records that could not be decoded since the shell last looked: (offset, value, why).
     unreadable: list[tuple[int, bytes | None, str]] = field(default_factory=list)
     #: By how many ms the broker's clock was last found to have jumped.
@@ -61,17 +64,22 @@ class Tracker:
         """Fold one record of the markers topic; one at or below ``book.applied`` has been folded before.
 
         Raises:
-            UnknownVersion: the partition must stop here; nothing was folded.
+            UnknownVersion: the partition must stop here until a newer owner has it, or an operator orders the record
+                into quarantine; nothing was folded.
         """
         if offset <= self.book.applied:
             return
         try:
             batch = decode(value)
-        except UnknownVersion:
-            raise
+        except UnknownVersion as error:
+            # Asked only for what can't be read: an order must never remove a marker that counts.
+            order = self.ordered(offset, value or b"")
+            if order is None:
+                raise
+            self._pass_over(value, append_time_ms, offset, f"{error}; {order}")
+            return
         except CorruptMarker as error:
-            self.unreadable.append((offset, value, str(error)))
-            self.book.skip(append_time_ms, offset)
+            self._pass_over(value, append_time_ms, offset, str(error))
             return
         ended: list[tuple[Lease, int]] = []
         # One ACK of each ms: many small ones come together, and would cost more than their folding.
@@ -90,6 +98,10 @@ class Tracker:
             if self._tick_clock_ms is None:
                 self.book.forget_firing()
             self._tick_clock_ms = self.book.clock.now_ms
+
+    def _pass_over(self, value: bytes | None, append_time_ms: int, offset: int, why: str) -> None:
+        self.unreadable.append((offset, value, why))
+        self.book.skip(append_time_ms, offset)
 
     def saw(self, monotonic_ms: int) -> None:
         """Note when the last records were read: the clock goes on from there at the owner's own pace."""

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ import pytest
 from confluent_kafka import TopicPartition
 from pyspark.sql import DataFrame, Row, SparkSession
 
+from marq.core.definitions import quarantine_key
 from marq.core.marker_codec import encode
 from marq.core.names import Names
+from marq.core.quarantines import Quarantine, digest
 from pipeline.errors import PipelineError
 from pipeline.ingest import ROUNDS
 from pipeline.kafka import Connection
@@ -196,8 +199,9 @@ def test_a_newer_version_stops_ingest_and_nothing_of_its_batch_counts(
     spark: SparkSession, connection: Connection, lake: Lake, made: Installation, data: Path
 ) -> None:
     made.mark(acquire([0]))
-    made.write(made.names.markers, b"\x02mq\x01 of tomorrow")
-    sentence = rf"{made.names.markers}/0/1: unknown version: marker version 2; .* use the pipeline of a newer Marq"
+    newer = b"\x02" + encode(acquire([1]))[1:]
+    made.write(made.names.markers, newer)
+    sentence = rf"{made.names.markers}/0/1: unknown version: marker version 2, .* [Uu]se the pipeline of a newer Marq"
 
     for _ in range(2):
         with pytest.raises(PipelineError, match=sentence):
@@ -207,6 +211,16 @@ def test_a_newer_version_stops_ingest_and_nothing_of_its_batch_counts(
         assert not (data / "markers").exists()
     with pytest.raises(PipelineError, match="run `python -m pipeline lifecycle` first"):
         lake.read("lifecycle")
+
+    # Ordered into quarantine it is passed over, as by the trackers; an order for another content is not for it.
+    order = Quarantine(0, 1, digest(b"another"), "ann", "now")
+    made.write(made.names.queues, json.dumps(order.document()).encode(), key=quarantine_key(order))
+    with pytest.raises(PipelineError, match=sentence):
+        ingest(spark, connection, lake)
+    order = replace(order, sha256=digest(newer))
+    made.write(made.names.queues, json.dumps(order.document()).encode(), key=quarantine_key(order))
+    counts = ingest(spark, connection, lake)
+    assert (counts["markers"], counts["corrupt"]) == (1, 1)
 
 
 class Killed(Exception):

@@ -36,7 +36,7 @@ from marq.core.markers import (
 )
 from pipeline import markers
 from pipeline.tables import LAST_MS, MARKERS, MOST_ATTEMPTS
-from tests.unit.core.batches import acquire, batches
+from tests.unit.core.batches import ack, acquire, batches
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "markers-v1.json"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -211,7 +211,7 @@ def test_of_several_ids_the_last_one_counts_as_it_does_for_trackers(values: list
 
 
 def test_a_newer_version_is_told_from_garbage() -> None:
-    [newer, other] = rows(b"\x02mq\x01 of tomorrow", b"\x02mx\x01")
+    [newer, other] = rows(b"\x02" + encode(ack([1]))[1:], b"\x02mq")
 
     assert newer["error"].startswith("unknown version: marker version 2")
     assert "unknown version" not in other["error"]

@@ -255,14 +255,14 @@ CORE_MUTANTS = (
         "a marker of a newer version is garbage",
         _TRACKER,
         "quarantine book-differs",
-        ("        except UnknownVersion:\n            raise\n", ""),
+        ("            if order is None:\n                raise\n", ""),
     ),
     mutant(
         UNKNOWN_VERSION,
         "garbage is not kept",
         _TRACKER,
         "quarantine",
-        ("            self.unreadable.append((offset, value, str(error)))\n", ""),
+        ("        self.unreadable.append((offset, value, why))\n", ""),
     ),
     # --- time ---------------------------------------------------------------------------------------------------------
     mutant(

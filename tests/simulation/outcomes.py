@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.simulation.consumer import Consumer
 
 #: The first byte of markers of a version that workers do not know before the faults have ended.
-NEWER_VERSION = b"\x7f"
+NEWER_VERSION = b"\x02"
 Batch = Acquire | Ack | Release | Reject | Renew
 #: How long a client waits for a write before it takes its outcome for unknown.
 PATIENCE_MS = 300

@@ -30,6 +30,7 @@ from marq.core.names import (
     ORIGIN_HEADER,
     REASON_HEADER,
 )
+from tests.unit.core.batches import NEWER
 from tests.worker.harness import (
     HOLDER,
     LATENESS_SECONDS,
@@ -486,7 +487,7 @@ async def test_a_marker_of_an_unknown_version_stops_its_partition_alone(
 ) -> None:
     """Last: the partition stands still from here on."""
     stopped = marq.partition_of((await marq.send(queue)).source)
-    unknown = await marq.mark(b"\x63mq of the future", stopped)
+    unknown = await marq.mark(NEWER, stopped)
     behind = await marq.send(queue)
     await marq.acquire(behind, lease=0.2)
 
@@ -495,12 +496,12 @@ async def test_a_marker_of_an_unknown_version_stops_its_partition_alone(
     acquired = await marq.acquire(elsewhere, lease=0.2)
     await copy_of(marq, elsewhere)
 
-    assert "marker version 99; this marq knows version 1: upgrade the trackers first" in figures[stopped]["alarm"]
+    assert "marker version 2, and this Marq knows version 1" in figures[stopped]["alarm"]
     assert figures[stopped]["state"] == "stopped"
     assert figures[stopped]["applied_offset"] < unknown.offset
     assert acquired.partition != stopped
     assert (await worker.partitions())[acquired.partition]["alarm"] == ""
     await throughout(1.0, lambda: marq.copies_of(behind), lambda copies: not copies)
-    assert "upgrade the trackers first" in (await worker.page("/"))[1]
+    assert "upgrade the workers" in (await worker.page("/"))[1]
     committed = await marq.committed()
     assert committed.get(stopped, 0) <= unknown.offset, "it must be read again after the upgrade"

@@ -41,6 +41,9 @@ QUEUE = "emails"
 HOLDER, OTHER = 7, 8
 LEASE_MS = 1_000
 
+#: An ACK of version 2 by holder 1, of queue "emails", with what that version may say.
+NEWER = b"\x02mq\x03\x00" + (1).to_bytes(8, "big") + b"\x06emails" + b"more"
+
 
 def payload(attempt: int = 1, value: bytes | None = b"v", headers: Sequence[tuple[str, bytes | None]] = ()) -> Payload:
     return Payload(1_700_000_000_000, attempt, QUEUE.encode(), tuple(headers), value)

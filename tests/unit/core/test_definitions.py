@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from marq.core.definitions import HANDLERS_GROUP, Definitions
+from marq.core.definitions import HANDLERS_GROUP, Definitions, quarantine_key
 from marq.core.errors import ConfigError
+from marq.core.quarantines import Quarantine, digest
 from marq.core.queue import QueueSettings
 
 
@@ -159,3 +160,31 @@ def test_the_digest_says_what_is_sent_and_when_and_nothing_else() -> None:
     assert digest(enabled=False) == digest(catch_up=True) == digest(timezone="UTC") == same
     others = [digest(queue="p"), digest(cron="1 9 * * *"), digest(value="x"), digest(headers={"a": "b"})]
     assert len({same, digest(timezone="Europe/Berlin"), *others}) == 6
+
+
+def test_orders_of_quarantine_are_kept_by_place_and_count_for_one_content() -> None:
+    definitions = Definitions()
+    order = Quarantine(3, 17, digest(b"stops"), "ann@host", "2023-11-14T22:13:20+00:00", "not ours")
+
+    definitions.fold(quarantine_key(order), order.document())
+
+    assert definitions.quarantines() == [order]
+    assert definitions.names() == []
+    assert definitions.quarantine(3, 17, b"stops") == order
+    assert definitions.quarantine(3, 17, b"another") is definitions.quarantine(3, 18, b"stops") is None
+    assert str(order) == "quarantined by ann@host at 2023-11-14T22:13:20+00:00: not ours"
+    definitions.fold(quarantine_key(order), None)
+    assert definitions.quarantines() == []
+
+
+@pytest.mark.parametrize("place", ["3", "3/17/1", "a/1", "3/", "-1/2", "3/" + "9" * 30])
+@pytest.mark.parametrize("document", [None, {"sha256": "x", "by": "ann", "at": "now"}])
+def test_an_order_of_quarantine_for_no_place_is_refused(place: str, document: dict[str, object] | None) -> None:
+    with pytest.raises(ConfigError, match="expected PARTITION/OFFSET"):
+        Definitions().fold(f"quarantine:{place}".encode(), document)
+
+
+@pytest.mark.parametrize("document", [[], {}, {"sha256": "x", "by": 1}, {"by": "ann", "at": "now"}])
+def test_an_order_of_quarantine_that_says_too_little_is_refused(document: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="the record 'quarantine:3/17': expected"):
+        Definitions().fold(b"quarantine:3/17", document)

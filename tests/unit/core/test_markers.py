@@ -38,7 +38,7 @@ from marq.core.markers import (
     payload_bytes,
     spans,
 )
-from tests.unit.core.batches import ack, acquire, acquires, batches, payload, reject, release, renew
+from tests.unit.core.batches import NEWER, ack, acquire, acquires, batches, payload, reject, release, renew
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "markers-v1.json"
 
@@ -126,11 +126,40 @@ def test_a_batch_with_a_flipped_bit_is_a_batch_or_corrupt(batch: Batch, data: st
     )
 
 
-@pytest.mark.parametrize("version", [0, 2, 3, 255])
-@pytest.mark.parametrize("rest", [b"", b"\x01", b"\x01" * 40])
-def test_another_version_with_the_magic_is_unknown(version: int, rest: bytes) -> None:
+@pytest.mark.parametrize("version", [2, 3, 31])
+@pytest.mark.parametrize("batch", [ack([1]), Tick(1, 5), acquire([1])], ids=lambda batch: type(batch).__name__)
+def test_a_newer_version_whose_head_is_whole_is_unknown(version: int, batch: Batch) -> None:
     with pytest.raises(UnknownVersion, match=f"version {version}"):
-        decode(bytes([version]) + b"mq" + rest)
+        decode(bytes([version]) + encode(batch)[1:])
+
+
+def test_the_newer_head_of_these_tests_is_plausible() -> None:
+    with pytest.raises(UnknownVersion):
+        decode(NEWER)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x02mq",
+        b"\x00" + NEWER[1:],  # no version
+        b"\x20" + NEWER[1:],  # a printable character
+        b"amqp://user:secret@host:5672/vhost",
+        b"zmq" + b"x" * 300,
+        NEWER[:14],  # the head alone
+        NEWER[:-4],  # nothing follows the queue's name
+        NEWER[:17],  # half of a name
+        NEWER[:3] + b"\x00" + NEWER[4:],  # kind 0
+        NEWER[:5] + bytes(8) + NEWER[13:],  # holder 0
+        NEWER[:13] + b"\xc9" + b"q" * 300,  # a name of 201 bytes
+        NEWER[:14] + b"\xff" * 6 + NEWER[20:],  # a name that is no text
+    ],
+)
+def test_what_no_newer_version_can_have_written_is_corrupt_and_stops_nothing(data: bytes) -> None:
+    with pytest.raises(CorruptMarker) as caught:
+        decode(data)
+
+    assert not isinstance(caught.value, UnknownVersion)
 
 
 @pytest.mark.parametrize("kind", [0, 11, 32, 39, 63, 65, 255])

@@ -10,11 +10,13 @@ from marq.core.errors import UnknownVersion
 from marq.core.fires import Fire
 from marq.core.marker_codec import encode
 from marq.core.markers import Batch, Cause, Fact, Kind, Outcome, Source, Tick
+from marq.core.quarantines import Quarantine, digest
 from marq.core.queue import QueueSettings
 from marq.core.tracker import TICK_INTERVAL_MS, Tracker
 from tests.unit.core.batches import (
     DRAWN,
     LEASE_MS,
+    NEWER,
     QUEUE,
     SOURCE,
     ack,
@@ -246,7 +248,7 @@ def test_an_unreadable_record_is_kept_for_quarantine_and_reading_goes_on() -> No
 def test_a_record_of_a_newer_version_stops_the_partition_before_it() -> None:
     partition = Partition()
     partition.append(acquire([1]), T0)
-    partition.append(b"\x02mq???", T0 + 5)
+    partition.append(NEWER, T0 + 5)
 
     with pytest.raises(UnknownVersion):
         partition.read()
@@ -254,6 +256,35 @@ def test_a_record_of_a_newer_version_stops_the_partition_before_it() -> None:
     assert partition.tracker.book.applied == 0
     assert partition.tracker.unreadable == []
     assert partition.tracker.book.clock.now_ms == T0
+
+
+def test_a_record_of_a_newer_version_that_is_ordered_into_quarantine_is_passed_over_and_kept() -> None:
+    partition = Partition()
+    partition.append(NEWER, T0)
+    partition.append(acquire([1]), T0 + 5)
+    order = Quarantine(0, 0, digest(NEWER), "ann@host", "now", "not ours")
+    partition.tracker.ordered = lambda offset, value: order if offset == 0 and order.fits(value) else None
+
+    partition.read()
+
+    [(offset, value, why)] = partition.tracker.unreadable
+    assert (offset, value) == (0, NEWER)
+    assert "marker version 2" in why
+    assert "quarantined by ann@host" in why
+    assert why.endswith(": not ours")
+    assert (partition.tracker.book.applied, len(partition.tracker.book)) == (1, 1)
+
+
+def test_an_order_of_quarantine_never_removes_a_marker_that_can_be_read() -> None:
+    """A newer worker reads what an older one stopped at: passing over it would lose what it says."""
+    partition = Partition()
+    partition.append(acquire([1]), T0)
+    partition.tracker.ordered = lambda offset, value: Quarantine(0, offset, digest(value), "ann@host", "now")
+
+    partition.read()
+
+    assert partition.tracker.unreadable == []
+    assert len(partition.tracker.book) == 1
 
 
 def test_a_record_that_was_applied_before_is_passed_over() -> None:

@@ -1,0 +1,244 @@
+"""``faust -A app quarantine [PARTITION OFFSET]``: passes over one marker record of a newer version, or lists those."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+import faust
+
+from app.commands.command import command, confirm
+from app.commands.tables import Column, show
+from app.commands.watching import bar
+from app.peers import ask_workers
+from marq.core.copies import record_id
+from marq.core.definitions import Definitions, quarantine_key
+from marq.core.errors import ConfigError, MarqError
+from marq.core.markers import Source
+from marq.core.quarantines import MAX_TEXT, Quarantine, digest
+from marq.inspector import Inspector, Owned
+from marq.queues import Queues
+from marq.settings import ClientSettings
+from marq.topics import ensure_topics
+
+#: How long to wait for the owner to apply an order, and between two looks.
+_APPLY_LIMIT_S, _PAUSE_S = 20.0, 0.2
+#: Bytes of a record that are shown.
+_SHOWN_BYTES = 64
+
+_ORDERS = (
+    Column("part", right=True),
+    Column("offset", right=True),
+    Column("state"),
+    Column("at", least=19, rank=2),
+    Column("by", least=12, rank=1),
+    Column("why", least=12, rank=3),
+)
+
+
+def attach(app: faust.App) -> None:
+    """Add the command to an application."""
+
+    @command(
+        app,
+        click.argument("partition", required=False, type=click.IntRange(0)),
+        click.argument("offset", required=False, type=click.IntRange(0)),
+        click.option("--why", default="", metavar="TEXT", help="The reason, which is kept with the order."),
+        click.option("--json", "as_json", is_flag=True, help="Show the answer as JSON."),
+        click.option("--yes", is_flag=True, help="Do not ask."),
+    )
+    async def quarantine(
+        self: Any, partition: int | None, offset: int | None, why: str, as_json: bool, yes: bool
+    ) -> int:  # fmt: skip
+        """Quarantine the marker record that stops a partition; without arguments, list stopped partitions."""
+        client = self.app.client
+        if partition is not None and offset is None:
+            raise ConfigError("quarantine: give PARTITION and OFFSET, or neither to see which partitions are stopped")
+        if len(why) > MAX_TEXT:
+            raise ConfigError(f"--why: expected at most {MAX_TEXT} characters, got {len(why)}")
+        await ensure_topics(client, changelog=True)
+        async with Queues.of(client) as queues:
+            with bar("reading the changelog") as progress:
+                owned = await Inspector(client, queues.definitions).owned(progress, incomplete=True)
+            if partition is None or offset is None:
+                listed = described(owned, queues.definitions)
+                print(json.dumps(listed)) if as_json else _show(listed)
+                return 0
+            order = known(partition, offset, owned, queues.definitions)
+            if order is None:
+                await refuse_unless_stopped(client, partition, offset, owned)
+                order = _new(client, partition, offset, why, owned[partition])
+                confirm(_question(client, partition, owned[partition]), yes=yes)
+                # Durable from here on: if this command is killed, the owner applies the order all the same.
+                await queues.publish({quarantine_key(order): order.document()})
+        applied = owned[partition].applied >= offset or await _applied(client, partition, offset)
+        print(json.dumps(_document(order, applied)) if as_json else _said(client, order, applied=applied))
+        return 0 if applied else 1
+
+
+def known(partition: int, offset: int, owned: Mapping[int, Owned], definitions: Definitions) -> Quarantine | None:
+    """Return the order that was given for a record before, None when there is none that counts."""
+    each = owned.get(partition)
+    if each is None:
+        raise ConfigError(f"quarantine: there is no markers partition {partition}; expected one of {sorted(owned)}")
+    if each.unknown is not None and each.unknown.offset == offset:
+        # An order for another record, of a topic that was made again, does not count.
+        return None
+    orders = {(order.partition, order.offset): order for order in definitions.quarantines()}
+    return orders.get((partition, offset))
+
+
+async def refuse_unless_stopped(
+    client: ClientSettings, partition: int, offset: int, owned: Mapping[int, Owned]
+) -> None:
+    """Refuse a record that does not stop its partition: what it says would be lost.
+
+    Raises:
+        MarqError: no owner stops there, of this version or of the one that runs.
+    """
+    place = record_id(Source(client.names.markers, partition), offset)
+    unknown = owned[partition].unknown
+    if unknown is None or unknown.offset != offset:
+        where = "no record stops it" if unknown is None else f"it stops before offset {unknown.offset}"
+        raise MarqError(f"record {place} does not stop markers partition {partition}: {where}; nothing was changed")
+    url, part = await _owner(client, partition)
+    if part.get("state") == "owner":
+        raise MarqError(
+            f"record {place} does not stop the worker that owns the partition ({url}): it has not read so far yet, or"
+            " it is of a version that can read the record; nothing was changed"
+        )
+
+
+async def _owner(client: ClientSettings, partition: int) -> tuple[str, Mapping[str, Any]]:
+    """Return the address and the figures of a partition's owner; empty when no worker says that it is the owner."""
+    members, answers = await ask_workers(client, "api/queues")
+    for url, answer in zip(members.urls, answers, strict=True):
+        for part in () if answer is None else answer["partitions"]:
+            if part["partition"] == partition:
+                return str(url), part
+    return "", {}
+
+
+async def _applied(client: ClientSettings, partition: int, offset: int) -> bool:
+    """Wait until the owner has passed over a record; return whether it has."""
+    until_s = time.monotonic() + _APPLY_LIMIT_S
+    while time.monotonic() < until_s:
+        _, part = await _owner(client, partition)
+        if not part:
+            return False
+        if part["applied_offset"] >= offset:
+            return True
+        await asyncio.sleep(_PAUSE_S)
+    return False
+
+
+def _new(client: ClientSettings, partition: int, offset: int, why: str, owned: Owned) -> Quarantine:
+    assert owned.unknown is not None
+    return Quarantine(
+        partition, offset, digest(owned.unknown.value), _operator(client), _moment(time.time() * 1000), why
+    )
+
+
+def _operator(client: ClientSettings) -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        # A container may run under a number without a name.
+        user = f"uid {os.getuid()}"
+    principal = f", {client.sasl_username}" if client.sasl_username else ""
+    return f"{user}@{socket.gethostname()}{principal}"
+
+
+def _question(client: ClientSettings, partition: int, owned: Owned) -> str:
+    assert owned.unknown is not None
+    unknown = owned.unknown
+    return (
+        f"Record {record_id(Source(client.names.markers, partition), unknown.offset)}:"
+        f" {unknown.error}; {len(unknown.value):,} bytes, written {_moment(unknown.timestamp_ms)},"
+        f" {unknown.value[:_SHOWN_BYTES].hex()}\n"
+        "If a newer Marq wrote it, upgrade the workers instead: messages that it tells of may be lost, or come twice.\n"
+        "Put it into quarantine?"
+    )
+
+
+def _moment(ms: float) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds")
+
+
+def _document(order: Quarantine, applied: bool) -> dict[str, Any]:
+    return {
+        "partition": order.partition,
+        "offset": order.offset,
+        "applied": applied,
+        "by": order.by,
+        "at": order.at,
+        "why": order.why,
+        "sha256": order.sha256,
+    }
+
+
+def _said(client: ClientSettings, order: Quarantine, *, applied: bool) -> str:
+    place = record_id(Source(client.names.markers, order.partition), order.offset)
+    if applied:
+        return (
+            f"record {place} is in quarantine; topic {client.names.quarantine} has its bytes, and the partition goes on"
+        )
+    return f"record {place}: the order stands, and the partition's owner applies it when a worker runs"
+
+
+def described(owned: Mapping[int, Owned], definitions: Definitions) -> dict[str, Any]:
+    """Return which partitions are stopped, and all orders, for programs."""
+    return {
+        "stopped": [
+            {
+                "partition": partition,
+                "offset": each.unknown.offset,
+                "error": each.unknown.error,
+                "written": _moment(each.unknown.timestamp_ms),
+                "bytes": len(each.unknown.value),
+                "begins": each.unknown.value[:_SHOWN_BYTES].hex(),
+            }
+            for partition, each in sorted(owned.items())
+            if each.unknown is not None
+        ],
+        "quarantined": [
+            _document(order, order.partition in owned and owned[order.partition].applied >= order.offset)
+            for order in definitions.quarantines()
+        ],
+    }
+
+
+def _show(listed: Mapping[str, Any]) -> None:
+    for each in listed["stopped"]:
+        place = f"{each['partition']} {each['offset']}"
+        print(
+            f"markers partition {each['partition']} is stopped before offset {each['offset']}: {each['error']}"
+            f" ({each['bytes']:,} bytes, {each['begins']}). Upgrade the workers if a newer Marq wrote it; if not:"
+            f" faust -A app quarantine {place}"
+        )
+    orders = listed["quarantined"]
+    if orders:
+        show(
+            _ORDERS,
+            [
+                (
+                    str(each["partition"]),
+                    str(each["offset"]),
+                    "applied" if each["applied"] else "ordered",
+                    each["at"].replace("T", " ")[:19],
+                    each["by"],
+                    each["why"],
+                )
+                for each in orders
+            ],
+        )
+    if not listed["stopped"] and not orders:
+        print("no partition is stopped, and no record was put into quarantine by an operator")

@@ -1,0 +1,74 @@
+"""A record of a newer version stops its markers partition until an operator puts the record into quarantine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from broker import EmbeddedBroker
+from tests.unit.core.batches import NEWER
+from tests.worker.harness import Installation, Worker, eventually, header
+from tests.worker.shell import Shell
+
+
+async def test_a_partition_that_a_newer_version_stops_goes_on_without_a_restart_when_an_operator_says_so(
+    new_worker: Callable[..., Worker], broker: EmbeddedBroker
+) -> None:
+    worker = await new_worker().start().ready()
+    async with Installation(broker.bootstrap_servers, worker.names) as marq, Shell(worker) as shell:
+        behind = await marq.send("q")
+        number = marq.partition_of(behind.source)
+
+        async def partition() -> dict[str, Any]:
+            return (await worker.partitions()).get(number, {})
+
+        # Three bytes that no Marq can have written stop nothing.
+        await marq.applied(await marq.mark(b"\x02mq", number))
+        assert [(await partition())[name] for name in ("state", "quarantined")] == ["owner", 1]
+
+        # A record that a newer Marq may have written does, and each alarm says what to type.
+        stop = await marq.mark(NEWER, number)
+        await marq.acquire(behind, lease=0.2)
+        stopped = await eventually(partition, lambda found: found["alarm"])
+        typed = f"faust -A app quarantine {number} {stop.offset}"
+        assert typed in stopped["alarm"]
+        assert typed in worker.log()
+        assert typed in (await worker.page("/readyz"))[1]
+        assert typed in (await worker.page("/"))[1]
+        assert typed in (await shell("check", code=1)).out
+        assert typed in (await shell("state")).out
+        assert typed in (await shell("quarantine")).out
+
+        # Nothing but that record, and nothing without an answer.
+        other = await shell("quarantine", str(number), str(stop.offset + 1), "--yes", code=1)
+        assert f"it stops before offset {stop.offset}; nothing was changed" in other.err
+        assert "no record stops it" in (await shell("quarantine", str(1 - number), "0", "--yes", code=1)).err
+        assert "there is no markers partition 7" in (await shell("quarantine", "7", "0", "--yes", code=1)).err
+        refused = await shell("quarantine", str(number), str(stop.offset), answer="n\n", code=1)
+        assert "may be lost, or come twice" in refused.err
+        assert "nothing was changed" in refused.err
+        assert (await partition())["state"] == "stopped"
+
+        told = await shell.json("quarantine", str(number), str(stop.offset), "--why", "a typo", "--yes")
+
+        assert (told["applied"], told["why"]) == (True, "a typo")
+        await eventually(lambda: marq.copies_of(behind))
+        assert await eventually(partition, lambda found: found["state"] == "owner" and not found["alarm"])
+        # Called again it changes nothing, and what was ordered can be looked up.
+        assert await shell.json("quarantine", str(number), str(stop.offset), "--yes") == told
+        assert await shell.json("quarantine") == {"stopped": [], "quarantined": [told]}
+        kept = (await marq.records(worker.names.quarantine))[-1]
+        assert kept.value == NEWER
+        assert header(kept)["marq-origin"].decode() == f"{worker.names.markers}/{number}/{stop.offset}"
+        assert header(kept)["marq-reason"].endswith(b": a typo")
+
+        # Ordered while no worker lives it stands, and the next owner applies it: one that is killed after the order
+        # could do no more than that.
+        worker.kill()
+        stop = await marq.mark(NEWER + b"!", number)
+        later = await shell("quarantine", str(number), str(stop.offset), "--yes", code=1)
+        assert "the order stands" in later.out
+        worker = await new_worker(like=worker).start().ready(2)
+        await marq.applied(stop)
+        assert [each["applied"] for each in (await shell.json("quarantine"))["quarantined"]] == [True, True]
+        assert [each.value for each in await marq.records(worker.names.quarantine)] == [b"\x02mq", NEWER, NEWER + b"!"]
