@@ -58,6 +58,8 @@ class Partitions:
     log_end: Callable[[Source], Awaitable[int]]
     #: The offset after the last record that was fetched, whether or not it has been delivered; None: not known.
     returned_to: Callable[[Source], int | None]
+    #: Who commits, as commits tell people.
+    committer: str = ""
 
 
 @dataclass
@@ -274,7 +276,10 @@ class StreamReader:
         try:
             async with asyncio.timeout(COMMIT_SECONDS):
                 await self._partitions.commit(
-                    {source: (offset, after[source].encode(offset)) for source, offset in offsets.items()}
+                    {
+                        source: (offset, after[source].encode(offset, self._partitions.committer))
+                        for source, offset in offsets.items()
+                    }
                 )
         except (KafkaError, TimeoutError) as error:
             raise NotCommitted(str(error) or type(error).__name__) from error

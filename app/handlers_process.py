@@ -34,6 +34,7 @@ from marq.assignor import SpreadAssignor
 from marq.core.errors import ConfigError, MarqError
 from marq.core.markers import Source
 from marq.offsets import places
+from marq.positions import committer
 from marq.queues import Queues
 from marq.settings import ClientSettings
 from marq.topics import ensure_topics, own_topics
@@ -89,7 +90,8 @@ class HandlersApp(MarqApp):
         await self.queues.start()
         await self.handlers.start(self.client, topics, self.queues.definitions, self._partitions())
         self.queues.listen(self.handlers.look_at_pauses)
-        # Handlers may block the event loop for as long as they like: only a consumer that brings nothing is ended for.
+        # The worker's /healthz reports a handler that blocks the event loop. The watchdog ends the process only for a
+        # consumer that brings nothing.
         ask = Witness(self.client).ask
         self.watchdog = Watchdog(self.settings.watchdog, self._standings, ask, watches_loop=False)
         self.watchdog.start()
@@ -135,6 +137,7 @@ class HandlersApp(MarqApp):
             log_start=log_start,
             log_end=log_end,
             returned_to=lambda source: consumer.thread.returned_to(TP(*source)),
+            committer=committer(self.settings.instance_id or self.client.client_id),
         )
 
 

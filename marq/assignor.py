@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -38,7 +39,7 @@ class SpreadAssignor(RoundRobinPartitionAssignor):  # type: ignore[misc]
 
     # Of its base they are class methods; aiokafka calls them on what it was given.
     def metadata(self, topics: Iterable[str]) -> ConsumerProtocolMemberMetadata:
-        return ConsumerProtocolMemberMetadata(_VERSION, list(topics), encoded(self._reads()))
+        return ConsumerProtocolMemberMetadata(_VERSION, list(topics), encoded(self._reads(), os.getpid()))
 
     def assign(
         self, cluster: Any, members: Mapping[str, ConsumerProtocolMemberMetadata]
@@ -74,10 +75,15 @@ def shared_out(
     return shares
 
 
-def encoded(reads: Reads) -> bytes:
-    """Return what a member tells its group; nothing when it reads all partitions."""
-    said = {topic: list(partitions) for topic, partitions in reads.items()}
-    return json.dumps({_PARTITIONS: said}, separators=(",", ":")).encode() if said else b""
+def encoded(reads: Reads, pid: int | None = None) -> bytes:
+    """Return what a member tells its group: the partitions that it reads, if not all, and its process id.
+
+    The process id is for people: without it two consumers of one machine look alike.
+    """
+    said: dict[str, Any] = {_PARTITIONS: {topic: list(partitions) for topic, partitions in reads.items()}}
+    if pid is not None:
+        said["pid"] = pid
+    return json.dumps(said, separators=(",", ":")).encode()
 
 
 def decoded(user_data: bytes | None, topic: str) -> Partitions:

@@ -10,6 +10,8 @@ member that has not heard of a queue yet commits nothing for it.
 from __future__ import annotations
 
 import json
+import os
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from functools import lru_cache
@@ -20,6 +22,9 @@ from marq.core.markers import Source
 from marq.records import Records
 from marq.rosters import MAX_METADATA_BYTES, Roster, UnknownPositions, document_of, plain
 from marq.serving import Serving
+
+#: The member of the metadata that says who committed.
+_BY = "by"
 
 
 class Positions:
@@ -63,14 +68,23 @@ class Positions:
         except (ValueError, KeyError, TypeError):
             return cls()
 
-    def encode(self, offset: int) -> str:
+    def encode(self, offset: int, by: str = "") -> str:
         """Return the metadata to commit with an offset.
+
+        Args:
+            offset: the offset to commit.
+            by: who commits, for people; left out where the names of queues leave no room for it.
 
         Raises:
             ConfigError: there are too many queues for it.
         """
-        if self._metadata is not None:
-            return self._metadata
+        metadata = self._metadata if self._metadata is not None else self._without_roster(offset)
+        if not by:
+            return metadata
+        signed = f'{metadata[:-1]},"{_BY}":{json.dumps(by, ensure_ascii=False)}}}'
+        return signed if len(signed.encode()) <= MAX_METADATA_BYTES else metadata
+
+    def _without_roster(self, offset: int) -> str:
         by_queue = self.by_queue
         here = {queue: position for queue, position in by_queue.items() if position == offset}
         past = {queue: position for queue, position in by_queue.items() if position != offset}
@@ -142,6 +156,21 @@ class Positions:
         for queue in queues:
             self._own[queue] = max(self._own.get(queue, 0), offset)
             self._furthest_own = max(self._furthest_own, offset)
+
+
+def committer(name: str) -> str:
+    """Return what a process tells of itself in its commits; ``name`` is its instance id or client id."""
+    return f"{name} on {socket.gethostname()} (process {os.getpid()})"
+
+
+def committed_by(metadata: str) -> str | None:
+    """Return who made a commit, as its metadata says, None where it says nothing of that."""
+    try:
+        said = json.loads(metadata)
+    except ValueError:
+        return None
+    by = said.get(_BY) if isinstance(said, dict) else None
+    return by if isinstance(by, str) else None
 
 
 @lru_cache(maxsize=4)

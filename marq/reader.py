@@ -20,7 +20,7 @@ from marq.core.markers import Source
 from marq.fetching import fetch_records
 from marq.group_consumer import GroupConsumer
 from marq.offsets import Place, places
-from marq.positions import Positions, Progress
+from marq.positions import Positions, Progress, committer
 from marq.records import Records
 from marq.requests import Generation
 from marq.rights import refused
@@ -136,6 +136,7 @@ class GroupReader:
         self._group = group
         self._serving = serving
         self._instance_id = instance_id
+        self._committer = committer(instance_id or settings.client_id)
         self._committed = committed
         self._consumer: GroupConsumer | None = None
         self._listener: _Listener
@@ -319,7 +320,7 @@ class GroupReader:
         for topic, partition in offsets.keys() - after.keys():
             raise NotCommitted(f"{topic}/{partition} is not assigned any more")
         commits = {
-            TopicPartition(*source): OffsetAndMetadata(offset, after[source].encode(offset))
+            TopicPartition(*source): OffsetAndMetadata(offset, after[source].encode(offset, self._committer))
             for source, offset in offsets.items()
         }
         # Partitions are ours from the end of a rebalance to the beginning of the next one, and so is the generation.

@@ -6,44 +6,67 @@ worker alive.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 import click
 import faust
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.errors import KafkaError, for_code
 
 from app.commands.command import command
 from app.commands.tables import Column, show
 from app.commands.watching import WATCH, bar, looked
+from app.commands.words import span
+from app.consumers import group_of
+from app.group_members import DescribedGroup, GroupMember, described_members, listed_groups
 from marq.connection import client_options, close_admin, started
+from marq.core.definitions import Definitions
 from marq.core.errors import BrokerUnavailable
+from marq.core.markers import Source
+from marq.core.rows import HELD
 from marq.inspector import Inspector, Owned
 from marq.log_view import LogView
+from marq.positions import committed_by
 from marq.queues import Queues
 from marq.settings import ClientSettings
 from marq.topics import ensure_topics
 
 NOBODY = "nobody"
+#: Characters at the end of a member id that tell the members of one process apart.
+_TAIL = 8
 
 _MARKERS = (
     Column("markers", right=True),
     Column("owner", least=16),
     Column("behind", right=True, rank=1),
     Column("open", right=True, rank=1),
-    Column("last owner", least=16, rank=3),
-    Column("last wrote", rank=2),
+    Column("oldest lease", right=True, rank=2),
+    Column("last owner", least=16, rank=4),
+    Column("last wrote", rank=3),
 )
-_GROUPS = (
+_PARTITIONS = (
     Column("group", least=16),
     Column("topic", least=14, rank=1),
     Column("part", right=True),
     Column("owner", least=16),
+    Column("member", rank=4),
+    Column("earliest", right=True, rank=5),
     Column("committed", right=True, rank=2),
     Column("behind", right=True),
+    Column("oldest lease", right=True, rank=3),
+)
+_MEMBERS = (
+    Column("group", least=16),
+    Column("member", rank=1),
+    Column("instance id", rank=2),
+    Column("client id", rank=3),
+    Column("host", rank=2),
+    Column("process", right=True),
+    Column("partitions", right=True),
 )
 
 
@@ -62,32 +85,55 @@ def attach(app: faust.App) -> None:
                 with bar("reading the changelog") as progress:
                     owned = await Inspector(client, queues.definitions).owned(progress, incomplete=True)
                 async with LogView(client, committed=False) as view:
-                    ends = await _ends(view, groups.values())
-                return described(client, groups, owned, ends)
+                    ranges = await _ranges(view, groups.values())
+                return described(client, queues.definitions, groups, owned, ranges, time.time() * 1000)
 
             found = await looked(look, _show, watch=watch, as_json=as_json)
         return 0 if all(each["owner"] for each in found["markers"]) else 1
 
 
-Group = Mapping[str, Any]
+@dataclass(frozen=True)
+class Group:
+    """A consumer group: its members, and by partition who owns it, what is committed, and who committed that."""
+
+    described: DescribedGroup
+    owners: Mapping[Source, GroupMember] = field(default_factory=dict)
+    committed: Mapping[Source, int] = field(default_factory=dict)
+    committers: Mapping[Source, str] = field(default_factory=dict)
+
+    @property
+    def sources(self) -> set[Source]:
+        return {*self.owners, *self.committed}
 
 
 def described(
-    client: ClientSettings, groups: Mapping[str, Group], owned: Mapping[int, Owned], ends: Mapping[tuple[str, int], int]
+    client: ClientSettings,
+    definitions: Definitions,
+    groups: Mapping[str, Group],
+    owned: Mapping[int, Owned],
+    ranges: Mapping[Source, range],
+    now_ms: float,
 ) -> dict[str, Any]:
     """Return who owns what for programs."""
-    app_id = client.names.app_id
-    owners = groups[app_id]["owners"] if app_id in groups else {}
+    names = client.names
+    owners = groups[names.app_id].owners if names.app_id in groups else {}
+    leased = {partition: _leases_since(each) for partition, each in owned.items()}
+    oldest: dict[tuple[str, Source], int] = {}
+    for since in leased.values():
+        for (queue, source), since_ms in since.items():
+            place = group_of(queue, names, definitions), source
+            oldest[place] = min(since_ms, oldest.get(place, since_ms))
     return {
         "markers": [
             {
                 "partition": partition,
-                "owner": owners.get((client.names.markers, partition)),
+                **_owner(owners.get(Source(names.markers, partition))),
                 "applied_offset": each.applied,
                 "end": each.end,
                 "behind": each.behind,
                 "open": len(each.tracker.book),
                 "stopped_before": None if each.unknown is None else each.unknown.offset,
+                "oldest_lease_seconds": _age_s(min(leased[partition].values(), default=None), now_ms),
                 "last_owner": each.owner or None,
                 "last_wrote": None if each.written_ms is None else _moment(each.written_ms),
             }
@@ -96,31 +142,58 @@ def described(
         "groups": [
             {
                 "group": name,
-                "state": group["state"],
-                "members": group["members"],
-                "partitions": _partitions(group, ends),
+                "state": group.described.state,
+                "members": [_member(member) for member in group.described.members],
+                "partitions": [
+                    _partition(group, source, ranges.get(source), _age_s(oldest.get((name, source)), now_ms))
+                    for source in sorted(group.sources)
+                ],
             }
             for name, group in sorted(groups.items())
-            if name != app_id
+            if name != names.app_id
         ],
     }
 
 
-def _partitions(group: Group, ends: Mapping[tuple[str, int], int]) -> list[dict[str, Any]]:
-    found = []
-    for place in sorted({*group["owners"], *group["committed"]}):
-        committed, end = group["committed"].get(place), ends.get(place, 0)
-        found.append(
-            {
-                "topic": place[0],
-                "partition": place[1],
-                "owner": group["owners"].get(place),
-                "committed": committed,
-                "end": end,
-                "behind": max(0, end - (committed or 0)),
-            }
-        )
+def _leases_since(owned: Owned) -> dict[tuple[str, Source], int]:
+    """Return, by queue and source, the log's clock when the oldest lease that somebody holds began."""
+    found: dict[tuple[str, Source], int] = {}
+    for source, leases in owned.tracker.book.leases_by_source():
+        for _, lease in leases:
+            if lease.state in HELD:
+                place = lease.queue, source
+                found[place] = min(lease.since_ms, found.get(place, lease.since_ms))
     return found
+
+
+def _owner(member: GroupMember | None) -> dict[str, Any]:
+    return {"owner": None if member is None else str(member), "owner_id": None if member is None else member.id}
+
+
+def _member(member: GroupMember) -> dict[str, Any]:
+    partitions = sum(map(len, member.partitions.values()))
+    return {"member": str(member), **member.document(), "partitions": partitions}
+
+
+def _partition(group: Group, source: Source, span: range | None, oldest_lease_s: float | None) -> dict[str, Any]:
+    committed = group.committed.get(source)
+    start, end = (0, 0) if span is None else (span.start, span.stop)
+    return {
+        "topic": source.topic,
+        "partition": source.partition,
+        **_owner(group.owners.get(source)),
+        # Who committed last; a member that has not committed yet is an owner, and no last one.
+        "last_owner": group.committers.get(source),
+        "earliest": start,
+        "committed": committed,
+        "end": end,
+        "behind": max(0, end - max(start, committed or 0)),
+        "oldest_lease_seconds": oldest_lease_s,
+    }
+
+
+def _age_s(since_ms: int | None, now_ms: float) -> float | None:
+    return None if since_ms is None else max(0.0, (now_ms - since_ms) / 1000)
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -132,26 +205,45 @@ def _show(found: dict[str, Any]) -> None:
                 each["owner"] or NOBODY,
                 f"{each['behind']:,}",
                 f"{each['open']:,}",
+                _age(each["oldest_lease_seconds"]),
                 each["last_owner"] or "unknown",
                 (each["last_wrote"] or "never").replace("T", " ").partition(".")[0],
             )
             for each in found["markers"]
         ],
     )
-    rows = [
+    partitions = [
         (
             group["group"],
             each["topic"],
             str(each["partition"]),
-            each["owner"] or NOBODY,
+            each["owner"] or (f"{NOBODY}, last {each['last_owner']}" if each["last_owner"] else NOBODY),
+            (each["owner_id"] or "")[-_TAIL:],
+            f"{each['earliest']:,}",
             "" if each["committed"] is None else f"{each['committed']:,}",
             f"{each['behind']:,}",
+            _age(each["oldest_lease_seconds"]),
         )
         for group in found["groups"]
         for each in group["partitions"]
     ]
-    if rows:
-        show(_GROUPS, rows)
+    if partitions:
+        show(_PARTITIONS, partitions)
+    members = [
+        (
+            group["group"],
+            each["id"],
+            each["instance_id"] or "",
+            each["client_id"],
+            each["host"],
+            "" if each["pid"] is None else str(each["pid"]),
+            str(each["partitions"]),
+        )
+        for group in found["groups"]
+        for each in group["members"]
+    ]
+    if members:
+        show(_MEMBERS, members)
     for each in found["markers"]:
         if (offset := each["stopped_before"]) is not None:
             place = f"{each['partition']} {offset}"
@@ -162,47 +254,47 @@ def _show(found: dict[str, Any]) -> None:
         print("partitions of the markers have no owner: no lease ends there; start a worker: faust -A app worker")
 
 
+def _age(seconds: float | None) -> str:
+    return "" if seconds is None else span(seconds)
+
+
 async def _groups(client: ClientSettings) -> dict[str, Group]:
     """Return the installation's groups, that of the trackers among them."""
     names = client.names
     admin = await started(lambda: AIOKafkaAdminClient(**client_options(client)), client, close_admin)
     try:
-        listed = {name for name, *_ in await admin.list_consumer_groups()}
-        ours = sorted(name for name in listed if names.is_group(name) or name == names.app_id)
-        return {name: await _group(admin, name) for name in ours}
+        listed = await listed_groups(admin)
+        ours = {name: listed[name] for name in sorted(listed) if names.is_group(name) or name == names.app_id}
+        return {each.name: await _group(admin, each) for each in await described_members(admin, ours)}
     except KafkaError as error:
         raise BrokerUnavailable(f"{client.bootstrap_servers}: the groups could not be described: {error}") from error
     finally:
         await close_admin(admin)
 
 
-async def _group(admin: AIOKafkaAdminClient, name: str) -> Group:
-    [response] = await admin.describe_consumer_groups([name])
-    # (error, group, state, protocol type, protocol, members, …)
-    [(code, _, state, _, _, members, *_)] = response.groups
-    if code:
+async def _group(admin: AIOKafkaAdminClient, group: DescribedGroup) -> Group:
+    if group.error:
         # Else it would look as if nobody owned anything.
-        raise for_code(code)
-    owners: dict[tuple[str, int], str] = {}
-    listed = []
-    # (member id, client id, host, metadata, assignment)
-    for _, client_id, host, _, assignment, *_ in members:
-        owner = f"{client_id} on {host.lstrip('/')}"
-        assigned = ConsumerProtocolMemberAssignment.decode(assignment).partitions() if assignment else []
-        owners.update({(each.topic, each.partition): owner for each in assigned})
-        listed.append({"member": owner, "partitions": len(assigned)})
-    offsets = await admin.list_consumer_group_offsets(name)
-    committed = {(each.topic, each.partition): found.offset for each, found in offsets.items() if found.offset >= 0}
-    return {"state": state, "members": listed, "owners": owners, "committed": committed}
-
-
-async def _ends(view: LogView, groups: Sequence[Group] | Any) -> dict[tuple[str, int], int]:
-    topics = sorted({topic for group in groups for topic, _ in {*group["owners"], *group["committed"]}})
-    return {
-        (source.topic, source.partition): span.stop
-        for topic in topics
-        for source, span in (await view.ranges(topic)).items()
+        raise for_code(group.error)
+    owners = {
+        Source(topic, number): member
+        for member in group.members
+        for topic, numbers in member.partitions.items()
+        for number in numbers
     }
+    offsets = await admin.list_consumer_group_offsets(group.name)
+    committed = {Source(*tp): each for tp, each in offsets.items() if each.offset >= 0}
+    return Group(
+        group,
+        owners,
+        {source: each.offset for source, each in committed.items()},
+        {source: by for source, each in committed.items() if (by := committed_by(each.metadata or ""))},
+    )
+
+
+async def _ranges(view: LogView, groups: Iterable[Group]) -> dict[Source, range]:
+    topics = sorted({source.topic for group in groups for source in group.sources})
+    return {source: span for topic in topics for source, span in (await view.ranges(topic)).items()}
 
 
 def _moment(ms: int) -> str:

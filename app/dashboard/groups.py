@@ -13,10 +13,9 @@ from typing import Any, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.errors import KafkaError
 
-from app.checkup.requests import described_groups
+from app.group_members import DescribedGroup, described_members
 from marq.connection import client_options, close_admin, stop_consumer
 from marq.reconnects import paced
 from marq.settings import ClientSettings
@@ -104,23 +103,20 @@ class Groups:
     async def _look(self, groups: Sequence[str]) -> None:
         async def ask() -> None:
             admin = await self._admin_client()
-            by_node: dict[int, list[str]] = {}
             for group in groups:
                 if group not in self._coordinators:
                     self._coordinators[group] = await admin.find_coordinator(group)
-                by_node.setdefault(self._coordinators[group], []).append(group)
-            for node, some in by_node.items():
-                self._take((await described_groups(admin, some, node)).groups)
+            self._take(await described_members(admin, {group: self._coordinators[group] for group in groups}))
 
         await self._in_time(ask())
 
-    def _take(self, described: Iterable[Sequence[Any]]) -> None:
-        # (error, group, state, protocol type, protocol, members, …)
-        for code, group, state, _, _, members, *_ in described:
-            if code:
-                self._coordinators.pop(group, None)
+    def _take(self, described: Iterable[DescribedGroup]) -> None:
+        for group in described:
+            if group.error:
+                self._coordinators.pop(group.name, None)
                 continue
-            self._known[group] = (time.monotonic(), [_member(*each[:5]) | {"state": state} for each in members])
+            members = [member.document() | {"state": group.state} for member in group.members]
+            self._known[group.name] = (time.monotonic(), members)
 
     def _looked(self, task: asyncio.Task[None]) -> None:
         self._looking = None
@@ -168,16 +164,3 @@ async def partitions_of(consumer: AIOKafkaConsumer, topic: str) -> list[int]:
     # Only now the client learns how many there are.
     await consumer.end_offsets([TopicPartition(topic, 0)])
     return sorted(consumer.partitions_for_topic(topic) or ())
-
-
-def _member(identity: str, client_id: str, host: str, metadata: bytes, assignment: bytes) -> dict[str, Any]:
-    try:
-        assigned = ConsumerProtocolMemberAssignment.decode(assignment).assignment if assignment else []
-    except ValueError:
-        assigned = []
-    return {
-        "id": identity,
-        "client_id": client_id,
-        "host": host.removeprefix("/"),
-        "partitions": {topic: sorted(numbers) for topic, numbers in assigned},
-    }

@@ -144,7 +144,10 @@ class PretendInstallation:
         return {"complete": self.complete, **history.add_up([kept.local("", now_slot)], now_slot)}
 
     async def queue(self, name: str, query: Mapping[str, str]) -> dict[str, Any]:
-        member = {"id": "consumer-1", "client_id": "billing", "host": "10.0.0.9", "partitions": {"marq.messages": [0]}}
+        member = {
+            "id": "consumer-1", "instance_id": None, "client_id": "billing", "host": "10.0.0.9", "pid": 4711,
+            "partitions": {"marq.messages": [0]},
+        }  # fmt: skip
         settings = settings_document(QueueSettings())
         consumers = [] if name == "reports" else [member]
         return {
@@ -234,7 +237,10 @@ class PretendInstallation:
         return [{**part, "owner": url, "end": 120_010, "lag": 9} for url, part in parts]
 
     async def groups(self) -> list[dict[str, Any]] | None:
-        member = {"id": "consumer-1", "client_id": "billing", "host": "10.0.0.9", "partitions": {"marq.messages": [0]}}
+        member = {
+            "id": "consumer-1", "instance_id": None, "client_id": "billing", "host": "10.0.0.9", "pid": 4711,
+            "partitions": {"marq.messages": [0]},
+        }  # fmt: skip
         return [{"group": "marq.queue.emails", "members": [member]}, {"group": "marq.queue.reports", "members": []}]
 
     def configuration(self) -> dict[str, Any]:

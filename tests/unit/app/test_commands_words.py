@@ -12,6 +12,7 @@ from aiokafka.errors import GroupAuthorizationFailedError
 from app.commands import purge, rewind, state
 from app.commands.command import Interrupted
 from app.commands.watching import looked
+from app.group_members import DescribedGroup
 from marq.core.errors import BrokerUnavailable, ConfigError, Forbidden
 from marq.core.markers import Source
 from marq.purging import Purged
@@ -153,9 +154,7 @@ def test_a_start_that_is_none_is_named(since: str | None, place: str | None, sai
 
 
 async def test_a_group_that_the_broker_does_not_tell_of_is_no_group_that_owns_nothing() -> None:
-    class Admin:
-        async def describe_consumer_groups(self, names: list[str]) -> list[SimpleNamespace]:
-            return [SimpleNamespace(groups=[(30, name, "", "", "", []) for name in names])]
+    admin = SimpleNamespace()
 
     with pytest.raises(GroupAuthorizationFailedError):
-        await state._group(Admin(), "marq-app")  # type: ignore[arg-type]
+        await state._group(admin, DescribedGroup("marq-app", error=30))

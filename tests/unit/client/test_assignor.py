@@ -104,8 +104,9 @@ def test_what_can_not_be_read_means_all(user_data: bytes | None) -> None:
 
 
 def test_what_a_member_says_is_short() -> None:
-    assert encoded({}) == b""
-    assert encoded({"marq.messages": (3, 7)}) == b'{"partitions":{"marq.messages":[3,7]}}'
+    assert encoded({}) == b'{"partitions":{}}'
+    assert encoded({"marq.messages": (3, 7)}, 17) == b'{"partitions":{"marq.messages":[3,7]},"pid":17}'
+    assert decoded(encoded({}, 17), "marq.messages") is None
     assert decoded(encoded({"t": (3, 7)}), "t") == (3, 7)
     assert decoded(encoded({"t": (3, 7)}), "other") is None
 

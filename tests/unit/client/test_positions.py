@@ -3,8 +3,8 @@
 import pytest
 
 from marq.core.errors import ConfigError
-from marq.positions import Positions
-from marq.rosters import MAX_METADATA_BYTES, fits
+from marq.positions import Positions, committed_by
+from marq.rosters import MAX_METADATA_BYTES, Roster, fits
 
 
 def test_what_was_committed_is_read_back() -> None:
@@ -103,3 +103,30 @@ def test_a_member_that_does_not_know_a_queue_commits_nothing_for_it() -> None:
     assert read_back.newcomers(["emails", "reports"], 200) == ["reports"]
     assert read_back.start(["emails", "reports"], log_start=0) == 100
     assert both.by_queue == {"emails": 100, "reports": 100}
+
+
+def test_a_commit_says_who_made_it_and_means_the_same() -> None:
+    positions = Positions({"emails": 100, "reports": 17})
+
+    signed = positions.encode(100, by='worker "a" on h (process 7)')
+
+    assert signed == '{"at":["emails"],"past":{"reports":17},"by":"worker \\"a\\" on h (process 7)"}'
+    assert committed_by(signed) == 'worker "a" on h (process 7)'
+    assert Positions.decode(100, signed) == positions
+    assert [committed_by(text) for text in ("", "x", "[]", positions.encode(100), '{"by":3}')] == [None] * 5
+
+
+def test_a_commit_that_names_a_roster_says_who_made_it() -> None:
+    roster = Roster("9f86d081884c7d65", {"emails": 0}, {})
+    positions = Positions({"emails": 40}, roster.metadata({}, {}))
+
+    signed = positions.encode(40, by="a")
+
+    assert committed_by(signed) == "a"
+    assert Positions.decode(40, signed, rosters={roster.id: roster}) == positions
+
+
+def test_the_names_of_queues_come_before_who_commits() -> None:
+    positions = Positions({f"queue-{number:04}": 100 for number in range(300)})
+
+    assert positions.encode(100, by="x" * 200) == positions.encode(100)
