@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 WINDOW_SECONDS = 30.0
 #: Below so many records nobody is behind: a fetch of them is on its way.
 LEVEL_RECORDS = 1_000
+#: Between two samples at most so much counts as time without progress: a process that was suspended could make none.
+MAX_STEP_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class Pace:
     end: int | None = None
     read_per_second: float = 0.0
     written_per_second: float = 0.0
+    #: For how long nothing was read although something was there.
+    stalled_seconds: float = 0.0
 
     @property
     def lag(self) -> int:
@@ -57,21 +61,32 @@ class Paces:
 
     end_of: Callable[[int], int | None] = lambda _: None
     _samples: dict[int, deque[tuple[float, int, int]]] = field(default_factory=dict)
+    _stalled_s: dict[int, float] = field(default_factory=dict)
 
     def note(self, now_s: float, positions: dict[int, int | None]) -> None:
         """Note how far each partition that is owned now has been read."""
         for gone in self._samples.keys() - positions.keys():
             del self._samples[gone]
+            self._stalled_s.pop(gone, None)
         for partition, position in positions.items():
             end = self.end_of(partition)
             samples = self._samples.setdefault(partition, deque())
             if position is None or end is None:
                 samples.clear()
+                self._stalled_s[partition] = 0.0
                 continue
+            self._note_stall(partition, samples[-1] if samples else None, now_s, position)
             # What was read was written, whatever a fetch that is on its way has said of the end.
             samples.append((now_s, position, max(position, end)))
             while now_s - samples[0][0] > WINDOW_SECONDS:
                 samples.popleft()
+
+    def _note_stall(self, partition: int, before: tuple[float, int, int] | None, now_s: float, position: int) -> None:
+        # There must have been something to read at the last sample already, or it has had no time to be read.
+        if before is None or position != before[1] or before[1] >= before[2]:
+            self._stalled_s[partition] = 0.0
+        else:
+            self._stalled_s[partition] += min(now_s - before[0], MAX_STEP_SECONDS)
 
     def of(self, partition: int) -> Pace:
         """Return the pace of a partition."""
@@ -79,7 +94,7 @@ class Paces:
         if not samples:
             return Pace()
         (start_s, first, first_end), (end_s, position, end) = samples[0], samples[-1]
-        took_s = end_s - start_s
+        took_s, stalled_s = end_s - start_s, self._stalled_s[partition]
         if took_s <= 0:
-            return Pace(position, end)
-        return Pace(position, end, (position - first) / took_s, (end - first_end) / took_s)
+            return Pace(position, end, stalled_seconds=stalled_s)
+        return Pace(position, end, (position - first) / took_s, (end - first_end) / took_s, stalled_s)

@@ -21,7 +21,7 @@ from typing import Any
 from agents.handler_groups import HandlerGroup
 from app.faust_app import EXIT_FENCED
 from app.handlers_process import VARIABLE, HandlersProcess
-from app.reports import reports
+from app.reports import SILENCE_SECONDS, reports
 
 log = logging.getLogger("marq.handlers")
 
@@ -141,6 +141,7 @@ class _GroupProcess:
         self._living: asyncio.Task[None] | None = None
         self._starts = 0
         self._report: dict[str, Any] = dict(NOTHING_REPORTED)
+        self._blocked_s = 0.0
         self._stopping = False
 
     def start(self) -> None:
@@ -154,6 +155,7 @@ class _GroupProcess:
             "queues": sorted(self.group.queues),
             "pid": pid,
             "starts": self._starts,
+            "blocked_seconds": 0.0 if self._stopping else self._blocked_s,
             **self._report,
         }
 
@@ -220,6 +222,12 @@ class _GroupProcess:
         return f"{process.pid} has ended with exit code {code}"
 
     async def _listen(self, pipe: int) -> None:
+        begun = False
         async for report in reports(pipe):
-            self._report = report
-        self._report = dict(NOTHING_REPORTED)
+            if report is not None:
+                begun = True
+                self._report, self._blocked_s = {**self._report, **report}, 0.0
+            elif begun:
+                # Before the first report it imports modules, which may take any time.
+                self._blocked_s += SILENCE_SECONDS
+        self._report, self._blocked_s = dict(NOTHING_REPORTED), 0.0

@@ -13,7 +13,7 @@ from typing import Any
 from agents.progress import Pace
 from config.settings import Role
 
-#: An event loop that gave nobody a turn for so long is not alive.
+#: An event loop that gave nobody a turn for so long is not alive: the worker's own, and that of a handlers process.
 MAX_LOOP_LAG_SECONDS = 10.0
 #: Of a partition whose lag grows: with a smaller one it is still ready.
 MAX_LAG_RECORDS = 10_000
@@ -48,6 +48,8 @@ class Condition:
     handlers: Mapping[str, bool] = field(default_factory=dict)
     #: Those of its groups in which no member has a partition, on this worker or on another one.
     unassigned: Sequence[str] = ()
+    #: Groups of handlers, and for how long a handler of each has blocked the event loop of its process.
+    blocked: Mapping[str, float] = field(default_factory=dict)
 
 
 def not_live(condition: Condition) -> list[Reason]:
@@ -57,6 +59,17 @@ def not_live(condition: Condition) -> list[Reason]:
     if condition.loop_lag_seconds > MAX_LOOP_LAG_SECONDS:
         lag = f"gave nobody a turn for {condition.loop_lag_seconds:.1f} s (at most {MAX_LOOP_LAG_SECONDS:g} s)"
         reasons.append(Reason("event loop", lag))
+    # A coroutine handler that waits gives the event loop turns, and a plain function runs in a thread: neither is here,
+    # however long it takes. A blocked event loop renews no lease, so its messages are delivered again meanwhile.
+    reasons += [
+        Reason(
+            f"handlers of group {group}",
+            f"a handler has blocked the event loop of their process for {blocked_s:.0f} s (at most"
+            f" {MAX_LOOP_LAG_SECONDS:g} s), so no lease is renewed",
+        )
+        for group, blocked_s in sorted(condition.blocked.items())
+        if blocked_s > MAX_LOOP_LAG_SECONDS
+    ]
     return reasons
 
 

@@ -44,7 +44,7 @@ class Probes:
     def condition(self, *, broker_answers: bool = True, unassigned: Sequence[str] = ()) -> health.Condition:
         """Return what is known of the worker now."""
         app, statistics = self._app, self._statistics
-        owned = app.owners.owned
+        owned, handlers = app.owners.owned, app.handlers_figures()
         return health.Condition(
             roles=app.settings.roles,
             stopping=app.should_stop,
@@ -55,7 +55,8 @@ class Probes:
             paces={partition: statistics.paces.of(partition) for partition in owned},
             wedged=sorted(map(str, self._suspects)),
             loop_lag_seconds=statistics.loop_lag_seconds,
-            handlers={each["group"]: each["pid"] is not None for each in app.handlers_figures()},
+            handlers={each["group"]: each["pid"] is not None for each in handlers},
+            blocked={each["group"]: each["blocked_seconds"] for each in handlers},
             unassigned=[f"group {name}" for name in unassigned],
         )
 

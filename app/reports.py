@@ -1,6 +1,7 @@
-"""What a handlers process tells the worker that started it: the states of its queues' circuit breakers, as they change.
+"""Reports of a handlers process to its worker: circuit breakers, messages in flight, and that its event loop runs.
 
-It writes lines of JSON into a pipe; the worker reads them and shows the last one.
+The process writes lines of JSON into a pipe, and the worker shows the last one. It writes a line at least every
+``REPEAT_SECONDS``, so a longer silence means that a handler blocks the event loop.
 """
 
 from __future__ import annotations
@@ -8,11 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 #: How often a process looks whether there is something new.
 LOOK_SECONDS = 0.5
+#: After so long a report is written although nothing has changed.
+REPEAT_SECONDS = 1.0
+#: A reader that gets no report for so long notes it, again and again.
+SILENCE_SECONDS = 2.0
 #: Longer ones could be torn apart, for a pipe keeps only writes together that are short.
 _MAX_BYTES = 4_096
 
@@ -26,27 +32,43 @@ class Reporter:
         os.set_blocking(pipe, False)
         self._pipe = pipe
         self._last = b""
+        self._last_s = float("-inf")
 
     def tell(self, report: dict[str, Any]) -> None:
-        """Write a report if it is another one than the last."""
+        """Write a report if it differs from the last one, or if that one is ``REPEAT_SECONDS`` old."""
         line = json.dumps(report).encode() + b"\n"
-        if line == self._last or len(line) > _MAX_BYTES:
+        now_s = time.monotonic()
+        if line == self._last and now_s - self._last_s < REPEAT_SECONDS:
             return
+        if len(line) > _MAX_BYTES:
+            # The former report stays; without a line the worker would take the event loop for blocked.
+            line = b"{}\n"
         try:
             os.write(self._pipe, line)
         except (BlockingIOError, BrokenPipeError):
             return
-        self._last = line
+        self._last, self._last_s = line, now_s
 
 
-async def reports(pipe: int) -> AsyncIterator[dict[str, Any]]:
-    """Read what is told, until the process has ended; the pipe is closed then."""
+async def reports(pipe: int, silence_s: float = SILENCE_SECONDS) -> AsyncIterator[dict[str, Any] | None]:
+    """Read reports until the process has ended; yield None for each ``silence_s`` without one. Closes the pipe.
+
+    Silence is measured while this event loop runs, so a worker that was suspended does not count it.
+    """
     lines = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(pipe, "rb", buffering=0)
     )
     try:
-        while line := await lines.readline():
+        while True:
+            try:
+                async with asyncio.timeout(silence_s):
+                    line = await lines.readline()
+            except TimeoutError:
+                yield None
+                continue
+            if not line:
+                return
             yield json.loads(line)
     finally:
         transport.close()

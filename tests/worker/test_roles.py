@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -15,6 +16,7 @@ import pytest_asyncio
 from aiokafka.admin import NewTopic
 
 import marq
+from app.health import MAX_LOOP_LAG_SECONDS
 from broker import EmbeddedBroker
 from tests.worker.handling import Handlers
 from tests.worker.harness import LIMIT_SECONDS, Installation, Worker, admin, eventually
@@ -442,3 +444,33 @@ async def test_a_handler_that_blocks_its_process_holds_up_no_redelivery(
 
     assert len(copies) == 50
     assert still_blocked, f"shown only while the handler blocks: it took {late} s"
+
+
+async def test_a_worker_is_not_live_while_a_handler_blocks_its_process_and_is_while_handlers_are_slow(
+    make: Make, handlers: Handlers, producer_of: Any
+) -> None:
+    worker = await make(
+        queues=(
+            '[queues.blocking]\nhandler = "handlers_of_the_test:blocking"\n'
+            '[queues.slow]\nhandler = "handlers_of_the_test:patient"\ngroup = "slow"\n'
+            '[queues.threaded]\nhandler = "handlers_of_the_test:plain_patient"\ngroup = "slow"\n'
+        )
+    ).start().ready()  # fmt: skip
+    producer = await producer_of(worker)
+    for queue in ("slow", "threaded"):
+        await producer.send(queue, b"never")
+        await handlers.has_noted(queue, 1)
+
+    async def blocked() -> dict[str, float]:
+        return {group: each["blocked_seconds"] for group, each in (await worker.handlers()).items()}
+
+    await producer.send("blocking", b"600")
+    await handlers.has_noted("blocking", 1)
+    seconds = await eventually(blocked, lambda found: found["handlers"] > MAX_LOOP_LAG_SECONDS)
+    status, text = await worker.page("/healthz")
+
+    assert seconds["slow"] < MAX_LOOP_LAG_SECONDS
+    assert status == 503
+    [reason] = json.loads(text)["reasons"]
+    assert reason["subject"] == "handlers of group handlers"
+    worker.kill()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agents.progress import LEVEL_RECORDS, WINDOW_SECONDS, Pace, Paces
+from agents.progress import LEVEL_RECORDS, MAX_STEP_SECONDS, WINDOW_SECONDS, Pace, Paces
 
 
 def pace_after(ends: list[int], positions: list[int], *, seconds: float = 1.0) -> Pace:
@@ -41,6 +41,29 @@ def test_only_the_last_window_counts() -> None:
 
     assert pace.lag == 1_000
     assert pace.lag_per_second == 0
+
+
+@pytest.mark.parametrize(
+    ("ends", "positions", "stalled_s"),
+    [
+        # The record was there for three seconds, and none was read.
+        ([8, 8, 8, 8], [7, 7, 7, 7], 3.0),
+        # It came with the last sample.
+        ([7, 7, 8], [7, 7, 7], 0.0),
+        # Far behind, and read slowly.
+        ([900, 900, 900], [7, 7, 8], 0.0),
+        # Read to the end, and behind once more.
+        ([8, 8, 8, 9, 9], [7, 7, 8, 8, 8], 1.0),
+    ],
+)
+def test_a_partition_has_stalled_for_as_long_as_nothing_is_read_although_something_is_there(
+    ends: list[int], positions: list[int], stalled_s: float
+) -> None:
+    assert pace_after(ends, positions).stalled_seconds == stalled_s
+
+
+def test_time_in_which_the_worker_was_suspended_is_no_stall() -> None:
+    assert pace_after([8, 8], [7, 7], seconds=600.0).stalled_seconds == MAX_STEP_SECONDS
 
 
 def test_what_is_not_known_is_no_lag() -> None:

@@ -55,6 +55,7 @@ def test_what_keeps_a_worker_from_being_ready_is_no_reason_to_restart_it(
     [
         ({"wedged": ["markers partition 2"]}, "markers partition 2"),
         ({"loop_lag_seconds": MAX_LOOP_LAG_SECONDS + 1}, "event loop"),
+        ({"blocked": {"background": MAX_LOOP_LAG_SECONDS + 1}}, "handlers of group background"),
     ],
 )
 def test_what_a_restart_would_mend_is_not_live_and_not_ready(wrong: dict[str, Any], subject: str) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+from types import SimpleNamespace
 
-from app.reports import Reporter, reports
+import pytest
+
+from app.reports import REPEAT_SECONDS, Reporter, reports
 
 
 async def test_a_report_is_told_when_it_is_new_until_the_writer_ends() -> None:
@@ -24,7 +27,36 @@ async def test_a_report_is_told_when_it_is_new_until_the_writer_ends() -> None:
     async with asyncio.timeout(60):
         await listening
 
-    assert read == [{"breakers": {"emails": "closed"}}, {"breakers": {"emails": "open"}}]
+    # Of one that is too long only the writer's life is reported.
+    assert read == [{"breakers": {"emails": "closed"}}, {"breakers": {"emails": "open"}}, {}]
+
+
+async def test_a_report_that_does_not_change_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    reporter, now_s = Reporter(writing), 100.0
+    monkeypatch.setattr("app.reports.time", SimpleNamespace(monotonic=lambda: now_s))
+
+    for passed_s in (0, REPEAT_SECONDS / 2, REPEAT_SECONDS / 2):
+        now_s += passed_s
+        reporter.tell({"held": 0})
+    os.close(writing)
+
+    assert [report async for report in reports(reading)] == [{"held": 0}, {"held": 0}]
+
+
+async def test_a_reader_notes_each_silence_and_hears_what_comes_after_it() -> None:
+    reading, writing = os.pipe()
+    reporter, read = Reporter(writing), []
+
+    async for report in reports(reading, silence_s=0.01):
+        read.append(report)
+        if len(read) == 3:
+            reporter.tell({"held": 1})
+        if report is not None:
+            os.close(writing)
+
+    assert read[:3] == [None, None, None]
+    assert read.count({"held": 1}) == 1
 
 
 async def test_nobody_waits_for_a_reader_that_is_slow_or_gone() -> None:
