@@ -6,9 +6,10 @@ Everything is counted by the lease books, so it survives restarts and moves with
 from __future__ import annotations
 
 import asyncio
+import operator
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -53,6 +54,8 @@ class Statistics:
 
     owners: TrackerOwners
     census: Census | None = None
+    #: What else is known of a queue: for how long it has had no consumer.
+    watched: Callable[[str], Mapping[str, float]] = lambda _: {}
     #: (monotonic seconds, {(partition, queue): counters}).
     samples: deque[tuple[float, dict[tuple[int, str], Counts]]] = field(
         default_factory=lambda: deque(maxlen=RATE_SAMPLES + 1)
@@ -144,6 +147,7 @@ class Statistics:
                 oldest_waiting_seconds=0.0 if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1000),
                 arrived=counted.arrived,
                 arrived_per_second=counted.arrived_per_second,
+                **self.watched(queue),
             )
 
     def _rates(self) -> dict[str, dict[str, float]]:
@@ -210,6 +214,7 @@ def _partition(owner: Ownership, pace: Pace) -> dict[str, Any]:
         "lag_per_second": round(pace.lag_per_second, 3),
         "read_per_second": round(pace.read_per_second, 3),
         "drain_seconds": pace.drain_seconds,
+        "stalled_seconds": round(pace.stalled_seconds, 3),
         "recovered_records": owner.recovered_records,
         "folded": owner.folded,
         "skipped": owner.skipped,
@@ -223,7 +228,7 @@ def _partition(owner: Ownership, pace: Pace) -> dict[str, Any]:
 
 
 def add_up(answers: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Add up the ``queues`` of several workers; of ages the greatest counts."""
+    """Add up the ``queues`` of several workers; of ages the greatest counts, of idle times the least."""
     total: dict[str, dict[str, float]] = {}
     for answer in answers:
         for queue, figures in answer["queues"].items():
@@ -234,9 +239,17 @@ def add_up(answers: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
                 continue
             for name, value in figures.items():
                 # Not each worker may take a census.
-                so_far = sums.get(name, 0)
-                sums[name] = max(so_far, value) if name.startswith("oldest_") else so_far + value
+                sums[name] = _COMBINED.get(name, operator.add)(sums[name], value) if name in sums else value
     return total
+
+
+#: Figures of a queue that are not added up over workers.
+_COMBINED: Mapping[str, Callable[[float, float], float]] = {
+    "oldest_lease_seconds": max,
+    "oldest_waiting_seconds": max,
+    "no_consumer_seconds": max,
+    "idle_seconds": min,
+}
 
 
 def census_of(answers: Iterable[Mapping[str, Any]], *, everyone: bool) -> dict[str, Any]:

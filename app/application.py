@@ -23,6 +23,7 @@ import agents.statistics
 import agents.tracker
 import tables.leases
 from agents.census import Census
+from agents.consumer_watch import ConsumerWatch
 from agents.placements import PlacementKeeper
 from agents.shown import Redaction
 from agents.standing import Standing
@@ -31,6 +32,7 @@ from app import commands, former_member, identity, probes, web_security
 from app.batching import BatchSchema
 from app.checkup.preflight import ensure_rights
 from app.checkup.rights import Use
+from app.consumers import ConsumerLook
 from app.dashboard.serving import Dashboard
 from app.faust_app import MarqApp, new_app, or_exit
 from app.handlers_processes import HandlersProcesses, stop_limit_s
@@ -73,6 +75,9 @@ class WorkerApp(MarqApp):
     placements: PlacementKeeper | None = None
     #: Only with the role tracker, and unless it is switched off.
     census: Census | None = None
+    #: Only with a census.
+    consumer_look: ConsumerLook
+    consumer_watch: ConsumerWatch | None = None
     #: Once it runs.
     watchdog: Watchdog | None = None
     #: Whether the group has said which partitions this worker owns, if any; one that is no tracker is in no group.
@@ -117,6 +122,8 @@ class WorkerApp(MarqApp):
             self.placements.start()
         if self.census is not None:
             self.census.start()
+        if self.consumer_watch is not None:
+            self.consumer_watch.start()
         if self.handlers is not None:
             self.handlers.start(self.queues)
         self.watchdog = Watchdog(self.settings.watchdog, self._standings, Witness(self.client).ask)
@@ -158,6 +165,9 @@ class WorkerApp(MarqApp):
                 task.cancel()
         if self.placements is not None:
             await self.placements.stop()
+        if self.consumer_watch is not None:
+            await self.consumer_watch.stop()
+            await self.consumer_look.stop()
         # Together: where the broker is away, each takes its time.
         await asyncio.gather(self.owners.stop(), *([] if self.census is None else [self.census.stop()]))
         await self.queues.stop()
@@ -248,7 +258,13 @@ def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerAp
         app.boot_strategy = BootStrategy(app, enable_kafka=False)
     if Role.TRACKER in settings.roles and settings.census:
         app.census = Census(client, app.owners, lambda: app.queues.definitions)
+        app.consumer_look = ConsumerLook(client, lambda: app.queues.definitions)
+        app.consumer_watch = ConsumerWatch(
+            app.owners, app.census, lambda: app.queues.definitions, app.consumer_look.unattended
+        )
     statistics = agents.statistics.attach(app, app.owners, app.census)
+    if app.consumer_watch is not None:
+        statistics.watched = app.consumer_watch.figures
     statistics.paces.end_of = app.markers_end
     probes.attach(app, statistics)
     figures = Figures(statistics, app.group, app.handlers_figures, Redaction(settings.redact))

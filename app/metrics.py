@@ -172,6 +172,9 @@ def _census(snapshot: Snapshot) -> Iterator[Metric]:
     oldest = GaugeMetricFamily(
         "marq_queue_oldest_waiting_age_seconds", "Age of the oldest of them since it was sent.", labels=["queue"]
     )
+    no_consumer = GaugeMetricFamily(
+        "marq_queue_no_consumer_seconds", "For how long they have had no consumer; 0: they have one.", labels=["queue"]
+    )
     arrived = CounterMetricFamily(
         "marq_messages_arrived", "Messages that came, copies and redriven ones included.", labels=["queue"]
     )
@@ -184,7 +187,8 @@ def _census(snapshot: Snapshot) -> Iterator[Metric]:
             waiting.add_metric([queue], figures["waiting"])
             oldest.add_metric([queue], figures["oldest_waiting_seconds"])
             arrived.add_metric([queue], figures["arrived"])
-    yield from (waiting, oldest, arrived)
+            no_consumer.add_metric([queue], figures.get("no_consumer_seconds", 0.0))
+    yield from (waiting, oldest, arrived, no_consumer)
     complete = GaugeMetricFamily("marq_census_complete", "Whether the census has counted all that waits.")
     left = GaugeMetricFamily("marq_census_uncounted_records", "Records that the census has not looked at yet.")
     # Anybody may write any key: not each is to become a series.
@@ -249,6 +253,9 @@ def _handlers(snapshot: Snapshot) -> Iterator[Metric]:
     starts = CounterMetricFamily("marq_handlers_starts", "How often it was started.", labels=["group"])
     held = GaugeMetricFamily("marq_handlers_messages_held", "Messages that it has leased.", labels=["group"])
     taken = GaugeMetricFamily("marq_handlers_messages_taken", "Of these, those in handlers.", labels=["group"])
+    blocked = GaugeMetricFamily(
+        "marq_handlers_blocked_seconds", "For how long a handler has blocked the event loop.", labels=["group"]
+    )
     breakers = GaugeMetricFamily(
         "marq_breaker_state", "1 for the state of a queue's circuit breaker.", labels=["queue", "state"]
     )
@@ -259,8 +266,9 @@ def _handlers(snapshot: Snapshot) -> Iterator[Metric]:
         starts.add_metric(group, process["starts"])
         held.add_metric(group, process["held"])
         taken.add_metric(group, process["taken"])
+        blocked.add_metric(group, process["blocked_seconds"])
         for queue, breaker in process["breakers"].items():
             for state in BREAKER_STATES:
                 breakers.add_metric([queue, state], state == breaker["state"])
             openings.add_metric([queue], breaker["openings"])
-    yield from (up, starts, held, taken, breakers, openings)
+    yield from (up, starts, held, taken, blocked, breakers, openings)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,8 @@ from app.checkup.members import Member
 from app.checkup.reading import Place, Reader
 from app.checkup.requests import AllowedOnTopics, described_groups
 from app.checkup.rights import operations
-from app.members import has_partitions, told_url
+from app.consumers import unattended
+from app.members import told_url
 from marq.connection import abandon_producer, client_options
 from marq.core.definitions import CHECK_KEY, Definitions
 from marq.core.errors import ConfigError
@@ -69,14 +70,10 @@ class Refusals:
 
 @dataclass(frozen=True)
 class GroupFacts:
-    """``allowed``: what we may do with the group, None when the broker does not tell.
-
-    ``assigned``: whether any member has a partition.
-    """
+    """``allowed``: what we may do with the group, None when the broker does not tell."""
 
     members: list[Member] = field(default_factory=list)
     allowed: frozenset[str] | None = None
-    assigned: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,7 +151,7 @@ class ClusterView:
                 break
             await asyncio.sleep(_PAUSE_S)
         listed = [Member(client_id, host, _url(metadata)) for _, client_id, host, metadata, *_ in members]
-        return GroupFacts(listed, operations(*bits) if bits else None, has_partitions(members))
+        return GroupFacts(listed, operations(*bits) if bits else None)
 
     async def readers(self, groups: Iterable[str]) -> list[Reader]:
         """Return where groups of queues are in their partitions, of those that we may see."""
@@ -173,8 +170,12 @@ class ClusterView:
                     span = ranges[tp.topic].get(Source(*tp))
                     if span is not None and offset.offset >= 0:
                         places[Source(*tp)] = Place(offset.offset, span.start, span.stop)
-                found.append(Reader(name, len(facts.members), places, facts.assigned))
+                found.append(Reader(name, len(facts.members), places))
         return found
+
+    async def unattended(self, definitions: Definitions, queues: Collection[str]) -> set[str]:
+        """Return which of some queues have no consumer."""
+        return await unattended(self._admin, self._client.names, definitions, queues)
 
     async def _describe(self, group: str, node: int) -> Any:
         return await described_groups(self._admin, [group], node)

@@ -19,18 +19,18 @@ from typing import TypeVar
 from aiohttp import ClientError, ClientSession, ClientTimeout
 from aiokafka.admin import AIOKafkaAdminClient
 
-from app.checkup.assignments import judge_assignments, queues_unassigned, unassigned
 from app.checkup.brokers import judge_apis
 from app.checkup.clock import judge_clock
 from app.checkup.cluster import ClusterView, GroupFacts, Published
 from app.checkup.findings import Finding, fine, problem, warning
 from app.checkup.handlers import judge_handlers
 from app.checkup.machine import judge_data_directory, judge_exposure, judge_packages, judge_port, look_at_port
-from app.checkup.members import Member, Page, behind, judge_members, judge_pages
+from app.checkup.members import Member, Page, judge_members, judge_pages
 from app.checkup.queues import groups_of, judge_defined, judge_file, judge_own_topics, judge_unreadable, own_topics
-from app.checkup.reading import Reader, judge_partitions, judge_reading, judge_retention, suspected
+from app.checkup.reading import Reader, judge_partitions, judge_reading, judge_retention, queues_of, unhandled
 from app.checkup.rights import WORKER, Allowed, Use, judge_rights
 from app.checkup.topics import judge_missing, judge_topics, topics_of
+from app.checkup.waiting import Backlog, counted, judge_backlogs, told_by
 from app.faust_api import VERSIONS
 from app.peers import authorization
 from app.publication import differences
@@ -54,12 +54,8 @@ REACH_LIMIT_S = 4.0
 QUESTION_LIMIT_S = 5.0
 PAGE_LIMIT_S = 1.5
 IMPORT_LIMIT_S = 5.0
-#: Between two looks at how far groups are, at the least.
-MOVING_S = 2.0
-#: At partitions that are behind: a worker that has just taken one over, or that shares a busy machine, moves by then.
-LOOKS_AT_PAGES = 3
-#: Records that are read to count what waits of queues that nobody seems to read.
-MAX_WAITING = 100_000
+#: Without workers that count: records that are read, and queues without consumers of which messages are counted.
+MAX_WAITING, MAX_COUNTED = 100_000, 500
 #: Groups whose rights are asked for, and of which is seen how far they are.
 MAX_GROUPS = 50
 
@@ -163,10 +159,9 @@ class Examination:
         self._add(*judge_own_topics(self._client, definitions, {**look.found, **own.found}, unseen))
         self._add(*judge_partitions(self._client, definitions, look.found))
         self._add(*judge_retention(self._client, definitions, look.found))
-        groups, first = await self._readers(view, look, allowed, definitions)
-        first_s = time.monotonic()
+        readers = await self._readers(view, look, allowed, definitions)
         trackers = await self._group(view, self._client.names.app_id)
-        await self._trackers(trackers, look)
+        pages = await self._trackers(trackers, look)
         if self._worker and file is not None:
             self._add(*judge_file(definitions, file, published_by=len(trackers.members)))
         await self._handlers(definitions, file)
@@ -174,8 +169,8 @@ class Examination:
         after = definitions if file is None else definitions.after(differences(definitions, file))
         await self._rights(view, [definitions, after], allowed, trackers)
         await self._clock(view, look, allowed)
-        if groups:
-            await self._reading(view, definitions, groups, first, first_s, allowed)
+        if readers is not None:
+            await self._reading(view, definitions, readers, pages, allowed)
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -206,63 +201,75 @@ class Examination:
 
     async def _readers(
         self, view: ClusterView, look: Look, allowed: dict[str, frozenset[str] | None], definitions: Definitions
-    ) -> tuple[list[str], list[Reader]]:
-        """Return the groups that read queues, and where they are; nothing where that may not be seen."""
+    ) -> list[Reader] | None:
+        """Return where the groups that read queues are, None where that may not be seen."""
         names = self._client.names
         may = allowed.get(names.messages)
         if not self._worker or names.messages not in look.found or (may is not None and "Describe" not in may):
-            return [], []
+            return None
         handled = [queue for queue in definitions.names() if definitions.settings(queue).handler is not None]
         seen = await self._ask("the groups", view.group_names, failed=[])
         ours = [names.named_group(definitions.group(queue) or "") for queue in handled]
         groups = sorted({*seen, *ours})[:MAX_GROUPS]
-        return groups, await self._ask("how far groups are", lambda: view.readers(groups), failed=[])
+        return await self._ask("how far groups are", lambda: view.readers(groups), failed=[])
 
     async def _reading(
         self,
         view: ClusterView,
         definitions: Definitions,
-        groups: list[str],
-        first: list[Reader],
-        first_s: float,
+        readers: list[Reader],
+        pages: Sequence[Page],
         allowed: Mapping[str, frozenset[str] | None],
     ) -> None:
-        await asyncio.sleep(max(0.0, first_s + MOVING_S - time.monotonic()))
-        second = await self._ask("how far groups are", lambda: view.readers(groups), failed=first)
-        passed_s = time.monotonic() - first_s
-        idle, names = unassigned(first, second), self._client.names
-        queues = suspected(self._client, definitions, first, second)
-        queues = sorted({*queues, *queues_unassigned(names, definitions, idle)})
-        inspector, may = Inspector(self._client, definitions), allowed.get(self._client.names.messages)
-        waiting = Waiting(complete=not queues)
-        if queues and (may is None or "Read" in may):
-            waiting = await self._ask("what waits", lambda: inspector.waiting(queues, MAX_WAITING), failed=waiting)
-        self._add(*judge_assignments(names, definitions, idle, waiting))
-        self._add(*judge_reading(self._client, definitions, first, second, waiting, passed_s))
+        answered = [page.figures for page in pages if page.partitions is not None]
+        backlogs = told_by(answered, everyone=len(answered) == len(pages))
+        may = allowed.get(self._client.names.messages)
+        if backlogs is None and (may is None or "Read" in may):
+            backlogs = await self._count(view, definitions, readers)
+        waiting = None if backlogs is None else {each.queue: each.waiting for each in backlogs}
+        self._add(*judge_reading(self._client, definitions, readers, waiting))
+        if backlogs is not None:
+            self._add(*judge_backlogs(definitions, backlogs, unhandled(self._client, definitions, readers)))
+
+    async def _count(
+        self, view: ClusterView, definitions: Definitions, readers: Sequence[Reader]
+    ) -> list[Backlog] | None:
+        """Count the waiting messages of queues without consumers, as no worker does."""
+        names = self._client.names
+        queues = {
+            *definitions.names(),
+            *(queue for each in readers for queue in queues_of(each.group, names, definitions)),
+        }
+        ask, inspector = partial(self._ask, failed=None), Inspector(self._client, definitions)
+        lonely = await ask("the consumers of queues", lambda: view.unattended(definitions, queues))
+        if lonely is None:
+            return None
+        some = sorted(lonely)[:MAX_COUNTED]
+        waiting: Waiting | None = await ask("waiting messages", lambda: inspector.waiting(some, MAX_WAITING))
+        if waiting is None:
+            return None
+        # Keys of queues that nobody defined, and of queues that were not asked about because they have consumers.
+        others = {key.decode("utf-8", "replace") for key in waiting.strangers} - queues
+        lonely |= (await ask("the consumers of other queues", lambda: view.unattended(definitions, others))) or set()
+        return counted(waiting, lonely, time.time() * 1000)
 
     async def _group(self, view: ClusterView, name: str) -> GroupFacts:
         return await self._ask(f"the group {name}", lambda: view.group(name), failed=GroupFacts())
 
-    async def _trackers(self, facts: GroupFacts, look: Look) -> None:
+    async def _trackers(self, facts: GroupFacts, look: Look) -> Sequence[Page]:
         if facts.allowed is not None and "Describe" not in facts.allowed:
             await self._port(None)
-            return
+            return ()
         names = self._client.names
         self._add(*judge_members(names, facts.members, begun=bool(look.found)))
         headers, urls = authorization(self._settings), _urls(facts.members)
         pages = await asyncio.gather(*(_page(url, headers) for url in urls))
-        unread = behind(pages).items()
-        for _ in range(LOOKS_AT_PAGES - 1):
-            if not unread:
-                break
-            await asyncio.sleep(MOVING_S)
-            pages = await asyncio.gather(*(_page(url, headers) for url in urls))
-            unread &= behind(pages).items()
         # A worker without pages owns some, too.
         all_seen = len(urls) == len(facts.members) and names.markers in look.found
         partitions = look.found[names.markers].partitions if all_seen else None
-        self._add(*judge_pages(pages, dict(unread), partitions))
+        self._add(*judge_pages(pages, partitions))
         await self._port([page.url for page in pages])
+        return pages
 
     async def _port(self, urls: list[str] | None) -> None:
         if self._worker and Role.WEB in self._settings.roles:
@@ -357,7 +364,8 @@ async def _page(url: str, headers: Mapping[str, str]) -> Page:
             ClientSession(timeout=ClientTimeout(total=PAGE_LIMIT_S), headers=headers) as session,
             session.get(f"{url.rstrip('/')}/api/queues?scope=worker", allow_redirects=False) as response,
         ):
-            return Page(url, (await response.json())["partitions"])
+            figures = await response.json()
+            return Page(url, figures["partitions"], figures)
     except (ClientError, TimeoutError, ValueError, KeyError, TypeError):
         return Page(url)
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from app.checkup.findings import Finding, fine, problem, warning
 from app.identity import Identity
 from marq.core.names import Names
+
+#: A partition with records to read of which the owner has read none for so long has stalled. On a busy machine a record
+#: may wait for seconds.
+STALLED_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +33,11 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a worker's page says of its markers partitions; None when it did not answer."""
+    """What a worker's page says of its markers partitions, None when it did not answer; ``figures``: the whole page."""
 
     url: str
-    partitions: Sequence[Mapping[str, Any]] | None = field(default=None)
+    partitions: Sequence[Mapping[str, Any]] | None = None
+    figures: Mapping[str, Any] = field(default_factory=dict)
 
 
 def judge_members(names: Names, members: Sequence[Member], *, begun: bool) -> list[Finding]:
@@ -80,27 +85,14 @@ def _judge_identities(names: Names, members: Sequence[Member]) -> list[Finding]:
     ]
 
 
-def behind(pages: Sequence[Page]) -> dict[tuple[str, int], int]:
-    """Return how far the partitions have been read that have records left, by their worker's URL and their number.
+def judge_pages(pages: Sequence[Page], partitions: int | None = None) -> list[Finding]:
+    """Judge what the workers' pages say.
 
-    One that is in two answers with the same offset has had nothing read between them.
+    Args:
+        pages: the answers of all workers.
+        partitions: the number of markers partitions, None when that is not known.
     """
-    return {
-        (page.url, part["partition"]): part["applied_offset"]
-        for page in pages
-        for part in page.partitions or ()
-        if part["lag"]
-    }
-
-
-def judge_pages(
-    pages: Sequence[Page], unread: Collection[tuple[str, int]], partitions: int | None = None
-) -> list[Finding]:
-    """Judge what the workers' pages say; ``unread``: partitions that had nothing read of them for a while.
-
-    ``partitions``: how many markers partitions there are, None when that is not known.
-    """
-    findings = [_judge_page(page, unread) for page in pages]
+    findings = [_judge_page(page) for page in pages]
     return [*(finding for each in findings for finding in each), *_judge_owners(pages, partitions or 0)]
 
 
@@ -121,7 +113,7 @@ def _judge_owners(pages: Sequence[Page], partitions: int) -> list[Finding]:
     ]
 
 
-def _judge_page(page: Page, unread: Collection[tuple[str, int]]) -> list[Finding]:
+def _judge_page(page: Page) -> list[Finding]:
     if page.partitions is None:
         return [
             warning(
@@ -130,11 +122,13 @@ def _judge_page(page: Page, unread: Collection[tuple[str, int]]) -> list[Finding
                 advice="set MARQ_WEB_BIND of each worker to an address that the others can reach, or run this there",
             )
         ]
-    return [finding for part in page.partitions for finding in _judge_partition(page.url, part, unread)]
+    return [finding for part in page.partitions for finding in _judge_partition(page.url, part)]
 
 
-def _judge_partition(url: str, partition: Mapping[str, Any], unread: Collection[tuple[str, int]]) -> list[Finding]:
+def _judge_partition(url: str, partition: Mapping[str, Any]) -> list[Finding]:
     subject = f"markers partition {partition['partition']}"
+    # The worker itself has seen it all the time, and counts only the time in which it was running.
+    stalled_s = partition.get("stalled_seconds", 0.0)
     findings = []
     if partition["alarm"]:
         findings.append(problem(subject, f"stands still: {partition['alarm']}", advice=_mend(str(partition["alarm"]))))
@@ -149,11 +143,11 @@ def _judge_partition(url: str, partition: Mapping[str, Any], unread: Collection[
                 ),
             )
         )
-    elif (url, partition["partition"]) in unread:
+    elif stalled_s >= STALLED_S:
         findings.append(
             problem(
                 subject,
-                f"it is {partition['lag']} records behind, and {url} has read none of it for a while",
+                f"it is {partition['lag']:,} records behind, and {url} has read none for {stalled_s:.0f} s",
                 advice=(
                     "the worker is starved, its disk is full, or a transaction is open in the markers topic: look at"
                     " its log and /readyz, and restart it when that says nothing"

@@ -1,4 +1,4 @@
-"""Whether what is sent is read: groups without members, that do not move, and that were too late for the retention."""
+"""Whether groups can read what is sent: handlers that nobody runs, and records that retention took before."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from marq.core.definitions import Definitions
 from marq.core.markers import Source
 from marq.core.names import Names
 from marq.core.topic_rules import FOR_EVER, RETENTION, TopicFacts
-from marq.inspector import Waiting
 from marq.rights import tools
 from marq.settings import ClientSettings
 
@@ -33,24 +32,15 @@ class Place:
 
 @dataclass(frozen=True)
 class Reader:
-    """A consumer group of queues: ``members`` is None where nobody may tell.
-
-    ``assigned``: whether any member has a partition.
-    """
+    """A consumer group of queues: ``members`` is None where nobody may tell."""
 
     group: str
     members: int | None
     places: Mapping[Source, Place] = field(default_factory=dict)
-    assigned: bool = True
 
     @property
     def behind(self) -> int:
         return sum(place.behind for place in self.places.values())
-
-    @property
-    def unassigned(self) -> bool:
-        """Whether it has members and nobody has a partition."""
-        return bool(self.members) and not self.assigned
 
 
 def queues_of(group: str, names: Names, definitions: Definitions) -> list[str]:
@@ -66,39 +56,17 @@ def _kafka_group(queue: str, names: Names, definitions: Definitions) -> str:
     return names.group(queue) if named is None else names.named_group(named)
 
 
-def suspected(
-    client: ClientSettings, definitions: Definitions, first: Iterable[Reader], second: Iterable[Reader]
-) -> list[str]:
-    """Return the queues of groups that have nobody, or do not move: of them is to be counted what waits.
-
-    Records behind a group may all be other queues', or those by which Kafka ends a transaction.
-    """
-    before = {reader.group: reader for reader in first}
-    groups = [each for each in second if not each.members or _stuck(before.get(each.group), each)]
-    return sorted({queue for each in groups for queue in queues_of(each.group, client.names, definitions)})
-
-
 def judge_reading(
-    client: ClientSettings,
-    definitions: Definitions,
-    first: Iterable[Reader],
-    second: Iterable[Reader],
-    waiting: Waiting,
-    passed_s: float,
+    client: ClientSettings, definitions: Definitions, readers: Iterable[Reader], waiting: Mapping[str, int] | None
 ) -> list[Finding]:
-    """Judge two looks at all groups that read queues, with ``passed_s`` between them.
-
-    ``waiting``: what waits of those that are suspected, in messages.
-    """
-    before = {reader.group: reader for reader in first}
-    readers = [reader for reader in second if queues_of(reader.group, client.names, definitions)]
+    """Judge the groups that read queues; ``waiting``: messages by queue, None where they are not counted."""
+    readers = [reader for reader in readers if queues_of(reader.group, client.names, definitions)]
     findings = []
     for reader in readers:
         queues = queues_of(reader.group, client.names, definitions)
         findings += _judge_lost(client, reader)
-        findings += _judge_members(definitions, reader, queues, waiting)
-        findings += _judge_moving(definitions, before.get(reader.group), reader, queues, waiting, passed_s)
-    return findings or ([fine("groups", f"{len(readers)} that read queues, none of them behind or stuck")])
+        findings += _judge_handlers(definitions, reader, queues, waiting)
+    return findings or [fine("groups", f"{len(readers)} that read queues; none has lost a record")]
 
 
 def _judge_lost(client: ClientSettings, reader: Reader) -> list[Finding]:
@@ -120,76 +88,40 @@ def _judge_lost(client: ClientSettings, reader: Reader) -> list[Finding]:
     ]
 
 
-def _judge_members(definitions: Definitions, reader: Reader, queues: list[str], waiting: Waiting) -> list[Finding]:
-    if reader.members != 0:
-        return []
-    handled = [queue for queue in queues if definitions.settings(queue).handler is not None]
-    if handled:
-        return [
-            problem(
-                f"group {reader.group}",
-                f"nobody runs the handlers of {_listed(handled)}; {_waits(queues, waiting)}",
-                advice="start a worker with the role handlers (MARQ_ROLES), and their modules in MARQ_HANDLERS",
-                commands=["faust -A app worker"],
-            )
-        ]
-    if not _may_wait(queues, waiting):
-        return []
+def unhandled(client: ClientSettings, definitions: Definitions, readers: Iterable[Reader]) -> list[str]:
+    """Return the queues of groups with handlers that nobody runs."""
     return [
-        warning(
-            f"group {reader.group}",
-            f"nobody reads {_listed(queues)}; {_waits(queues, waiting)}",
-            advice=f"start its consumer: marq.Consumer({queues[0]!r}), or give the queue a handler",
-        )
+        queue
+        for reader in readers
+        if reader.members == 0
+        for queue in _handled(definitions, queues_of(reader.group, client.names, definitions))
     ]
 
 
-def _judge_moving(
-    definitions: Definitions,
-    before: Reader | None,
-    after: Reader,
-    queues: list[str],
-    waiting: Waiting,
-    passed_s: float,
+def _handled(definitions: Definitions, queues: Iterable[str]) -> list[str]:
+    return [queue for queue in queues if definitions.settings(queue).handler is not None]
+
+
+def _judge_handlers(
+    definitions: Definitions, reader: Reader, queues: list[str], waiting: Mapping[str, int] | None
 ) -> list[Finding]:
-    stuck = _stuck(before, after)
-    if not stuck or not _may_wait(queues, waiting) or all(definitions.settings(queue).paused for queue in queues):
+    handled = _handled(definitions, queues)
+    if reader.members != 0 or not handled:
         return []
-    where = ", ".join(f"{source.topic}/{source.partition}" for source in sorted(stuck)[:_SHOWN])
+    count = None if waiting is None else sum(waiting.get(queue, 0) for queue in queues)
+    waits = (
+        "whether messages wait is not known"
+        if count is None
+        else f"{count:,} message{' waits' if count == 1 else 's wait'}"
+    )
     return [
-        warning(
-            f"group {after.group}",
-            f"it did not move for {passed_s:.0f} s in {where}; it reads {_listed(queues)}: {_waits(queues, waiting)}",
-            advice=(
-                "its consumers hold as many messages as they may and finish none: handlers are slow or hang (more"
-                " consumers, a higher concurrency), or a circuit breaker is open, or a consumer is dead and its session"
-                " is not over yet: run it again"
-            ),
+        problem(
+            f"group {reader.group}",
+            f"nobody runs the handlers of {_listed(handled)}; {waits}",
+            advice="start a worker with the role handlers (MARQ_ROLES), and their modules in MARQ_HANDLERS",
+            commands=["faust -A app worker"],
         )
     ]
-
-
-def _stuck(before: Reader | None, after: Reader) -> list[Source]:
-    """Return the partitions in which a group has members, something to read, and did not move."""
-    if before is None or not after.members:
-        return []
-    return [
-        source
-        for source, place in after.places.items()
-        if place.behind and (was := before.places.get(source)) is not None and was.behind
-        if place.committed == was.committed
-    ]
-
-
-def _may_wait(queues: Iterable[str], waiting: Waiting) -> bool:
-    return not waiting.complete or any(waiting.counts[queue] for queue in queues)
-
-
-def _waits(queues: Iterable[str], waiting: Waiting) -> str:
-    count = sum(waiting.counts[queue] for queue in queues)
-    if not waiting.complete and not count:
-        return "whether messages wait is not known"
-    return f"{'' if waiting.complete else 'at least '}{count:,} message{' waits' if count == 1 else 's wait'}"
 
 
 def judge_partitions(

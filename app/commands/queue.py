@@ -10,7 +10,10 @@ from typing import Any
 import click
 import faust
 
+from agents.consumer_watch import has_no_consumer
 from app.commands.command import command, confirm
+from app.commands.figures import Open, told_by_workers
+from app.commands.words import span
 from marq.core.definitions import LAYERS, Definitions, layer_key
 from marq.core.errors import ConfigError
 from marq.core.names import Names, check_queue_name
@@ -82,6 +85,8 @@ def attach(app: faust.App) -> None:
                     confirm(f"{', '.join(asked)}: another group may read queue {name!r} from now on. Go on?", yes=yes)
                 await queues.change(name, **changes)
             shown = described(name, queues.definitions, client.names)
+            if not (forget or reset or changes):
+                shown["messages"] = messages(name, await told_by_workers(client))
         print(json.dumps(shown) if as_json else "\n".join(lines(shown)))
 
 
@@ -146,6 +151,30 @@ def described(name: str, definitions: Definitions, names: Names) -> dict[str, An
     }
 
 
+def messages(name: str, told: Open) -> dict[str, Any] | None:
+    """Return what workers tell of the messages of a queue, None where they do not count waiting messages."""
+    if not told.census:
+        return None
+    figures = told.queues.get(name, {})
+    return {
+        "waiting": int(figures.get("waiting", 0)),
+        "oldest_waiting_seconds": figures.get("oldest_waiting_seconds") or None,
+        **told.of(name),
+        "no_consumer": has_no_consumer(figures),
+    }
+
+
+def _messages(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return "  messages: not known here, for no worker counts them; faust -A app queues does"
+    oldest_s = found["oldest_waiting_seconds"]
+    oldest = "" if oldest_s is None else f", the oldest for {span(oldest_s)}"
+    delayed = found["waiting_for_delivery"] + found["waiting_for_redelivery"]
+    consumer = "; NO CONSUMER" if found["no_consumer"] else ""
+    open_ = f"{found['in_flight']:,} in flight; {delayed:,} delayed"
+    return f"  messages: {found['waiting']:,} waiting{oldest}; {open_}{consumer}"
+
+
 def lines(shown: Mapping[str, Any]) -> list[str]:
     """Return the same for people."""
     group = "a group of its own" if shown["group"] is None else f"group {shown['group']}"
@@ -156,6 +185,7 @@ def lines(shown: Mapping[str, Any]) -> list[str]:
     return [
         f"queue {shown['queue']}: {group} ({shown['consumer_group']}){undefined}",
         *([] if partitions == {"sent_to": ALL, "read": ALL} else [_on(**partitions)]),
+        *([_messages(shown["messages"])] if "messages" in shown else []),
         *(
             f"  {key:<12}  {values[key]:<{width}}  {ORIGINS.get(each['from'], each['from'])}"
             for key, each in shown["settings"].items()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import click
@@ -12,11 +13,13 @@ import faust
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
+from agents.consumer_watch import NO_CONSUMER_S, has_no_consumer
 from app.commands.command import command
 from app.commands.figures import Open, told_by_workers
-from app.commands.tables import Column, show
+from app.commands.tables import Alarm, Column, show
 from app.commands.watching import WATCH, looked
 from app.commands.words import span
+from app.consumers import unattended
 from marq.connection import client_options, close_admin, started
 from marq.core.definitions import Definitions
 from marq.core.errors import BrokerUnavailable
@@ -64,8 +67,13 @@ def attach(app: faust.App) -> None:
                 definitions = followed.definitions
                 told = await told_by_workers(client)
                 names = {*definitions.names(), *told.queues, *await _with_groups(client)}
-                waiting = _by_census(told) if told.census else await Inspector(client, definitions).waiting(names, scan)
-                return described(definitions, told, waiting, await dead.counts(), names)
+                if told.census:
+                    waiting = _by_census(told)
+                    lonely = [queue for queue, figures in told.queues.items() if has_no_consumer(figures)]
+                else:
+                    waiting = await Inspector(client, definitions).waiting(names, scan)
+                    lonely = await _unattended(client, definitions, waiting)
+                return described(definitions, told, waiting, await dead.counts(), names, lonely)
 
             found = await looked(look, _show, watch=watch, as_json=as_json)
         return 0 if found["complete"] else 1
@@ -101,9 +109,14 @@ def _by_census(told: Open) -> Waiting:
 
 
 def described(
-    definitions: Definitions, told: Open, waiting: Waiting, dead: Mapping[str, int], names: Iterable[str]
+    definitions: Definitions,
+    told: Open,
+    waiting: Waiting,
+    dead: Mapping[str, int],
+    names: Iterable[str],
+    lonely: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return the figures of all queues for programs."""
+    """Return the figures of all queues for programs; ``lonely``: those with waiting messages and no consumer."""
     strangers = {key.decode("utf-8", "replace"): count for key, count in waiting.strangers.items()}
     now_ms = time.time() * 1000
     rows = []
@@ -115,6 +128,7 @@ def described(
                 "queue": name,
                 "defined": name in definitions.names(),
                 "paused": definitions.settings(name).paused,
+                "no_consumer": name in lonely and not definitions.settings(name).paused,
                 "group": definitions.group(name),
                 "waiting": waiting.counts[name] + strangers.get(name, 0),
                 **told.of(name),
@@ -138,7 +152,7 @@ def _show(found: dict[str, Any]) -> None:
     rows = [
         (
             each["queue"],
-            "paused" if each["paused"] else "delivers",
+            "paused" if each["paused"] else Alarm("no consumer") if each["no_consumer"] else "delivers",
             f"{least}{each['waiting']:,}",
             f"{each['in_flight']:,}",
             f"{each['waiting_for_delivery'] + each['waiting_for_redelivery']:,}",
@@ -161,13 +175,29 @@ def _show(found: dict[str, Any]) -> None:
         print(f"waiting: only {found['scanned']:,} records were read; --scan reads more")
 
 
-async def _with_groups(client: ClientSettings) -> list[str]:
-    """Return the queues that have, or had, a consumer group of their own."""
+async def _unattended(client: ClientSettings, definitions: Definitions, waiting: Waiting) -> set[str]:
+    """Return the queues without a consumer whose oldest message has waited for long enough to have been taken."""
+    until_ms = (time.time() - NO_CONSUMER_S) * 1000
+    old = [queue for queue, sent_ms in waiting.oldest_ms.items() if waiting.counts[queue] and sent_ms <= until_ms]
+    if not old:
+        return set()
+    async with _groups(client) as admin:
+        return await unattended(admin, client.names, definitions, old)
+
+
+@asynccontextmanager
+async def _groups(client: ClientSettings) -> AsyncIterator[AIOKafkaAdminClient]:
     admin = await started(lambda: AIOKafkaAdminClient(**client_options(client)), client, close_admin)
     try:
-        groups = [name for name, *_ in await admin.list_consumer_groups()]
+        yield admin
     except KafkaError as error:
-        raise BrokerUnavailable(f"{client.bootstrap_servers}: the groups could not be listed: {error}") from error
+        raise BrokerUnavailable(f"{client.bootstrap_servers}: the groups could not be described: {error}") from error
     finally:
         await close_admin(admin)
+
+
+async def _with_groups(client: ClientSettings) -> list[str]:
+    """Return the queues that have, or had, a consumer group of their own."""
+    async with _groups(client) as admin:
+        groups = [name for name, *_ in await admin.list_consumer_groups()]
     return [queue for group in groups if (queue := client.names.owner_of_group(group)) is not None]

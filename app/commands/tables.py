@@ -19,6 +19,12 @@ from app.plain import plain
 _GAP = 2
 
 
+class Alarm(str):
+    """A cell that terminals show in red."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """``least``: how narrow it may be made before others are left out, None: it is shown whole.
@@ -42,6 +48,7 @@ class Fitted(NamedTuple):
 
 def fitted(columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int) -> Fitted:
     """Return a table of at most ``width`` cells: only columns that are always there and shown whole make it wider."""
+    rows = list(rows)
     cells = [[plain(each) for each in row] for row in rows]
     wanted = [
         max([cell_len(column.name), *(cell_len(row[place]) for row in cells)]) for place, column in enumerate(columns)
@@ -60,8 +67,8 @@ def fitted(columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int)
             column.name, no_wrap=True, overflow="ellipsis", width=widths[place],
             justify="right" if column.right else "left",
         )  # fmt: skip
-    for row in cells:
-        found.add_row(*(Text(row[place]) for place in kept))
+    for row, given in zip(cells, rows, strict=True):
+        found.add_row(*(Text(row[place], "red" if isinstance(given[place], Alarm) else "") for place in kept))
     missing = [column.name for place, column in enumerate(columns) if place not in kept]
     return Fitted(found, sum(widths.values()) + _GAP * (len(kept) - 1), missing)
 

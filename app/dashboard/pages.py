@@ -200,7 +200,7 @@ class Pages:
         row["consumers"] = None if found["consumers"] is None else len(found["consumers"])
         return {
             **found,
-            "alarms": rows.census_alarms(found["census"]),
+            "alarms": rows.no_consumer_alarms(figures["queues"]) + rows.census_alarms(found["census"]),
             "least": rows.least(found["census"]),
             "row": row,
             "past": minutes(past),

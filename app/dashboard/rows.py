@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agents.consumer_watch import has_no_consumer
 from agents.statistics import empty_figures
+from app.commands.words import span
 from marq.core.handling_times import quantile_ms
 
 #: Rows of the table of queues on one page.
@@ -15,8 +17,13 @@ PAGE_ROWS = 100
 #: Columns of the table of queues: key, heading, what it means.
 COLUMNS: Sequence[tuple[str, str, str]] = (
     ("queue", "Queue", "the name of the queue"),
-    ("state", "State", "busy: something is in flight or moves; idle: nothing does"),
+    (
+        "state",
+        "State",
+        "busy: something is in flight or moves; waiting: messages wait; no consumer: also that no consumer reads them",
+    ),
     ("waiting", "Waiting", "sent, and taken by nobody yet"),
+    ("oldest_waiting_seconds", "Oldest waiting", "age of the oldest waiting message, since it was sent"),
     ("in_flight", "In flight", "leased to a consumer now"),
     ("delayed", "Delayed", "wait for their time, or to be delivered again"),
     (
@@ -24,7 +31,7 @@ COLUMNS: Sequence[tuple[str, str, str]] = (
         "Dead",
         "dead letters in their topic; until these are read, by counters, which know nothing of retention",
     ),
-    ("oldest_seconds", "Oldest", "age of the oldest open message, since it was first taken"),
+    ("oldest_seconds", "Oldest open", "age of the oldest open message, since it was first taken"),
     (
         "arrived_per_second",
         "Sent/s",
@@ -42,7 +49,9 @@ COLUMNS: Sequence[tuple[str, str, str]] = (
 )
 #: By which rows are sorted: of consumers only those are known, and asked for, that a page shows.
 KEYS = tuple(key for key, _, _ in COLUMNS if key != "consumers")
-STATES = ("busy", "idle", "paused", "breaker open")
+STATES = ("busy", "waiting", "idle", "no consumer", "paused", "breaker open")
+#: Queues that one alarm names.
+_NAMED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +128,13 @@ def queue_rows(
 def _row(
     queue: str, row: Mapping[str, Any], breaker: str, document: Mapping[str, Any], handled: Sequence[int]
 ) -> dict[str, Any]:
-    moving = row["in_flight"] or row["acquired_per_second"] or row["acked_per_second"]
-    paused, p95_ms = bool(document.get("paused")), quantile_ms(handled, 0.95)
+    p95_ms = quantile_ms(handled, 0.95)
     return {
         "queue": queue,
-        "state": "paused" if paused else "breaker open" if breaker else "busy" if moving else "idle",
+        "state": _state(row, breaker, paused=bool(document.get("paused"))),
         # Only where a census is taken.
         "waiting": row.get("waiting"),
+        "oldest_waiting_seconds": row.get("oldest_waiting_seconds") or None,
         "arrived_per_second": row.get("arrived_per_second"),
         "in_flight": row["in_flight"],
         "delayed": row["waiting_for_delivery"] + row["waiting_for_redelivery"],
@@ -140,6 +149,18 @@ def _row(
     }
 
 
+def _state(row: Mapping[str, Any], breaker: str, *, paused: bool) -> str:
+    if paused:
+        return "paused"
+    if breaker:
+        return "breaker open"
+    if has_no_consumer(row):
+        return "no consumer"
+    if row["in_flight"] or row["acquired_per_second"] or row["acked_per_second"]:
+        return "busy"
+    return "waiting" if row.get("waiting") else "idle"
+
+
 def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return what the tiles show."""
     sums = {
@@ -148,13 +169,16 @@ def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
     waiting = [row["waiting"] for row in rows if row["waiting"] is not None]
     arrived = [row["arrived_per_second"] for row in rows if row["arrived_per_second"] is not None]
-    oldest = [row["oldest_seconds"] for row in rows if row["oldest_seconds"] is not None]
+    oldest, oldest_waiting = (
+        [row[name] for row in rows if row[name] is not None] for name in ("oldest_seconds", "oldest_waiting_seconds")
+    )
     return {
         **sums,
         "queues": len(rows),
         "waiting": sum(waiting) if waiting else None,
         "arrived_per_second": sum(arrived) if arrived else None,
         "oldest_seconds": max(oldest, default=None),
+        "oldest_waiting_seconds": max(oldest_waiting, default=None),
     }
 
 
@@ -181,11 +205,34 @@ def alarms(figures: Mapping[str, Any]) -> list[str]:
         f"The circuit breaker of {queue} is {state}: what its handler calls fails"
         for queue, state in sorted(open_breakers(figures["workers"]).items())
     ]
+    found += no_consumer_alarms(figures["queues"])
     missing = [worker["url"] for worker in figures["workers"] if not worker["answered"]]
     if not figures["complete"]:
         why = f"no answer from {', '.join(missing)}" if missing else "it is not known now which workers there are"
         found.append(f"Figures are not complete: {why}.")
     return found + census_alarms(figures["census"])
+
+
+def without_consumer(queues: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the queues that have waiting messages and no consumer, those with the oldest message first."""
+    queue_names = [queue for queue, row in queues.items() if has_no_consumer(row)]
+    return sorted(queue_names, key=lambda queue: (-queues[queue]["oldest_waiting_seconds"], queue))
+
+
+def no_consumer_alarms(queues: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return one alarm for each queue without a consumer, and one for those that are too many to be named."""
+    queue_names = without_consumer(queues)
+    alarms = [
+        f"Queue {queue} has no consumer: {_messages(queues[queue]['waiting'])},"
+        f" the oldest for {span(queues[queue]['oldest_waiting_seconds'])}."
+        for queue in queue_names[:_NAMED]
+    ]
+    more = len(queue_names) - _NAMED
+    return [*alarms, f"{more:,} more queues with waiting messages have no consumer."] if more > 0 else alarms
+
+
+def _messages(count: int) -> str:
+    return "1 message waits" if count == 1 else f"{count:,} messages wait"
 
 
 def census_alarms(census: Mapping[str, Any]) -> list[str]:
@@ -222,6 +269,7 @@ def checks(figures: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
     unowned = [part["partition"] for part in markers if part["owner"] is None]
     opened = open_breakers(figures["workers"])
     answered = sum(worker["answered"] for worker in figures["workers"])
+    unread = without_consumer(figures["queues"])
     rows = (
         (figures["complete"], "workers answer", f"{answered} of {len(figures['workers'])}",
          "Look at those that do not: faust -A app check"),
@@ -240,8 +288,15 @@ def checks(figures: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
          "Look at the quarantine topic: who writes there?"),
         (not opened, "no circuit breaker is open", ", ".join(sorted(opened)) or "none is",
          "Mend what the handlers of these queues call"),
+        (not unread, "queues with waiting messages have consumers", _without(unread) or "all have",
+         "Start the consumers or handlers of these queues, or purge them"),
     )  # fmt: skip
     return [{"ok": bool(ok), "what": what, "found": found, "advice": advice} for ok, what, found, advice in rows]
+
+
+def _without(queues: Sequence[str]) -> str:
+    more = f" and {len(queues) - _NAMED:,} more" if len(queues) > _NAMED else ""
+    return f"{', '.join(queues[:_NAMED])}{more} {'has' if len(queues) == 1 else 'have'} none" if queues else ""
 
 
 def _listed(partitions: Sequence[int]) -> str:

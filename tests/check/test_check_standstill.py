@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 
 from aiokafka import AIOKafkaProducer, TopicPartition
@@ -11,11 +12,12 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 import marq
 from app.checkup.findings import Level
+from app.checkup.members import STALLED_S
 from marq.core.kafka_tools import Tools
 from marq.core.marker_codec import encode
 from marq.core.markers import Tick
 from marq.core.names import Names
-from tests.check.checking import Check, NewWorker, lags, make_topics, obey
+from tests.check.checking import Check, NewWorker, make_topics, obey
 from tests.embedded import kafka_tools
 from tests.worker.harness import Installation, eventually
 
@@ -75,7 +77,7 @@ async def test_partitions_that_wait_for_a_newer_worker_or_for_the_end_of_a_trans
         async with AIOKafkaProducer(bootstrap_servers=servers, transactional_id=f"{prefix}-left-open") as stranger:
             await stranger.begin_transaction()
             await stranger.send_and_wait(running.names.markers, encode(Tick(1, 0)), partition=0)
-            await eventually(lambda: lags(running), lambda found: found[0] > 0)
+            await eventually(running.partitions, lambda found: found[0]["stalled_seconds"] >= STALLED_S)
 
             found = await check()
 
@@ -85,6 +87,7 @@ async def test_partitions_that_wait_for_a_newer_worker_or_for_the_end_of_a_trans
     assert halted_at.found.startswith("stands still: ")
     assert "upgrade the workers" in halted_at.advice
     assert "it is 1 records behind" in held_up.found
+    assert "has read none for" in held_up.found
     assert "a transaction is open in the markers topic" in held_up.advice
 
 
@@ -111,32 +114,46 @@ async def test_a_clock_that_is_off(check: Check, servers: str, prefix: str, tmp_
     assert "Leases, redelivery and delays in seconds do not depend on it" in found.advice
 
 
-async def test_queues_that_nobody_reads_and_settings_that_the_topics_do_not_fit(
+async def test_queues_without_consumers_and_settings_that_the_topics_do_not_fit(
     check: Check, servers: str, prefix: str, names: Names, admin: AIOKafkaAdminClient
 ) -> None:
     await make_topics(servers, prefix)
     await kafka_tools.run(Tools(servers).alter_topic(names.messages, "retention.ms", "20000"), servers)
     client = {"bootstrap_servers": servers, "prefix": prefix}
-    async with marq.Queues(**client) as queues, marq.Producer(**client) as producer:
+    minute_ago_ms = int((time.time() - 60) * 1000)
+    async with (
+        marq.Queues(**client) as queues,
+        marq.Producer(**client) as producer,
+        AIOKafkaProducer(bootstrap_servers=servers) as plain,
+    ):
         await queues.change("emails", handler="shop:send")
         await queues.change("reports", spread=9)
         async with marq.Consumer("left-alone", **client) as consumer:
             await producer.send("left-alone", b"read")
             [message] = await consumer.receive(wait=30)
             await message.ack()
-        await producer.send_many("left-alone", [b"not read"] * 4)
-        async with marq.Consumer("held-up", max_in_flight=1, **client) as consumer:
-            await producer.send_many("held-up", [b"held", b"waits", b"waits"])
+        for queue in ("left-alone", "left-alone", "never-read", "paused"):
+            await plain.send_and_wait(names.messages, b"old", queue.encode(), timestamp_ms=minute_ago_ms)
+        await queues.pause("paused")
+        # Their consumers may be about to start.
+        await queues.change("just-sent", lease=60)
+        await producer.send("just-sent", b"new")
+        # A handler that takes its time: nothing is committed meanwhile.
+        async with marq.Consumer("slow", max_in_flight=1, **client) as consumer:
+            await producer.send_many("slow", [b"held", b"waits", b"waits"])
             await consumer.receive(wait=30)
             found = await check(MARQ_PARTITIONS="4", MARQ_ROLES="tracker,web")
 
     handlers = found.problem(f"group {names.named_group('handlers')}")
     assert "nobody runs the handlers of emails" in handlers.found
     assert handlers.commands == ("faust -A app worker",)
-    left_alone = f"group {names.group('left-alone')}"
-    assert found.of(Level.WARNING, left_alone).found == "nobody reads left-alone; 4 messages wait"
-    held_up = found.of(Level.WARNING, f"group {names.group('held-up')}")
-    assert re.fullmatch(r"it did not move for \d+ s in .*; it reads held-up: \d messages? waits?", held_up.found)
+    assert re.fullmatch(
+        r"has no consumer; 2 messages wait, the oldest for 1 m.*", found.problem("queue left-alone").found
+    )
+    assert found.problem("queue never-read").found.startswith("has no consumer; 1 message waits")
+    for queue in ("paused", "just-sent", "slow"):
+        assert not found.has(Level.PROBLEM, f"queue {queue}"), str(found)
+        assert not found.has(Level.WARNING, f"queue {queue}"), str(found)
     assert "its spread is 9" in found.of(Level.WARNING, "queue reports").found
     few, kept = found.of(Level.WARNING, f"topic {names.messages}"), found.problem(f"topic {names.messages}")
     assert few.found == "it has 2 partitions, and MARQ_PARTITIONS is 4"
@@ -147,6 +164,6 @@ async def test_queues_that_nobody_reads_and_settings_that_the_topics_do_not_fit(
     ends = {TopicPartition(names.messages, partition): RecordsToDelete(before_offset=-1) for partition in range(2)}
     await admin.delete_records(ends)
     again = await check(MARQ_PARTITIONS="4", MARQ_ROLES="tracker,web")
-    assert f"the retention of {names.messages} has removed" in again.problem(left_alone).found
+    assert f"the retention of {names.messages} has removed" in again.problem(f"group {names.group('left-alone')}").found
     assert not again.has(Level.WARNING, f"topic {names.messages}")
     assert not again.has(Level.PROBLEM, f"topic {names.messages}")

@@ -117,3 +117,32 @@ async def test_a_census_that_is_switched_off_counts_nothing(new_worker: Any, nam
         "counted": False, "complete": False, "uncounted": 0, "strangers": 0, "others": 0, "switched_off": 1,
         "trouble": [],
     }  # fmt: skip
+
+
+async def test_a_queue_with_waiting_messages_and_nobody_who_reads_it_is_noticed(
+    new_worker: Any, names: Names, servers: str
+) -> None:
+    worker = await new_worker(prefix=names.prefix).start().ready()
+    client = {"bootstrap_servers": servers, "prefix": names.prefix}
+
+    async def without(queue: str) -> float | None:
+        return (await worker.figures())["queues"].get(queue, {}).get("no_consumer_seconds")
+
+    async with (
+        marq.Producer(**client) as producer,
+        marq.Consumer("emails", max_in_flight=1, **client) as busy,
+    ):
+        await producer.send_many("emails", [b"held", b"waits", b"waits"])
+        await busy.receive(wait=30)
+        await producer.send_many("lonely", [b"x"] * 5)
+
+        # Two looks later.
+        await eventually(lambda: without("lonely"), bool)
+        figures = (await worker.figures())["queues"]
+        assert figures["emails"]["waiting"] >= 1
+        assert figures["emails"]["no_consumer_seconds"] == 0
+
+        # A consumer that has messages in flight, and can take no more.
+        async with marq.Consumer("lonely", max_in_flight=1, **client) as late:
+            await late.receive(wait=30)
+            await eventually(lambda: without("lonely"), lambda seconds: seconds == 0)

@@ -195,11 +195,11 @@ def partition(**figures: Any) -> Mapping[str, Any]:
 
 
 def test_pages_without_alarms_say_nothing() -> None:
-    assert judge_pages([Page("http://a", [partition(), partition()])], ()) == []
+    assert judge_pages([Page("http://a", [partition(), partition()])]) == []
 
 
 def test_an_alarm_is_a_problem_and_a_jump_of_the_clock_a_warning() -> None:
-    alarm, jump = judge_pages([Page("http://a", [partition(alarm="gone", clock_jump_ms=7_000)])], ())
+    alarm, jump = judge_pages([Page("http://a", [partition(alarm="gone", clock_jump_ms=7_000)])])
 
     assert (alarm.level, alarm.subject, alarm.found) == (Level.PROBLEM, "markers partition 3", "stands still: gone")
     assert (jump.level, jump.found) == (Level.WARNING, "the broker's clock jumped by 7 s, says http://a")
@@ -207,14 +207,14 @@ def test_an_alarm_is_a_problem_and_a_jump_of_the_clock_a_warning() -> None:
 
 def test_partitions_without_an_owner_are_named() -> None:
     recovering = [Page("http://a", [partition(state="recovering")])]
-    [found] = judge_pages(recovering, ())
+    [found] = judge_pages(recovering)
     assert (found.level, found.subject) == (Level.WARNING, "markers partition 3")
     assert found.found == "it is recovering at http://a, so that no lease ends there"
 
-    [_, missing] = judge_pages([*recovering, Page("http://b", [])], (), 5)
+    [_, missing] = judge_pages([*recovering, Page("http://b", [])], 5)
     assert (missing.level, missing.found) == (Level.WARNING, "nobody owns 0, 1, 2, 4")
     # Whoever does not answer may own them.
-    assert not [each for each in judge_pages([Page("http://a")], (), 5) if "owns" in each.found]
+    assert not [each for each in judge_pages([Page("http://a")], 5) if "owns" in each.found]
 
 
 # --- clock ------------------------------------------------------------------------------------------------------------

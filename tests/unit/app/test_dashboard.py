@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from aiokafka import ConsumerRecord
 
-from agents.statistics import census_of, empty_figures
+from agents.consumer_watch import NO_CONSUMER_S
+from agents.statistics import add_up, census_of, empty_figures
 from app.dashboard import history, rows
 from app.dashboard.actions import MAX_IDS, Doing, Letters, read_action, read_ids, read_letters
 from app.dashboard.history import SAMPLES, History
@@ -87,6 +88,55 @@ def test_a_row_counts_dead_letters_that_are_left_and_what_waits_in_either_way() 
     [row] = rows.queue_rows(figures, (), {})
 
     assert (row["dead"], row["delayed"], row["state"], row["waiting"]) == (3, 6, "idle", None)
+
+
+WAITS = {"waiting": 500, "oldest_waiting_seconds": 320.0, "arrived_per_second": 0.0}
+NOBODY = WAITS | {"no_consumer_seconds": NO_CONSUMER_S, "idle_seconds": 900.0}
+
+
+@pytest.mark.parametrize(
+    ("figures", "settings", "state"),
+    [
+        (NOBODY, {}, "no consumer"),
+        (WAITS, {}, "waiting"),
+        (NOBODY | {"no_consumer_seconds": NO_CONSUMER_S - 1}, {}, "waiting"),
+        # One acquires that is no member of the group.
+        (NOBODY | {"idle_seconds": 1.0}, {}, "waiting"),
+        (NOBODY | {"waiting": 0}, {}, "idle"),
+        (NOBODY, {"paused": True}, "paused"),
+        (WAITS | {"in_flight": 3}, {}, "busy"),
+    ],
+)
+def test_the_state_of_a_queue_with_waiting_messages(
+    figures: dict[str, float], settings: dict[str, Any], state: str
+) -> None:
+    [row] = rows.queue_rows(found(counted=True, emails=figures), (), {"emails": settings})
+
+    assert (row["state"], row["oldest_waiting_seconds"]) == (state, 320.0)
+
+
+def test_queues_without_consumers_are_alarms_and_wrong_on_the_page_of_health() -> None:
+    many = {f"queue-{number:02}": NOBODY | {"oldest_waiting_seconds": 100.0 + number} for number in range(12)}
+    figures = found(counted=True, one=WAITS, **many)
+
+    alarms = rows.alarms(figures)
+    [check] = [each for each in rows.checks(figures, []) if "consumers" in each["what"]]
+
+    assert alarms[0] == "Queue queue-11 has no consumer: 500 messages wait, the oldest for 1 m 51 s."
+    assert alarms[-1] == "2 more queues with waiting messages have no consumer."
+    assert len(alarms) == 11
+    assert (check["ok"], check["found"].endswith("and 2 more have none")) == (False, True)
+    [check] = [each for each in rows.checks(found(one=WAITS), []) if "consumers" in each["what"]]
+    assert (check["ok"], check["found"]) == (True, "all have")
+
+
+def test_workers_together_say_how_long_nothing_of_a_queue_was_acquired() -> None:
+    one, two = NOBODY, NOBODY | {"waiting": 2, "no_consumer_seconds": 0.0, "idle_seconds": 4.0}
+    answers = [{"queues": {"emails": empty_figures() | each}} for each in (one, two, {})]
+
+    added = add_up(answers)["emails"]
+
+    assert (added["waiting"], added["no_consumer_seconds"], added["idle_seconds"]) == (502, NO_CONSUMER_S, 4.0)
 
 
 def test_where_a_census_is_taken_nothing_waits_in_a_queue_without_figures() -> None:

@@ -87,6 +87,7 @@ def test_a_breaker_has_one_state() -> None:
             "starts": 2,
             "held": 5,
             "taken": 1,
+            "blocked_seconds": 12.0,
             "breakers": {"emails": {"state": "half-open", "openings": 3}},
         },
     ]
@@ -96,6 +97,7 @@ def test_a_breaker_has_one_state() -> None:
     assert found["marq_handlers_up", ("g",)] == 0
     assert (found["marq_handlers_messages_held", ("g",)], found["marq_handlers_messages_taken", ("g",)]) == (5, 1)
     assert found["marq_handlers_starts_total", ("g",)] == 2
+    assert found["marq_handlers_blocked_seconds", ("g",)] == 12
     assert found["marq_breaker_openings_total", ("emails",)] == 3
     states = {labels[1]: value for (name, labels), value in found.items() if name == "marq_breaker_state"}
     assert states == {"closed": 0, "open": 0, "half-open": 1}

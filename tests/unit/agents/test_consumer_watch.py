@@ -1,0 +1,86 @@
+"""Which queues have waiting messages and nobody who takes them, found with as few questions as possible."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agents.consumer_watch import NO_CONSUMER_S, STALLED_S, Unattended, has_no_consumer, is_stalled
+
+STEP_S = 5.0
+
+
+def look(found: Unattended, waiting: set[str], unattended: set[str], **acquired: int) -> list[str]:
+    suspects = sorted(found.look(acquired, waiting, STEP_S))
+    found.note(suspects, unattended, STEP_S)
+    return suspects
+
+
+def test_nobody_is_asked_about_queues_that_move_or_have_nothing_waiting() -> None:
+    found = Unattended()
+
+    assert look(found, {"emails"}, set(), emails=10, reports=3) == []
+    assert look(found, {"emails"}, set(), emails=11, reports=3) == []
+    # The first message came after the last look: it has had no time to be taken.
+    assert look(found, {"emails", "reports"}, set(), emails=12, reports=3) == []
+    assert look(found, {"emails", "reports"}, set(), emails=13, reports=3) == ["reports"]
+
+
+def test_a_queue_without_a_consumer_is_one_after_a_grace_period() -> None:
+    found, looks = Unattended(), 0
+    look(found, {"emails"}, {"emails"})
+
+    while not has_no_consumer({"waiting": 1, **found.figures("emails")}):
+        assert look(found, {"emails"}, {"emails"}) == ["emails"]
+        looks += 1
+
+    assert looks == NO_CONSUMER_S / STEP_S
+
+
+@pytest.mark.parametrize(
+    ("waiting", "unattended", "acquired"),
+    [
+        ({"emails"}, set(), 3),
+        # Drained, or paused, which is why nothing of it waits here.
+        (set(), set(), 3),
+        # Somebody acquires without being a member of the group.
+        ({"emails"}, {"emails"}, 4),
+    ],
+    ids=["a consumer came", "nothing waits", "messages are acquired"],
+)
+def test_the_time_without_a_consumer_begins_again(waiting: set[str], unattended: set[str], acquired: int) -> None:
+    found = Unattended()
+    for _ in range(10):
+        look(found, {"emails"}, {"emails"}, emails=3)
+    assert found.figures("emails")["no_consumer_seconds"] > NO_CONSUMER_S
+
+    look(found, waiting, unattended, emails=acquired)
+
+    assert found.figures("emails")["no_consumer_seconds"] == 0
+
+
+def test_a_queue_that_is_gone_is_forgotten() -> None:
+    found = Unattended()
+    look(found, {"emails"}, set())
+    look(found, set(), set())
+
+    assert found.figures("emails") == {}
+
+
+WAITS = {"waiting": 3, "in_flight": 0, "idle_seconds": STALLED_S, "no_consumer_seconds": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("changed", "stalled"),
+    [
+        ({}, True),
+        # A consumer with slow handlers holds all that it may.
+        ({"in_flight": 1, "idle_seconds": 3_600.0}, False),
+        ({"idle_seconds": STALLED_S - 1}, False),
+        ({"waiting": 0}, False),
+        ({"no_consumer_seconds": NO_CONSUMER_S}, False),
+    ],
+)
+def test_slow_handlers_are_no_stall(changed: dict[str, Any], stalled: bool) -> None:
+    assert is_stalled(WAITS | changed) == stalled
