@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         LeaseLost,
         MarqError,
         MessageTooLarge,
+        UnknownQueue,
     )
     from marq.dead_letter import DeadLetter
     from marq.dead_letters import DeadLetters, Deleted, Redriven
@@ -52,6 +53,7 @@ __all__ = [
     "SendManyFailed",
     "SyncProducer",
     "Undecodable",
+    "UnknownQueue",
     "handler",
 ]
 
@@ -81,6 +83,7 @@ _HOMES = {
     "SendManyFailed": "marq.producer",
     "SyncProducer": "marq.sync",
     "Undecodable": "marq.outcomes",
+    "UnknownQueue": "marq.core.errors",
     "handler": "marq.handlers",
 }
 

@@ -16,6 +16,7 @@ from aiokafka import AIOKafkaProducer
 
 from marq.connection import abandon_producer, client_options, started, stop_producer
 from marq.core.definitions import Definitions
+from marq.known_queues import known_queues
 from marq.markers_reader import KafkaMarkersReader, MarkersReader
 from marq.queues import Queues
 from marq.reader import GroupMember, GroupReader
@@ -128,6 +129,16 @@ class Cluster(Protocol):
     async def tracker_runs(self) -> bool | None:
         """Whether there is a tracker; None when that can't be found out."""
 
+    async def known_queues(self, wanted: str) -> set[str]:
+        """Return the names of queues that are known; the search may end as soon as ``wanted`` is among them.
+
+        A queue is known if it has a definition, a consumer group, or messages that are waiting or open. Dead letters
+        are not looked at.
+
+        Raises:
+            BrokerUnavailable: no broker answered in time.
+        """
+
 
 class KafkaCluster:
     """Kafka, through aiokafka."""
@@ -196,6 +207,9 @@ class KafkaCluster:
 
     async def close(self, sender: Sender, limit_s: float) -> None:
         await stop_producer(sender, limit_s)
+
+    async def known_queues(self, wanted: str) -> set[str]:
+        return await known_queues(self._settings, wanted)
 
     async def tracker_runs(self) -> bool | None:
         return await tracker_runs(self._settings)

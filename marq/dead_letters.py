@@ -21,11 +21,11 @@ from marq.cluster import Cluster, Writer, cluster_of
 from marq.codecs import Codec, check_codec
 from marq.connection import to_its_end
 from marq.core import dead_letters
-from marq.core.errors import ConfigError, MarqError
+from marq.core.errors import ConfigError, MarqError, UnknownQueue
 from marq.core.markers import Delay, Discard, Source
-from marq.core.names import check_queue_name
+from marq.core.names import check_queue_name, closest_name
 from marq.dead_letter import DeadLetter, time_of
-from marq.letter_filter import Filters, LetterFilter
+from marq.letter_filter import Filters, LetterFilter, Snapshot
 from marq.letter_log import LetterLog, Stored, letter_log
 from marq.letter_survey import Survey, letters_at
 from marq.settings import ClientOptions, ClientSettings, whole_number
@@ -196,6 +196,18 @@ class DeadLetters:
         ]
         return sorted(kinds, key=lambda kind: (-kind.letters, kind))
 
+    async def snapshot(self) -> Snapshot:
+        """Return which dead letters exist now, for ``as_of=`` of the other calls.
+
+        Raises:
+            BrokerUnavailable: the topic could not be read.
+        """
+        async with self._reading() as log:
+            ranges = await log.ranges()
+        return Snapshot(
+            round(self._cluster.wall_s() * 1000), {partition: offsets.stop for partition, offsets in ranges.items()}
+        )
+
     # --- settling -----------------------------------------------------------------------------------------------------
 
     async def redrive(
@@ -203,6 +215,7 @@ class DeadLetters:
         queue: str | None,
         *,
         to: str | None = None,
+        allow_unknown: bool = False,
         limit: int | None = None,
         rate: float | None = None,
         dry_run: bool = False,
@@ -217,6 +230,7 @@ class DeadLetters:
         Args:
             queue: whose dead letters; None for those of all queues.
             to: the queue to send them to, instead of the one in which they died.
+            allow_unknown: send them also to a queue that nothing is known of, which a mistyped name would be.
             limit: so many at the most, those that died first.
             rate: messages per second at the most.
             dry_run: only say how many are meant.
@@ -224,11 +238,14 @@ class DeadLetters:
             filters: see :class:`marq.letter_filter.Filters`.
 
         Raises:
+            UnknownQueue: ``to`` has no definition, no consumer and no messages, and ``allow_unknown`` is False.
             ConfigError: a name or a filter can't be used, or a right is missing.
             BrokerUnavailable: it is not known how far it came, as when no worker runs: call it again.
         """
         if to is not None:
             check_queue_name(to)
+            if to != queue and not allow_unknown:
+                await self.check_known(to)
         choice = Choice(_limit(limit), _rate(rate), dry_run)
         fits = self._fitting("redrive", queue, filters)
         limit_bytes = self._started().markers_limit_bytes - FRAME_BYTES
@@ -303,6 +320,22 @@ class DeadLetters:
                     await asking.ask(batches)
                 await asking.finish()
         return account.told
+
+    async def check_known(self, queue: str) -> None:
+        """Check that a queue is known: by a definition, a consumer, messages or dead letters.
+
+        Raises:
+            UnknownQueue: nothing is known of it.
+            BrokerUnavailable: a topic could not be read.
+        """
+        check_queue_name(queue)
+        self._started()
+        known = await self._cluster.known_queues(queue)
+        if queue not in known:
+            known |= {each.queue for each in await self.count()}
+        if queue not in known:
+            suggestion = closest_name(queue, known)
+            raise UnknownQueue(queue, suggestion, "To send messages there anyway, pass allow_unknown=True")
 
     # --- parts --------------------------------------------------------------------------------------------------------
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, Self, TypedDict
 
 from marq.core.dead_letters import LetterRecord, died_at_ms, kind_of, text_of
 from marq.core.errors import ConfigError
@@ -17,6 +18,33 @@ from marq.words import refuse
 _MAX_AGE_MS = 100 * 366 * 24 * 3_600_000
 
 
+class Snapshot(NamedTuple):
+    """The dead letters that existed at one moment: those before the offset ``ends`` has for their partition.
+
+    A question with a count and the action that follows it pass the same snapshot, so that the action leaves alone what
+    was dead-lettered in between. ``at_ms`` is the moment (ms since the epoch) from which ages are counted back.
+    """
+
+    at_ms: int
+    ends: Mapping[int, int]
+
+    def __str__(self) -> str:
+        return f"{self.at_ms}/{','.join(f'{partition}:{end}' for partition, end in sorted(self.ends.items()))}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what ``str()`` returned.
+
+        Raises:
+            ConfigError: the text is not a snapshot.
+        """
+        match = re.fullmatch(r"(\d{1,15})/((?:\d{1,9}:\d{1,18},?)*)", text, re.ASCII)
+        if match is None:
+            raise ConfigError(f"as_of={text}: not a snapshot of the dead letters; ask again and pass what you get")
+        ends = [pair.split(":") for pair in match[2].split(",") if pair]
+        return cls(int(match[1]), {int(partition): int(end) for partition, end in ends})
+
+
 class Filters(TypedDict, total=False):
     """Which dead letters are meant: those that fit all that is said; without any, all.
 
@@ -24,6 +52,7 @@ class Filters(TypedDict, total=False):
     values of the sender's headers, None for any value. ``older_than`` and ``newer_than`` are ages (seconds or
     timedelta) by this machine's clock, or moments (datetime with a time zone) at which the message died. ``id`` is the
     id of one message, or a list of ids. ``kind`` is that of :meth:`marq.DeadLetters.kinds`, as it is told there.
+    ``as_of`` is what :meth:`marq.DeadLetters.snapshot` returned: only letters that existed then, with their ages then.
     """
 
     reason: str | None
@@ -33,6 +62,7 @@ class Filters(TypedDict, total=False):
     newer_than: Duration | datetime | None
     id: str | Sequence[str] | None
     kind: str | None
+    as_of: Snapshot | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +76,7 @@ class LetterFilter:
     after_ms: int | None
     ids: frozenset[str]
     kind: str | None
+    as_of: Snapshot | None
 
     @classmethod
     def read(cls, call: str, given: Mapping[str, Any], now_ms: int) -> LetterFilter:
@@ -56,6 +87,9 @@ class LetterFilter:
             TypeError: there is no such filter.
         """
         refuse(call, {name: value for name, value in given.items() if name not in Filters.__annotations__})
+        as_of = _as_of(given.get("as_of"))
+        if as_of is not None:
+            now_ms = as_of.at_ms
         return cls(
             _text("reason", given).lower(),
             _text("error", given).lower(),
@@ -64,11 +98,14 @@ class LetterFilter:
             _moment("newer_than", given, now_ms),
             _ids(given.get("id")),
             _kind(given.get("kind")),
+            as_of,
         )
 
     def fits(self, record: LetterRecord) -> bool:
         """Whether a dead letter is meant."""
         headers = record.headers
+        if self.as_of is not None and record.offset >= self.as_of.ends.get(record.partition, 0):
+            return False
         if self.ids and text_of(headers, ID_HEADER) not in self.ids:
             return False
         if self.kind is not None and kind_of(record) != self.kind:
@@ -100,6 +137,12 @@ def _kind(given: object) -> str | None:
     # Empty: of those that died without a word.
     if given is not None and not isinstance(given, str):
         raise ConfigError(f"kind={given!r}: expected text (str), as DeadLetters.kinds() tells it")
+    return given
+
+
+def _as_of(given: object) -> Snapshot | None:
+    if given is not None and not isinstance(given, Snapshot):
+        raise ConfigError(f"as_of={given!r}: expected what DeadLetters.snapshot() returned")
     return given
 
 

@@ -112,8 +112,8 @@ def command(app: faust.App, *options: Callable[..., Any]) -> Callable[[Callable[
     return found
 
 
-def confirm(question: str, *, yes: bool) -> None:
-    """Ask before something is done that can't be taken back; ``yes`` is the answer that was given with --yes.
+def confirm(question: str, *, yes: bool, option: str = "--yes") -> None:
+    """Ask before something is done that can't be taken back; ``yes`` is the answer that was given with ``option``.
 
     Raises:
         MarqError: the answer is no, or there is nobody to ask.
@@ -128,7 +128,7 @@ def confirm(question: str, *, yes: bool) -> None:
     if not answer:
         click.echo(err=True)
     if answer.strip().lower() not in {"y", "yes"}:
-        raise MarqError("nothing was changed; --yes answers the question where nobody can be asked")
+        raise MarqError(f"nothing was changed; {option} answers the question where nobody can be asked")
 
 
 @contextmanager

@@ -65,6 +65,7 @@ def attach(app: faust.App) -> None:
                 if name is None:
                     raise ConfigError("--delete: name the queue whose dead letters are to be deleted")
                 return await ask_and_act(
+                    letters,
                     partial(letters.delete, name, **filters),
                     ("Delete", f"of queue {name!r} for good"),
                     {"queue": name},

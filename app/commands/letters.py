@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import click
@@ -17,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from app.commands.command import INTERRUPTED, confirm
 from marq.core.errors import ConfigError
-from marq.dead_letters import Deleted, Redriven
+from marq.dead_letters import DeadLetters, Deleted, Redriven
 from marq.letter_filter import Filters
 
 Reached = Redriven | Deleted
@@ -83,6 +84,7 @@ def _age(option: str, text: str) -> float | datetime:
 
 
 async def ask_and_act(
+    letters: DeadLetters,
     act: Callable[..., Awaitable[Reached]],
     question: tuple[str, str],
     document: Mapping[str, Any],
@@ -91,21 +93,23 @@ async def ask_and_act(
     dry_run: bool,
     as_json: bool,
     yes: bool,
+    option: str = "--yes",
 ) -> int:
     """Redrive or delete dead letters after a question, and show how far that came; return the exit code.
 
     ``act`` takes the arguments that the two calls have in common; ``question``: what stands before and after
-    "dead letters"; ``document``: what the JSON answer begins with.
+    "dead letters"; ``document``: what the JSON answer begins with; ``option`` answers the question.
     """
+    # Messages that are dead-lettered after the count are not part of the question.
+    act = partial(act, as_of=await letters.snapshot())
     meant, interrupted = await act(limit=limit, dry_run=True), False
     tally = Tally(meant)
     if meant.chosen and not dry_run:
         before, after = question
-        confirm(f"{before} {meant.chosen} dead letters {after}?", yes=yes)
+        confirm(f"{before} {meant.chosen} dead letters {after}?", yes=yes, option=option)
         with tally.shown():
             try:
-                # Messages that are dead-lettered from now on are not part of the question.
-                tally(await act(limit=meant.chosen, progress=tally))
+                tally(await act(limit=limit, progress=tally))
             except asyncio.CancelledError:
                 interrupted = True
     reached = {**document, **asdict(tally.last), "dry_run": dry_run, "interrupted": interrupted}

@@ -10,6 +10,7 @@ import faust
 
 from app.commands.command import command
 from app.commands.letters import DRY_RUN, FILTERS, JSON, YES, ask_and_act, read_filters
+from marq.core.errors import UnknownQueue
 from marq.core.names import check_queue_name
 from marq.dead_letters import DeadLetters
 
@@ -22,6 +23,7 @@ def attach(app: faust.App) -> None:
         click.argument("name"),
         *FILTERS,
         click.option("--to", metavar="QUEUE", help="Send them to this queue, not to the one in which they died."),
+        click.option("--allow-unknown", is_flag=True, help="Do not ask before --to names an unknown queue."),
         click.option("--limit", type=click.IntRange(1), help="So many at the most, those that died first."),
         click.option("--rate", type=float, metavar="N", help="At most so many messages per second."),
         DRY_RUN,
@@ -29,16 +31,31 @@ def attach(app: faust.App) -> None:
         YES,
     )
     async def redrive(
-        self: Any, name: str, to: str | None, limit: int | None, rate: float | None, dry_run: bool,
-        as_json: bool, yes: bool, **options: Any,
+        self: Any, name: str, to: str | None, allow_unknown: bool, limit: int | None, rate: float | None,
+        dry_run: bool, as_json: bool, yes: bool, **options: Any,
     ) -> int:  # fmt: skip
         """Send dead letters back to their queue; it may be interrupted, and called again to go on."""
         target = check_queue_name(name if to is None else to)
         filters = read_filters(**options)
         async with DeadLetters.of(self.app.client) as letters:
+            unknown = "" if to is None or allow_unknown else await _unknown(letters, to)
             return await ask_and_act(
-                partial(letters.redrive, name, to=to, rate=rate, **filters),
-                ("Send", f"of queue {name!r} to queue {target!r}"),
+                letters,
+                partial(
+                    letters.redrive, name, to=to, allow_unknown=allow_unknown or bool(unknown), rate=rate, **filters
+                ),
+                (f"{unknown}Send", f"of queue {name!r} to queue {target!r}"),
                 {"queue": name, "to": target},
-                limit=limit, dry_run=dry_run, as_json=as_json, yes=yes,
+                limit=limit, dry_run=dry_run, as_json=as_json,
+                # A script that answers every question with --yes must not send messages to a mistyped queue.
+                yes=yes and not unknown, option="--allow-unknown" if unknown else "--yes",
             )  # fmt: skip
+
+
+async def _unknown(letters: DeadLetters, queue: str) -> str:
+    """Return what to say before the question if nothing is known of a queue, else ""."""
+    try:
+        await letters.check_known(queue)
+    except UnknownQueue as error:
+        return f"{error.finding} "
+    return ""

@@ -11,6 +11,17 @@ class ConfigError(MarqError):
     """A name, a setting or the set-up of the cluster is wrong; the message says what to change."""
 
 
+class UnknownQueue(ConfigError):
+    """A queue that nothing is known of: the name may be mistyped. ``suggestion`` is the closest known name, if any."""
+
+    def __init__(self, queue: str, suggestion: str | None, advice: str = "") -> None:
+        self.queue, self.suggestion = queue, suggestion
+        self.finding = f"queue {queue!r} is unknown: it has no definition, no consumer and no messages."
+        if suggestion is not None:
+            self.finding += f" Did you mean {suggestion!r}?"
+        super().__init__(f"{self.finding} {advice}".rstrip())
+
+
 class LeaseLost(MarqError):
     """The lease ran out before the call: another consumer may hold the message by now."""
 

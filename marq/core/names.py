@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import quote
 from zlib import crc32
@@ -195,6 +197,12 @@ def is_scheduled(topic: str) -> bool:
 def schedule_name(topic: str) -> str:
     """Return the name of the schedule that a scheduled topic is of."""
     return topic.removeprefix(_SCHEDULED).partition("/")[0]
+
+
+def closest_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that a mistyped one most likely stands for; None if none is close."""
+    close = difflib.get_close_matches(name, sorted(known), n=1)
+    return close[0] if close else None
 
 
 def check_queue_name(name: object) -> str:

@@ -235,6 +235,18 @@ class MemoryCluster:
     async def tracker_runs(self) -> bool | None:
         return True
 
+    async def known_queues(self, wanted: str) -> set[str]:
+        installation = self._installation
+        groups = [installation.names.owner_of_group(group) for group in self._memory.groups]
+        keys = [record.key for log in installation.messages.logs for record in log]
+        leases = [lease for owner in installation.owners for _, _, lease, _ in owner.open_messages()]
+        return {
+            *installation.definitions.names(),
+            *[queue for queue in groups if queue],
+            *[key.decode("utf-8", "replace") for key in keys if key],
+            *[lease.queue for lease in leases],
+        }
+
     @property
     def _installation(self) -> Installation:
         return self._memory.installation(self._settings)

@@ -353,3 +353,50 @@ async def test_ids_and_kinds_of_dead_letters_are_text(backend: Backend, wrong: d
     async with opened(backend) as letters:
         with pytest.raises(ConfigError, match="expected"):
             await letters.kinds(**wrong)
+
+
+async def test_letters_that_died_after_a_snapshot_are_left_alone(backend: Backend) -> None:
+    queue = backend.new_name()
+    await kill(backend, queue, b"1", b"2")
+    async with opened(backend) as letters:
+        asked = await letters.snapshot()
+        meant = await letters.delete(queue, dry_run=True, as_of=asked)
+        await kill(backend, queue, b"3")
+
+        deleted = await letters.delete(queue, as_of=asked)
+
+        assert (meant.chosen, deleted.deleted) == (2, 2)
+        assert await values(letters, queue) == [b"3"]
+
+
+async def test_a_redrive_to_an_unknown_queue_is_refused_unless_it_is_allowed(backend: Backend) -> None:
+    queue = backend.new_name("orders")
+    [identity] = await kill(backend, queue, b"x")
+    mistyped = queue.replace("orders", "odrers")
+    async with opened(backend) as letters:
+        for dry_run in (True, False):
+            with pytest.raises(marq.UnknownQueue, match=f"Did you mean '{queue}'?") as caught:
+                await letters.redrive(queue, to=mistyped, dry_run=dry_run)
+            assert (caught.value.queue, caught.value.suggestion) == (mistyped, queue)
+        assert await values(letters, queue) == [b"x"]
+
+        assert (await letters.redrive(queue, to=mistyped, allow_unknown=True)).redriven == 1
+        async with backend.consumer(mistyped) as consumer:
+            message = await take_one(consumer)
+            assert message.id == identity
+            await message.ack()
+
+
+async def test_a_queue_is_known_by_each_of_what_it_may_have(backend: Backend) -> None:
+    defined, waiting, open_, dead = (backend.new_name(stem) for stem in ("defined", "waiting", "open", "dead"))
+    await backend.queues.change(defined, max_attempts=3)
+    await backend.seen_by_all()
+    await backend.producer.send(waiting, b"x")
+    await backend.producer.send(open_, b"x", delay=600)
+    await kill(backend, dead, b"x")
+
+    async with opened(backend) as letters:
+        for queue in (defined, waiting, open_, dead):
+            await letters.check_known(queue)
+        with pytest.raises(marq.UnknownQueue):
+            await letters.check_known("nothing like it")

@@ -144,7 +144,11 @@ async def test_commands_show_count_delete_and_redrive(new_worker: Make, broker: 
 
         code, out, _ = await yard.run("redrive", "q", "--dry-run", "--limit", "2", "--json")
         assert (code, json.loads(out)["chosen"], json.loads(out)["redriven"]) == (0, 2, 0)
-        code, out, _ = await yard.run("redrive", "q", "--to", "hospital", "--json", "--yes")
+        code, _, errors = await yard.run("redrive", "q", "--to", "hospital", answer="n\n")
+        assert code == 1
+        assert "queue 'hospital' is unknown" in errors
+        assert "Send 3 dead letters of queue 'q' to queue 'hospital'? [y/N]" in errors
+        code, out, _ = await yard.run("redrive", "q", "--to", "hospital", "--allow-unknown", "--yes", "--json")
         assert code == 0
         assert json.loads(out) == {
             "queue": "q", "to": "hospital", "chosen": 3, "asked": 3, "redriven": 3, "already_settled": 0,
@@ -225,7 +229,9 @@ async def test_redrives_and_deletions_at_random_with_kills_settle_each_letter_in
             call = (
                 yard.letters.delete("q", reason="no good", **filters)
                 if number % 4 == 3
-                else yard.letters.redrive("q", to=f"q{number % 3}", rate=chance.choice([200, 400]), **filters)
+                else yard.letters.redrive(
+                    "q", to=f"q{number % 3}", allow_unknown=True, rate=chance.choice([200, 400]), **filters
+                )
             )
             task = asyncio.ensure_future(call)
             await asyncio.sleep(chance.random() * 2)
@@ -243,7 +249,7 @@ async def test_redrives_and_deletions_at_random_with_kills_settle_each_letter_in
                 worker = await new_worker(like=worker).start().ready()
 
         await asyncio.gather(kill(), *[settle(number) for number in range(9)])
-        results.append(await yard.letters.redrive("q", to="q0"))
+        results.append(await yard.letters.redrive("q", to="q0", allow_unknown=True))
 
         assert await yard.letters.count("q") == []
         notes = await yard.notes()

@@ -12,8 +12,10 @@ from app.commands.letters import ask_and_act, read_filters, said
 from marq.core.errors import ConfigError
 from marq.dead_letter import DeadLetter
 from marq.dead_letters import Deleted, Redriven
+from marq.letter_filter import LetterFilter, Snapshot
 from marq.letter_log import Stored
 
+ASKED = Snapshot(1_795_327_200_000, {0: 120, 1: 33})
 NOTHING: dict[str, Any] = {
     "reason": None, "error": None, "headers": (), "older": None, "newer": None, "identity": None,
 }  # fmt: skip
@@ -69,6 +71,13 @@ def test_how_far_a_call_came_is_said() -> None:
     )
 
 
+class Letters:
+    """Dead letters of which a snapshot can be taken, and nothing else."""
+
+    async def snapshot(self) -> Snapshot:
+        return ASKED
+
+
 async def test_where_there_was_nothing_to_ask_about_nothing_is_deleted() -> None:
     calls: list[dict[str, Any]] = []
 
@@ -76,10 +85,47 @@ async def test_where_there_was_nothing_to_ask_about_nothing_is_deleted() -> None
         calls.append(options)
         return Deleted(0)
 
-    code = await ask_and_act(delete, ("Delete", "for good"), {}, limit=None, dry_run=False, as_json=False, yes=False)
+    code = await ask_and_act(
+        Letters(), delete, ("Delete", "for good"), {}, limit=None, dry_run=False, as_json=False, yes=False
+    )  # type: ignore[arg-type]
 
     assert code == 0
-    assert calls == [{"limit": None, "dry_run": True}]
+    assert calls == [{"limit": None, "dry_run": True, "as_of": ASKED}]
+
+
+async def test_a_deletion_is_of_the_letters_that_were_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("app.commands.letters.confirm", lambda question, **_: asked.append(question))
+    calls: list[dict[str, Any]] = []
+
+    async def delete(*, dry_run: bool = False, **options: Any) -> Deleted:
+        calls.append(options)
+        return Deleted(726) if dry_run else Deleted(726, 726, 726)
+
+    question = ("Delete", "of queue 'emails' for good")
+    await ask_and_act(Letters(), delete, question, {}, limit=None, dry_run=False, as_json=False, yes=False)  # type: ignore[arg-type]
+
+    assert asked == ["Delete 726 dead letters of queue 'emails' for good?"]
+    assert [call["as_of"] for call in calls] == [ASKED] * 2
+
+
+def test_a_snapshot_is_read_as_it_was_written_and_ages_are_counted_back_from_it() -> None:
+    assert Snapshot.parse(str(ASKED)) == ASKED
+    assert Snapshot.parse(str(Snapshot(5, {}))) == Snapshot(5, {})
+    for text in ("", "x", "1/x", "1/0", "1/0:1;", "9" * 20 + "/0:1"):
+        with pytest.raises(ConfigError, match="not a snapshot"):
+            Snapshot.parse(text)
+
+    def letter(partition: int, offset: int, died_ms: int) -> Stored:
+        return Stored(partition, offset, 0, b"q", b"", [("marq-died-at", b"%d" % died_ms)])
+
+    # An hour after the question nothing else is old enough than was then.
+    fits = LetterFilter.read("delete", {"older_than": 60, "as_of": ASKED}, ASKED.at_ms + 3_600_000).fits
+    old_ms, young_ms = ASKED.at_ms - 60_000, ASKED.at_ms - 59_999
+    assert [fits(letter(0, offset, old_ms)) for offset in (119, 120)] == [True, False]
+    # A partition that the topic did not have then.
+    assert not fits(letter(9, 0, old_ms))
+    assert not fits(letter(0, 0, young_ms))
 
 
 def test_a_letter_is_shown_with_all_that_is_known() -> None:

@@ -1,0 +1,61 @@
+"""Finds out which queues are known, so that a mistyped name is not taken for a new queue.
+
+A queue needs no definition: it exists as soon as a message names it. So nothing short of looking everywhere says that
+a name is unknown. The cheap places come first, and the search ends where the name is found.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+
+from marq.connection import client_options, close_admin, started
+from marq.core.errors import BrokerUnavailable, Forbidden
+from marq.inspector import Inspector
+from marq.queues import Queues
+from marq.settings import ClientSettings
+
+#: Records of the messages topic that are read at most.
+MAX_SCANNED = 200_000
+
+
+async def known_queues(settings: ClientSettings, wanted: str) -> set[str]:
+    """Return the names of known queues; see :meth:`marq.cluster.Cluster.known_queues`."""
+    names: set[str] = set()
+    # Without the permission to look somewhere, what is found elsewhere counts.
+    with suppress(Forbidden):
+        names.update(await _consumed(settings))
+    with suppress(Forbidden):
+        async with Queues.of(settings) as queues:
+            definitions = queues.definitions
+        names.update(definitions.names())
+        if wanted not in names:
+            await _add_messages(names, Inspector(settings, definitions), wanted)
+    return names
+
+
+async def _add_messages(names: set[str], inspector: Inspector, wanted: str) -> None:
+    """Add the queues with open messages, and if ``wanted`` is not among them those with waiting ones."""
+    with suppress(Forbidden):
+        for each in (await inspector.owned()).values():
+            names.update(each.tracker.book.gauges())
+    if wanted not in names:
+        waiting = await inspector.waiting([wanted], MAX_SCANNED)
+        names.update(waiting.counts)
+        names.update(key.decode("utf-8", "replace") for key in waiting.strangers)
+
+
+async def _consumed(settings: ClientSettings) -> list[str]:
+    """Return the queues that have a consumer group of their own."""
+    admin = await started(lambda: AIOKafkaAdminClient(**client_options(settings)), settings, close_admin)
+    try:
+        groups = await admin.list_consumer_groups()
+    except KafkaError as error:
+        raise BrokerUnavailable(
+            f"the consumer groups could not be listed at {settings.bootstrap_servers}: {error}; try again"
+        ) from error
+    finally:
+        await close_admin(admin)
+    return [queue for group, *_ in groups if (queue := settings.names.owner_of_group(group))]
