@@ -19,22 +19,25 @@ What somebody holds goes on to its end: acknowledged it is done, released it com
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 from marq.acquisition import acquisitions
 from marq.cluster import cluster_of
-from marq.core.definitions import purge_key
+from marq.core.definitions import Definitions, purge_key
 from marq.core.errors import ConfigError, MarqError
 from marq.core.markers import Source
 from marq.core.names import check_queue_name, is_drawn, is_scheduled
-from marq.core.purges import Purge
+from marq.core.purges import Purge, read_offsets, written_offsets
 from marq.core.rows import WAITING, State
 from marq.dead_letters import DeadLetters
 from marq.flow_settings import FlowSettings
 from marq.inspector import Inspector
+from marq.letter_filter import Snapshot
 from marq.log_view import LogView
 from marq.producer import Producer
 from marq.queues import Queues
@@ -74,25 +77,94 @@ class Purged:
         return self.waiting + self.redelivery + self.delayed + self.dead
 
 
+@dataclass(frozen=True)
+class Extent:
+    """What existed when somebody was asked about a purge: a purge with an extent ends nothing that came later.
+
+    ``ends`` are the end offsets of the partitions with the queue's records. ``clocks`` are the log's clocks of the
+    markers partitions: a message that has no record there, because its sender delayed it, existed if its lease began
+    by then. ``letters``: the dead letters at that moment, if they were part of the question.
+    """
+
+    ends: Mapping[Source, int]
+    clocks: Mapping[int, int]
+    letters: Snapshot | None = None
+
+    def __str__(self) -> str:
+        return json.dumps({"ends": written_offsets(self.ends), "clocks": self.clocks}, separators=(",", ":"))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what ``str()`` returned; it has no dead letters.
+
+        Raises:
+            ConfigError: the text is not an extent.
+        """
+        try:
+            document = json.loads(text)
+            clocks = {int(partition): int(clock_ms) for partition, clock_ms in document["clocks"].items()}
+            return cls(read_offsets(document, "ends"), clocks)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ConfigError(
+                f"the extent of the purge can't be read ({error!r}); ask again and confirm that"
+            ) from error
+
+    def has(self, markers_partition: int, source: Source, number: int, since_ms: int) -> bool:
+        """Whether a message existed."""
+        if source in self.ends:
+            return number < self.ends[source]
+        return since_ms <= self.clocks.get(markers_partition, -1)
+
+
 Progress = Callable[[int, int], None]
 
 
-async def meant(settings: ClientSettings, queue: str, *, delayed: bool = False, dead: bool = False) -> Purged:
-    """Return what a purge would end now; nothing is changed. Raises as :func:`purge`."""
+async def meant(
+    settings: ClientSettings, queue: str, *, delayed: bool = False, dead: bool = False
+) -> tuple[Purged, Extent]:
+    """Return what a purge would end now, and the extent to give it; nothing is changed. Raises as :func:`purge`."""
     _check(settings, queue)
     await ensure_topics(settings, changelog=True)
     async with Queues.of(settings) as queues:
         inspector = Inspector(settings, queues.definitions)
         waiting = await inspector.waiting([queue])
-        held = await _held(inspector, queue, delayed=delayed)
-    letters = 0
+        held, clocks = await _held(inspector, queue, delayed=delayed)
+    letters, snapshot = 0, None
     if dead:
         async with DeadLetters.of(settings) as known:
-            letters = sum([each.letters for each in await known.count(queue)])
+            snapshot = await known.snapshot()
+            letters = sum([each.letters for each in await known.count(queue, as_of=snapshot)])
     kinds = [kind for _, kind in held]
-    return Purged(
+    purged = Purged(
         waiting.counts[queue] + kinds.count("waiting"), kinds.count("redelivery"), kinds.count("delayed"), letters
     )
+    # A count that ended early says "at least", and the purge ends all that waited then.
+    ends = waiting.ends if waiting.complete else await _ends(settings, inspector, queue)
+    return purged, Extent(ends, clocks, snapshot)
+
+
+async def extent_now(
+    settings: ClientSettings, definitions: Definitions, queue: str, clocks: Mapping[int, int]
+) -> Extent:
+    """Return the extent of a purge without counting, given the clocks of the trackers; raises as :func:`purge`."""
+    _check(settings, queue)
+    return Extent(await _ends(settings, Inspector(settings, definitions), queue), clocks)
+
+
+async def _ends(settings: ClientSettings, inspector: Inspector, queue: str) -> dict[Source, int]:
+    spans = await _spans(settings, (await inspector.places([queue]))[queue])
+    return {source: span.stop for source, span in spans.items()}
+
+
+async def _spans(settings: ClientSettings, sources: Iterable[Source]) -> dict[Source, range]:
+    wanted = set(sources)
+    async with LogView(settings, committed=False) as view:
+        return {
+            source: span
+            for topic in sorted({source.topic for source in wanted})
+            for source, span in (await view.ranges(topic)).items()
+            if source in wanted
+        }
 
 
 async def purge(
@@ -101,12 +173,14 @@ async def purge(
     *,
     delayed: bool = False,
     dead: bool = False,
+    extent: Extent | None = None,
     progress: Progress | None = None,
 ) -> Purged:
     """End what waits in a queue; ``delayed``: what waits for its time, too; ``dead``: its dead letters, too.
 
-    The queue is paused meanwhile. When this is interrupted it stays so, if it was not paused before: purge it again, or
-    resume it. ``progress`` is called with how many messages are ended, and of how many.
+    With an ``extent``, which :func:`meant` and :func:`extent_now` return, messages that came after it stay. The queue
+    is paused meanwhile. When this is interrupted it stays so, if it was not paused before: purge it again, or resume
+    it. ``progress`` is called with how many messages are ended, and of how many.
 
     Raises:
         MarqError: another purge of the queue took over, or somebody resumed it, before this one was done.
@@ -119,13 +193,14 @@ async def purge(
         paused_before = queues[queue].paused
         await queues.pause(queue)
         await asyncio.sleep(HEARD_S)
-        purging = _Purging(settings, topics, queues, producer, queue, progress)
+        purging = _Purging(settings, topics, queues, producer, queue, extent, progress)
         found = replace(await purging.run(delayed=delayed), paused=paused_before)
         if not paused_before:
             await purging.resume()
     if dead:
         async with DeadLetters.of(settings) as letters:
-            found = replace(found, dead=(await letters.delete(queue)).deleted)
+            as_of = None if extent is None else extent.letters
+            found = replace(found, dead=(await letters.delete(queue, as_of=as_of)).deleted)
     return found
 
 
@@ -137,6 +212,7 @@ class _Purging:
         queues: Queues,
         producer: Producer,
         queue: str,
+        extent: Extent | None,
         progress: Progress | None,
     ) -> None:
         self._settings = settings
@@ -144,6 +220,7 @@ class _Purging:
         self._queues = queues
         self._producer = producer
         self._queue = queue
+        self._extent = extent
         self._progress = progress
         self._inspector = Inspector(settings, queues.definitions)
         #: What this purge has said last.
@@ -160,7 +237,7 @@ class _Purging:
             too_late += outcomes.count(False)
         await self._goes_on()
         await self._publish(purge.done())
-        held = await _held(self._inspector, self._queue, delayed=delayed)
+        held, _ = await _held(self._inspector, self._queue, delayed=delayed, extent=self._extent)
         self._of = self._done + len(held)
         ended: dict[str, int] = dict.fromkeys(("waiting", "redelivery", "delayed"), 0)
         for first in range(0, len(held), AT_ONCE):
@@ -199,16 +276,14 @@ class _Purging:
 
     async def _say(self) -> Purge:
         places = (await self._inspector.places([self._queue]))[self._queue]
-        async with LogView(self._settings, committed=False) as view:
-            spans = {
-                source: span
-                for topic in sorted({source.topic for source in places})
-                for source, span in (await view.ranges(topic)).items()
-                if source in places
-            }
+        spans = await _spans(self._settings, places)
         until_ms = int(time.time() * 1000) + SKEW_MS
         starts = {source: max(places[source], span.start) for source, span in spans.items()}
         ends = {source: span.stop for source, span in spans.items()}
+        if self._extent is not None:
+            # A partition that the extent does not have came later, with all of its records.
+            known = self._extent.ends
+            ends = {source: min(end, known.get(source, starts[source])) for source, end in ends.items()}
         purge = Purge(until_ms, ends, starts).after(self._queues.definitions.purge(self._queue))
         await self._publish(purge)
         return purge
@@ -274,11 +349,14 @@ class _Purging:
         return outcomes
 
 
-async def _held(inspector: Inspector, queue: str, *, delayed: bool) -> list[tuple[Receipt, str]]:
-    """Return what trackers hold of a queue and nobody has, and what it waits for."""
-    found = []
-    for each in (await inspector.owned()).values():
+async def _held(
+    inspector: Inspector, queue: str, *, delayed: bool, extent: Extent | None = None
+) -> tuple[list[tuple[Receipt, str]], dict[int, int]]:
+    """Return what trackers hold of a queue and nobody has, with what it waits for, and the trackers' clocks."""
+    found, clocks = [], {}
+    for partition, each in (await inspector.owned()).items():
         book = each.tracker.book
+        clocks[partition] = book.clock.now_ms
         for source, leases in book.leases_by_source():
             if is_scheduled(source.topic):
                 # The schedule goes on; its next time is not a message yet.
@@ -286,10 +364,12 @@ async def _held(inspector: Inspector, queue: str, *, delayed: bool) -> list[tupl
             for number, lease in leases:
                 if lease.queue != queue or lease.state not in WAITING:
                     continue
+                if extent is not None and not extent.has(partition, source, number, lease.since_ms):
+                    continue
                 kind = _kind(lease.state, source, early=lease.due_ms > book.clock.now_ms)
                 if delayed or kind != "delayed":
                     found.append((Receipt(queue, *source, number), kind))
-    return found
+    return found, clocks
 
 
 def _kind(state: State, source: Source, *, early: bool) -> str:

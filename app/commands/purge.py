@@ -35,13 +35,15 @@ def attach(app: faust.App) -> None:
         """End what waits in a queue, for good; what is being worked on goes on. The queue is paused meanwhile."""
         check_queue_name(name)
         client, interrupted = self.app.client, False
-        found = await purging.meant(client, name, delayed=delayed, dead=dead)
+        found, extent = await purging.meant(client, name, delayed=delayed, dead=dead)
         if not dry_run and found.total:
             confirm(f"End {found.total} messages of queue {name!r} for good?", yes=yes)
         if not dry_run:
             try:
                 with bar(f"purging {name}") as progress:
-                    found = await purging.purge(client, name, delayed=delayed, dead=dead, progress=progress)
+                    found = await purging.purge(
+                        client, name, delayed=delayed, dead=dead, extent=extent, progress=progress
+                    )
             except asyncio.CancelledError:
                 interrupted = True
         reached = {"queue": name, **asdict(found), "dry_run": dry_run, "interrupted": interrupted}

@@ -47,9 +47,8 @@ class Purge:
 
     def document(self) -> dict[str, Any]:
         """Return the value of its record."""
-        ends = {_place(source): end for source, end in sorted(self.ends.items())}
-        starts = {_place(source): start for source, start in sorted(self.starts.items())}
-        return {"until_ms": self.until_ms, "ends": ends, **({"starts": starts} if starts else {})}
+        starts = written_offsets(self.starts)
+        return {"until_ms": self.until_ms, "ends": written_offsets(self.ends), **({"starts": starts} if starts else {})}
 
     @classmethod
     def read(cls, document: object) -> Purge:
@@ -60,18 +59,24 @@ class Purge:
         """
         if not isinstance(document, Mapping) or not _is_count(document.get("until_ms")):
             raise ConfigError(f"expected a table with until_ms and ends, not {document!r}")
-        return cls(document["until_ms"], _places(document, "ends"), _places(document, "starts"))
+        return cls(document["until_ms"], read_offsets(document, "ends"), read_offsets(document, "starts"))
 
 
-def _places(document: Mapping[str, Any], name: str) -> dict[Source, int]:
+def written_offsets(offsets: Mapping[Source, int]) -> dict[str, int]:
+    """Return offsets as a document has them, by ``topic/partition``."""
+    return {f"{source.topic}/{source.partition}": offset for source, offset in sorted(offsets.items())}
+
+
+def read_offsets(document: Mapping[str, Any], name: str) -> dict[Source, int]:
+    """Read one member of a document that :func:`written_offsets` made.
+
+    Raises:
+        ConfigError: it is not a table of offsets by topic/partition.
+    """
     table = document.get(name, {})
     if not isinstance(table, Mapping) or not all(_is_count(offset) for offset in table.values()):
         raise ConfigError(f"{name}: expected a table of offsets by topic/partition, not {table!r}")
     return {_source(name, place): offset for place, offset in table.items()}
-
-
-def _place(source: Source) -> str:
-    return f"{source.topic}/{source.partition}"
 
 
 def _source(name: str, place: str) -> Source:
