@@ -4,6 +4,9 @@ A queue that lives on few partitions of the messages topic (:mod:`marq.core.spre
 member tells the group what it reads, and whoever leads the group assigns by that: a partition only to members that read
 it, and what nobody reads to nobody. Members that have not said anything, since they are older, read all.
 
+Each member also names its holders, the numbers under which it acquires messages, so that whoever describes the group
+can tell which member has a message in flight. Assignments do not depend on them.
+
 To the group this is Kafka's round robin, by its name, with user data that other assignors pass over. So members of both
 kinds may be in one group, as in a rolling upgrade: under an older leader all partitions are assigned, also those that
 hold nothing, which costs reading them.
@@ -14,7 +17,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
@@ -25,21 +28,23 @@ from marq.core.spread import Partitions
 log = logging.getLogger("marq")
 
 _VERSION = 0
-_PARTITIONS = "partitions"
+_PARTITIONS, _HOLDERS = "partitions", "holders"
 
 #: Of each topic of which some partitions are read: these.
 Reads = Mapping[str, tuple[int, ...]]
 
 
 class SpreadAssignor(RoundRobinPartitionAssignor):  # type: ignore[misc]
-    """One member's assignor; ``reads`` says what it reads when it joins."""
+    """One member's assignor; ``reads`` and ``holders`` say what it reads, and its holders, when it joins."""
 
-    def __init__(self, reads: Callable[[], Reads]) -> None:
+    def __init__(self, reads: Callable[[], Reads], holders: Callable[[], Sequence[int]] = tuple) -> None:
         self._reads = reads
+        self._holders = holders
 
     # Of its base they are class methods; aiokafka calls them on what it was given.
     def metadata(self, topics: Iterable[str]) -> ConsumerProtocolMemberMetadata:
-        return ConsumerProtocolMemberMetadata(_VERSION, list(topics), encoded(self._reads(), os.getpid()))
+        said = encoded(self._reads(), self._holders(), os.getpid())
+        return ConsumerProtocolMemberMetadata(_VERSION, list(topics), said)
 
     def assign(
         self, cluster: Any, members: Mapping[str, ConsumerProtocolMemberMetadata]
@@ -75,15 +80,28 @@ def shared_out(
     return shares
 
 
-def encoded(reads: Reads, pid: int | None = None) -> bytes:
-    """Return what a member tells its group: the partitions that it reads, if not all, and its process id.
+def encoded(reads: Reads, holders: Sequence[int] = (), pid: int | None = None) -> bytes:
+    """Return what a member tells its group: the partitions that it reads, if not all, its holders and its process id.
 
     The process id is for people: without it two consumers of one machine look alike.
     """
+    # Older members look for the partitions wherever there are user data.
     said: dict[str, Any] = {_PARTITIONS: {topic: list(partitions) for topic, partitions in reads.items()}}
+    if holders:
+        said[_HOLDERS] = [f"{holder:016x}" for holder in holders]
     if pid is not None:
         said["pid"] = pid
     return json.dumps(said, separators=(",", ":")).encode()
+
+
+def holders_of(user_data: bytes | None) -> frozenset[int]:
+    """Return the holders that a member names; none when it is older, or what it says can't be read."""
+    try:
+        return (
+            frozenset(int(each, 16) for each in json.loads(user_data).get(_HOLDERS, ())) if user_data else frozenset()
+        )
+    except (ValueError, TypeError, AttributeError):
+        return frozenset()
 
 
 def decoded(user_data: bytes | None, topic: str) -> Partitions:

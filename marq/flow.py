@@ -57,6 +57,8 @@ log = logging.getLogger("marq")
 MAX_CYCLE_RECORDS = 6_000
 #: Between two attempts after a cycle that failed.
 FIRST_RETRY_S, MAX_RETRY_S = 0.1, 5.0
+#: Holders of messages in flight that the group is told of, the newest first.
+MAX_TOLD_HOLDERS = 16
 #: How long a rebalance waits for the cycle in progress.
 REVOKE_LIMIT_S = 10.0
 
@@ -114,6 +116,8 @@ class Flow:
         self._pauses: set[asyncio.Task[None]] = set()
         self._new_holder = new_holder
         self._holder = new_holder()
+        #: What the group was told for the next assignment, which has the first of them as its holder.
+        self._next_holders: list[int] = []
         self._held = 0
         #: The offset after the last ACQUIRE of this assignment, for each queue and source partition.
         self._acquired_to: dict[tuple[str, Source], int] = {}
@@ -325,7 +329,14 @@ class Flow:
     def assigned(self) -> None:
         """Partitions have come: a new assignment has a new holder. What is held stays with the former one."""
         self._forget()
-        self._holder = self._new_holder()
+        self._holder = self._next_holders[0] if self._next_holders else self._new_holder()
+        self._next_holders = []
+
+    def holders(self) -> Sequence[int]:
+        if not self._next_holders:
+            # Not drawn again for a request to join that is repeated: other words would begin another rebalance.
+            self._next_holders = [self._new_holder(), *self.renewal.holders(MAX_TOLD_HOLDERS)]
+        return self._next_holders
 
     def _forget(self) -> None:
         """Reading begins anew at the committed offsets: what was fetched and not acquired will be fetched again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -113,6 +113,9 @@ class Assignee(Protocol):
     def assigned(self) -> None: ...
     def fail(self, error: MarqError) -> None: ...
 
+    def holders(self) -> Sequence[int]:
+        """Return the holder of the next assignment and those of messages in flight; the same until it comes."""
+
 
 class GroupReader:
     """Reads the topics of its queues as a member of a consumer group.
@@ -140,6 +143,7 @@ class GroupReader:
         self._committed = committed
         self._consumer: GroupConsumer | None = None
         self._listener: _Listener
+        self._holders: Callable[[], Sequence[int]] = tuple
         #: Assigned partitions of which it is not known yet where to read on; they are paused.
         self._unplaced: set[Source] = set()
         self._progress = Progress()
@@ -152,6 +156,7 @@ class GroupReader:
 
     async def start(self, assignee: Assignee) -> None:
         self._listener = _Listener(self, assignee)
+        self._holders = assignee.holders
 
         def make() -> GroupConsumer:
             # The listener needs it before start() returns.
@@ -190,7 +195,7 @@ class GroupReader:
             # aborted transactions, and each can end its message a second time (docs/guarantees.md, cause 6). Only
             # transactional consumers and queues that deliver at most once wait.
             isolation_level="read_committed" if self._committed else "read_uncommitted",
-            partition_assignment_strategy=(SpreadAssignor(lambda: self._serving.reads),),
+            partition_assignment_strategy=(SpreadAssignor(lambda: self._serving.reads, lambda: self._holders()),),
             max_partition_fetch_bytes=PARTITION_FETCH_BYTES,
             max_poll_interval_ms=self._settings.max_poll_interval_ms,
             session_timeout_ms=self._settings.session_timeout_ms,

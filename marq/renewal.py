@@ -85,6 +85,10 @@ class Renewal:
             self._watched_s = lease.expires_s
             self._watch = asyncio.create_task(self._wait_for_expiry(), name="marq-expiry")
 
+    def holders(self, limit: int) -> list[int]:
+        """Return the holders of messages in flight, the newest first."""
+        return list(dict.fromkeys(lease.holder for lease in reversed(self._leases) if lease.open))[:limit]
+
     def find(self, holder: int, source: Source, offset: int) -> Lease | None:
         """Return the lease of a message that is held here."""
         for lease in self._leases:

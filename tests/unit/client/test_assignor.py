@@ -8,7 +8,7 @@ import pytest
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberMetadata
 
-from marq.assignor import SpreadAssignor, decoded, encoded, shared_out
+from marq.assignor import SpreadAssignor, decoded, encoded, holders_of, shared_out
 from marq.core.spread import Partitions
 from marq.serving import serving
 
@@ -96,6 +96,17 @@ def test_each_partition_goes_to_the_one_of_its_readers_that_has_the_fewest_so_fa
     assert shares == {"a": {"t": [0, 2, 3, 4, 5]}, "b": {"t": [1]}, "c": {}}
 
 
+def test_a_member_names_its_holders_which_older_members_pass_over() -> None:
+    said = SpreadAssignor(dict, lambda: [0xA11CE, 2**64 - 1]).metadata([MESSAGES]).user_data
+
+    assert said.startswith(b'{"partitions":{},"holders":["00000000000a11ce","ffffffffffffffff"],"pid":')
+    assert holders_of(said) == {0xA11CE, 2**64 - 1}
+    assert decoded(said, MESSAGES) is None
+    assert decoded(encoded({MESSAGES: (3,)}, [7]), MESSAGES) == (3,)
+    for other in (None, b"", b"[]", b"\xff", b'{"holders":[1]}', b'{"holders":["x"]}', b'{"holders":3}'):
+        assert holders_of(other) == frozenset()
+
+
 @pytest.mark.parametrize(
     "user_data", [None, b"", b"[]", b"{}", b'{"partitions":[1]}', b'{"partitions":{"t":3}}', b"\xff"]
 )
@@ -105,8 +116,8 @@ def test_what_can_not_be_read_means_all(user_data: bytes | None) -> None:
 
 def test_what_a_member_says_is_short() -> None:
     assert encoded({}) == b'{"partitions":{}}'
-    assert encoded({"marq.messages": (3, 7)}, 17) == b'{"partitions":{"marq.messages":[3,7]},"pid":17}'
-    assert decoded(encoded({}, 17), "marq.messages") is None
+    assert encoded({"marq.messages": (3, 7)}, pid=17) == b'{"partitions":{"marq.messages":[3,7]},"pid":17}'
+    assert decoded(encoded({}, pid=17), "marq.messages") is None
     assert decoded(encoded({"t": (3, 7)}), "t") == (3, 7)
     assert decoded(encoded({"t": (3, 7)}), "other") is None
 

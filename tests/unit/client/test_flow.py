@@ -126,6 +126,28 @@ async def test_a_new_assignment_has_a_new_holder_and_its_own_from_offset(make_ri
     assert [each.holder for each in rig.settler.of(Ack)] == [one.holder]
 
 
+async def test_the_group_is_told_the_next_holder_and_those_of_messages_in_flight(make_rig) -> None:
+    rig = make_rig()
+    first_told = rig.flow.holders()
+    # A request to join may be repeated.
+    assert rig.flow.holders() == first_told
+    rig.flow.assigned()
+    rig.reader.add(P0, *records(0))
+    [held] = await rig.take(1)
+
+    await rig.flow.revoked()
+    told = rig.flow.holders()
+    rig.flow.assigned()
+    rig.reader.add(P0, *records(1))
+    await rig.take(1)
+
+    one, two = rig.acquirer.of(Acquire)
+    assert [one.holder] == list(first_told)
+    assert list(told) == [two.holder, one.holder]
+    await held.ack()
+    assert one.holder not in rig.flow.holders()
+
+
 async def test_a_rebalance_waits_for_the_cycle_in_progress(make_rig) -> None:
     rig = make_rig()
     rig.acquirer.gate.clear()
