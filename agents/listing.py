@@ -131,11 +131,11 @@ async def open_messages(owners: TrackerOwners, choice: Choice, redaction: Redact
 
 
 def open_message(owners: TrackerOwners, source: Source, number: int, redaction: Redaction) -> dict[str, Any] | None:
-    """Return one open message, with its ``holder``; None where it is none of this worker's."""
+    """Return one open message; None where it is none of this worker's."""
     for owner in owners.owned.values():
         lease = owner.tracker.book.open_in(source).get(number)
         if lease is not None:
-            return {**_described(lease.due_ms, source, number, lease, owner, redaction), "holder": lease.holder}
+            return _described(lease.due_ms, source, number, lease, owner, redaction)
     return None
 
 
@@ -190,10 +190,12 @@ def _described(
         "queue": lease.queue,
         "state": lease.state.name.lower(),
         "due": moment(due_ms),
-        "due_in_seconds": (due_ms - now_ms) / 1000,
+        # What is overdue by a moment is due: the owner sends it after its next TICK.
+        "due_in_seconds": max(0.0, (due_ms - now_ms) / 1000),
         "since": moment(lease.since_ms),
         "attempt": lease.attempt,
         "error": lease.text,
+        "holder": lease.holder,
     }
     return shown if payload is None else {**shown, **_content(source, number, payload, redaction)}
 

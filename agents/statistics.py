@@ -221,6 +221,7 @@ def _partition(owner: Ownership, pace: Pace) -> dict[str, Any]:
         "quarantined": owner.quarantined,
         "transactions": owner.transactions,
         "takeover_seconds": round(owner.takeover_seconds, 3),
+        "clock_ms": book.clock.now_ms,
         "clock_jump_ms": owner.tracker.jump_ms,
         "lateness_p50_ms": late[len(late) // 2] if late else None,
         "lateness_p99_ms": late[len(late) * 99 // 100] if late else None,

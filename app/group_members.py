@@ -17,6 +17,8 @@ from aiokafka.protocol.admin import DescribeGroupsRequest, DescribeGroupsRespons
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Array, Boolean, Bytes, Int16, Int32, Schema, String
 
+from marq.assignor import holders_of
+
 #: Groups that are described with one request.
 AT_ONCE = 200
 #: The state of a group that has assigned its partitions.
@@ -32,6 +34,7 @@ class GroupMember:
         instance_id: the static instance id, None without one, or if the broker is older than Kafka 2.4.
         pid: the process id that a consumer of Marq tells its group, None for other members.
         url: the address of a worker's pages, "" for other members.
+        holders: the numbers under which it acquires messages; empty for members that are no consumers of Marq.
     """
 
     id: str
@@ -41,6 +44,7 @@ class GroupMember:
     pid: int | None = None
     url: str = ""
     partitions: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    holders: Sequence[int] = ()
 
     def __str__(self) -> str:
         """Return a label for people; two members of one process differ in their ids alone."""
@@ -158,7 +162,8 @@ def _group(
 def _member(
     identity: str, instance_id: str | None, client_id: str, host: str, metadata: bytes, assignment: bytes
 ) -> GroupMember:
-    user_data = _user_data(metadata)
+    told = _told(metadata)
+    user_data = _user_data(told)
     pid, url = user_data.get("pid"), user_data.get("url")
     return GroupMember(
         identity,
@@ -168,14 +173,24 @@ def _member(
         pid if isinstance(pid, int) else None,
         url if isinstance(url, str) else "",
         _assigned(assignment),
+        tuple(sorted(holders_of(told))),
     )
 
 
-def _user_data(metadata: bytes) -> Mapping[str, Any]:
+def _told(metadata: bytes) -> bytes | None:
+    """Return what a member has told its group."""
+    try:
+        user_data: bytes | None = ConsumerProtocolMemberMetadata.decode(metadata).user_data
+    except (ValueError, TypeError, AttributeError):
+        return None
+    return user_data
+
+
+def _user_data(told: bytes | None) -> Mapping[str, Any]:
     """Return what a member has told its group, nothing where that is not an object of JSON."""
     try:
-        user_data = json.loads(ConsumerProtocolMemberMetadata.decode(metadata).user_data)
-    except (ValueError, TypeError, AttributeError):
+        user_data = json.loads(told or b"")
+    except ValueError:
         return {}
     return user_data if isinstance(user_data, dict) else {}
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from agents.listing import MAX_MINUTES, read_number
+from agents.listing import MAX_MINUTES, MAX_PLACES, read_number
 from app.dashboard.tasks import Reached, Tasks
 from marq import purging
 from marq.cluster import cluster_of
@@ -20,8 +20,9 @@ from marq.core.marker_codec import encode
 from marq.core.markers import Release, Source
 from marq.core.names import check_queue_name, markers_partition
 from marq.dead_letters import DeadLetters, Deleted, Redriven
-from marq.letter_filter import Filters
+from marq.letter_filter import Filters, Snapshot
 from marq.producer import Producer
+from marq.purging import Extent
 from marq.queues import Queues
 from marq.receipt import Receipt
 from marq.settings import ClientSettings
@@ -34,6 +35,28 @@ audit_log = logging.getLogger("marq.audit")
 MAX_IDS = 1_000
 #: Of a number of messages in a form.
 _MAX_DIGITS = 18
+#: What a form may say, by what its action is done to.
+_FIELDS: Mapping[str, frozenset[str]] = {
+    "queue": frozenset({"queue", "typed", "delayed", "extent"}),
+    "messages": frozenset({"queue", "id", "match", "state", "error", "attempts", "minutes", "places"}),
+    "letters": frozenset(
+        {
+            "queue",
+            "id",
+            "match",
+            "state",
+            "kind",
+            "reason",
+            "error",
+            "minutes",
+            "as_of",
+            "to",
+            "unknown",
+            "limit",
+            "rate",
+        }
+    ),
+}
 _STOP_S = 2.0
 #: What is told to the next consumer of a message that an operator took from its holder.
 _RELEASED = "released by an operator"
@@ -99,6 +122,8 @@ class Letters:
     to: str | None = None
     limit: int | None = None
     rate: float | None = None
+    #: ``to`` is a queue that nothing is known of, and the operator said that it is meant.
+    allow_unknown: bool = False
 
 
 class Actor(Protocol):
@@ -113,8 +138,16 @@ class Actor(Protocol):
     async def pause(self, queue: str) -> None: ...
     async def resume(self, queue: str) -> None: ...
 
-    async def purge(self, queue: str, progress: Callable[[Reached], None], *, delayed: bool) -> Reached:
-        """End what waits in a queue, and with ``delayed`` what waits for its time; told as a deletion is."""
+    async def extent(self, queue: str, clocks: Mapping[int, int]) -> Extent:
+        """Return what a purge of a queue would end now, given the trackers' clocks by markers partition."""
+
+    async def purge(
+        self, queue: str, progress: Callable[[Reached], None], *, delayed: bool, extent: Extent | None
+    ) -> Reached:
+        """Purge a queue, with ``delayed`` of its delayed messages too; messages outside the extent stay."""
+
+    async def snapshot(self) -> Snapshot:
+        """Return which dead letters exist now."""
 
     async def count(self, action: str, letters: Letters) -> int:
         """Return how many dead letters are meant."""
@@ -172,9 +205,19 @@ class ClusterActor:
         await self._queues.start()
         await self._queues.resume(queue)
 
-    async def purge(self, queue: str, progress: Callable[[Reached], None], *, delayed: bool) -> Reached:
+    async def extent(self, queue: str, clocks: Mapping[int, int]) -> Extent:
+        await self._queues.start()
+        return await purging.extent_now(self._client, self._queues.definitions, queue, clocks)
+
+    async def purge(
+        self, queue: str, progress: Callable[[Reached], None], *, delayed: bool, extent: Extent | None
+    ) -> Reached:
         found = await purging.purge(
-            self._client, queue, delayed=delayed, progress=lambda done, of: progress(Deleted(of, of, done))
+            self._client,
+            queue,
+            delayed=delayed,
+            extent=extent,
+            progress=lambda done, of: progress(Deleted(of, of, done)),
         )
         meant = found.total + found.too_late
         return Deleted(meant, meant, found.total, found.too_late)
@@ -193,6 +236,10 @@ class ClusterActor:
         finally:
             await writer.stop(_STOP_S)
 
+    async def snapshot(self) -> Snapshot:
+        await self._letters.start()
+        return await self._letters.snapshot()
+
     async def count(self, action: str, letters: Letters) -> int:
         await self._letters.start()
         call = self._letters.redrive if action == "redrive" else self._letters.delete
@@ -204,7 +251,14 @@ class ClusterActor:
         if action == "delete":
             return await self._letters.delete(queue, limit=limit, progress=progress, **filters)
         return await self._letters.redrive(
-            queue, to=letters.to, limit=limit, rate=letters.rate, progress=progress, **filters
+            queue,
+            to=letters.to,
+            # The page has asked about an unknown queue (Pages._unknown_target).
+            allow_unknown=True,
+            limit=limit,
+            rate=letters.rate,
+            progress=progress,
+            **filters,
         )
 
 
@@ -235,10 +289,48 @@ def read_ids(ids: Sequence[str]) -> list[str]:
     """
     found = list(dict.fromkeys(each.strip() for each in ids if each.strip()))
     if not found:
-        raise ConfigError("no message is selected: go back and tick some")
+        raise ConfigError("no message is selected: go back and select at least one")
     if len(found) > MAX_IDS:
-        raise ConfigError(f"{len(found)} messages are selected; at most {MAX_IDS} can be dealt with at once")
+        raise ConfigError(f"{len(found):,} messages are selected; select at most {MAX_IDS:,}")
     return [Receipt.of(each).id for each in found]
+
+
+def write_places(ids: Sequence[str]) -> str:
+    """Return the places of many messages as one field of a form; each source stands there once, to keep it small."""
+    places: dict[str, list[str]] = {}
+    for each in ids:
+        source, _, number = each.rpartition("/")
+        places.setdefault(source, []).append(number)
+    return "\n".join(f"{source}/{','.join(numbers)}" for source, numbers in places.items())
+
+
+def read_places(text: str) -> list[str]:
+    """Return the ids in a field that :func:`write_places` wrote.
+
+    Raises:
+        ConfigError: one is not the id of a message, or there are too many.
+    """
+    found = []
+    for line in text.split():
+        source, _, numbers = line.rpartition("/")
+        found += [f"{source}/{number}" for number in numbers.split(",")]
+    if len(found) > MAX_PLACES:
+        raise ConfigError(f"{len(found):,} messages are selected; select at most {MAX_PLACES:,}")
+    return [Receipt.of(each).id for each in found]
+
+
+def refuse_unknown_fields(action: Action, form: Mapping[str, str]) -> None:
+    """Check that each field means something to an action: a mistyped filter would make it act on more.
+
+    Raises:
+        ConfigError: a field is unknown.
+    """
+    unknown = sorted(form.keys() - _FIELDS[action.on])
+    if unknown:
+        raise ConfigError(
+            f"{action.name}: unknown field {unknown[0]!r}, so nothing was done; expected"
+            f" {', '.join(sorted(_FIELDS[action.on]))}"
+        )
 
 
 def read_letters(form: Mapping[str, str], ids: Sequence[str]) -> Letters:
@@ -250,9 +342,12 @@ def read_letters(form: Mapping[str, str], ids: Sequence[str]) -> Letters:
     filters = read_filters(form, ids)
     queue = check_queue_name(form["queue"]) if form.get("queue") else None
     to = check_queue_name(form["to"]) if form.get("to") else None
-    if queue is None and not filters:
-        raise ConfigError("say which dead letters are meant: of which queue, or of which error")
-    return Letters(queue, filters, to, _number(form, "limit"), _rate(form))
+    if queue is None and not filters.keys() - {"as_of"}:
+        raise ConfigError("which dead letters? name a queue or set a filter")
+    # The name is repeated, so that the permission for one unknown queue is none for another.
+    return Letters(
+        queue, filters, to, _number(form, "limit"), _rate(form), to is not None and form.get("unknown") == to
+    )
 
 
 def read_filters(form: Mapping[str, str], ids: Sequence[str]) -> Filters:
@@ -268,6 +363,8 @@ def read_filters(form: Mapping[str, str], ids: Sequence[str]) -> Filters:
         filters["older_than"] = 60 * read_number(form, "minutes", 0, MAX_MINUTES, least=0)
     if ids:
         filters["id"] = read_ids(ids)
+    if form.get("as_of"):
+        filters["as_of"] = Snapshot.parse(form["as_of"])
     return filters
 
 
@@ -334,12 +431,12 @@ class Doing:
             raise
         audit(action.name, who, queue=queue)
 
-    def purge(self, action: Action, queue: str, who: Mapping[str, str], *, delayed: bool) -> str:
+    def purge(self, action: Action, queue: str, who: Mapping[str, str], *, delayed: bool, extent: Extent | None) -> str:
         """Begin to purge a queue; return the id of its task; raises as :meth:`to_letters`."""
 
         async def work(progress: Callable[[Reached], None]) -> Reached:
             try:
-                found = await self.actor.purge(queue, progress, delayed=delayed)
+                found = await self.actor.purge(queue, progress, delayed=delayed, extent=extent)
             except BaseException as error:
                 audit(action.name, who, queue=queue, delayed=delayed, error=str(error) or type(error).__name__)
                 raise
@@ -360,7 +457,7 @@ class Doing:
         reached = Redriven(chosen) if action.name == "redrive" else Deleted(chosen)
 
         async def work(progress: Callable[[Reached], None]) -> Reached:
-            said: dict[str, Any] = {"queue": letters.queue, "filters": dict(letters.filters), "to": letters.to}
+            said: dict[str, Any] = {"queue": letters.queue, "filters": _audited(letters.filters), "to": letters.to}
             try:
                 found = await self.actor.settle(action.name, letters, progress)
             except BaseException as error:
@@ -370,8 +467,12 @@ class Doing:
             return found
 
         task = self.tasks.begin(action.name, letters.queue, in_words(letters), reached, work)
-        audit(action.name, who, task=task.id, queue=letters.queue, filters=dict(letters.filters), to=letters.to)
+        audit(action.name, who, task=task.id, queue=letters.queue, filters=_audited(letters.filters), to=letters.to)
         return task.id
+
+
+def _audited(filters: Filters) -> dict[str, Any]:
+    return {name: str(value) if isinstance(value, Snapshot) else value for name, value in filters.items()}
 
 
 def in_words(letters: Letters) -> str:

@@ -25,7 +25,9 @@ from config.settings import AppSettings
 from marq.connection import to_its_end
 from marq.core.copies import record_id
 from marq.core.definitions import Definitions
+from marq.core.errors import UnknownQueue
 from marq.core.markers import Source
+from marq.core.names import closest_name
 from marq.core.queue import QueueSettings, settings_document
 from marq.dead_letter import DeadLetter
 from marq.dead_letters import DeadLetters, Kind
@@ -72,6 +74,13 @@ class Installation(Protocol):
 
     async def message(self, message_id: str, since_ms: int | None) -> dict[str, Any]:
         """Return a message and what happened to it; raises as :meth:`app.dashboard.timeline.Reading.message`."""
+
+    async def check_known(self, queue: str) -> None:
+        """Check that a queue is known: by a definition, a consumer, messages or dead letters.
+
+        Raises:
+            UnknownQueue: nothing is known of it. Where that can't be found out it counts as known.
+        """
 
     async def open_message(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Return under ``message`` the open message at a ``place``; None: none is, or (not ``complete``) may be."""
@@ -195,13 +204,36 @@ class WorkersInstallation:
         }  # fmt: skip
 
     async def messages(self, queue: str, query: Mapping[str, str]) -> dict[str, Any]:
-        return await self._figures.messages(self._app, queue, query)
+        found = await self._figures.messages(self._app, queue, query)
+        if query.get("scope") == "worker" or query.get("state") != "in_flight":
+            return found
+        group = self._group(queue)
+        members = (await self._groups.members([group])).get(group, [])
+        return {**found, "messages": [{**each, "consumer": consumer_of(each, members)} for each in found["messages"]]}
 
     async def waiting(self, queue: str, limit: int) -> dict[str, Any]:
         definitions = self._definitions()
         found, complete = await Inspector(self._client, definitions).peek(queue, limit, MAX_SCANNED)
         settings, redaction = definitions.settings(queue), self._figures.redaction
         return {"complete": complete, "messages": [waiting_described(each, settings, redaction) for each in found]}
+
+    async def check_known(self, queue: str) -> None:
+        definitions = self._definitions()
+        names = {*definitions.names(), *(self._index.counts() or ())}
+        if queue in names:
+            return
+        figures, groups = await asyncio.gather(self.figures(), self._groups.names())
+        names |= figures["queues"].keys()
+        names |= {name for group in groups or () if (name := self._client.names.owner_of_group(group))}
+        if queue in names or groups is None or not figures["complete"]:
+            return
+        census = figures["census"]
+        if not (census["counted"] and census["complete"]) or census["others"]:
+            # Somebody may have sent messages that are counted nowhere.
+            found, _ = await Inspector(self._client, definitions).peek(queue, 1, MAX_SCANNED)
+            if found:
+                return
+        raise UnknownQueue(queue, closest_name(queue, names))
 
     async def message(self, message_id: str, since_ms: int | None) -> dict[str, Any]:
         names, definitions = self._client.names, self._definitions()
@@ -211,7 +243,12 @@ class WorkersInstallation:
         reading = Reading(self._client, topics, len(ends), self._figures.redaction)
         found = await reading.message(message_id, since_ms)
         now = await self.open_message({"place": last_place(found["events"]) or found["id"]})
-        return {**found, "complete": now["complete"], "now": now["message"]}
+        message = now["message"]
+        if message is not None and message["holder"]:
+            group = self._group(message["queue"])
+            members = (await self._groups.members([group])).get(group, [])
+            message = {**message, "consumer": consumer_of(message, members)}
+        return {**found, "complete": now["complete"], "now": message}
 
     async def open_message(self, query: Mapping[str, str]) -> dict[str, Any]:
         receipt = Receipt.of(query.get("place", ""))
@@ -282,6 +319,14 @@ class WorkersInstallation:
         group = self._definitions().group(queue)
         names = self._client.names
         return names.group(queue) if group is None else names.named_group(group)
+
+
+def consumer_of(message: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> dict[str, str] | None:
+    """Return the member of the group that has a message in flight; None: it has left, or does not say its holders."""
+    for member in members:
+        if message.get("holder") in member["holders"]:
+            return {name: member[name] for name in ("id", "client_id", "host")}
+    return None
 
 
 def _of_groups(queue: str | None, filters: Filters) -> Callable[[Group], bool] | None:

@@ -10,37 +10,22 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from aiohttp import web
 
-from agents.listing import DEFAULT_MESSAGES, MAX_MESSAGES, MAX_PLACES, STATES, read_number
+from agents.listing import DEFAULT_MESSAGES, MAX_MESSAGES, STATES, read_number
 from app.credentials import Access
 from app.dashboard import rows
-from app.dashboard.actions import (
-    ACTIONS,
-    Action,
-    Doing,
-    audit,
-    in_words,
-    read_action,
-    read_filters,
-    read_ids,
-    read_letters,
-)
+from app.dashboard.actions import ACTIONS, Doing, read_filters
+from app.dashboard.buttons import Buttons, in_time
 from app.dashboard.installation import CONSUMERS_WAIT_S, Installation
 from app.dashboard.rendering import STATIC, environment
-from app.web_security import VISITOR
-from marq.core.errors import ConfigError, MarqError
+from app.web_security import SAFE_METHODS, VISITOR
+from marq.core.errors import ConfigError, MarqError, UnknownQueue
 from marq.core.names import check_queue_name
 
 #: Kinds of dead letters on the page; the commonest come first.
 MAX_KINDS = 200
-#: How long dead letters may be counted for a page.
-LETTERS_LIMIT_S = 10.0
-#: For a form to come.
-FORM_LIMIT_S = 10.0
-_FORM = "application/x-www-form-urlencoded"
 #: Minutes of the tables beside the charts.
 _TABLE_MINUTES = 15
 #: What can be done to messages of a state.
@@ -48,6 +33,13 @@ _OF_STATE: Mapping[str, Sequence[str]] = {
     "in_flight": ("release",),
     "delayed": ("deliver-now", "cancel"),
     "dead": ("redrive", "delete"),
+    "waiting": (),
+}
+#: By what the messages of a state can be filtered, besides their ids.
+_FILTERS: Mapping[str, Sequence[str]] = {
+    "in_flight": ("error", "attempts", "minutes"),
+    "delayed": ("error", "attempts", "minutes"),
+    "dead": ("reason", "error", "minutes"),
     "waiting": (),
 }
 #: Parameters of other workers and of commands, who are told less than a page shows.
@@ -74,6 +66,7 @@ class Pages:
         self._installation = installation
         self._doing = doing
         self._templates = environment()
+        self._buttons = Buttons(installation, doing, self._render, self._task)
 
     def attach(self, web_app: web.Application) -> None:
         """Add all addresses to a web application."""
@@ -96,8 +89,8 @@ class Pages:
         add_get("/api/history", _json(self._history))
         add_get("/api/open", _json(self._open))
         add_get("/api/tasks", _json(self._tasks))
-        add_post("/actions/{action}", self._guarded(self._act))
-        add_post("/tasks/{task}/stop", self._guarded(self._stop_task))
+        add_post("/actions/{action}", self._guarded(self._buttons.act))
+        add_post("/tasks/{task}/stop", self._guarded(self._buttons.stop_task))
         add_get("/static/{file:.+}", _static)
 
     def warm(self) -> None:
@@ -127,7 +120,7 @@ class Pages:
                 response = await handler(request)
             except MarqError as error:
                 status = _status(error)
-                response = self._render(request, "error.html", {"error": str(error)}, status)
+                response = self._render(request, "error.html", _error_data(error), status)
             response.headers["Server-Timing"] = f"page;dur={(time.perf_counter() - began_s) * 1000:.1f}"
             return response
 
@@ -139,7 +132,8 @@ class Pages:
             navigation=_NAVIGATION,
             path_now=request.path,
             address=request.rel_url.raw_path_qs,
-            json_address=f"{twin(request.rel_url.raw_path)}?{request.rel_url.raw_query_string}".rstrip("?"),
+            # What answers a POST is not there for a GET, neither as a page nor as JSON.
+            json_address=_json_address(request) if request.method in SAFE_METHODS else None,
             notice=_notice(request.query),
             actions=ACTIONS,
             may_act=_may_act(request),
@@ -185,8 +179,10 @@ class Pages:
         name = check_queue_name(request.match_info["queue"])
         if request.query.get("scope") == "worker":
             return await self._installation.queue(name, request.query)
-        found, past = await asyncio.gather(
-            self._installation.queue(name, request.query), self._installation.history(name, {})
+        _, found, past = await asyncio.gather(
+            self._installation.check_known(name),
+            self._installation.queue(name, request.query),
+            self._installation.history(name, {}),
         )
         figures = {
             "queues": {name: found["figures"]} if found["figures"] else {},
@@ -217,13 +213,16 @@ class Pages:
         if state not in _OF_STATE:
             raise ConfigError(f"state={state}: expected one of {', '.join(_OF_STATE)}")
         limit = read_number(query, "limit", DEFAULT_MESSAGES, MAX_MESSAGES)
-        found = await self._messages_of(name, state, query, limit)
+        _, found = await asyncio.gather(
+            self._installation.check_known(name), self._messages_of(name, state, query, limit)
+        )
         return {
             "queue": name,
             "state": state,
             "states": ("waiting", "in_flight", "delayed", "dead"),
-            "shown": {name: query.get(name, "") for name in ("error", "id", "attempts", "minutes")}
+            "shown": {name: query.get(name, "") for name in ("error", "reason", "id", "attempts", "minutes")}
             | {"kind": query.get("kind"), "limit": limit},
+            "filters": _FILTERS[state],
             "possible": _OF_STATE[state],
             **found,
         }
@@ -233,7 +232,7 @@ class Pages:
             return await self._installation.waiting(queue, limit)
         if state == "dead":
             filters = read_filters(query, [query["id"]] if "id" in query else [])
-            letters = await _in_time(self._installation.letters(queue, limit, filters))
+            letters = await in_time(self._installation.letters(queue, limit, filters))
             return {"complete": True, "messages": letters}
         assert state in STATES, "those that trackers list"
         if "id" in query:
@@ -248,15 +247,28 @@ class Pages:
         identity, since = request.query.get("id", "").strip(), request.query.get("since", "")
         since_ms = int(since) if since.isascii() and since.isdigit() and len(since) < 16 else None
         found = await self._installation.message(identity, since_ms)
-        return {**found, "possible": _possible(found["now"])}
+        letter, looked = await self._letter(found)
+        possible = _OF_STATE["dead"] if letter is not None else _possible(found["now"])
+        return {**found, "letter": letter, "looked_for_letter": looked, "possible": possible}
+
+    async def _letter(self, found: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, bool]:
+        """Return the dead letter that a message is now, and whether that could be found out."""
+        events = [event["kind"] for event in found["events"]]
+        if found["now"] is not None or (events and "DEAD_LETTERED" not in events and found["cut"] is None):
+            return None, True
+        try:
+            letters = await in_time(self._installation.letters(found["queue"] or None, 1, {"id": [found["id"]]}))
+        except MarqError:
+            return None, False
+        return (letters[0] if letters else None), True
 
     async def _dead(self, request: web.Request) -> Data:
         queue = request.query.get("queue", "").strip() or None
         filters = read_filters({key: value for key, value in request.query.items() if value}, [])
-        kinds = await _in_time(self._installation.kinds(queue and check_queue_name(queue), filters))
+        kinds = await in_time(self._installation.kinds(queue and check_queue_name(queue), filters))
         return {
             "queue": queue or "",
-            "error": request.query.get("error", ""),
+            "shown": {name: request.query.get(name, "") for name in ("error", "reason", "minutes")},
             "letters": sum(kind.letters for kind in kinds),
             "count": len(kinds),
             "kinds": [
@@ -308,109 +320,19 @@ class Pages:
             )
         return {"task": found[0]}
 
-    # --- what buttons do ----------------------------------------------------------------------------------------------
-
-    async def _act(self, request: web.Request) -> web.StreamResponse:
-        action = read_action(request.match_info["action"])
-        form = await _form(request)
-        fields = [(name, value) for name, value in form.items() if isinstance(value, str)]
-        said, ids = dict(fields), [value for name, value in fields if name == "id"]
-        confirmed = said.pop("confirmed", "") == "yes"
-        back = _inside(said.pop("back", "/"))
-        if action.on == "queue":
-            return await self._act_on_queue(request, action, said, back, confirmed=confirmed)
-        if action.on == "letters":
-            return await self._act_on_letters(request, action, said, ids, back, confirmed=confirmed)
-        if said.get("match"):
-            return await self._act_on_matching(request, action, said, back, confirmed=confirmed)
-        ids = read_ids(ids)
-        if not confirmed:
-            return self._ask(request, action, ids, back, messages_in_words(len(ids)), [("id", each) for each in ids])
-        done, late = await self._doing.to_messages(action, ids, _who(request))
-        return _see(back, {"did": action.name, "done": str(done), "late": str(late)})
-
-    async def _act_on_matching(
-        self, request: web.Request, action: Action, said: Mapping[str, str], back: str, *, confirmed: bool
-    ) -> web.StreamResponse:
-        """Act on all open messages that fit a filter; of very many on those that are due first."""
-        queue = check_queue_name(said.get("queue", ""))
-        query = {name: said[name] for name in ("state", "error", "attempts", "minutes") if said.get(name)}
-        found = await self._installation.messages(queue, {**query, "only": "places", "limit": str(MAX_PLACES)})
-        ids = [each["place"] for each in found["messages"]]
-        if not confirmed:
-            what = (
-                f"{'the first ' if len(ids) == MAX_PLACES else 'all '}{len(ids):,} messages of queue {queue} that match"
-            )
-            if not found["complete"]:
-                what += " (a worker did not answer, which may have more)"
-            return self._ask(request, action, [], back, what, list(said.items()), len(ids))
-        return _see(f"/tasks/{self._doing.to_matching(action, queue, ids, _who(request))}", {})
-
-    async def _act_on_queue(
-        self, request: web.Request, action: Action, said: Mapping[str, str], back: str, *, confirmed: bool
-    ) -> web.StreamResponse:
-        queue = check_queue_name(said.get("queue", ""))
-        if not confirmed:
-            return self._ask(request, action, [], back, f"queue {queue}", [("queue", queue)])
-        if action.name != "purge":
-            await self._doing.to_queue(action, queue, _who(request))
-            return _see(back, {"did": action.name, "done": "1", "late": "0"})
-        if said.get("typed", "").strip() != queue:
-            raise ConfigError(
-                f"queue {queue}: nothing was purged, for its name was not typed as it is; go back and type it"
-            )
-        task = self._doing.purge(action, queue, _who(request), delayed=said.get("delayed") == "yes")
-        return _see(f"/tasks/{task}", {})
-
-    async def _act_on_letters(
-        self, request: web.Request, action: Action, said: Mapping[str, str], ids: Sequence[str], back: str, *,
-        confirmed: bool,
-    ) -> web.StreamResponse:  # fmt: skip
-        letters = read_letters(said, ids)
-        chosen = await _in_time(self._doing.actor.count(action.name, letters))
-        if not confirmed:
-            fields = [(name, value) for name, value in said.items() if name != "id"] + [("id", each) for each in ids]
-            return self._ask(request, action, ids, back, f"{chosen:,} {in_words(letters)}", fields, chosen)
-        return _see(f"/tasks/{self._doing.to_letters(action, letters, chosen, _who(request))}", {})
-
-    def _ask(
-        self, request: web.Request, action: Action, ids: Sequence[str], back: str, what: str,
-        fields: Sequence[tuple[str, str]], chosen: int | None = None,
-    ) -> web.StreamResponse:  # fmt: skip
-        adjusts = action.name == "redrive"
-        data = {
-            "action": action,
-            "question": action.question.format(what),
-            "ids": ids[:20],
-            "more": max(0, len(ids) - 20),
-            "back": back,
-            "fields": [(name, value) for name, value in fields if not adjusts or name not in _ADJUSTED],
-            "adjusted": {name: value for name, value in fields if name in _ADJUSTED},
-            "adjusts": adjusts,
-            "purges": action.name == "purge",
-            "nothing": chosen == 0,
-        }
-        return self._render(request, "confirm.html", data)
-
-    async def _stop_task(self, request: web.Request) -> web.StreamResponse:
-        identity = request.match_info["task"]
-        task = await self._doing.tasks.stop_one(identity)
-        audit("stop", _who(request), task=identity, known=task is not None)
-        if task is None and (found := (await self._task(request))["task"])["state"] == "running":
-            raise ConfigError(
-                f"task {identity} was not stopped: it runs on another worker, whose page can do that:"
-                f" {found['worker']}/tasks/{identity}"
-            )
-        return _see(f"/tasks/{quote(identity, safe='')}", {})
-
-
-#: Fields of a redrive that are filled in where it is confirmed.
-_ADJUSTED = ("to", "limit", "rate")
-
 
 def twin(path: str) -> str:
-    """Return where a page is to be had as JSON."""
+    """Return the address of a page's JSON equivalent."""
     return "/api/overview" if path == "/" else f"/api{path}"
+
+
+def _json_address(request: web.Request) -> str:
+    return f"{twin(request.rel_url.raw_path)}?{request.rel_url.raw_query_string}".rstrip("?")
+
+
+def _error_data(error: MarqError) -> Data:
+    suggestion = error.suggestion if isinstance(error, UnknownQueue) else None
+    return {"error": str(error), "suggestion": suggestion}
 
 
 def _json(view: View) -> Handler:
@@ -418,7 +340,7 @@ def _json(view: View) -> Handler:
         try:
             data, status = await view(request), 200
         except MarqError as error:
-            data, status = {"error": str(error)}, _status(error)
+            data, status = _error_data(error), _status(error)
         return web.json_response(
             data,
             status=status,
@@ -435,19 +357,10 @@ def _plain(value: Any) -> Any:
 
 
 def _status(error: MarqError) -> int:
-    # A ConfigError is whoever asked's; for all others somebody has to look at the installation.
+    # A ConfigError is the caller's fault; for all others somebody has to look at the installation.
+    if isinstance(error, UnknownQueue):
+        return 404
     return 400 if isinstance(error, ConfigError) else 503
-
-
-async def _in_time(reading: Awaitable[Any]) -> Any:
-    try:
-        async with asyncio.timeout(LETTERS_LIMIT_S):
-            return await reading
-    except TimeoutError:
-        raise MarqError(
-            f"the dead letters could not be read within {LETTERS_LIMIT_S:g} s. Without filters they are read on now:"
-            " look again in a moment; else use faust -A app dead --count, or the pipeline"
-        ) from None
 
 
 def _of_queue(state: str) -> Sequence[str]:
@@ -476,35 +389,6 @@ def minutes(past: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [found[minute] for minute in sorted(found, reverse=True)][:_TABLE_MINUTES]
 
 
-async def _form(request: web.Request) -> Mapping[str, Any]:
-    """Read a form, which a browser sends at once.
-
-    Raises:
-        ConfigError: it is no form as browsers send them, or no text in the charset that it names.
-        HTTPRequestTimeout: it did not come in time.
-    """
-    # Not with parts, as files are sent: nothing is uploaded.
-    if request.can_read_body and request.content_type != _FORM:
-        raise ConfigError(f"the form can't be read as {request.content_type}; send it as {_FORM}")
-    try:
-        async with asyncio.timeout(FORM_LIMIT_S):
-            return await request.post()
-    except TimeoutError:
-        raise web.HTTPRequestTimeout from None
-    except (LookupError, ValueError, web.RequestPayloadError) as error:
-        raise ConfigError(f"the form can't be read: {error}; send it in UTF-8") from error
-
-
-def messages_in_words(count: int) -> str:
-    return "this message" if count == 1 else f"these {count:,} messages"
-
-
-def _who(request: web.Request) -> dict[str, str]:
-    """Return who asks, for the audit log."""
-    visitor = request.get(VISITOR)
-    return {"who": "" if visitor is None else visitor.name, "from": request.remote or ""}
-
-
 def _may_act(request: web.Request) -> bool:
     visitor = request.get(VISITOR)
     return visitor is None or visitor.access >= Access.OPERATOR
@@ -516,24 +400,6 @@ async def _static(request: web.Request) -> web.StreamResponse:
         raise web.HTTPNotFound
     # Pages name the version of the files, so that a browser need not ask twice.
     return web.FileResponse(path, headers={"Cache-Control": "public, max-age=31536000, immutable"})
-
-
-def _inside(address: str) -> str:
-    """Return an address if it is one of ours; else the first page."""
-    try:
-        parts = urlsplit(address)
-    except ValueError:
-        return "/"
-    ours = address.startswith("/") and not address.startswith(("//", "/\\")) and not parts.netloc
-    return address if ours and address.isprintable() else "/"
-
-
-def _see(address: str, said: Mapping[str, str]) -> web.Response:
-    """Answer a POST: look there."""
-    parts = urlsplit(address)
-    kept = [(name, value) for name, value in parse_qsl(parts.query) if name not in ("did", "done", "late")]
-    query = urlencode([*kept, *said.items()])
-    return web.Response(status=303, headers={"Location": f"{parts.path}?{query}" if query else parts.path})
 
 
 def _notice(query: Mapping[str, str]) -> str:

@@ -29,7 +29,15 @@ def environment() -> Environment:
         auto_reload=False,
     )
     made.filters.update(
-        number=number, rate=rate, age=age, short=short, moment=moment, path=path, query=urlencode, setting=setting
+        number=number,
+        rate=rate,
+        age=age,
+        short=short,
+        due=due,
+        moment=moment,
+        path=path,
+        query=urlencode,
+        setting=setting,
     )
     made.globals["version"] = _version()
     return made
@@ -78,6 +86,11 @@ def age(seconds: float | None) -> str:
         elif parts:
             break
     return ("-" if seconds < 0 else "") + " ".join(parts)
+
+
+def due(seconds: float | None) -> str:
+    """Return how long something is still to wait; what is overdue is due now."""
+    return "due now" if seconds is not None and seconds <= 0 else age(seconds)
 
 
 def moment(value: str | float | datetime | None) -> Markup | str:

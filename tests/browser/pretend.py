@@ -13,11 +13,14 @@ from agents.statistics import empty_figures
 from app.dashboard import history
 from app.dashboard.actions import Letters
 from app.dashboard.tasks import Reached
-from marq.core.errors import BrokerUnavailable, ConfigError
+from marq.core.errors import BrokerUnavailable, ConfigError, UnknownQueue
 from marq.core.handling_times import BOUNDS_MS
+from marq.core.markers import Source
+from marq.core.names import closest_name
 from marq.core.queue import QueueSettings, settings_document
 from marq.dead_letters import Deleted, Kind, Redriven
-from marq.letter_filter import Filters
+from marq.letter_filter import Filters, Snapshot
+from marq.purging import Extent
 
 #: What whoever sends messages may try to do to whoever looks at them.
 HOSTILE = b'{"card": "4111-1111", "name": "<img src=x onerror=alert(1)>", "note": "</script><script>alert(2)</script>"}'
@@ -73,6 +76,7 @@ def partition(number: int, **changed: Any) -> dict[str, Any]:
         "skipped": 0,
         "quarantined": 0,
         "transactions": 900,
+        "clock_ms": int(NOW.timestamp() * 1000),
         "clock_jump_ms": 0,
         "lateness_p50_ms": 40,
         "lateness_p99_ms": 210,
@@ -98,6 +102,7 @@ class PretendInstallation:
     error = "ConnectionError: mail server refused <script>alert(3)</script>"
     rare_kind = "<b>TimeoutError</b>"
     story = _STORY
+    consumer = "billing-1c4f"
 
     def __init__(self, queues: Sequence[str] = QUEUES, redact: Sequence[str] = ("card",)) -> None:
         self.queues = list(queues)
@@ -107,6 +112,8 @@ class PretendInstallation:
         self.alarm = ""
         self.tasks_of_others: list[dict[str, Any]] = []
         self.open = {f"marq.messages/0/{number}": self._open(number) for number in range(4)}
+        #: Known without being defined.
+        self.undefined = {"a/b&c"}
         self.delayed = {f"~{'ab' * 16}/0/{number}": self._delayed(number) for number in range(3)}
         self.dead = [self._letter(number) for number in range(5)] if queues else []
 
@@ -145,7 +152,7 @@ class PretendInstallation:
 
     async def queue(self, name: str, query: Mapping[str, str]) -> dict[str, Any]:
         member = {
-            "id": "consumer-1", "instance_id": None, "client_id": "billing", "host": "10.0.0.9", "pid": 4711,
+            "id": self.consumer, "instance_id": None, "client_id": "billing", "host": "10.0.0.9", "pid": 4711,
             "partitions": {"marq.messages": [0]},
         }  # fmt: skip
         settings = settings_document(QueueSettings())
@@ -162,7 +169,7 @@ class PretendInstallation:
             "census": CENSUS,
             "handled": HANDLED if name == "emails" else [],
             "messages": [
-                {"partition": number, "consumer": "billing", "host": "10.0.0.9", "end": 52_000, "committed": 51_990,
+                {"partition": number, "consumer": self.consumer, "host": "10.0.0.9", "end": 52_000, "committed": 51_990,
                  "lag": 10, "first_open": 51_940, "gap": 50, "in_flight": 12, "waiting": 1, "oldest_seconds": 3.5}
                 for number in range(2)
             ],
@@ -207,12 +214,23 @@ class PretendInstallation:
             "now": now,
         }
 
+    async def check_known(self, queue: str) -> None:
+        known = {*self.queues, *self.undefined}
+        if queue not in known:
+            raise UnknownQueue(queue, closest_name(queue, known))
+
     async def open_message(self, query: Mapping[str, str]) -> dict[str, Any]:
         return {"complete": self.complete, "message": self.open.get(query.get("place", ""))}
 
     async def letters(self, queue: str | None, limit: int, filters: Filters) -> list[dict[str, Any]]:
         wanted = filters.get("id")
-        return [each for each in self.dead if not wanted or each["id"] in wanted][:limit]
+        return [each for each in self._fitting(filters) if not wanted or each["id"] in wanted][:limit]
+
+    def _fitting(self, filters: Filters) -> list[dict[str, Any]]:
+        """The dead letters that existed at a moment and have a text in their reason, where a filter says so."""
+        as_of, reason = filters.get("as_of"), filters.get("reason") or ""
+        ends = len(self.dead) if as_of is None else as_of.ends[0]
+        return [each for each in self.dead[:ends] if reason in each["reason"]]
 
     async def kinds(self, queue: str | None, filters: Filters) -> list[Kind]:
         if not self.dead or queue not in (None, "invoices"):
@@ -238,7 +256,7 @@ class PretendInstallation:
 
     async def groups(self) -> list[dict[str, Any]] | None:
         member = {
-            "id": "consumer-1", "instance_id": None, "client_id": "billing", "host": "10.0.0.9", "pid": 4711,
+            "id": self.consumer, "instance_id": None, "client_id": "billing", "host": "10.0.0.9", "pid": 4711,
             "partitions": {"marq.messages": [0]},
         }  # fmt: skip
         return [{"group": "marq.queue.emails", "members": [member]}, {"group": "marq.queue.reports", "members": []}]
@@ -268,6 +286,7 @@ class PretendInstallation:
             "attempt": 2,
             "error": self.error,
             "holder": 7,
+            "consumer": {"id": self.consumer, "client_id": "billing", "host": "10.0.0.9"},
             "sent": NOW.isoformat(),
             "bytes": len(self.payload),
             "value": self.redaction.text(self.payload, SHOWN_BYTES),
@@ -302,6 +321,8 @@ class PretendActor:
     def __init__(self, installation: PretendInstallation) -> None:
         self.asked: list[tuple[str, Any]] = []
         self.fails = False
+        #: What purges were given.
+        self.extents: list[Extent | None] = []
         self._installation = installation
 
     async def cancel(self, ids: Sequence[str]) -> Sequence[bool]:
@@ -321,9 +342,18 @@ class PretendActor:
         self.asked.append(("resume", queue))
         self._installation.paused.discard(queue)
 
-    async def purge(self, queue: str, progress: Callable[[Reached], None], *, delayed: bool) -> Reached:
+    async def extent(self, queue: str, clocks: Mapping[int, int]) -> Extent:
+        return Extent({Source("marq.messages", 0): 7}, clocks)
+
+    async def purge(
+        self, queue: str, progress: Callable[[Reached], None], *, delayed: bool, extent: Extent | None
+    ) -> Reached:
         self.asked.append(("purge", (queue, delayed)))
+        self.extents.append(extent)
         return Deleted(7, 7, 6, 1)
+
+    async def snapshot(self) -> Snapshot:
+        return Snapshot(int(NOW.timestamp() * 1000), {0: len(self._installation.dead)})
 
     async def count(self, action: str, letters: Letters) -> int:
         return len(self._meant(letters))
@@ -337,8 +367,8 @@ class PretendActor:
         return kind(len(meant), len(meant), len(meant))
 
     def _meant(self, letters: Letters) -> list[dict[str, Any]]:
-        wanted = letters.filters.get("id")
-        return [each for each in self._installation.dead if not wanted or each["id"] in wanted]
+        wanted, fitting = letters.filters.get("id"), self._installation._fitting(letters.filters)
+        return [each for each in fitting if not wanted or each["id"] in wanted]
 
     def _take(self, action: str, ids: Sequence[str], there: dict[str, Any]) -> list[bool]:
         self.asked.append((action, list(ids)))

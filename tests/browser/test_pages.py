@@ -15,6 +15,15 @@ from tests.browser.pretend import QUEUES, PretendInstallation
 from tests.browser.serving import Background, Site, serving
 from tests.browser.windows import NARROW, violations, width
 
+#: A telephone; the longest name that a queue may have is longer than its screen is wide.
+PHONE = {"width": 390, "height": 844}
+LONG = "q" * 200
+#: Of each row: the text of each cell, and from where to where it goes.
+CELLS = """rows => rows.map(row => [...row.cells].filter(cell => cell.colSpan === 1).map(cell => {
+  const box = cell.getBoundingClientRect();
+  return [cell.innerText, box.left, box.right];
+}))"""
+
 PAGES = {
     "overview": "/",
     "queue": "/queues/emails",
@@ -70,6 +79,63 @@ def test_each_page_fits_a_narrow_screen(site: Site, new_page: Any) -> None:
         page.goto(site.url + address)
 
         assert width(page) <= NARROW["width"], f"{name} is {width(page)} px wide"
+
+
+class LongNames(PretendInstallation):
+    """Names that nobody can break at a word, as long as they may be."""
+
+    consumer = "c" * 200
+    error = "e" * 200
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "/",
+        f"/queues/{LONG}",
+        f"/queues/{LONG}/messages?state=in_flight",
+        "/queues/invoices/messages?state=dead",
+        "/dead",
+        "/workers",
+        "/health",
+    ],
+    ids=["queues", "queue", "in flight", "dead", "kinds", "workers", "health"],
+)
+def test_long_names_leave_room_for_the_numbers_on_a_phone(background: Background, new_page: Any, address: str) -> None:
+    page = new_page(viewport=PHONE)
+    with serving(background, LongNames([*QUEUES, LONG])) as site:
+        page.goto(site.url + address)
+
+        rows = page.locator("main .scroll tbody tr").evaluate_all(CELLS)
+
+    assert rows
+    assert width(page) <= PHONE["width"]
+    for cells in rows:
+        for text, left, right in cells:
+            assert right - left <= 0.5 * PHONE["width"] or " " in text, f"{text[:40]} takes {right - left:.0f} px"
+        # Of each row a name and what stands next to it can be read without scrolling.
+        assert sum(right <= PHONE["width"] for _, _, right in cells) >= min(2, len(cells)), cells
+
+
+def test_numbers_of_queues_are_in_view_on_a_phone_and_names_stay_while_they_are_scrolled(
+    background: Background, new_page: Any
+) -> None:
+    page = new_page(viewport=PHONE)
+    with serving(background, PretendInstallation([*QUEUES, LONG])) as site:
+        page.goto(site.url + "/")
+        table = page.get_by_role("region", name="Queues")
+
+        before = table.locator("tbody tr").evaluate_all(CELLS)
+        table.evaluate("region => { region.scrollLeft = region.scrollWidth; }")
+        after = table.locator("tbody tr").evaluate_all(CELLS)
+
+    assert len(before) == len(QUEUES) + 1
+    for cells in before:
+        # State, waiting and in flight.
+        assert [right <= PHONE["width"] for _, _, right in cells[:4]] == [True] * 4, cells[:4]
+    for cells in after:
+        (_, left, right), (_, last_left, last_right) = cells[0], cells[-1]
+        assert (left >= 0, right <= last_left, last_right <= PHONE["width"]) == (True, True, True)
 
 
 def test_each_page_can_be_read_and_used_without_javascript(site: Site, new_page: Any) -> None:
@@ -267,6 +333,7 @@ def test_all_dead_letters_that_match_are_redriven(site: Site, page: Page) -> Non
 
     expect(page.get_by_text("5 of 5")).to_be_visible()
     [(_, letters)] = site.actor.asked
+    assert letters.filters.pop("as_of").ends == {0: 5}
     assert (letters.queue, letters.filters) == ("invoices", {"error": "no customer", "older_than": 300})
 
 
@@ -285,7 +352,7 @@ def test_a_queue_is_paused_and_resumed(site: Site, page: Page) -> None:
 def test_a_queue_is_purged_once_its_name_is_typed(site: Site, page: Page) -> None:
     page.goto(site.url + "/queues/webhooks")
     page.get_by_role("button", name="Purge", exact=True).click()
-    page.get_by_label("Also what waits for its time").check()
+    page.get_by_label("Also delayed messages").check()
     page.get_by_label("Type the name of the queue").fill("webhooks")
     assert violations(page) == []
     assert site.actor.asked == []
@@ -322,6 +389,7 @@ def test_dead_letters_of_one_kind_are_settled_with_progress(site: Site, page: Pa
     page.get_by_role("row", name="ValueError").get_by_role("button", name=button, exact=True).click()
     expect(page.locator(".question")).to_contain_text("5 dead letters of queue invoices")
     if action == "redrive":
+        site.installation.undefined.add("invoices-again")
         page.get_by_label("To another queue").fill("invoices-again")
 
     page.get_by_role("button", name=button, exact=True).click()
@@ -332,6 +400,41 @@ def test_dead_letters_of_one_kind_are_settled_with_progress(site: Site, page: Pa
     assert (asked, letters.queue, letters.filters["kind"]) == (action, "invoices", "ValueError: no customer N")
     assert letters.to == ("invoices-again" if action == "redrive" else None)
     assert violations(page) == []
+
+
+def test_a_redrive_to_a_mistyped_queue_is_asked_about_once_more(site: Site, page: Page) -> None:
+    page.goto(site.url + "/dead")
+    page.get_by_role("row", name="ValueError").get_by_role("button", name="Redrive", exact=True).click()
+    page.get_by_label("To another queue").fill("invoises")
+    page.get_by_role("button", name="Redrive", exact=True).click()
+
+    expect(page.get_by_role("alert")).to_contain_text("queue 'invoises' is unknown")
+    expect(page.get_by_role("alert")).to_contain_text("Did you mean 'invoices'?")
+    assert violations(page) == []
+    page.get_by_role("button", name="Redrive", exact=True).click()
+    expect(page.get_by_role("alert")).to_be_visible()
+    assert site.actor.asked == []
+
+    page.get_by_label("Send them to the unknown queue").check()
+    page.get_by_role("button", name="Redrive", exact=True).click()
+
+    expect(page.locator("h1")).to_contain_text("done")
+    [(_, letters)] = site.actor.asked
+    assert letters.to == "invoises"
+
+
+@pytest.mark.parametrize(("button", "action"), [("Redrive", "redrive"), ("Delete", "delete")])
+def test_a_dead_message_is_settled_from_its_page(site: Site, page: Page, button: str, action: str) -> None:
+    site.installation.story = (*site.installation.story, ("DEAD_LETTERED", "became a dead letter"))
+    page.goto(site.url + "/message?id=marq.messages/1/3")
+    assert violations(page) == []
+    page.get_by_role("button", name=button, exact=True).click()
+    expect(page.locator(".question")).to_contain_text("1 dead letters of queue invoices, that were selected")
+    page.get_by_role("button", name=button, exact=True).click()
+
+    expect(page.get_by_text("1 of 1")).to_be_visible()
+    [(asked, letters)] = site.actor.asked
+    assert (asked, letters.filters["id"]) == (action, ["marq.messages/1/3"])
 
 
 def test_a_task_of_another_worker_is_shown_with_where_it_can_be_stopped(site: Site, page: Page) -> None:

@@ -13,9 +13,9 @@ from agents.consumer_watch import NO_CONSUMER_S
 from agents.statistics import add_up, census_of, empty_figures
 from app.dashboard import history, rows
 from app.dashboard.actions import MAX_IDS, Doing, Letters, read_action, read_ids, read_letters
+from app.dashboard.buttons import inside, see
 from app.dashboard.history import SAMPLES, History
 from app.dashboard.installation import markers_partitions, partitions, public
-from app.dashboard.pages import _inside, _see
 from app.dashboard.rendering import age, moment, rate
 from app.dashboard.tasks import MAX_RUNNING, Tasks, TooManyTasks
 from app.dashboard.timeline import Timeline, last_place
@@ -331,11 +331,11 @@ def test_an_unknown_action_is_refused() -> None:
 
 @pytest.mark.parametrize("address", ["https://else.where/", "//else.where/", "/\\else.where", "x", "/a\r\nb: c", "//["])
 def test_nobody_is_led_elsewhere_after_an_action(address: str) -> None:
-    assert _inside(address) == "/"
+    assert inside(address) == "/"
 
 
 def test_the_notice_of_an_action_takes_the_place_of_the_former_one() -> None:
-    answer = _see("/queues/a%2Fb/messages?state=dead&did=cancel&done=1&late=0", {"did": "release"})
+    answer = see("/queues/a%2Fb/messages?state=dead&did=cancel&done=1&late=0", {"did": "release"})
 
     assert answer.headers["Location"] == "/queues/a%2Fb/messages?state=dead&did=release"
 

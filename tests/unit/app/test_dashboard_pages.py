@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from urllib.parse import urlencode
+from collections.abc import AsyncIterator, Sequence
+from html.parser import HTMLParser
+from urllib.parse import quote, urlencode
 
 import pytest
 import pytest_asyncio
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberMetadata
 
-from app.dashboard.actions import Doing
+from agents.listing import MAX_PLACES
+from app.dashboard.actions import Doing, read_places, write_places
+from app.dashboard.installation import consumer_of
 from app.dashboard.pages import Pages
 from app.dashboard.serving import Dashboard
 from app.dashboard.tasks import Task, Tasks
-from marq.core.errors import MarqError
+from app.group_members import _member
+from app.web_security import MAX_BODY_BYTES
+from marq.assignor import encoded
+from marq.core.errors import ConfigError, MarqError
+from marq.core.markers import Source
 from marq.dead_letters import Deleted
 from tests.browser.pretend import PretendActor, PretendInstallation
 
@@ -36,10 +44,15 @@ def installation() -> Letters:
     return Letters()
 
 
+@pytest.fixture
+def actor(installation: Letters) -> PretendActor:
+    return PretendActor(installation)
+
+
 @pytest_asyncio.fixture
-async def client(installation: Letters) -> AsyncIterator[Client]:
+async def client(installation: Letters, actor: PretendActor) -> AsyncIterator[Client]:
     application = web.Application()
-    Pages(installation, Doing(PretendActor(installation), Tasks())).attach(application)
+    Pages(installation, Doing(actor, Tasks())).attach(application)
     async with TestClient(TestServer(application)) as client:
         yield client
 
@@ -86,7 +99,7 @@ async def test_dead_letters_that_say_nothing_are_a_kind_of_their_own(client: Cli
 
 
 @pytest.mark.parametrize(
-    ("queue", "state", "found"), [("emails", "in_flight", 1), ("emails", "delayed", 0), ("x", "in_flight", 0)]
+    ("queue", "state", "found"), [("emails", "in_flight", 1), ("emails", "delayed", 0), ("reports", "in_flight", 0)]
 )
 async def test_a_message_is_found_by_its_id_behind_those_that_are_listed(
     client: Client, installation: Letters, queue: str, state: str, found: int
@@ -169,3 +182,266 @@ async def test_a_question_says_that_a_worker_may_have_more_messages_that_match(
         questions.append(await (await client.post("/actions/release", data=form)).text())
 
     assert ["which may have more" in question for question in questions] == [False, True]
+
+
+# --- questions and their answers --------------------------------------------------------------------------------------
+
+
+class Form(HTMLParser):
+    """The hidden fields of a question."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.fields: list[tuple[str, str]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        found = dict(attributes)
+        if tag == "input" and found.get("type") == "hidden":
+            self.fields.append((found["name"] or "", found["value"] or ""))
+
+
+async def question(client: Client, action: str, *fields: tuple[str, str]) -> tuple[str, list[tuple[str, str]]]:
+    """Press a button; return the page that asks, and the fields that its form sends."""
+    answer = await client.post(f"/actions/{action}", data=urlencode(fields), headers={"Content-Type": FORM})
+    page = await answer.text()
+    assert answer.status == 200, page
+    return page, Form(page).fields
+
+
+async def confirm(client: Client, action: str, fields: Sequence[tuple[str, str]]) -> str:
+    """Answer a question with yes, and return the address of the task that does it."""
+    answer = await client.post(
+        f"/actions/{action}", data=urlencode(fields), headers={"Content-Type": FORM}, allow_redirects=False
+    )
+    assert answer.status == 303, await answer.text()
+    return answer.headers["Location"]
+
+
+async def test_dead_letters_that_came_after_the_question_are_not_deleted(
+    client: Client, installation: Letters, actor: PretendActor
+) -> None:
+    page, fields = await question(client, "delete", ("queue", "invoices"))
+    assert "Delete 5 dead letters of queue invoices?" in page
+    installation.dead += [installation._letter(number) for number in range(5, 9)]
+
+    told = await (await client.get(f"/api{await confirm(client, 'delete', fields)}")).json()
+
+    assert (told["task"]["chosen"], len(installation.dead)) == (5, 4)
+
+
+async def test_open_messages_that_came_after_the_question_are_left_alone(
+    client: Client, installation: Letters, actor: PretendActor
+) -> None:
+    page, fields = await question(client, "cancel", ("queue", "emails"), ("state", "delayed"), ("match", "yes"))
+    assert "all 3 messages of queue emails that match" in page
+    before = list(installation.delayed)
+    installation.delayed["marq.messages/0/99"] = installation._delayed(99)
+
+    await confirm(client, "cancel", fields)
+
+    assert actor.asked == [("cancel", before)]
+
+
+async def test_a_purge_is_given_what_existed_when_it_was_asked_about(client: Client, actor: PretendActor) -> None:
+    _, fields = await question(client, "purge", ("queue", "emails"))
+
+    await confirm(client, "purge", [*fields, ("typed", "emails")])
+
+    [extent] = actor.extents
+    assert extent is not None
+    assert extent.ends == {Source("marq.messages", 0): 7}
+    # The clocks of all partitions of which a worker has answered.
+    assert sorted(extent.clocks) == [0, 1, 2]
+
+
+async def test_a_redrive_to_an_unknown_queue_is_asked_about_once_more(client: Client, actor: PretendActor) -> None:
+    _, fields = await question(client, "redrive", ("queue", "invoices"))
+
+    page, again = await question(client, "redrive", *fields, ("to", "invoises"))
+    assert "is unknown" in page
+    assert "Did you mean &#39;invoices&#39;?" in page
+    assert 'name="unknown" value="invoises"' in page
+    assert actor.asked == []
+    # The answer for one name is none for another.
+    page, _ = await question(client, "redrive", *again, ("to", "invoces"), ("unknown", "invoises"))
+    assert 'name="unknown" value="invoces"' in page
+    assert actor.asked == []
+
+    await confirm(client, "redrive", [*again, ("to", "invoises"), ("unknown", "invoises")])
+
+    [(_, letters)] = actor.asked
+    assert letters.to == "invoises"
+
+
+@pytest.mark.parametrize(
+    ("action", "fields"),
+    [
+        ("delete", {"queue": "invoices", "reson": "no"}),
+        ("redrive", {"queue": "invoices", "attempts": "3"}),
+        ("release", {"queue": "emails", "match": "yes", "reason": "no"}),
+        ("pause", {"queue": "emails", "error": "no"}),
+    ],
+)
+async def test_a_filter_that_an_action_does_not_have_is_refused(
+    client: Client, actor: PretendActor, action: str, fields: dict[str, str]
+) -> None:
+    answer = await client.post(f"/actions/{action}", data={**fields, "confirmed": "yes"})
+
+    assert answer.status == 400
+    assert "unknown field" in await answer.text()
+    assert actor.asked == []
+
+
+async def test_places_of_many_messages_are_one_field_in_which_each_source_stands_once() -> None:
+    ids = [f"{'t' * 249}/3/{number}" for number in range(MAX_PLACES)]
+
+    text = write_places(ids)
+
+    assert read_places(text) == ids
+    # A form has to fit into a request.
+    assert len(quote(text)) < MAX_BODY_BYTES // 4
+    with pytest.raises(ConfigError, match="select at most 10,000"):
+        read_places(write_places([*ids, "t/0/1"]))
+    with pytest.raises(ConfigError, match="expected the id of a message"):
+        read_places("t/0/1,x")
+
+
+# --- filters by reason ------------------------------------------------------------------------------------------------
+
+
+async def test_each_filter_of_dead_letters_that_is_shown_holds_for_the_buttons_too(
+    client: Client, installation: Letters, actor: PretendActor
+) -> None:
+    shown = {"reason": "attempts used", "error": "no customer", "minutes": "5"}
+
+    kinds = Form(await (await client.get(f"/dead?{urlencode(shown)}")).text()).fields
+    listed = await (await client.get(f"/queues/invoices/messages?{urlencode({'state': 'dead', **shown})}")).text()
+
+    # Two buttons of each of two kinds.
+    assert [kinds.count(field) for field in shown.items()] == [4, 4, 4]
+    assert installation.filters == {"reason": "attempts used", "error": "no customer", "older_than": 300}
+    assert set(shown.items()) <= set(Form(listed).fields)
+    assert 'name="reason" value="attempts used" aria-label="Reason contains"' in listed
+    page, _ = await question(client, "delete", ("queue", "invoices"), ("reason", "nothing like it"))
+    assert "there is nothing to do" in page
+
+
+# --- unknown queues ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", ["/queues/emals", "/queues/emals/messages?state=dead"])
+async def test_an_unknown_queue_has_no_page_and_the_closest_name_is_suggested(client: Client, address: str) -> None:
+    answer = await client.get(address)
+    told = await client.get(f"/api{address}")
+
+    page = await answer.text()
+    assert (answer.status, told.status) == (404, 404)
+    assert '<a href="/queues/emails">emails</a>' in page
+    assert "Purge" not in page
+    assert await told.json() == {
+        "error": "queue 'emals' is unknown: it has no definition, no consumer and no messages. Did you mean 'emails'?",
+        "suggestion": "emails",
+    }
+
+
+@pytest.mark.parametrize("action", ["pause", "resume", "purge", "redrive", "delete"])
+@pytest.mark.parametrize("confirmed", ["", "yes"])
+async def test_nothing_is_done_to_an_unknown_queue(
+    client: Client, actor: PretendActor, action: str, confirmed: str
+) -> None:
+    form = {"queue": "zzz", "confirmed": confirmed} | ({"typed": "zzz"} if action == "purge" else {})
+
+    answer = await client.post(f"/actions/{action}", data=form)
+
+    assert (answer.status, actor.asked) == (404, [])
+
+
+# --- single messages --------------------------------------------------------------------------------------------------
+
+
+async def test_a_dead_message_is_redriven_and_deleted_from_its_page(client: Client, installation: Letters) -> None:
+    installation.story = (*installation.story, ("DEAD_LETTERED", "became a dead letter"))
+
+    page = await (await client.get("/message?id=marq.messages/1/3")).text()
+
+    assert "dead letter since" in page
+    assert installation.filters == {"id": ["marq.messages/1/3"]}
+    for action in ("redrive", "delete"):
+        assert f'action="/actions/{action}"' in page
+    fields = Form(page).fields
+    assert (fields.count(("queue", "invoices")), fields.count(("id", "marq.messages/1/3"))) == (2, 2)
+
+
+async def test_a_message_that_was_redriven_meanwhile_has_no_such_buttons(client: Client, installation: Letters) -> None:
+    installation.story = (*installation.story, ("DEAD_LETTERED", "became a dead letter"))
+    installation.dead = []
+
+    assert "/actions/" not in await (await client.get("/message?id=marq.messages/1/3")).text()
+
+
+async def test_that_dead_letters_can_not_be_read_is_said(
+    client: Client, installation: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unavailable(*_: object) -> list[dict[str, object]]:
+        raise MarqError("away")
+
+    installation.story = (*installation.story, ("DEAD_LETTERED", "became a dead letter"))
+    monkeypatch.setattr(installation, "letters", unavailable)
+
+    page = await (await client.get("/message?id=marq.messages/1/3")).text()
+
+    assert "not known: the dead letters could not be read" in page
+
+
+async def test_messages_in_flight_name_their_consumer_or_say_that_it_is_unknown(
+    client: Client, installation: Letters
+) -> None:
+    installation.open["marq.messages/0/1"]["consumer"] = None
+
+    page = await (await client.get("/queues/emails/messages?state=in_flight")).text()
+
+    assert page.count("billing-1c4f <small>10.0.0.9</small>") == 3
+    assert page.count("<td>unknown</td>") == 1
+
+
+def test_the_consumer_of_a_message_is_the_member_that_names_its_holder() -> None:
+    holders = ConsumerProtocolMemberMetadata(0, ["t"], encoded({}, [7, 8])).encode()
+    members = [
+        _member(*each).document()
+        for each in (
+            ("older-1", None, "older", "/10.0.0.1", ConsumerProtocolMemberMetadata(0, ["t"], b"").encode(), b""),
+            ("billing-2", None, "billing", "/10.0.0.2", holders, b""),
+            ("broken-3", None, "broken", "/10.0.0.3", b"\x00", b"\x00"),
+        )
+    ]
+
+    assert consumer_of({"holder": 8}, members) == {"id": "billing-2", "client_id": "billing", "host": "10.0.0.2"}
+    assert consumer_of({"holder": 9}, members) is None
+    # From a worker of an older version.
+    assert consumer_of({}, members) is None
+
+
+async def test_what_is_overdue_is_due_now(client: Client, installation: Letters) -> None:
+    for message in (*installation.delayed.values(), *installation.open.values()):
+        message["due_in_seconds"] = -0.1
+
+    delayed = await (await client.get("/queues/emails/messages?state=delayed")).text()
+    message = await (await client.get("/message?id=marq.messages/0/1")).text()
+
+    assert delayed.count("<td>due now</td>") == 3
+    assert "-0.1" not in delayed + message
+    assert "due now" in message
+
+
+async def test_answers_to_posts_have_no_link_to_a_json_equivalent(client: Client) -> None:
+    for answer in (
+        await client.post("/actions/pause", data={"queue": "emails"}),
+        await client.post("/actions/nonsense"),
+        await client.post("/tasks/99/stop"),
+    ):
+        page = await answer.text()
+        assert "This page as JSON" not in page
+        assert "hx-get" not in page
+    for address in ("/", "/queues/emails/messages?state=lost"):
+        assert "This page as JSON" in await (await client.get(address)).text()

@@ -11,7 +11,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from aiohttp.web import Application, AppRunner, HTTPRequestTimeout, Request, Response, TCPSite
 
-from app.dashboard import pages
+from app.dashboard import buttons
 from app.logs import shape
 from app.web_connections import Connections
 from config.settings import LogFormat
@@ -114,7 +114,7 @@ async def test_a_form_that_is_no_text_is_whoever_sent_its_fault(charset: str, bo
 
     async def act(request: Request) -> Response:
         with pytest.raises(ConfigError, match="the form can't be read: ") as error:
-            await pages._form(request)
+            await buttons.read_form(request)
         found.append(str(error.value))
         return Response()
 
@@ -124,12 +124,12 @@ async def test_a_form_that_is_no_text_is_whoever_sent_its_fault(charset: str, bo
 
 
 async def test_a_form_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "FORM_LIMIT_S", 0.1)
+    monkeypatch.setattr(buttons, "FORM_LIMIT_S", 0.1)
     given_up, never = asyncio.Event(), asyncio.Event()
 
     async def act(request: Request) -> Response:
         with pytest.raises(HTTPRequestTimeout):
-            await pages._form(request)
+            await buttons.read_form(request)
         given_up.set()
         return Response()
 
