@@ -72,6 +72,9 @@ class Spending:
         Without those whose leases ended before: another consumer may have them. When the call is cancelled, or the
         consumer stops, the messages are released and the attempt does not count, because user code never saw them.
         """
+        if self._stopped:
+            _release(messages)
+            return []
         asked = _Asked(messages, asyncio.get_running_loop().create_future())
         self._waiting.append(asked)
         if self._task is None:

@@ -150,6 +150,16 @@ async def test_a_stop_releases_messages_whose_handlers_have_not_begun(rig: Rig) 
     assert [each.counted for each in rig.settler.of(Release)] == [False]
 
 
+async def test_nothing_is_spent_after_a_stop(rig: Rig) -> None:
+    messages = await rig.take(2)
+    await rig.flow.stop_reading(1)
+
+    assert await seen_once(messages) == []
+
+    await rig.settler.until(lambda: released(rig) == [0, 1])
+    assert spent(rig) == []
+
+
 async def test_a_call_that_is_cancelled_releases_what_it_would_have_returned(rig: Rig) -> None:
     messages = await rig.take(2)
     rig.settler.gate.clear()
