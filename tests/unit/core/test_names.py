@@ -53,7 +53,7 @@ def test_the_installations_own_topics_are_known() -> None:
 
 @pytest.mark.parametrize("prefix", ["", "a b", "ü", "a/b", "x" * 101, "a\n"])
 def test_a_prefix_that_can_be_no_part_of_a_topics_name_is_refused(prefix: str) -> None:
-    with pytest.raises(ConfigError, match="^prefix="):
+    with pytest.raises(ConfigError, match=r"^prefix="):
         Names(prefix)
 
 
