@@ -17,7 +17,7 @@ from aiokafka.errors import KafkaError
 
 from marq.core.errors import BrokerUnavailable
 from marq.reachability import Obstacle, find_obstacle
-from marq.reconnects import client_of, paced
+from marq.reconnects import client_of, hasten, paced
 from marq.rights import refused
 from marq.settings import ClientSettings
 
@@ -127,7 +127,7 @@ async def to_its_end(ending: Coroutine[Any, Any, None], hurry: Callable[[], None
 async def stop_producer(producer: Any, limit_s: float) -> bool:
     """Stop an AIOKafkaProducer after it has sent what it holds; return False when the limit came first."""
     _take_note_of_outcomes(producer)
-    client_of(producer).stopping = True
+    hasten(producer)
     if await _within(limit_s, producer.stop()):
         return True
     _fail_batches(producer._message_accumulator)
@@ -176,7 +176,7 @@ async def abandon_producer(producer: Any) -> None:
 
 async def stop_consumer(consumer: Any, limit_s: float) -> bool:
     """Stop an AIOKafkaConsumer, leaving its group; return False when the limit came first."""
-    client_of(consumer).stopping = True
+    hasten(consumer)
     if await _within(limit_s, consumer.stop()):
         return True
     tasks = []

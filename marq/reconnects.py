@@ -387,9 +387,16 @@ def paced(kafka: K) -> K:
     return kafka
 
 
+def hasten(kafka: Any) -> None:
+    """Let a client that is about to stop wait for no broker that is down."""
+    client = client_of(kafka)
+    if isinstance(client, PacedClient):
+        client.stopping = True
+
+
 def client_of(kafka: Any) -> Any:
     """Return what connects for an aiokafka producer, consumer or admin client."""
-    return getattr(kafka, "client", None) or kafka._client
+    return getattr(kafka, "client", None) or getattr(kafka, "_client", None)
 
 
 def _release(waiter: asyncio.Future[None]) -> None:

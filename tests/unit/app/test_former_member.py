@@ -45,6 +45,7 @@ class Broker:
 
 async def expelled(broker: Broker, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(former_member, "AIOKafkaAdminClient", lambda **_: broker)
+    monkeypatch.setattr(former_member, "paced", lambda admin: admin)
     await expel(ClientSettings.read(environment={}), folder, limit_s=30)
     assert broker.asked_for_all
     return broker.left
