@@ -570,12 +570,23 @@ class Ownership:
             self._writing.write_table(written)
             self._pending_bytes = 0
             self._flushed_at = time.monotonic()
+            self._tell_of_invalid_times()
             self.quarantined += len(self.tracker.unreadable)
             self.tracker.unreadable.clear()
             # Only now: the rows are in the changelog, so these markers need not be read again.
             for event in self._unacked[:unacked]:
                 event.ack()
             del self._unacked[:unacked]
+
+    def _tell_of_invalid_times(self) -> None:
+        # Once for each queue and flush: a sender that is wrong is wrong for thousands of messages.
+        for queue, (count, first) in self.tracker.book.invalid_times.take().items():
+            log.warning(
+                "queue=%s messages=%s first=%s: marq-deliver-at can't be read as a time, so they are delivered at once",
+                queue,
+                count,
+                first,
+            )
 
 
 def _monotonic_ms() -> int:

@@ -38,6 +38,11 @@ _QUEUE_COUNTERS = (
     ("marq_messages_delivered", "Delayed messages that were due and sent to their queue.", "delivered"),
     ("marq_messages_cancelled", "Delayed messages that were cancelled.", "cancelled"),
     ("marq_messages_abandoned", "Messages of queues that deliver at most once whose consumer was lost.", "abandoned"),
+    (
+        "marq_messages_invalid_deliver_at",
+        "Messages that were delivered at once, for their marq-deliver-at can't be read.",
+        "invalid_deliver_at",
+    ),
     ("marq_messages_reacquired", "Messages that were taken again, for a commit had failed.", "reacquired"),
     ("marq_leases_renewed", "Renewals of leases.", "renewed"),
     ("marq_settlements_late", "Acks, releases and rejects that came after the end of the lease.", "late"),

@@ -22,7 +22,7 @@ from agents.listing import SHOWN_BYTES, moment
 from agents.shown import Redaction
 from app.dashboard.groups import partitions_of
 from marq.connection import client_options, started, stop_consumer
-from marq.core.copies import origin, record_id
+from marq.core.copies import has_invalid_deliver_at, origin, record_id
 from marq.core.errors import BrokerUnavailable, CorruptMarker
 from marq.core.marker_codec import decode
 from marq.core.markers import (
@@ -349,6 +349,7 @@ class Reading:
             "known": record is not None or bool(timeline.events),
             "bytes": len(value or b""),
             "forms": [form._asdict() for form in self._redaction.forms(value)],
+            "invalid_deliver_at": has_invalid_deliver_at(headers),
             "headers": self._redaction.headers(headers, SHOWN_BYTES),
         }
 

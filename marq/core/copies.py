@@ -73,16 +73,32 @@ def deliver_at_ms(timestamp_ms: int, headers: Iterable[tuple[str, bytes | None]]
     found = {name: value for name, value in headers if name in (DELIVER_AT_HEADER, ATTEMPT_HEADER)}
     if ATTEMPT_HEADER in found:
         return NOW
-    deliver_at_ms = _number(found.get(DELIVER_AT_HEADER), NOW)
-    if NOW < deliver_at_ms < _MAX_TIME_MS:
-        return deliver_at_ms
+    said_ms = _time_ms(found.get(DELIVER_AT_HEADER))
+    if said_ms != NOW:
+        return said_ms
     return max(0, timestamp_ms) + delay_ms if delay_ms else NOW
+
+
+def has_invalid_deliver_at(headers: Iterable[tuple[str, bytes | None]]) -> bool:
+    """Return whether a message's sender said a time that can't be read, so that the message is delivered at once."""
+    found = [value for name, value in headers if name == DELIVER_AT_HEADER]
+    return bool(found) and _time_ms(found[-1]) == NOW
+
+
+def is_copy(headers: Iterable[tuple[str, bytes | None]]) -> bool:
+    """Return whether a record is a copy that a tracker has sent, which keeps the headers of the first one."""
+    return any(name == ATTEMPT_HEADER for name, _ in headers)
 
 
 def uncounted(headers: Iterable[tuple[str, bytes | None]]) -> int:
     """Return how many releases of a message, one after the other, did not count."""
     found = [value for name, value in headers if name == UNCOUNTED_HEADER]
     return _number(found[-1], 0) if found else 0
+
+
+def _time_ms(value: bytes | None) -> int:
+    said_ms = _number(value, NOW)
+    return said_ms if said_ms < _MAX_TIME_MS else NOW
 
 
 def _number(value: bytes | None, default: int) -> int:

@@ -57,6 +57,7 @@ from marq.core import rows
 from marq.core.clock import LogClock
 from marq.core.fires import Fire, is_delivery, release_delay_ms, what_is_due
 from marq.core.gauges import Gauge, gauges_of
+from marq.core.invalid_times import InvalidTimes
 from marq.core.markers import (
     NOW,
     SEVERAL,
@@ -119,6 +120,7 @@ class LeaseBook:
         self._touched_counts: set[str] = set()
         self._touched_marks: set[tuple[str, Source]] = set()
         self._changed = False
+        self.invalid_times = InvalidTimes()
         #: Sources of schedules, and how often anything was said of one of their messages.
         self.scheduled: set[Source] = set()
         self.scheduled_changes = 0
@@ -239,6 +241,7 @@ class LeaseBook:
             opened.fresh.update(dict.fromkeys(group, batch))
             self._push(opened, group, lease)
         self._open_count += len(offsets)
+        counts.invalid_deliver_at += self.invalid_times.note(batch, offsets)
 
     def _new_lease(self, batch: Acquire, attempt: int, due_ms: int) -> Lease:
         now_ms = self.clock.now_ms
@@ -397,10 +400,7 @@ class LeaseBook:
 
     def _count(self, queue: str) -> Counts:
         self._touched_counts.add(queue)
-        counts = self.counts.get(queue)
-        if counts is None:
-            counts = self.counts[queue] = Counts()
-        return counts
+        return self.counts.setdefault(queue, Counts())
 
     # --- due ----------------------------------------------------------------------------------------------------------
 

@@ -349,7 +349,7 @@ def _decode_identities(reader: _Reader, flags: int) -> tuple[Source, Sequence[in
 class _Column:
     """Values of one column; where each of them stands is worked out when the first is asked for."""
 
-    __slots__ = ("_data", "_ends", "_start", "lengths")
+    __slots__ = ("_data", "_end", "_ends", "_start", "lengths")
 
     def __init__(self, reader: _Reader, count: int) -> None:
         lengths = reader.numbers("i", 4, count)
@@ -364,6 +364,11 @@ class _Column:
         reader.position += sum(lengths) + lengths.count(-1)
         if reader.position > len(reader.data):
             raise CorruptMarker("the values pass the end of the batch")
+        self._end = reader.position
+
+    def contains(self, data: bytes) -> bool:
+        """Return whether these bytes stand somewhere in the values."""
+        return self._data.find(data, self._start, self._end) >= 0
 
     def __getitem__(self, index: int) -> bytes | None:
         if self._ends is None:
@@ -386,6 +391,9 @@ class _Payloads(Payloads):
 
     def __len__(self) -> int:
         return len(self.timestamps)
+
+    def may_have(self, header: str) -> bool:
+        return self.headers is not None and self.headers.contains(header.encode())
 
     @property
     def sizes(self) -> tuple[int, ...]:

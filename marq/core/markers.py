@@ -114,6 +114,10 @@ class Payloads(Sequence[Payload]):
     __slots__ = ()
     attempts: Sequence[int] | None
 
+    def may_have(self, header: str) -> bool:
+        """Return False if no message has a header of this name, as far as that is known without reading each."""
+        return True
+
 
 class Columns(Payloads):
     """The payloads of an ACQUIRE as columns, for a writer that has thousands of them: no object for each.

@@ -106,6 +106,7 @@ class Counts:
     redriven: int = 0
     discarded: int = 0
     abandoned: int = 0
+    invalid_deliver_at: int = 0
 
 
 _COUNT_FIELDS = tuple(field.name for field in fields(Counts))

@@ -113,6 +113,8 @@ class Owner:
         for bad, record, why in self._tracker.unreadable:
             self._sender.quarantine(record, f"{self._markers.name}/{self._partition}/{bad}", why)
         self._tracker.unreadable.clear()
+        for queue, (count, first) in self._tracker.book.invalid_times.take().items():
+            log.warning("queue=%s messages=%s first=%s: marq-deliver-at can't be read as a time", queue, count, first)
 
     def _step(self) -> bool:
         tracker, now_ms = self._tracker, self._clock.now_ms

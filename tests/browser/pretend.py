@@ -209,6 +209,7 @@ class PretendInstallation:
             "known": known,
             "bytes": len(self.payload) if known else 0,
             "forms": [form._asdict() for form in self.redaction.forms(self.payload)] if known else [],
+            "invalid_deliver_at": False,
             "headers": self.redaction.headers([("tenant", b"acme"), ("card", b"4111")], SHOWN_BYTES) if known else {},
             "complete": self.complete,
             "now": now,

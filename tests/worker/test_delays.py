@@ -10,7 +10,7 @@ import pytest
 
 import marq
 from broker import EmbeddedBroker
-from tests.worker.harness import Worker, eventually, faust
+from tests.worker.harness import Installation, Worker, eventually, faust
 
 Make = Callable[..., Worker]
 HOUR_S = 3600.0
@@ -162,3 +162,34 @@ async def test_every_worker_tells_of_all_that_waits_and_another_takes_it_over(
     async with marq.Consumer("q", **clients_of(first, broker)) as consumer:
         messages = await receive(consumer, 101)
         assert {message.id for message in messages} == {each.id for each in [*receipts[:100], last]}
+
+
+async def test_a_delivery_time_that_can_not_be_read_is_logged_counted_and_marked_on_the_page(
+    new_worker: Make, broker: EmbeddedBroker
+) -> None:
+    worker = await new_worker().start().ready()
+    async with (
+        Installation(broker.bootstrap_servers, worker.names) as installation,
+        marq.Consumer("q", **clients_of(worker, broker)) as consumer,
+    ):
+        header = ("marq-deliver-at", b"tomorrow")
+        record = await installation.producer.send_and_wait(worker.names.messages, b"x", b"q", 0, headers=[header])
+        other = await installation.send("q")
+        assert sorted(each.value for each in await receive(consumer, 2)) == sorted([b"x", other.payload.value])
+
+    place = f"{worker.names.messages}/0/{record.offset}"
+    await eventually(lambda: worker.queue("q"), lambda found: found.get("invalid_deliver_at") == 1)
+    series = 'marq_messages_invalid_deliver_at_total{queue="q"} 1.0'
+    await eventually(lambda: worker.page("/metrics"), lambda page: series in page[1])
+    line = f"queue=q messages=1 first={place}: marq-deliver-at can't be read as a time"
+    await eventually(logged(worker), lambda log: line in log)
+    mark = "can't be read as a time"
+    assert mark in (await worker.page(f"/message?id={place}"))[1]
+    assert mark not in (await worker.page(f"/message?id={other.id}"))[1]
+
+
+def logged(worker: Worker) -> Callable[[], Any]:
+    async def log() -> str:
+        return worker.log()
+
+    return log

@@ -6,10 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq.core.copies import Copy, copy, origin, reason, record_id, uncounted
+from marq.core.copies import (
+    Copy,
+    copy,
+    deliver_at_ms,
+    has_invalid_deliver_at,
+    origin,
+    reason,
+    record_id,
+    uncounted,
+)
 from marq.core.fires import Destination, Fire
 from marq.core.marker_codec import MAX_TEXT_BYTES
-from marq.core.markers import Cause, Payload, Source
+from marq.core.markers import NOW, Cause, Payload, Source
 from marq.core.rows import Lease, State
 
 SOURCE = Source("marq.messages", 2)
@@ -161,6 +170,19 @@ def test_a_record_of_a_plain_producer_is_a_first_delivery() -> None:
 
     assert found == ("marq.messages/2/17", 1, SENT_MS)
     assert found.id == record_id(SOURCE, 17)
+
+
+@pytest.mark.parametrize("value", [b"", b"tomorrow", b"-1", b"1.5", b"%d" % 2**62, b"9" * 30, None, "²".encode()])
+def test_a_delivery_time_that_can_not_be_read_means_at_once_and_is_known_as_invalid(value: bytes | None) -> None:
+    headers = [("marq-deliver-at", b"5"), ("marq-deliver-at", value)]
+
+    assert deliver_at_ms(SENT_MS, headers, 0) == NOW
+    assert has_invalid_deliver_at(headers)
+
+
+@pytest.mark.parametrize("headers", [[], [("x", b"y")], [("marq-deliver-at", b"x"), ("marq-deliver-at", b"0")]])
+def test_a_delivery_time_that_can_be_read_or_is_not_there_is_not_invalid(headers: list[tuple[str, bytes]]) -> None:
+    assert not has_invalid_deliver_at(headers)
 
 
 @pytest.mark.parametrize("attempt", [b"", b"0", b"-1", b"1.5", b"x", b"4294967296", b"9" * 30, None, "²".encode()])

@@ -612,3 +612,22 @@ def test_an_ack_of_several_queues_counts_each_message_for_the_queue_that_it_is_o
         QUEUE: (1, 0),
         "reports": (2, 0),
     }
+
+
+def test_a_delivery_time_that_can_not_be_read_is_counted_once_for_each_message() -> None:
+    log = Log()
+    payloads = [
+        payload(headers=[("marq-deliver-at", b"tomorrow")]),
+        payload(headers=[("marq-deliver-at", b"5")]),
+        payload(),
+        payload(headers=[("marq-deliver-at", b"")]),
+        payload(attempt=2, headers=[("marq-deliver-at", b"tomorrow"), ("marq-attempt", b"2")]),
+    ]
+    batch = Acquire(QUEUE, HOLDER, SOURCE, range(5), LEASE_MS, 0, payloads)
+
+    # Written twice, as after a commit that failed.
+    log.fold(batch, batch)
+
+    assert log.book.counts[QUEUE].invalid_deliver_at == 2
+    assert log.book.invalid_times.take() == {QUEUE: (2, f"{SOURCE.topic}/{SOURCE.partition}/0")}
+    assert log.book.invalid_times.take() == {}
