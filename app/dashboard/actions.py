@@ -62,6 +62,10 @@ _STOP_S = 2.0
 _RELEASED = "released by an operator"
 
 
+class NotThere(ConfigError):
+    """An address names an action or a task that does not exist."""
+
+
 @dataclass(frozen=True, slots=True)
 class Action:
     """``question``: asked before it is done, {} is what it is done to; ``on``: messages, dead letters, or a queue."""
@@ -242,8 +246,11 @@ class ClusterActor:
 
     async def count(self, action: str, letters: Letters) -> int:
         await self._letters.start()
-        call = self._letters.redrive if action == "redrive" else self._letters.delete
-        return (await call(letters.queue, limit=letters.limit, dry_run=True, **letters.filters)).chosen
+        queue, limit, filters = letters.queue, letters.limit, letters.filters
+        if action == "delete":
+            return (await self._letters.delete(queue, limit=limit, dry_run=True, **filters)).chosen
+        # With its rate, so that one that can't be used is refused before the redrive begins.
+        return (await self._letters.redrive(queue, limit=limit, rate=letters.rate, dry_run=True, **filters)).chosen
 
     async def settle(self, action: str, letters: Letters, progress: Callable[[Reached], None]) -> Reached:
         await self._letters.start()
@@ -274,10 +281,10 @@ def read_action(name: str) -> Action:
     """Return the action of an address.
 
     Raises:
-        ConfigError: there is no such action.
+        NotThere: there is no such action.
     """
     if name not in ACTIONS:
-        raise ConfigError(f"there is no action {name!r}; expected one of {', '.join(ACTIONS)}")
+        raise NotThere(f"there is no action {name!r}; expected one of {', '.join(ACTIONS)}")
     return ACTIONS[name]
 
 
@@ -314,8 +321,8 @@ def read_places(text: str) -> list[str]:
     for line in text.split():
         source, _, numbers = line.rpartition("/")
         found += [f"{source}/{number}" for number in numbers.split(",")]
-    if len(found) > MAX_PLACES:
-        raise ConfigError(f"{len(found):,} messages are selected; select at most {MAX_PLACES:,}")
+    if not 0 < len(found) <= MAX_PLACES:
+        raise ConfigError(f"{len(found):,} messages are selected; select 1 to {MAX_PLACES:,}")
     return [Receipt.of(each).id for each in found]
 
 
@@ -373,7 +380,7 @@ def _number(form: Mapping[str, str], name: str) -> int | None:
     if not text:
         return None
     if not text.isascii() or not text.isdigit() or len(text) > _MAX_DIGITS or not int(text):
-        raise ConfigError(f"{name}={text}: expected a whole number, at least 1")
+        raise ConfigError(f"{name}={text}: expected a whole number from 1 to {10**_MAX_DIGITS - 1:,}")
     return int(text)
 
 

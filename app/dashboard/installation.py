@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -25,7 +26,7 @@ from config.settings import AppSettings
 from marq.connection import to_its_end
 from marq.core.copies import record_id
 from marq.core.definitions import Definitions
-from marq.core.errors import UnknownQueue
+from marq.core.errors import MarqError, UnknownQueue
 from marq.core.markers import Source
 from marq.core.names import closest_name
 from marq.core.queue import QueueSettings, settings_document
@@ -226,6 +227,14 @@ class WorkersInstallation:
         names |= figures["queues"].keys()
         names |= {name for group in groups or () if (name := self._client.names.owner_of_group(group))}
         if queue in names or groups is None or not figures["complete"]:
+            return
+        if (dead := self._index.counts()) is None:
+            try:
+                await self._index.read()
+            except MarqError:
+                return
+            dead = self._index.counts() or Counter()
+        if queue in dead:
             return
         census = figures["census"]
         if not (census["counted"] and census["complete"]) or census["others"]:

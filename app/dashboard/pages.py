@@ -16,7 +16,7 @@ from aiohttp import web
 from agents.listing import DEFAULT_MESSAGES, MAX_MESSAGES, STATES, read_number
 from app.credentials import Access
 from app.dashboard import rows
-from app.dashboard.actions import ACTIONS, Doing, read_filters
+from app.dashboard.actions import ACTIONS, Doing, NotThere, read_filters
 from app.dashboard.buttons import Buttons, in_time
 from app.dashboard.installation import CONSUMERS_WAIT_S, Installation
 from app.dashboard.rendering import STATIC, environment
@@ -265,7 +265,9 @@ class Pages:
     async def _dead(self, request: web.Request) -> Data:
         queue = request.query.get("queue", "").strip() or None
         filters = read_filters({key: value for key, value in request.query.items() if value}, [])
-        kinds = await in_time(self._installation.kinds(queue and check_queue_name(queue), filters))
+        if queue is not None:
+            await self._installation.check_known(check_queue_name(queue))
+        kinds = await in_time(self._installation.kinds(queue, filters))
         return {
             "queue": queue or "",
             "shown": {name: request.query.get(name, "") for name in ("error", "reason", "minutes")},
@@ -314,7 +316,7 @@ class Pages:
         identity, told = request.match_info["task"], await self._tasks(request)
         found = [task for task in told["tasks"] if task["id"] == identity]
         if not found:
-            raise ConfigError(
+            raise NotThere(
                 f"no worker that answers knows of a task {identity}: the one on whose page it was begun has ended, or"
                 " is no tracker and was not asked, or has forgotten it. What was asked for happens all the same"
             )
@@ -358,7 +360,7 @@ def _plain(value: Any) -> Any:
 
 def _status(error: MarqError) -> int:
     # A ConfigError is the caller's fault; for all others somebody has to look at the installation.
-    if isinstance(error, UnknownQueue):
+    if isinstance(error, UnknownQueue | NotThere):
         return 404
     return 400 if isinstance(error, ConfigError) else 503
 

@@ -230,7 +230,7 @@ class PretendInstallation:
     def _fitting(self, filters: Filters) -> list[dict[str, Any]]:
         """The dead letters that existed at a moment and have a text in their reason, where a filter says so."""
         as_of, reason = filters.get("as_of"), filters.get("reason") or ""
-        ends = len(self.dead) if as_of is None else as_of.ends[0]
+        ends = len(self.dead) if as_of is None else as_of.ends.get(0, 0)
         return [each for each in self.dead[:ends] if reason in each["reason"]]
 
     async def kinds(self, queue: str | None, filters: Filters) -> list[Kind]:

@@ -265,15 +265,16 @@ def test_a_page_says_that_a_worker_did_not_answer_and_which_partition_stands_sti
 
 
 def test_what_can_t_be_answered_says_why(site: Site, new_page: Any) -> None:
-    for address, said in (
-        ("/queues/emails/messages?state=lost", "expected one of"),
-        ("/message?id=nonsense", "expected the id of a message"),
-        ("/tasks/99", "knows of a task 99"),
+    for address, status, said in (
+        ("/queues/emails/messages?state=lost", 400, "expected one of"),
+        ("/message?id=nonsense", 400, "expected the id of a message"),
+        ("/tasks/99", 404, "knows of a task 99"),
+        ("/dead?queue=invoises", 404, "Did you mean"),
     ):
         # Chromium itself says that the answer was an error, so that these pages are asked for and not visited.
         answer = new_page().request.get(site.url + address)
 
-        assert answer.status == 400
+        assert answer.status == status
         assert said in answer.text()
 
 

@@ -301,10 +301,19 @@ async def test_places_of_many_messages_are_one_field_in_which_each_source_stands
     assert read_places(text) == ids
     # A form has to fit into a request.
     assert len(quote(text)) < MAX_BODY_BYTES // 4
-    with pytest.raises(ConfigError, match="select at most 10,000"):
+    with pytest.raises(ConfigError, match="select 1 to 10,000"):
         read_places(write_places([*ids, "t/0/1"]))
     with pytest.raises(ConfigError, match="expected the id of a message"):
         read_places("t/0/1,x")
+    with pytest.raises(ConfigError, match="0 messages are selected"):
+        read_places(" ")
+
+
+@pytest.mark.parametrize(
+    ("method", "address"), [("GET", "/tasks/99"), ("POST", "/tasks/99/stop"), ("POST", "/actions/drop")]
+)
+async def test_what_does_not_exist_is_not_found(client: Client, method: str, address: str) -> None:
+    assert (await client.request(method, address)).status == 404
 
 
 # --- filters by reason ------------------------------------------------------------------------------------------------
