@@ -106,7 +106,7 @@ class Extent:
             return cls(read_offsets(document, "ends"), clocks)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigError(
-                f"the extent of the purge can't be read ({error!r}); ask again and confirm that"
+                f"extent={text[:40]}: not the extent of a purge; ask again and pass what you get"
             ) from error
 
     def has(self, markers_partition: int, source: Source, number: int, since_ms: int) -> bool:
