@@ -221,7 +221,7 @@ async def test_a_group_in_which_an_older_member_leads_reads_all(
     await queues.change("q", spread=1)
     await until(lambda: queues.definitions.placement("q").reads == tuple(of("q", 1)))
     with monkeypatch.context() as older:
-        older.setattr(marq.reader, "SpreadAssignor", lambda reads: RoundRobinPartitionAssignor)
+        older.setattr(marq.reader, "SpreadAssignor", lambda *_: RoundRobinPartitionAssignor)
         former = await readers.start("q")
     await readers.start("q")
     await until(lambda: readers.partitions == list(range(PARTITIONS)))
