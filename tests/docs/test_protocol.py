@@ -361,7 +361,7 @@ def test_the_tables_name_every_state_cause_and_outcome() -> None:
 
 
 def test_the_counters_of_the_page() -> None:
-    found = re.search(r"counters: u64 each: ([a-z, ]+);", PAGE)
+    found = re.search(r"counters: u64 each: ([a-z_, ]+);", PAGE)
 
     assert found is not None
     assert found[1].split(", ") == [field.name for field in fields(rows.Counts)]
