@@ -37,6 +37,7 @@ _TRANSPORT = "faust.transport.drivers.aiokafka:Transport"
 _APP = "faust.app.base:App"
 _WORKER = "faust.worker:Worker"
 _WEB = "faust.web.drivers.aiohttp:Web"
+_ASSIGNOR = "faust.assignor.partition_assignor:PartitionAssignor"
 _STORE = "faust.stores.rocksdb:Store"
 _MANAGER = "faust.tables.manager:TableManager"
 _RECOVERY = "faust.tables.recovery:Recovery"
@@ -155,6 +156,7 @@ RELIANCES = (
     Reliance(_APP, "consumer_generation_id", "class attribute", "tells a batch of before a rebalance"),
     # app/worker.py
     Reliance(_WORKER, "__init__", "(self, app, *services, ...)", "called with the app first"),
+    Reliance(_WORKER, "execute_from_commandline", "(self)", "ends by SystemExit with 0, which we replace"),
     Reliance(_WORKER, "on_setup_root_logger", "(self, logger, level)", "called when logging has been set up"),
     Reliance(_WORKER, "_on_sigint", "(self)", "starts the time limit of a stop"),
     Reliance(_WORKER, "_on_sigterm", "(self)", "starts the time limit of a stop"),
@@ -166,9 +168,13 @@ RELIANCES = (
     Reliance(_WEB, "_create_site", "(self)", "makes the site of self._runner, which we make"),
     Reliance(_WEB, "default_blueprints", "class attribute", "emptied: /table and /router are open to anybody"),
     Reliance(_WEB, "production_blueprints", "class attribute", "emptied: our own page is at /"),
+    # app/tracker_assignor.py
+    Reliance(_ASSIGNOR, "on_assignment", "(self, assignment)", "asserts that the assignment names the current address"),
+    Reliance(_ASSIGNOR, "_decompress", "class attribute", "reads the user data of an assignment"),
+    Reliance(_ASSIGNOR, "_compress", "class attribute", "writes it"),
     # app/members.py
     Reliance(
-        "faust.assignor.partition_assignor:PartitionAssignor",
+        _ASSIGNOR,
         "metadata",
         "(self, topics)",
         "what a member tells its group: user_data has the JSON of ClientMetadata",
