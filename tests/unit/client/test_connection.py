@@ -7,8 +7,9 @@ import gc
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.errors import ProducerFenced
+from aiokafka.errors import KafkaError, ProducerFenced
 
 from marq.connection import abandon_producer, stop_consumer
 
@@ -57,5 +58,25 @@ async def test_what_a_fenced_producer_leaves_behind_is_not_reported_as_an_oversi
     assert [type(outcome) for outcome in outcomes] == [ProducerFenced, ProducerFenced]
     del producer, manager, accumulator, sent, batch, outcomes
     gc.collect()
+    await asyncio.sleep(0)
+    assert reported == []
+
+
+async def test_a_batch_that_waits_to_be_sent_again_ends_without_a_traceback() -> None:
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    producer = AIOKafkaProducer(enable_idempotence=True)
+    accumulator = producer._message_accumulator
+    producer._txn_manager.set_pid_and_epoch(1, 0)
+    partition = TopicPartition("t", 0)
+    sent = await accumulator.add_message(partition, None, b"x", 1)
+    # As aiokafka's sender does when a broker goes away.
+    accumulator.reenqueue(accumulator._pop_batch(partition))
+    producer._sender._sender_task = asyncio.create_task(asyncio.Event().wait())
+
+    await abandon_producer(producer)
+
+    with pytest.raises(KafkaError, match="stopped before the broker confirmed"):
+        await asyncio.wait_for(sent, 5)
     await asyncio.sleep(0)
     assert reported == []
