@@ -12,6 +12,7 @@ from app.group_members import STABLE, DescribedGroup, described_members, listed_
 from marq.connection import client_options, close_admin
 from marq.core.definitions import Definitions
 from marq.core.names import Names
+from marq.reconnects import paced
 from marq.settings import ClientSettings
 
 
@@ -79,7 +80,7 @@ class ConsumerLook:
         """Return what :func:`unattended` does; raises as it does."""
         try:
             if self._admin is None:
-                self._admin = AIOKafkaAdminClient(**client_options(self._client))
+                self._admin = paced(AIOKafkaAdminClient(**client_options(self._client)))
                 await self._admin.start()
             return await unattended(self._admin, self._client.names, self._definitions(), queues)
         except (KafkaError, OSError, TimeoutError, asyncio.CancelledError):

@@ -13,10 +13,8 @@ from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
-from aiokafka.protocol.admin import DescribeGroupsRequest, DescribeGroupsResponse_v3
-from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.types import Array, Boolean, Bytes, Int16, Int32, Schema, String
 
+from app.checkup.requests import described_with_instance_ids
 from marq.assignor import holders_of
 
 #: Groups that are described with one request.
@@ -80,75 +78,9 @@ async def described_members(admin: AIOKafkaAdminClient, groups: Mapping[str, int
     described = []
     for broker, names in by_broker.items():
         for first in range(0, len(names), AT_ONCE):
-            answer = await _describe(admin, names[first : first + AT_ONCE], broker)
+            answer = await described_with_instance_ids(admin, names[first : first + AT_ONCE], broker)
             described += [_group(answer.API_VERSION, *group) for group in answer.groups]
     return described
-
-
-async def _describe(admin: AIOKafkaAdminClient, groups: list[str], broker: int) -> Any:
-    try:
-        return await admin._send_request(_DescribeGroups(groups), broker)
-    except NotImplementedError:
-        # Kafka before 2.3.
-        return await admin._send_request(DescribeGroupsRequest(groups), broker)
-
-
-class _DescribeGroupsResponseV4(Response):
-    API_KEY = 15
-    API_VERSION = 4
-    SCHEMA = Schema(
-        ("throttle_time_ms", Int32),
-        (
-            "groups",
-            Array(
-                ("error_code", Int16),
-                ("group", String("utf-8")),
-                ("state", String("utf-8")),
-                ("protocol_type", String("utf-8")),
-                ("protocol", String("utf-8")),
-                (
-                    "members",
-                    Array(
-                        ("member_id", String("utf-8")),
-                        ("group_instance_id", String("utf-8")),
-                        ("client_id", String("utf-8")),
-                        ("client_host", String("utf-8")),
-                        ("member_metadata", Bytes),
-                        ("member_assignment", Bytes),
-                    ),
-                ),
-                ("authorized_operations", Int32),
-            ),
-        ),
-    )
-
-
-class _DescribeGroupsV3(RequestStruct):
-    API_KEY = 15
-    API_VERSION = 3
-    RESPONSE_TYPE = DescribeGroupsResponse_v3
-    SCHEMA = Schema(("groups", Array(String("utf-8"))), ("include_authorized_operations", Boolean))
-
-
-class _DescribeGroupsV4(RequestStruct):
-    API_KEY = 15
-    API_VERSION = 4
-    RESPONSE_TYPE = _DescribeGroupsResponseV4
-    SCHEMA = _DescribeGroupsV3.SCHEMA
-
-
-class _DescribeGroups(Request[_DescribeGroupsV3 | _DescribeGroupsV4]):
-    """aiokafka 0.14 has no version 4, which tells the instance ids."""
-
-    API_KEY = 15
-
-    def __init__(self, groups: Sequence[str]) -> None:
-        self._groups = groups
-
-    def build(
-        self, request_struct_class: type[_DescribeGroupsV3 | _DescribeGroupsV4]
-    ) -> _DescribeGroupsV3 | _DescribeGroupsV4:
-        return request_struct_class(list(self._groups), False)
 
 
 def _group(

@@ -1,4 +1,4 @@
-"""Requests of Kafka's protocol that aiokafka lacks: what is allowed to us, told by the broker itself."""
+"""Requests of Kafka's protocol that aiokafka lacks: what we are allowed to do, and who is in a group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.admin import DescribeGroupsRequest, DescribeGroupsResponse_v3
 from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.types import Array, Boolean, Int16, Int32, Schema, String
+from aiokafka.protocol.types import Array, Boolean, Bytes, Int16, Int32, Schema, String
 
 
 class _MetadataResponse(Response):
@@ -97,4 +97,68 @@ async def described_groups(admin: AIOKafkaAdminClient, groups: Sequence[str], no
     try:
         return await admin._send_request(_DescribedGroups(groups), node)
     except NotImplementedError:
+        return await admin._send_request(DescribeGroupsRequest(list(groups)), node)
+
+
+class _DescribeGroupsResponseV4(Response):
+    API_KEY = 15
+    API_VERSION = 4
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        (
+            "groups",
+            Array(
+                ("error_code", Int16),
+                ("group", String("utf-8")),
+                ("state", String("utf-8")),
+                ("protocol_type", String("utf-8")),
+                ("protocol", String("utf-8")),
+                (
+                    "members",
+                    Array(
+                        ("member_id", String("utf-8")),
+                        ("group_instance_id", String("utf-8")),
+                        ("client_id", String("utf-8")),
+                        ("client_host", String("utf-8")),
+                        ("member_metadata", Bytes),
+                        ("member_assignment", Bytes),
+                    ),
+                ),
+                ("authorized_operations", Int32),
+            ),
+        ),
+    )
+
+
+class _DescribeGroupsRequestV4(RequestStruct):
+    API_KEY = 15
+    API_VERSION = 4
+    RESPONSE_TYPE = _DescribeGroupsResponseV4
+    SCHEMA = _DescribeGroupsRequest.SCHEMA
+
+
+class _DescribedMembers(Request[_DescribeGroupsRequest | _DescribeGroupsRequestV4]):
+    """aiokafka 0.14 has no version 4, which tells the instance ids."""
+
+    API_KEY = 15
+
+    def __init__(self, groups: Sequence[str]) -> None:
+        self._groups = groups
+
+    def build(
+        self, request_struct_class: type[_DescribeGroupsRequest | _DescribeGroupsRequestV4]
+    ) -> _DescribeGroupsRequest | _DescribeGroupsRequestV4:
+        return request_struct_class(list(self._groups), False)
+
+
+async def described_with_instance_ids(admin: AIOKafkaAdminClient, groups: Sequence[str], node: int) -> Any:
+    """Return what a coordinator says of groups, in version 4 if it is Kafka 2.4 or newer.
+
+    Raises:
+        KafkaError: it could not be asked.
+    """
+    try:
+        return await admin._send_request(_DescribedMembers(groups), node)
+    except NotImplementedError:
+        # Kafka before 2.3.
         return await admin._send_request(DescribeGroupsRequest(list(groups)), node)
