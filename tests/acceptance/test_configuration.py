@@ -21,7 +21,6 @@ from tests.worker.harness import Worker
         ({"lease": "30"}, "lease='30'"),
         ({"lease": True}, "lease=True"),
         ({"lease": 10_000_000}, "lease=10000000"),
-        ({"lease": 30, "max_lease": 10}, "max_lease=10"),
         ({"max_in_flight": 0}, "max_in_flight=0"),
         ({"instance_id": 7}, "instance_id=7"),
         ({"session_timeout": 0}, "session_timeout=0"),
@@ -33,6 +32,11 @@ def test_scenario_30_a_setting_of_a_consumer_that_can_not_be_is_named(options: d
         marq.Consumer("emails", **options)
 
     assert str(caught.value).startswith(f"{named}: expected ")
+
+
+def test_scenario_30_a_max_lease_shorter_than_the_lease_names_both() -> None:
+    with pytest.raises(marq.ConfigError, match=r"^max_lease=10 is shorter than lease=30"):
+        marq.Consumer("emails", lease=30, max_lease=10)
 
 
 @pytest.mark.parametrize(

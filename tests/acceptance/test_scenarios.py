@@ -421,7 +421,7 @@ async def test_scenario_25_a_receive_after_the_stop_says_what_is_wrong(make_cons
     await consumer.start()
     await consumer.stop()
 
-    with pytest.raises(marq.MarqError, match=rf"consumer of queue '{queue}' is not started: use `async with`"):
+    with pytest.raises(marq.MarqError, match=rf"consumer of queue '{queue}' was stopped: await start\(\)"):
         await consumer.receive()
 
 

@@ -19,6 +19,7 @@ from marq.core.markers import Tick
 from marq.core.names import Names
 from tests.check.checking import Check, NewWorker, make_topics, obey
 from tests.embedded import kafka_tools
+from tests.unit.core.batches import NEWER
 from tests.worker.harness import Installation, eventually
 
 
@@ -65,9 +66,7 @@ async def test_partitions_that_wait_for_a_newer_worker_or_for_the_end_of_a_trans
 ) -> None:
     running = await new_worker(prefix=prefix).start().ready()
     async with Installation(check.environment["MARQ_BOOTSTRAP_SERVERS"], running.names) as installation:
-        marker = bytearray(encode(Tick(1, 0)))
-        marker[0] = 99
-        await installation.mark(bytes(marker), partition=1)
+        await installation.mark(NEWER, partition=1)
 
         async def halted() -> bool:
             return (await running.partitions())[1]["state"] == "stopped"
@@ -85,7 +84,7 @@ async def test_partitions_that_wait_for_a_newer_worker_or_for_the_end_of_a_trans
 
     halted_at, held_up = found.problem("markers partition 1"), found.problem("markers partition 0")
     assert halted_at.found.startswith("stands still: ")
-    assert "upgrade the workers" in halted_at.advice
+    assert "A marker of a newer version" in halted_at.advice
     assert "it is 1 records behind" in held_up.found
     assert "has read none for" in held_up.found
     assert "a transaction is open in the markers topic" in held_up.advice
