@@ -72,7 +72,7 @@ class Group:
         async with self._looking:
             try:
                 async with asyncio.timeout(LOOK_LIMIT_S):
-                    return [group for group in groups if not has_partitions((await self._described(group))[1])]
+                    return [group for group in groups if reads_nothing(*await self._described(group))]
             except (KafkaError, TimeoutError) as error:
                 log.debug("whether groups have partitions could not be looked up: %r", error)
                 await self.stop()
@@ -128,6 +128,11 @@ def told_url(metadata: bytes) -> URL:
     """Return the address in what Faust's assignor tells of a member."""
     told = ConsumerProtocolMemberMetadata.decode(metadata).user_data
     return URL(json.loads(told)["url"])
+
+
+def reads_nothing(state: str, members: Sequence[Sequence[Any]]) -> bool:
+    """Return whether no member of a group that was described has a partition, nor gets one at the end of a rebalance."""
+    return not members or (state == "Stable" and not has_partitions(members))
 
 
 def has_partitions(members: Iterable[Sequence[Any]]) -> bool:

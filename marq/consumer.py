@@ -28,7 +28,7 @@ from marq.reader import GroupMember
 from marq.serving import Serving
 from marq.settings import ClientOptions, ClientSettings, whole_number
 from marq.shelf import Shelf
-from marq.spending import seen_once
+from marq.spending import release_unseen, seen_once
 from marq.starts import MARKED, TRANSACTIONAL, check_start
 from marq.topics import Topics
 from marq.watch import watch_for_tracker
@@ -48,6 +48,8 @@ RETRY_S = 1.0
 SHOWN_QUEUES = 20
 #: An iteration lets others have their turn at least this often.
 _TURN_S = 0.005
+#: A SPEND marker may take this long, even if less of the time to wait is left.
+SPEND_S = 2.0
 
 
 class Consumer:
@@ -218,7 +220,8 @@ class Consumer:
     ) -> list[Message]:
         """Return up to ``max_messages``, as soon as there are any; [] when nothing came within ``wait``.
 
-        Messages of a queue that delivers at most once are returned when their SPEND marker is durable.
+        Messages of a queue that delivers at most once are returned when their SPEND marker is durable. If the broker does
+        not confirm it within ``wait``, or within 2 s if that is longer, they are released and the answer is [].
 
         ``lease``: how long these are held, and by how much they renew themselves, instead of the consumer's lease.
 
@@ -229,6 +232,8 @@ class Consumer:
         running = self._started()
         count = whole_number("max_messages", max_messages, most=MAX_MAX_IN_FLIGHT)
         wait_s = duration_ms("wait", wait) / 1000
+        clock = asyncio.get_running_loop().time
+        until_s = clock() + wait_s
         lease_ms = None if lease is None else duration_ms("lease", lease, least_ms=100)
         if lease_ms is not None and lease_ms > self._max_lease_ms:
             raise ConfigError(
@@ -244,9 +249,18 @@ class Consumer:
                 messages = _take(running, count)
         if not messages and running.flow.error is not None:
             raise running.flow.error
-        messages = await seen_once(messages)
+        try:
+            async with asyncio.timeout_at(max(until_s, clock() + SPEND_S)):
+                messages = await seen_once(messages)
+        except TimeoutError:
+            return []
         if messages and lease_ms is not None:
-            await running.flow.hold(messages, lease_ms)
+            try:
+                await running.flow.hold(messages, lease_ms)
+            except BaseException:
+                # The caller never sees them. Without a release they would be held until max_lease.
+                release_unseen(messages)
+                raise
         return messages
 
     async def run(self, handler: Handler, concurrency: int | None = None) -> None:

@@ -45,8 +45,8 @@ SUMMARY_S = 30.0
 SILENT_START_S = 3.0
 #: How long the outcome of an attempt describes the broker.
 FRESH_S = MAX_PAUSE_S + 0.5
-#: Limit of one wait. Wake-ups normally come first.
-_MAX_WAIT_S = 5.0
+#: An attempt that takes longer no longer keeps others from trying: its event loop may be blocked by user code.
+MAX_TURN_S = 2.0
 
 _NEVER = float("-inf")
 _FAILURES = (OSError, TimeoutError, KafkaError)
@@ -56,12 +56,21 @@ T = TypeVar("T")
 K = TypeVar("K")
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One attempt; ``counted``: against the limit, also while its outcome is open."""
+
+    address: Address
+    began: float
+    counted: bool
+
+
 @dataclass(slots=True)
 class _Broker:
     """One broker as this process has found it; times are those of the pacer's clock."""
 
     #: Attempts under way.
-    trying: int = 0
+    trying: list[_Turn] = field(default_factory=list)
     #: Failed rounds since it was last up, and all there have ever been.
     failed: int = 0
     rounds: int = 0
@@ -75,15 +84,6 @@ class _Broker:
     waiters: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = field(default_factory=dict)
     #: When the log last mentioned this outage; None while it has not.
     logged_at: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """One attempt; ``counted``: against the limit, also while its outcome is open."""
-
-    address: Address
-    began: float
-    counted: bool
 
 
 class Pacer:
@@ -167,9 +167,9 @@ class Pacer:
                     raise self._refusal(address, broker)
                 wait_s = self._wait_s(broker)
                 if wait_s <= 0:
-                    broker.trying += 1
                     broker.attempts += 1
                     turn = _Turn(address, self._clock(), counted=broker.failed > 0)
+                    broker.trying.append(turn)
                     if turn.counted:
                         self._spent.append(turn.began)
                     return turn
@@ -188,9 +188,10 @@ class Pacer:
                     broker.waiters.pop(waiter, None)
 
     def _wait_s(self, broker: _Broker) -> float:
-        if broker.trying >= (1 if broker.failed else MAX_CONCURRENT):
-            return _MAX_WAIT_S
         now = self._clock()
+        begun = [turn.began for turn in broker.trying if now - turn.began < MAX_TURN_S]
+        if len(begun) >= (1 if broker.failed else MAX_CONCURRENT):
+            return min(begun) + MAX_TURN_S - now
         while self._spent and self._spent[0] <= now - 1:
             self._spent.popleft()
         crowded_s = self._spent[0] + 1 - now if len(self._spent) >= MAX_FAILURES_PER_SECOND else 0.0
@@ -208,7 +209,7 @@ class Pacer:
     def _end(self, turn: _Turn, error: BaseException | None) -> None:
         with self._lock:
             broker = self._brokers[turn.address]
-            broker.trying -= 1
+            broker.trying.remove(turn)
             if error is None:
                 if turn.counted and turn.began in self._spent:
                     self._spent.remove(turn.began)
@@ -237,7 +238,7 @@ class Pacer:
         now = self._clock()
         broker.error = error
         if not broker.failed:
-            broker.down_at, broker.attempts, broker.logged_at = now, broker.trying + 1, None
+            broker.down_at, broker.attempts, broker.logged_at = now, len(broker.trying) + 1, None
         elif turn.began < broker.failed_at:
             return  # one of several that began together
         broker.failed += 1

@@ -73,7 +73,7 @@ class Spending:
         consumer stops, the messages are released and the attempt does not count, because user code never saw them.
         """
         if self._stopped:
-            _release(messages)
+            release_unseen(messages)
             return []
         asked = _Asked(messages, asyncio.get_running_loop().create_future())
         self._waiting.append(asked)
@@ -82,10 +82,10 @@ class Spending:
         try:
             spent = await asked.spent
         except BaseException:
-            _release(messages)
+            release_unseen(messages)
             raise
         if self._stopped:
-            _release(messages)
+            release_unseen(messages)
             return []
         now_s = self._clock()
         # A SPEND that came after the end of the lease may not have counted: another consumer may have the message.
@@ -103,6 +103,8 @@ class Spending:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+            # A task that is cancelled before its first step answers nobody.
+            self._end(set())
 
     async def _run(self) -> None:
         """Write until no caller waits. Callers of the same turn of the event loop share the first write."""
@@ -116,8 +118,11 @@ class Spending:
             # An unavailable broker is retried; anything else ends the calls that wait.
             end = error
         finally:
-            left, self._writing, self._waiting, self._task = [*self._writing, *self._waiting], [], [], None
-            _answer(left, end)
+            self._end(end)
+
+    def _end(self, answer: set[Message] | Exception) -> None:
+        left, self._writing, self._waiting, self._task = [*self._writing, *self._waiting], [], [], None
+        _answer(left, answer)
 
     async def _written(self, messages: Sequence[Message]) -> set[Message]:
         """Write SPEND markers until they are durable, or all leases are over; return the messages that are spent."""
@@ -160,7 +165,8 @@ def _answer(asked: Iterable[_Asked], answer: set[Message] | Exception) -> None:
             each.spent.set_result(answer)
 
 
-def _release(messages: Iterable[Message]) -> None:
+def release_unseen(messages: Iterable[Message]) -> None:
+    """Release messages that user code has not seen; the attempt does not count."""
     for message in messages:
         if message.offset in message._lease.open:
             message._lease.release(message.offset, 0, counted=False)

@@ -69,8 +69,11 @@ class Workers(Crew[Message]):
                 if lease.expires_s <= clock():
                     continue
                 # Right before the call: a crash abandons only what a handler was about to see.
-                if lease.spending is not None and not await lease.spending.spend([message]):
-                    continue
+                if lease.spending is not None:
+                    # The former message is done: the end of its lease must not cancel this wait.
+                    current[index] = None
+                    if not await lease.spending.spend([message]):
+                        continue
                 if codecs:
                     lease.codec = codecs.get(lease.queue, lease.codec)
                 current[index] = message

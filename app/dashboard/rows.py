@@ -23,8 +23,8 @@ COLUMNS: Sequence[tuple[str, str, str]] = (
         "busy: something is in flight or moves; waiting: messages wait; no consumer: also that no consumer reads them",
     ),
     ("waiting", "Waiting", "sent, and taken by nobody yet"),
-    ("oldest_waiting_seconds", "Oldest waiting", "age of the oldest waiting message, since it was sent"),
     ("in_flight", "In flight", "leased to a consumer now"),
+    ("oldest_waiting_seconds", "Oldest waiting", "age of the oldest waiting message, since it was sent"),
     ("delayed", "Delayed", "wait for their time, or to be delivered again"),
     (
         "dead",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.errors import GroupAuthorizationFailedError, KafkaConnectionError
 from yarl import URL
 
-from app.members import Group, Members
+from app.members import Group, Members, reads_nothing
 from marq.settings import ClientSettings
 
 URLS = [URL("http://one:1"), URL("http://two:1")]
@@ -37,3 +38,13 @@ async def test_who_the_trackers_are(
     monkeypatch.setattr(group, "_describe", describe)
 
     assert await group.members() == expected
+
+
+def test_a_group_whose_members_wait_for_the_end_of_a_rebalance_reads_something_soon() -> None:
+    idle = ("member", "client", "/host", b"", b"")
+    share = ConsumerProtocolMemberAssignment(0, [("t", [0])], b"").encode()
+
+    assert reads_nothing("Stable", [idle])
+    assert reads_nothing("Empty", [])
+    assert not reads_nothing("CompletingRebalance", [idle])
+    assert not reads_nothing("Stable", [idle, ("other", "client", "/host", b"", share)])

@@ -19,6 +19,7 @@ from marq.reconnects import (
     MAX_CONCURRENT,
     MAX_FAILURES_PER_SECOND,
     MAX_PAUSE_S,
+    MAX_TURN_S,
     SILENT_START_S,
     SUMMARY_S,
     Pacer,
@@ -193,6 +194,29 @@ async def test_an_attempt_that_is_cancelled_passes_the_turn_on() -> None:
         task.cancel()
 
     assert await asyncio.wait_for(waiting, LIMIT_S) == "connection"
+
+
+async def test_an_attempt_of_a_blocked_event_loop_keeps_others_from_trying_for_a_short_time_only(
+    pacer: Pacer, network: Network, clock: Clock
+) -> None:
+    await outage(pacer, network, clock, 3)
+    blocked = asyncio.Event()
+
+    async def never() -> str:
+        await blocked.wait()
+        return "late"
+
+    clock.now_s += MAX_PAUSE_S
+    first = asyncio.create_task(pacer.connect(BROKER, never))
+    await asyncio.sleep(0)
+    network.up = True
+    assert await tried(pacer, network) == 0
+
+    clock.now_s += MAX_TURN_S
+    assert await tried(pacer, network) == 1
+
+    blocked.set()
+    assert await first == "late"
 
 
 async def test_clients_in_other_threads_take_part() -> None:

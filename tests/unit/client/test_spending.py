@@ -174,6 +174,46 @@ async def test_a_call_that_is_cancelled_releases_what_it_would_have_returned(rig
     assert call.cancelled()
 
 
+async def test_a_stop_in_the_same_turn_of_the_event_loop_ends_a_call_that_is_about_to_spend(rig: Rig) -> None:
+    messages = await rig.take(2)
+
+    call = asyncio.create_task(seen_once(messages))
+    await asyncio.gather(asyncio.sleep(0), rig.flow.stop_reading(1))
+
+    async with asyncio.timeout(10):
+        assert await call == []
+    await rig.settler.until(lambda: released(rig) == [0, 1])
+
+
+async def test_the_end_of_a_lease_that_is_done_with_does_not_end_a_worker_that_waits_to_spend(
+    make_rig: Callable[..., Rig],
+) -> None:
+    rig = make_rig(queue=lambda _: QueueSettings(delivery=AT_MOST_ONCE))
+    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(200)])
+    seen: list[int] = []
+    away = asyncio.Event()
+
+    async def handler(message: Message) -> None:
+        seen.append(message.offset)
+        if len(seen) == 41:
+            # The broker goes away: acks and SPEND markers wait.
+            rig.settler.gate.clear()
+            away.set()
+
+    crew = Workers(rig.shelf, rig.flow.outbox, handler, 4)
+    crew.start()
+    rig.flow.demand()
+    async with asyncio.timeout(10):
+        await away.wait()
+    for _ in range(45):
+        await rig.clock.advance(1)
+        await spin()
+
+    assert [task.done() for task in crew.tasks] == [False] * 4
+    rig.settler.gate.set()
+    await crew.stop(0)
+
+
 async def test_a_message_whose_lease_ends_before_it_is_spent_is_not_seen_but_its_neighbours_are(rig: Rig) -> None:
     first, second = await rig.take(2)
     second._lease.renewed_until(second.offset, rig.clock() + 600)
