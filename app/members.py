@@ -131,7 +131,7 @@ def told_url(metadata: bytes) -> URL:
 
 
 def reads_nothing(state: str, members: Sequence[Sequence[Any]]) -> bool:
-    """Return whether no member of a group that was described has a partition, nor gets one at the end of a rebalance."""
+    """Return whether no member of a described group has a partition, or may get one at the end of a rebalance."""
     return not members or (state == "Stable" and not has_partitions(members))
 
 

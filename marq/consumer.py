@@ -220,8 +220,8 @@ class Consumer:
     ) -> list[Message]:
         """Return up to ``max_messages``, as soon as there are any; [] when nothing came within ``wait``.
 
-        Messages of a queue that delivers at most once are returned when their SPEND marker is durable. If the broker does
-        not confirm it within ``wait``, or within 2 s if that is longer, they are released and the answer is [].
+        Messages of a queue that delivers at most once are returned when their SPEND marker is durable. If the broker
+        does not confirm it within ``wait``, or within 2 s if that is longer, they are released and the answer is [].
 
         ``lease``: how long these are held, and by how much they renew themselves, instead of the consumer's lease.
 
