@@ -1,8 +1,8 @@
-"""Which queues have waiting messages that nobody takes, and for how long that has been so.
+"""Measures for how long queues with waiting messages have had no consumer.
 
-A tracker looks every few seconds. A queue whose messages are acquired has a consumer, so the broker is asked about
-consumer groups only for queues that have waiting messages and of which nothing was acquired since the last look. An
-installation in which everything moves makes no request at all, however many queues it has.
+A tracker checks every few seconds. A queue whose messages are acquired has a consumer. So the tracker asks the broker
+only about the consumer groups of queues that have waiting messages, and of which nothing was acquired since the last
+check. If messages of all queues are being acquired, it makes no request at all, however many queues there are.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from agents.census import Census
 from agents.tracker import TrackerOwners
 from marq.core.definitions import Definitions
 
-#: Between two looks, and how many times as long as a look has taken the next one is put off.
+#: Seconds between two checks. After each check, the tracker also waits REST times as long as the check took.
 LOOK_S, REST = 5.0, 20
-#: Between two looks at most so much counts: what happened while this process was suspended is not known.
+#: Most time that counts between two checks: while this process was suspended, it saw nothing.
 MAX_STEP_S = 2 * LOOK_S
-#: A look may take this long.
+#: Time limit of one check.
 LOOK_LIMIT_S = 30.0
 #: A queue without a consumer is reported after this long: a deployment stops one consumer before it starts the next.
 NO_CONSUMER_S = 30.0
-#: A queue has stalled when nothing of it is in flight and nothing was acquired for this long.
+#: A queue with waiting messages is stalled if none is in flight and none was acquired for this long.
 STALLED_S = 60.0
 
 log = logging.getLogger("marq.worker")
@@ -37,7 +37,7 @@ log = logging.getLogger("marq.worker")
 
 @dataclass(slots=True)
 class _Queue:
-    """What the last look found of a queue; ``acquired``: its counter then."""
+    """A queue as of the last check; ``acquired`` is its counter at that time."""
 
     acquired: int
     idle_s: float = 0.0
@@ -47,17 +47,17 @@ class _Queue:
 
 @dataclass
 class Unattended:
-    """Adds up for how long queues have had no consumer, from one look to the next; asks nobody."""
+    """Adds up, from one check to the next, for how long queues have had no consumer; makes no requests."""
 
     _queues: dict[str, _Queue] = field(default_factory=dict)
 
     def look(self, acquired: Mapping[str, int], waiting: Collection[str], passed_s: float) -> list[str]:
-        """Note counters and waiting queues; return the queues of which it must be known whether they have consumers.
+        """Note counters and waiting queues; return the queues whose consumers must be looked up.
 
         Args:
-            acquired: how many messages of each queue were ever acquired.
+            acquired: by queue, the number of messages that were ever acquired.
             waiting: the queues that have waiting messages.
-            passed_s: seconds since the last look in which this process was running.
+            passed_s: seconds since the last check in which this process was running.
         """
         before, self._queues = self._queues, {}
         suspects = []
@@ -82,7 +82,7 @@ class Unattended:
             queue.no_consumer_s = queue.no_consumer_s + passed_s if name in unattended else 0.0
 
     def figures(self, name: str) -> dict[str, float]:
-        """Return for how long a queue has had no consumer, 0 if it has one, and when its last message was acquired."""
+        """Return for how long a queue has had no consumer (0 if it has one) and no message was acquired."""
         queue = self._queues.get(name)
         if queue is None:
             return {}
@@ -91,13 +91,13 @@ class Unattended:
 
 @dataclass
 class ConsumerWatch:
-    """Looks, for one worker, until it is stopped.
+    """Checks the queues of one worker until it is stopped.
 
     Args:
         owners: the owners of the worker's partitions, whose lease books count what is acquired.
-        census: what knows the queues with waiting messages.
-        definitions: returns the definitions of queues, which say what is paused.
-        unattended: returns which of some queues have no consumer; raises KafkaError.
+        census: the counter of waiting messages.
+        definitions: returns the definitions of queues, which name the paused ones.
+        unattended: returns those of the given queues that have no consumer; raises KafkaError.
     """
 
     owners: TrackerOwners
@@ -132,7 +132,7 @@ class ConsumerWatch:
                     await self._look(passed_s)
                 self._failed = False
             except (KafkaError, OSError, TimeoutError) as error:
-                # The times stay as they were: nothing is known of the consumers now.
+                # The times stay as they were, because nothing is known about the consumers now.
                 log.log(
                     logging.DEBUG if self._failed else logging.WARNING,
                     "consumers of queues with waiting messages could not be looked up: error=%r", error,
@@ -166,16 +166,16 @@ def has_no_consumer(figures: Mapping[str, Any]) -> bool:
     return bool(
         figures.get("waiting")
         and figures.get("no_consumer_seconds", 0.0) >= NO_CONSUMER_S
-        # Whoever acquires without being a member of the group is a consumer, too; it may do so at another worker.
+        # A client that acquires without being a member of the group is also a consumer; another worker may see it.
         and figures.get("idle_seconds", 0.0) >= NO_CONSUMER_S
     )
 
 
 def is_stalled(figures: Mapping[str, Any]) -> bool:
-    """Return whether a queue has waiting messages, and a consumer that takes none.
+    """Return whether a queue has waiting messages, and a consumer that receives none.
 
-    A consumer with messages in flight has not stalled, however long its handlers take: it may have as many as it is
-    allowed to. When it is dead, its leases end, and nothing is in flight any more.
+    A consumer with messages in flight is not stalled, however long its handlers take: it may have reached its limit.
+    If it is dead, its leases end, and then nothing is in flight.
     """
     return bool(
         figures.get("waiting")

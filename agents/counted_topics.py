@@ -20,7 +20,7 @@ log = logging.getLogger("marq.census")
 
 #: For how long is believed what was said of a topic, and how long that may take; also of one that could not be read.
 BELIEVE_S, ASK_S, ASK_AGAIN_S = 60.0, 5.0, 2.0
-#: Of a topic that the broker does not list.
+#: Reason for a topic that the broker does not list.
 _MISSING = (
     "it does not exist, or this worker may not describe it. Create it, or remove `topic` from the queue's settings"
 )
@@ -65,7 +65,7 @@ class CountedTopics:
             await self._ask(consumer, self._messages)
             due.remove(self._messages)
         if due:
-            # Once for all: aiokafka asks about a topic that is missing ten times a second, and logs an error each time.
+            # One request for all: aiokafka asks for a missing topic ten times a second, and logs an error each time.
             async with asyncio.timeout(ASK_S):
                 existing = await consumer.topics()
             for topic in set(due) - existing:

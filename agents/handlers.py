@@ -36,7 +36,7 @@ from marq.topics import Topics
 from marq.workers import STOP_CLIENT_S, Workers, wind_down
 from marq.writer import KafkaMarkerWriter
 
-#: Code between a handler's name and the user's module.
+#: Files whose frames come before the user's code in the traceback of an import.
 _IMPORTING = (__file__, importlib.__file__, "<frozen importlib")
 
 log = logging.getLogger("marq.handlers")
@@ -182,7 +182,7 @@ def load_handlers(group: HandlerGroup) -> dict[str, Handler]:
     if errors and not handlers:
         raise errors[0]
     for error in errors:
-        log.critical("messages wait until that is mended: %s", error, exc_info=error.__cause__)
+        log.critical("messages wait until this is fixed: %s", error, exc_info=error.__cause__)
     return handlers
 
 
@@ -229,12 +229,12 @@ def _load_module(name: str) -> ModuleType:
 
 
 def _not_imported(text: str, error: Exception) -> ConfigError:
-    """Return the error for a failed import; its note is the traceback, from the first line of the user's code on."""
+    """Return the error for a failed import, with the traceback from the user's first line as its note."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_IMPORTING):
         trace = trace.tb_next
     failed = ConfigError(text)
-    # Without a line of the user's code, the text says it all: there is no such module, or no such function.
+    # If no line of the user's code ran, there is no such module or function, and the text is enough.
     if trace is not None or isinstance(error, SyntaxError):
         failed.add_note("".join(traceback.format_exception(type(error), error, trace)).rstrip())
     return failed

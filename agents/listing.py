@@ -131,7 +131,7 @@ async def open_messages(owners: TrackerOwners, choice: Choice, redaction: Redact
 
 
 def open_message(owners: TrackerOwners, source: Source, number: int, redaction: Redaction) -> dict[str, Any] | None:
-    """Return one open message; None where it is none of this worker's."""
+    """Return one open message; None if this worker does not own it."""
     for owner in owners.owned.values():
         lease = owner.tracker.book.open_in(source).get(number)
         if lease is not None:
@@ -190,7 +190,7 @@ def _described(
         "queue": lease.queue,
         "state": lease.state.name.lower(),
         "due": moment(due_ms),
-        # What is overdue by a moment is due: the owner sends it after its next TICK.
+        # A message that is slightly overdue is due now: the owner sends it after its next TICK.
         "due_in_seconds": max(0.0, (due_ms - now_ms) / 1000),
         "since": moment(lease.since_ms),
         "attempt": lease.attempt,

@@ -85,7 +85,7 @@ class Ownership:
     state: str = "recovering"
     #: Why the partition stands still, for people; empty when it does not.
     alarm: str = ""
-    #: The record of a newer version before which it stands still, with its content.
+    #: Offset and content of the record of a newer version that stops the partition.
     stopped_before: tuple[int, bytes] | None = None
     recovered_records: int = 0
     transactions: int = 0
@@ -243,10 +243,10 @@ class Ownership:
         )
 
     async def _wait_for_quarantine(self) -> None:
-        """Wait until an operator orders the record into quarantine that this owner can't read, and go on there.
+        """Wait until an operator quarantines the record that this owner can't read, then continue from that record.
 
-        Nothing was folded from that record on, so to take over again is to read it again. The order is read then, too:
-        what passes over the record is the tracker, in one transaction with its rows and the quarantine record.
+        Nothing was folded from that record on, so taking over again reads it again. The tracker then finds the order
+        and passes over the record, in one transaction with its rows and the quarantine record.
         """
         assert self.stopped_before is not None
         while (order := self.around.quarantine(self.partition, *self.stopped_before)) is None:
@@ -254,7 +254,7 @@ class Ownership:
             await self._arrived.wait()
         offset, _ = self.stopped_before
         place = copies.record_id(Source(self.around.names.markers, self.partition), offset)
-        log.warning("record %s is %s; its partition goes on", place, order)
+        log.warning("record %s is %s; its partition continues", place, order)
         self.tracker.take_over_again()
         self.state, self.alarm, self.stopped_before = "recovering", "", None
         self.around.resume(self.partition)
@@ -579,7 +579,7 @@ class Ownership:
             del self._unacked[:unacked]
 
     def _tell_of_invalid_times(self) -> None:
-        # Once for each queue and flush: a sender that is wrong is wrong for thousands of messages.
+        # One line for each queue and flush, because a faulty sender affects thousands of messages.
         for queue, (count, first) in self.tracker.book.invalid_times.take().items():
             log.warning(
                 "queue=%s messages=%s first=%s: marq-deliver-at can't be read as a time, so they are delivered at once",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 WINDOW_SECONDS = 30.0
 #: Below so many records nobody is behind: a fetch of them is on its way.
 LEVEL_RECORDS = 1_000
-#: Between two samples at most so much counts as time without progress: a process that was suspended could make none.
+#: Most time between two samples that counts as stalled: a suspended process could not make progress.
 MAX_STEP_SECONDS = 2.0
 
 
@@ -29,7 +29,7 @@ class Pace:
     end: int | None = None
     read_per_second: float = 0.0
     written_per_second: float = 0.0
-    #: For how long nothing was read although something was there.
+    #: For how long nothing was read although records were available.
     stalled_seconds: float = 0.0
 
     @property
@@ -82,7 +82,7 @@ class Paces:
                 samples.popleft()
 
     def _note_stall(self, partition: int, before: tuple[float, int, int] | None, now_s: float, position: int) -> None:
-        # There must have been something to read at the last sample already, or it has had no time to be read.
+        # Records must have been available at the last sample already; newer ones could not be read yet.
         if before is None or position != before[1] or before[1] >= before[2]:
             self._stalled_s[partition] = 0.0
         else:

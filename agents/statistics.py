@@ -54,7 +54,7 @@ class Statistics:
 
     owners: TrackerOwners
     census: Census | None = None
-    #: What else is known of a queue: for how long it has had no consumer.
+    #: More figures of a queue: for how long it has had no consumer.
     watched: Callable[[str], Mapping[str, float]] = lambda _: {}
     #: (monotonic seconds, {(partition, queue): counters}).
     samples: deque[tuple[float, dict[tuple[int, str], Counts]]] = field(
@@ -229,7 +229,7 @@ def _partition(owner: Ownership, pace: Pace) -> dict[str, Any]:
 
 
 def add_up(answers: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Add up the ``queues`` of several workers; of ages the greatest counts, of idle times the least."""
+    """Add up the ``queues`` of several workers; take the maximum of ages and the minimum of idle times."""
     total: dict[str, dict[str, float]] = {}
     for answer in answers:
         for queue, figures in answer["queues"].items():

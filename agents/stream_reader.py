@@ -58,7 +58,7 @@ class Partitions:
     log_end: Callable[[Source], Awaitable[int]]
     #: The offset after the last record that was fetched, whether or not it has been delivered; None: not known.
     returned_to: Callable[[Source], int | None]
-    #: Who commits, as commits tell people.
+    #: Name of the committer, for the metadata of commits.
     committer: str = ""
 
 

@@ -38,10 +38,10 @@ class Surroundings:
     seek: Callable[[int, int], Awaitable[None]]
     #: Where a markers partition begins and ends.
     log_range: Callable[[int], Awaitable[tuple[int, int]]]
-    #: Stops the reading of a markers partition, and lets it go on.
+    #: Pause and resume reading a markers partition.
     pause: Callable[[int], None]
     resume: Callable[[int], None] = lambda _: None
-    #: The operator's order to pass over a record of a newer version: (partition, offset, content).
+    #: Returns the operator's order to pass over a record of a newer version, by (partition, offset, content).
     quarantine: Callable[[int, int, bytes], Quarantine | None] = lambda *_: None
     markers_partitions: int = 1
     #: Who the worker is, for people who look later.

@@ -161,7 +161,7 @@ class Writing:
             await producer.begin_transaction()
             try:
                 sends = await self._sends(producer, tracker, due, [*plan, *([] if tick is None else [tick])], changes)
-                # Not one after the other: when one fails, nobody would look at the others, and each would be reported.
+                # Not one by one: if one failed, the others would not be awaited, and asyncio would report each of them.
                 results = await asyncio.gather(*sends)
             except (MessageSizeTooLargeError, RecordListTooLargeError):
                 await producer.abort_transaction()

@@ -277,7 +277,7 @@ class BatchConsumer(driver.Consumer):
 
 
 class PacedProducer(driver.Producer):
-    """Faust's producer, which waits with all others for a broker that is down."""
+    """Faust's producer, which shares the process' connection attempts at a broker that is down."""
 
     def _new_producer(self, transactional_id: str | None = None) -> aiokafka.AIOKafkaProducer:
         return paced(super()._new_producer(transactional_id))

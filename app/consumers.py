@@ -1,4 +1,4 @@
-"""Which queues no consumer reads, as the members of their groups tell."""
+"""Finds the queues that no consumer reads, from the members of their groups."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ async def unattended(
 ) -> set[str]:
     """Return the queues that no member of their group reads; raises KafkaError.
 
-    A queue whose group may not be described is not among them. A group that the broker does not list is asked for all
-    the same: it may be one that we may not see.
+    Queues whose group this client may not describe are left out. A group that the broker does not list is described
+    anyway, because this client may have no permission to see it.
     """
     groups = {queue: group_of(queue, names, definitions) for queue in queues}
     listed = await listed_groups(admin)
@@ -37,7 +37,7 @@ async def unattended(
         anywhere = int((await admin.describe_cluster())["brokers"][0]["node_id"])
     wanted = {group: listed.get(group, anywhere) for group in sorted(set(groups.values()))}
     described = {each.name: each for each in await described_members(admin, wanted)}
-    # The broker that was asked about a group that none lists may not be the one that would coordinate it.
+    # An unlisted group may have been looked up at a broker that is not its coordinator.
     missing = {
         name
         for name, each in described.items()
@@ -69,7 +69,7 @@ def is_read(queue: str, group: DescribedGroup, names: Names, definitions: Defini
 
 
 class ConsumerLook:
-    """Asks with a client of its own, which is made when it is needed and again after an error."""
+    """Looks up consumers with its own admin client, created on first use and again after an error."""
 
     def __init__(self, client: ClientSettings, definitions: Callable[[], Definitions]) -> None:
         self._client = client

@@ -76,7 +76,7 @@ RELIANCES = (
         _CONSUMER,
         "resume_partitions",
         "(self, tps)",
-        "back-pressure of handlers, and a partition goes on after a quarantine",
+        "back-pressure of handlers, and a partition continues after a quarantine",
     ),
     Reliance(_CONSUMER, "should_stop", "property", "ends the reading loop"),
     Reliance(_CONSUMER, "flow_active", "class attribute", "no delivery during a rebalance"),

@@ -51,7 +51,7 @@ class MarqApp(faust.App):
     group_assignor: SpreadAssignor | None = None
     #: Whether it needs a folder below the data directory.
     keeps_tables = False
-    #: What the process exits with after it has stopped by itself.
+    #: The exit code after the process has stopped itself.
     exit_code = 0
 
     def _new_transport(self) -> BatchTransport:
@@ -62,7 +62,7 @@ class MarqApp(faust.App):
             super()._create_directories()
 
     def fenced(self) -> None:
-        """End this worker: another one has joined the group with its instance id."""
+        """Stop this worker, because another one has joined the group with the same instance id."""
         log.critical(
             "group %s: this worker stops, because another worker joined with the same MARQ_INSTANCE_ID %r. Give each"
             " worker its own MARQ_INSTANCE_ID",

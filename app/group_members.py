@@ -17,9 +17,9 @@ from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, Cons
 from app.checkup.requests import described_with_instance_ids
 from marq.assignor import holders_of
 
-#: Groups that are described with one request.
+#: Maximum number of groups in one request.
 AT_ONCE = 200
-#: The state of a group that has assigned its partitions.
+#: The state of a group whose partitions are assigned.
 STABLE = "Stable"
 
 
@@ -30,9 +30,9 @@ class GroupMember:
     Args:
         id: the member id that the broker has given it.
         instance_id: the static instance id, None without one, or if the broker is older than Kafka 2.4.
-        pid: the process id that a consumer of Marq tells its group, None for other members.
+        pid: the process id that a Marq consumer reports to its group, None for other members.
         url: the address of a worker's pages, "" for other members.
-        holders: the numbers under which it acquires messages; empty for members that are no consumers of Marq.
+        holders: the numbers under which it acquires messages; empty for members that are not Marq consumers.
     """
 
     id: str
@@ -45,7 +45,7 @@ class GroupMember:
     holders: Sequence[int] = ()
 
     def __str__(self) -> str:
-        """Return a label for people; two members of one process differ in their ids alone."""
+        """Return a human-readable label; two members of one process differ only in their ids."""
         where = self.url or ("" if self.pid is None else f"process {self.pid}")
         return f"{self.instance_id or self.client_id} on {self.host}{f' ({where})' if where else ''}"
 
@@ -56,7 +56,7 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class DescribedGroup:
-    """A group: its state as Kafka names it, and its members; ``error``: why nothing is known, 0: it is known."""
+    """A group: its state as Kafka names it, and its members; ``error``: Kafka's error code, 0 if there was none."""
 
     name: str
     state: str = ""
@@ -65,13 +65,13 @@ class DescribedGroup:
 
 
 async def listed_groups(admin: AIOKafkaAdminClient) -> dict[str, int]:
-    """Return the groups that we may see, each with the broker that coordinates it; raises KafkaError."""
+    """Return the groups that this client may see, each with its coordinator; raises KafkaError."""
     brokers = [int(broker["node_id"]) for broker in (await admin.describe_cluster())["brokers"]]
     return {name: broker for broker in brokers for name, *_ in await admin.list_consumer_groups([broker])}
 
 
 async def described_members(admin: AIOKafkaAdminClient, groups: Mapping[str, int]) -> list[DescribedGroup]:
-    """Describe groups, of which each is named with the broker to ask; raises KafkaError."""
+    """Describe groups, given with the broker to ask for each; raises KafkaError."""
     by_broker: dict[int, list[str]] = {}
     for name, broker in groups.items():
         by_broker.setdefault(broker, []).append(name)
@@ -110,7 +110,7 @@ def _member(
 
 
 def _told(metadata: bytes) -> bytes | None:
-    """Return what a member has told its group."""
+    """Return the user data of a member, None if they can't be read."""
     try:
         user_data: bytes | None = ConsumerProtocolMemberMetadata.decode(metadata).user_data
     except (ValueError, TypeError, AttributeError):
@@ -119,7 +119,7 @@ def _told(metadata: bytes) -> bytes | None:
 
 
 def _user_data(told: bytes | None) -> Mapping[str, Any]:
-    """Return what a member has told its group, nothing where that is not an object of JSON."""
+    """Return the user data of a member as an object, empty if they are not a JSON object."""
     try:
         user_data = json.loads(told or b"")
     except ValueError:

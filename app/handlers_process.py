@@ -90,8 +90,8 @@ class HandlersApp(MarqApp):
         await self.queues.start()
         await self.handlers.start(self.client, topics, self.queues.definitions, self._partitions())
         self.queues.listen(self.handlers.look_at_pauses)
-        # The worker's /healthz reports a handler that blocks the event loop. The watchdog ends the process only for a
-        # consumer that brings nothing.
+        # The worker's /healthz reports a handler that blocks the event loop. The watchdog ends the process only if its
+        # consumer reads nothing.
         ask = Witness(self.client).ask
         self.watchdog = Watchdog(self.settings.watchdog, self._standings, ask, watches_loop=False)
         self.watchdog.start()
@@ -159,7 +159,7 @@ def create_handlers_app(settings: AppSettings, client: ClientSettings, process: 
     if settings.tracing:
         trace_handlers()
     group, names = process.group, client.names
-    # It has no table, but Faust's own manager would wait a second for some.
+    # It has no tables, but Faust's own table manager would wait a second for them.
     app = new_app(HandlersApp, names.named_group(group.name), settings, client, TableManager=tables.leases.Tables)
     # It sends nothing through Faust.
     app.boot_strategy = BootStrategy(app, enable_kafka_producer=False)

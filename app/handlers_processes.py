@@ -72,7 +72,7 @@ def command(log_level: str | int | None) -> list[str]:
 class HandlersProcesses:
     """Keeps one process running for each group that is wanted.
 
-    ``end``: ends the worker with an exit code, when one of its processes has ended so that no other may follow.
+    ``end``: ends the worker with an exit code, when one of its processes was fenced and must not be restarted.
     """
 
     def __init__(self, stop_limit_s: float, log_level: str | int | None, end: Callable[[int], None]) -> None:
@@ -190,7 +190,7 @@ class _GroupProcess:
             if self._stopping:
                 return
             if self._process is not None and self._process.returncode == EXIT_FENCED:
-                # The next one would take the partitions back from the worker that has them now.
+                # A new process would take the partitions back from the worker that has them now.
                 self._end(EXIT_FENCED)
                 return
             pause_s = pauses.after(time.monotonic() - began_s)
@@ -228,6 +228,6 @@ class _GroupProcess:
                 begun = True
                 self._report, self._blocked_s = {**self._report, **report}, 0.0
             elif begun:
-                # Before the first report it imports modules, which may take any time.
+                # Before its first report the process imports modules, which may take any time.
                 self._blocked_s += SILENCE_SECONDS
         self._report, self._blocked_s = dict(NOTHING_REPORTED), 0.0

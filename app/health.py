@@ -13,7 +13,7 @@ from typing import Any
 from agents.progress import Pace
 from config.settings import Role
 
-#: An event loop that gave nobody a turn for so long is not alive: the worker's own, and that of a handlers process.
+#: An event loop that is blocked for longer is not alive: the worker's own, and that of a handlers process.
 MAX_LOOP_LAG_SECONDS = 10.0
 #: Of a partition whose lag grows: with a smaller one it is still ready.
 MAX_LAG_RECORDS = 10_000
@@ -46,7 +46,7 @@ class Condition:
     loop_lag_seconds: float = 0.0
     #: Groups of handlers, and whether the process of each runs.
     handlers: Mapping[str, bool] = field(default_factory=dict)
-    #: Those of its groups in which no member has a partition, on this worker or on another one.
+    #: The worker's groups in which no member has a partition, neither on this worker nor on another one.
     unassigned: Sequence[str] = ()
     #: Groups of handlers, and for how long a handler of each has blocked the event loop of its process.
     blocked: Mapping[str, float] = field(default_factory=dict)
@@ -59,8 +59,8 @@ def not_live(condition: Condition) -> list[Reason]:
     if condition.loop_lag_seconds > MAX_LOOP_LAG_SECONDS:
         lag = f"gave nobody a turn for {condition.loop_lag_seconds:.1f} s (at most {MAX_LOOP_LAG_SECONDS:g} s)"
         reasons.append(Reason("event loop", lag))
-    # A coroutine handler that waits gives the event loop turns, and a plain function runs in a thread: neither is here,
-    # however long it takes. A blocked event loop renews no lease, so its messages are delivered again meanwhile.
+    # A coroutine handler that awaits does not block the event loop, and a plain function runs in a thread: neither is
+    # reported, however long it takes. A blocked event loop renews no lease, so its messages are redelivered meanwhile.
     reasons += [
         Reason(
             f"handlers of group {group}",

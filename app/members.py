@@ -64,7 +64,7 @@ class Group:
         return self._members
 
     async def unassigned(self, groups: Collection[str]) -> list[str]:
-        """Return those of some groups in which no member has a partition; none if the broker does not tell."""
+        """Return the groups in which no member has a partition; [] if the broker does not answer."""
         if not groups:
             return []
         if self._looking is None:
@@ -137,6 +137,6 @@ def reads_nothing(state: str, members: Sequence[Sequence[Any]]) -> bool:
 
 def has_partitions(members: Iterable[Sequence[Any]]) -> bool:
     """Return whether any member of a group that was described has a partition."""
-    # Of a member that waits for the end of a rebalance the assignment is empty.
+    # The assignment of a member that waits for the end of a rebalance is empty.
     assignments = (assignment for _, _, _, _, assignment, *_ in members if assignment)
     return any(ConsumerProtocolMemberAssignment.decode(each).partitions() for each in assignments)

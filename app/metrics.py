@@ -40,7 +40,7 @@ _QUEUE_COUNTERS = (
     ("marq_messages_abandoned", "Messages of queues that deliver at most once whose consumer was lost.", "abandoned"),
     (
         "marq_messages_invalid_deliver_at",
-        "Messages that were delivered at once, for their marq-deliver-at can't be read.",
+        "Messages delivered immediately because their marq-deliver-at can't be read.",
         "invalid_deliver_at",
     ),
     ("marq_messages_reacquired", "Messages that were taken again, for a commit had failed.", "reacquired"),
@@ -178,7 +178,7 @@ def _census(snapshot: Snapshot) -> Iterator[Metric]:
         "marq_queue_oldest_waiting_age_seconds", "Age of the oldest of them since it was sent.", labels=["queue"]
     )
     no_consumer = GaugeMetricFamily(
-        "marq_queue_no_consumer_seconds", "For how long they have had no consumer; 0: they have one.", labels=["queue"]
+        "marq_queue_no_consumer_seconds", "How long they have had no consumer; 0 if they have one.", labels=["queue"]
     )
     arrived = CounterMetricFamily(
         "marq_messages_arrived", "Messages that came, copies and redriven ones included.", labels=["queue"]
@@ -259,7 +259,7 @@ def _handlers(snapshot: Snapshot) -> Iterator[Metric]:
     held = GaugeMetricFamily("marq_handlers_messages_held", "Messages that it has leased.", labels=["group"])
     taken = GaugeMetricFamily("marq_handlers_messages_taken", "Of these, those in handlers.", labels=["group"])
     blocked = GaugeMetricFamily(
-        "marq_handlers_blocked_seconds", "For how long a handler has blocked the event loop.", labels=["group"]
+        "marq_handlers_blocked_seconds", "How long a handler has blocked the event loop.", labels=["group"]
     )
     breakers = GaugeMetricFamily(
         "marq_breaker_state", "1 for the state of a queue's circuit breaker.", labels=["queue", "state"]

@@ -36,7 +36,7 @@ class Probes:
     def _without_partitions(self) -> list[str]:
         """Return the groups in which this worker has no partition; another worker may have all of them."""
         app = self._app
-        # One that does not run says so by itself, and so does a tracker that the group has told nothing yet.
+        # A process that does not run, and a tracker without an assignment, have reasons of their own.
         idle = [each["group"] for each in app.handlers_figures() if each["pid"] is not None and not each["partitions"]]
         groups = [app.client.names.named_group(group) for group in idle]
         return [app.conf.id, *groups] if app.assigned and not app.owners.owned else groups

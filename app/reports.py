@@ -15,9 +15,9 @@ from typing import Any
 
 #: How often a process looks whether there is something new.
 LOOK_SECONDS = 0.5
-#: After so long a report is written although nothing has changed.
+#: An unchanged report is repeated after this long.
 REPEAT_SECONDS = 1.0
-#: A reader that gets no report for so long notes it, again and again.
+#: A reader notes each period of this length without a report.
 SILENCE_SECONDS = 2.0
 #: Longer ones could be torn apart, for a pipe keeps only writes together that are short.
 _MAX_BYTES = 4_096
@@ -41,7 +41,7 @@ class Reporter:
         if line == self._last and now_s - self._last_s < REPEAT_SECONDS:
             return
         if len(line) > _MAX_BYTES:
-            # The former report stays; without a line the worker would take the event loop for blocked.
+            # Keep the former report; without any line the worker would assume that the event loop is blocked.
             line = b"{}\n"
         try:
             os.write(self._pipe, line)

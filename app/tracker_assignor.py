@@ -1,8 +1,8 @@
-"""Faust's assignor for the group of trackers, for static members that come back with another address.
+"""Faust's assignor for the group of trackers, for static members that return with another address.
 
-A static member that restarts within its session keeps its partitions: the broker answers with the assignment of its
-former life, without asking the leader. Faust stores the member's address in the assignment, and asserts that it is the
-current one. A new web port, or a new pod's address, would end the coordinator, and with it all reading.
+A static member that restarts within its session keeps its partitions: the broker returns its former assignment without
+asking the leader. Faust stores the member's address in the assignment, and asserts that it is the current one. A new
+web port, or a new pod's address, would stop the coordinator, and the worker would read nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from faust.assignor.client_assignment import ClientMetadata
 
 
 class TrackerAssignor(PartitionAssignor):
-    """Takes an assignment whatever address it names; others learn the current one from the group's members."""
+    """Accepts an assignment with any address; others learn the current one from the group's members."""
 
     def on_assignment(self, assignment: Any) -> None:
         told = ClientMetadata.loads(self._decompress(assignment.user_data))

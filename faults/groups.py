@@ -1,4 +1,4 @@
-"""What happens to members of groups: a leader without metadata, and members with one instance id."""
+"""Scenarios for members of groups: a leader without metadata, and two members with one instance id."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ HANDLED = "handled"
 #: After the start of a handlers process: its broker is away when it joins the group.
 START_SECONDS = 0.3
 AWAY_SECONDS = 5.0
-#: In which messages are handled after that; a group that assigned nothing looks again after five minutes.
+#: Time limit until messages are handled; a group that assigned nothing would try again after five minutes.
 HANDLED_SECONDS = 30.0
 INSTANCE = "one"
-#: A session and a watchdog with which a worker that waits for the one is ended by the other.
+#: The watchdog is shorter than the session, so it ends a worker that waits for the session to end.
 STATIC = {"MARQ_INSTANCE_ID": INSTANCE, "MARQ_SESSION_TIMEOUT": "30", "MARQ_WATCHDOG": "20"}
 #: Less than that session.
 RESTART_SECONDS = 20.0
@@ -45,7 +45,7 @@ async def handlers_without_a_broker(stage: Stage, broker: EmbeddedBroker) -> Non
 
 
 async def static_worker_elsewhere(stage: Stage, _: Any) -> None:
-    """Each worker of a scenario has a web port of its own, which is part of what its group knows of it."""
+    """Restart a static worker; each worker of a scenario has its own web port, which its group knows."""
     worker = await stage.worker(**STATIC)
     stage.load()
     await stage.consumer()
@@ -88,7 +88,7 @@ SCENARIOS = [
     Scenario(
         "one-instance-id-twice",
         "a second consumer, and a second worker, start with the instance id of the first",
-        "the first one stops with an error that names the id; the second one goes on",
+        "the first one stops with an error that names the id; the second one keeps running",
         one_instance_id_twice,
     ),
 ]

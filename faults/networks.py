@@ -21,13 +21,13 @@ SOME = 300
 DELAY_SECONDS = 0.25
 #: Longer than leases and sessions.
 GONE_SECONDS = SESSION_SECONDS + 2 * LEASE_SECONDS
-#: Of one process without a broker, in any second.
+#: Most attempts of one process without a broker, in any second.
 MAX_ATTEMPTS = 5
 #: A little less than a second: the limit holds when attempts begin, and they are counted when they arrive.
 SECOND = 0.9
-#: The same for its log, on average.
+#: Most log lines of one process, on average.
 MAX_LINES_PER_SECOND = 1.0
-#: From the broker's start until all clients have found it: two pauses between attempts, on a busy machine.
+#: Time limit from the broker's start until all clients have found it: two pauses, on a busy machine.
 RETURN_SECONDS = 10.0
 
 
@@ -124,7 +124,7 @@ def behind_one_proxy_each() -> Iterator[BehindOneProxyEach]:
 
 
 async def counted(stage: Stage, here: BehindOneProxyEach) -> None:
-    """A proxy takes each connection, and ends it when it finds no broker: so all attempts are counted."""
+    """A proxy accepts each connection, and closes it if the broker is down, so it counts all attempts."""
     proxies = here.proxies
     worker = await stage.worker(MARQ_BOOTSTRAP_SERVERS=proxies["WORKER"].address)
     stage.load(servers=proxies["PRODUCER"].address)
@@ -183,7 +183,7 @@ SCENARIOS = [
     Scenario(
         "reconnects-are-few",
         f"kill -9 of the only broker, which stays away for {GONE_SECONDS:.0f} s; each attempt to reach it is counted",
-        f"at most {MAX_ATTEMPTS} attempts a second of each process, and two log lines; all go on when it is back",
+        f"each process makes at most {MAX_ATTEMPTS} attempts a second and logs two lines; all continue when it is back",
         counted,
         behind_one_proxy_each,
         quick=True,

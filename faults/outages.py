@@ -16,13 +16,13 @@ from marq.starts import MARKED, TRANSACTIONAL
 SOME = 300
 KILLS = 4
 MAX_ATTEMPTS = 3
-#: The firing in whose transaction a worker dies: its copies are in the topic by then.
+#: The firing in whose transaction a worker dies, after its redeliveries were written.
 FIRING = 20
 
 
 def everything_killed(start: str) -> Callable[[Stage, Any], Awaitable[None]]:
     async def play(stage: Stage, _: Any) -> None:
-        """A worker dies in a transaction, and everybody else as soon as that is seen."""
+        """Kill a worker in a transaction, and all other processes right after that."""
         stage.define(max_attempts=MAX_ATTEMPTS)
         consumer = ("--manner=hopeless", f"--start={start}")
         data = [stage.folder / "data-1", stage.folder / "data-2"]
@@ -61,14 +61,14 @@ SCENARIOS = [
     Scenario(
         "everything-killed",
         _FAULT,
-        "nothing goes on until somebody comes; copies of the aborted transactions are delivered, too, and some messages"
-        " have two dead letters",
+        "nothing is processed until new processes start; redeliveries of the aborted transactions are delivered too,"
+        " and some messages have two dead letters",
         everything_killed(MARKED),
     ),
     Scenario(
         "transactional-everything-killed",
         'the same with `start="transactional"`',
-        "nobody sees copies of aborted transactions, and no message has two dead letters",
+        "no consumer receives redeliveries of aborted transactions, and no message has two dead letters",
         everything_killed(TRANSACTIONAL),
     ),
 ]

@@ -4,8 +4,8 @@ A queue that lives on few partitions of the messages topic (:mod:`marq.core.spre
 member tells the group what it reads, and whoever leads the group assigns by that: a partition only to members that read
 it, and what nobody reads to nobody. Members that have not said anything, since they are older, read all.
 
-Each member also names its holders, the numbers under which it acquires messages, so that whoever describes the group
-can tell which member has a message in flight. Assignments do not depend on them.
+Each member also names its holders, the numbers under which it acquires messages. A client that describes the group can
+then tell which member has a message in flight. Assignments do not depend on them.
 
 To the group this is Kafka's round robin, by its name, with user data that other assignors pass over. So members of both
 kinds may be in one group, as in a rolling upgrade: under an older leader all partitions are assigned, also those that
@@ -83,7 +83,7 @@ def shared_out(
 def encoded(reads: Reads, holders: Sequence[int] = (), pid: int | None = None) -> bytes:
     """Return what a member tells its group: the partitions that it reads, if not all, its holders and its process id.
 
-    The process id is for people: without it two consumers of one machine look alike.
+    The process id lets people tell two consumers on the same machine apart.
     """
     # Older members look for the partitions wherever there are user data.
     said: dict[str, Any] = {_PARTITIONS: {topic: list(partitions) for topic, partitions in reads.items()}}
@@ -95,7 +95,7 @@ def encoded(reads: Reads, holders: Sequence[int] = (), pid: int | None = None) -
 
 
 def holders_of(user_data: bytes | None) -> frozenset[int]:
-    """Return the holders that a member names; none when it is older, or what it says can't be read."""
+    """Return the holders that a member names; none if the member is older, or if its user data can't be read."""
     try:
         return (
             frozenset(int(each, 16) for each in json.loads(user_data).get(_HOLDERS, ())) if user_data else frozenset()

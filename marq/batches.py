@@ -48,7 +48,7 @@ class BatchWorkers(Crew[list[Message]]):
                 outbox.flush_soon()
                 await shelf.wait()
                 continue
-            # Right before the call: a crash abandons only what a handler was about to see.
+            # Right before the call, so that a crash abandons only messages that a handler was about to process.
             batch = await seen_once(batch)
             if not batch:
                 continue

@@ -1,9 +1,9 @@
 """Demotes log lines of aiokafka that report an expected retry.
 
-aiokafka logs every attempt of every request as a warning or an error. Two kinds are not worth a line each:
+aiokafka logs each failed attempt of a request as a warning or an error. Two kinds of failures are expected:
 
-* While a broker is down, that a request could not be sent. :mod:`marq.reconnects` reports the outage once.
-* In a transaction, ``NOT_ENOUGH_REPLICAS``. The leader of a partition asks the transaction coordinator whether the
+* A request can't be sent because a broker is down. :mod:`marq.reconnects` reports the outage once.
+* ``NOT_ENOUGH_REPLICAS`` in a transaction. The leader of a partition asks the transaction coordinator whether the
   transaction includes the partition. While the coordinator is busy with another request of the same transaction, such
   as the one that adds the consumer group, the leader answers with this error. A retry succeeds within milliseconds.
   Real under-replication repeats for as long as replicas are missing, so a partition that keeps failing is logged.
@@ -32,9 +32,9 @@ LOGGERS = (
     "aiokafka.consumer.group_coordinator",
     "aiokafka.producer.sender",
 )
-#: What a request fails with when there is no connection.
+#: Errors of a request that has no connection.
 _DISCONNECTED = (KafkaConnectionError, NodeNotReadyError, GroupCoordinatorNotAvailableError, OSError)
-#: Consequences of it that name no error.
+#: Log lines that follow from a missing connection and name no error.
 _CONSEQUENCES = (
     "Unable to update metadata from",
     "Marking the coordinator dead",
@@ -42,8 +42,8 @@ _CONSEQUENCES = (
     "Heartbeat session expired",
 )
 _TRANSIENT = (NotEnoughReplicasError, NotEnoughReplicasAfterAppendError)
-#: A partition that is refused again within the first is still failing; for longer than the second, that is logged,
-#: once in the third.
+#: A refusal within GAP_S of the last one belongs to the same failure. A failure that lasts longer than TRANSIENT_S is
+#: logged, once every REPEAT_S.
 GAP_S, TRANSIENT_S, REPEAT_S = 1.0, 5.0, 30.0
 #: Partitions that are remembered.
 MAX_PARTITIONS = 1000

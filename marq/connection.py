@@ -141,8 +141,8 @@ async def stop_producer(producer: Any, limit_s: float) -> bool:
 
 
 def _fail_batches(accumulator: Any) -> None:
-    """Give an error to whoever still waits for a batch."""
-    # aiokafka takes a batch that ends out of this set, where one that waits to be sent again is missing: a KeyError.
+    """Fail all batches that callers still wait for."""
+    # aiokafka removes each failed batch from this set. A batch that waits to be resent is not in it: a KeyError.
     accumulator._pending_batches.update(batch for batches in accumulator._batches.values() for batch in batches)
     accumulator.fail_all(KafkaError("the producer was stopped before the broker confirmed"))
 

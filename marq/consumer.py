@@ -64,14 +64,14 @@ class Consumer:
         max_lease: until when it renews itself: a handler that hangs loses its message then.
         max_in_flight: maximum number of messages in flight, prefetched ones included (default 20,000). The consumer
             holds about as many as it finishes in a second, and never fewer than twice the ``concurrency`` of
-            :meth:`run`: with ``concurrency=5`` and slow handlers 10, however large ``max_in_flight`` is.
+            :meth:`run`: with ``concurrency=5`` and slow handlers it holds 10, however large ``max_in_flight`` is.
         codec: what decodes :attr:`Message.value`; bytes without it.
         instance_id: a name for static membership: a restart within the session timeout moves no partitions. Each
             consumer of a group needs its own: if another one joins with the same id, this one stops with a ConfigError.
         grace: how long :meth:`stop` waits for handlers that run.
-        start: ``"transactional"`` marks messages as taken and commits the offset in one Kafka transaction, and receives
-            nothing from transactions that are open or aborted. That spares some duplicates when a consumer or a worker
-            is killed, and costs throughput (docs/guarantees.md); else ``"marked"``, the marker before the offset.
+        start: ``"transactional"`` writes the marker and commits the offset in one Kafka transaction, and receives
+            nothing from transactions that are open or aborted. That avoids some duplicates when a consumer or a worker
+            is killed, but costs throughput (docs/guarantees.md). The default, ``"marked"``, writes the marker first.
         options: see :class:`marq.settings.ClientOptions`.
     """
 
@@ -96,8 +96,8 @@ class Consumer:
         self._max_lease_ms = duration_ms("max_lease", max_lease, least_ms=100)
         if self._lease_ms is not None and self._max_lease_ms < self._lease_ms:
             raise ConfigError(
-                f"max_lease={max_lease!r} is shorter than lease={lease!r}, but a message is held for its lease at"
-                " least: raise max_lease, or shorten lease"
+                f"max_lease={max_lease!r} is shorter than lease={lease!r}, but a consumer holds each message for at"
+                " least its lease: raise max_lease, or shorten lease"
             )
         self._max_in_flight = whole_number("max_in_flight", max_in_flight, most=MAX_MAX_IN_FLIGHT)
         self._codec = check_codec(codec)
@@ -409,7 +409,7 @@ class _Running:
             membership.refuse_empty(definitions)
             await cluster.own_topics(serving.own_topics.values(), topics)
             self._group = membership.kafka_group(names, definitions)
-            # An aborted copy that is delivered ends by itself, perhaps as a second dead letter with the same id.
+            # A redelivery of an aborted transaction has its own end, perhaps as a second dead letter with the same id.
             committed = how == TRANSACTIONAL or any(
                 definitions.settings(each).delivery == AT_MOST_ONCE for each in serving.queues
             )

@@ -2,7 +2,7 @@
 
 The package cronsim follows Debian's cron when clocks change. A time of day that is skipped fires right after the gap. A
 time of day that occurs twice fires the first time. Expressions for every hour or minute fire in both hours. Marq
-imports cronsim when it first needs it. So a service that only defines schedules works without it, and then only the
+imports cronsim when it is first needed. So a service that only defines schedules works without it; then only the
 workers check its expressions.
 """
 

@@ -197,7 +197,7 @@ class DeadLetters:
         return sorted(kinds, key=lambda kind: (-kind.letters, kind))
 
     async def snapshot(self) -> Snapshot:
-        """Return which dead letters exist now, for ``as_of=`` of the other calls.
+        """Return a snapshot of the dead letters that exist now, for ``as_of=`` of the other calls.
 
         Raises:
             BrokerUnavailable: the topic could not be read.
@@ -230,7 +230,7 @@ class DeadLetters:
         Args:
             queue: whose dead letters; None for those of all queues.
             to: the queue to send them to, instead of the one in which they died.
-            allow_unknown: send them also to a queue that nothing is known of, which a mistyped name would be.
+            allow_unknown: send them even if the queue ``to`` is unknown, as a mistyped name would be (default False).
             limit: so many at the most, those that died first.
             rate: messages per second at the most.
             dry_run: only say how many are meant.
@@ -325,7 +325,7 @@ class DeadLetters:
         """Check that a queue is known: by a definition, a consumer, messages or dead letters.
 
         Raises:
-            UnknownQueue: nothing is known of it.
+            UnknownQueue: it is unknown.
             BrokerUnavailable: a topic could not be read.
         """
         check_queue_name(queue)

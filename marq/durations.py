@@ -23,7 +23,7 @@ def duration_ms(name: str, value: object, *, least_ms: int = 0, most_ms: int = M
     if not math.isfinite(seconds) or not least_ms <= round(seconds * 1000) <= most_ms:
         raise ConfigError(
             f"{name}={value!r}: expected seconds from {plain_seconds(least_ms)} to {plain_seconds(most_ms)},"
-            " or such a timedelta"
+            " or a timedelta in that range"
         )
     return round(seconds * 1000)
 

@@ -57,7 +57,7 @@ log = logging.getLogger("marq")
 MAX_CYCLE_RECORDS = 6_000
 #: Between two attempts after a cycle that failed.
 FIRST_RETRY_S, MAX_RETRY_S = 0.1, 5.0
-#: Holders of messages in flight that the group is told of, the newest first.
+#: Maximum number of holders of messages in flight that a member reports to its group, newest first.
 MAX_TOLD_HOLDERS = 16
 #: How long a rebalance waits for the cycle in progress.
 REVOKE_LIMIT_S = 10.0
@@ -116,7 +116,7 @@ class Flow:
         self._pauses: set[asyncio.Task[None]] = set()
         self._new_holder = new_holder
         self._holder = new_holder()
-        #: What the group was told for the next assignment, which has the first of them as its holder.
+        #: Holders reported for the next assignment, whose holder is the first of them.
         self._next_holders: list[int] = []
         self._held = 0
         #: The offset after the last ACQUIRE of this assignment, for each queue and source partition.
@@ -174,7 +174,7 @@ class Flow:
         self._reading = asyncio.create_task(self._read(), name="marq-flow")
 
     async def stop_reading(self, limit_s: float) -> None:
-        """Fetch no more and spend no more; cycles in progress may end first, for at most ``limit_s``."""
+        """Stop fetching and spending; wait at most ``limit_s`` for cycles in progress."""
         self._stopping = True
         await self._spending.stop()
         for pause in self._pauses:
@@ -334,7 +334,7 @@ class Flow:
 
     def holders(self) -> Sequence[int]:
         if not self._next_holders:
-            # Not drawn again for a request to join that is repeated: other words would begin another rebalance.
+            # A repeated join request must report the same holders: changed metadata would start another rebalance.
             self._next_holders = [self._new_holder(), *self.renewal.holders(MAX_TOLD_HOLDERS)]
         return self._next_holders
 

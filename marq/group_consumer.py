@@ -1,18 +1,19 @@
 """aiokafka's consumer, with two repairs to how it takes part in a group (aiokafka 0.14).
 
 **A leader assigns only what it knows.** The leader of a group reads the partitions of all topics from its own metadata.
-If the broker goes away between the leader's join and its metadata request, aiokafka assigns nothing to anybody, and
-looks again after five minutes. Here the leader waits for an answer of the broker first. The group loses nothing by
-that: nobody could read meanwhile. A topic that the broker does not know is left out, so that one deleted topic does not
-stop the others, and the leader asks for it again every :data:`LOOK_AGAIN_S`.
+If the broker goes down between the leader's join and its metadata request, aiokafka assigns no partitions, and tries
+again after five minutes. Here the leader first waits for the broker's answer. The group loses nothing, because no
+member could read meanwhile. A topic that the broker does not know is left out, so that one deleted topic does not stop
+the others. The leader asks for it again every :data:`LOOK_AGAIN_S`.
 
 **A static member that another client has replaced stops.** The broker forgets the former member of an instance id as
 soon as a client joins with the same id. aiokafka then joins again without its member id, which replaces the other
-client: both go on like this for ever. Here a static member joins again with the member id that it had. The broker
-answers either that this id is unknown, because the session is over and the name is free, or ``FENCED_INSTANCE_ID``,
-because another client has the name now. A new process has no member id, so a restart after kill -9 always wins.
+client, and so on endlessly. Here a static member joins again with the member id that it had. If the
+session has ended and the instance id is free, the broker answers that the member id is unknown. If another client has
+the instance id now, it answers ``FENCED_INSTANCE_ID``. A new process has no member id, so a restart after kill -9
+always wins.
 
-The private names of aiokafka that this takes are all in this file.
+All uses of aiokafka's private names for this are in this file.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from aiokafka.protocol.group import JoinGroupRequest
 log = logging.getLogger("marq")
 
 FENCED_INSTANCE_ID = 82
-#: Between two questions about topics that the broker does not know.
+#: Seconds between two requests for topics that the broker does not know.
 LOOK_AGAIN_S = 5.0
-#: Between two attempts to get the metadata of topics from a broker that does not answer.
+#: Seconds between two metadata requests to a broker that does not answer.
 _PAUSE_S = 0.5
 
 
@@ -62,12 +63,16 @@ class Coordinator(GroupCoordinator):  # type: ignore[misc]
         await self._learn(topics)
         assignments = await super()._perform_assignment(response)
         if unknown := self._unknown(topics):
-            log.warning("group %s: no partitions assigned of topics unknown to the broker: %s", self.group_id, unknown)
+            log.warning(
+                "group %s: the broker does not know these topics, so their partitions are not assigned: %s",
+                self.group_id,
+                unknown,
+            )
             self._look_again_later()
         return assignments
 
     async def _learn(self, topics: Collection[str]) -> None:
-        """Return when the broker has said which partitions the topics have."""
+        """Wait until the broker has answered which partitions the topics have."""
         self._client.set_topics(topics)
         await self._client._maybe_wait_metadata()
         while self._unknown(topics) and not await self._client.force_metadata_update():
@@ -85,7 +90,7 @@ class Coordinator(GroupCoordinator):  # type: ignore[misc]
         self._timer = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._look_again)
 
     def _look_again(self) -> None:
-        # A topic that is known by then changes the metadata, for which aiokafka has the group join again.
+        # If a topic has become known, the metadata changes, and aiokafka makes the group rejoin.
         if not self._closing.done() and self._unknown(self._group_subscription or ()):
             self._client.force_metadata_update()
             self._look_again_later()
@@ -119,7 +124,7 @@ class Coordinator(GroupCoordinator):  # type: ignore[misc]
 class GroupConsumer(AIOKafkaConsumer):  # type: ignore[misc]
     """A consumer whose coordinator is :class:`Coordinator`; aiokafka has no option for that."""
 
-    #: Called when another client has joined the group with the same instance id; the consumer gets nothing any more.
+    #: Called when another client has joined the group with the same instance id; the consumer then receives nothing.
     on_fenced: Callable[[], None] = staticmethod(lambda: None)
     _made: Any = None
 

@@ -1,7 +1,7 @@
 """Looks at an installation from outside: joins no group, leases nothing, commits nothing, and needs no worker.
 
-What waits is counted where it stands: the records of a queue behind what any group has committed for it. What is open
-is folded from the changelog and the markers that follow it, as a tracker does that takes a partition over.
+Waiting messages are the records of a queue after the furthest position that any group has committed for it. Open
+messages are folded from the changelog and the markers that follow it, as a tracker does when it takes a partition over.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Unknown(NamedTuple):
     offset: int
     timestamp_ms: int
     value: bytes
-    #: What is not known about it.
+    #: Why it can't be read.
     error: str
 
 
@@ -108,7 +108,7 @@ class Owned:
 
     ``behind``: markers after what the changelog says; Kafka's own records, of transactions, are none.
     ``owner``: who wrote its rows last, as that one says, "" when it did not; ``written_ms``: the log's clock then.
-    ``unknown``: the record before which an owner of this version stops, which nothing after it is folded behind.
+    ``unknown``: the record before which an owner of this version stops; no later record is folded.
     """
 
     tracker: Tracker
@@ -261,7 +261,7 @@ class Inspector:
     async def _furthest(self, queues: Collection[str], sources: Collection[Source]) -> dict[Source, dict[str, int]]:
         """Return the furthest position that any group has committed for each queue.
 
-        A queue whose group changes goes on there (marq/offsets.py), so what is before it does not wait.
+        A queue whose group changes continues from there (marq/offsets.py), so earlier records do not wait.
         """
         admin = await started(
             lambda: AIOKafkaAdminClient(**client_options(self._settings)), self._settings, close_admin
@@ -288,7 +288,7 @@ class Inspector:
         try:
             return await positions_of(self._settings, admin, group, sources)
         except Forbidden as error:
-            # As consumers do: a look at one queue must not fail because others have a large group.
+            # As in consumers: a request for one queue must not fail because of another queue's large group.
             log.warning("group %s: how far queues were read there can't be seen: %s", group, error)
             return {}
 
@@ -303,7 +303,7 @@ class Inspector:
 
         Raises:
             BrokerUnavailable: a topic could not be read.
-            UnknownVersion: a record of a newer version stops a partition, and that is not allowed for.
+            UnknownVersion: a record of a newer version stops a partition, and ``incomplete`` is False.
         """
         async with self._view(committed=True) as view:
             changelog = await view.ranges(self._names.changelog)
@@ -326,8 +326,8 @@ class Inspector:
                             tracker.book.take_changes()
                 if unknown is not None and not incomplete:
                     raise UnknownVersion(
-                        f"record {record_id(source, unknown.offset)} stops its partition: {unknown.error}; what is open"
-                        " there is not known: `faust -A app quarantine` says what to do"
+                        f"record {record_id(source, unknown.offset)} stops its partition: {unknown.error}, so its open"
+                        " messages are not known: `faust -A app quarantine` shows what to do"
                     )
                 owner, written_ms = writers.get(number, ("", None))
                 found[number] = Owned(tracker, applied, span.stop, behind, owner, written_ms, unknown)

@@ -1,7 +1,7 @@
 """Finds out which queues are known, so that a mistyped name is not taken for a new queue.
 
-A queue needs no definition: it exists as soon as a message names it. So nothing short of looking everywhere says that
-a name is unknown. The cheap places come first, and the search ends where the name is found.
+A queue needs no definition: it exists as soon as a message names it. So only a search of all sources shows that a name
+is unknown. The search starts with the cheap sources, and ends when it finds the name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_SCANNED = 200_000
 async def known_queues(settings: ClientSettings, wanted: str) -> set[str]:
     """Return the names of known queues; see :meth:`marq.cluster.Cluster.known_queues`."""
     names: set[str] = set()
-    # Without the permission to look somewhere, what is found elsewhere counts.
+    # Skip sources that this client has no permission to read.
     with suppress(Forbidden):
         names.update(await _consumed(settings))
     with suppress(Forbidden):

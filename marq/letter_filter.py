@@ -21,8 +21,8 @@ _MAX_AGE_MS = 100 * 366 * 24 * 3_600_000
 class Snapshot(NamedTuple):
     """The dead letters that existed at one moment: those before the offset ``ends`` has for their partition.
 
-    A question with a count and the action that follows it pass the same snapshot, so that the action leaves alone what
-    was dead-lettered in between. ``at_ms`` is the moment (ms since the epoch) from which ages are counted back.
+    Pass the same snapshot when you count and when you act, so that the action does not affect messages that were
+    dead-lettered in between. ``at_ms`` (ms since the epoch) is the time to which ages refer.
     """
 
     at_ms: int
@@ -40,7 +40,7 @@ class Snapshot(NamedTuple):
         """
         match = re.fullmatch(r"(\d{1,15})/((?:\d{1,9}:\d{1,18},?)*)", text, re.ASCII)
         if match is None:
-            raise ConfigError(f"as_of={text}: not a snapshot of the dead letters; ask again and pass what you get")
+            raise ConfigError(f"as_of={text}: not a snapshot of the dead letters; get a new one and pass it unchanged")
         ends = [pair.split(":") for pair in match[2].split(",") if pair]
         return cls(int(match[1]), {int(partition): int(end) for partition, end in ends})
 

@@ -100,7 +100,7 @@ class Search:
 
     @property
     def newcomers(self) -> frozenset[str]:
-        """The queues that may have been further with another group before."""
+        """The queues that another group may have read further before."""
         return frozenset().union(*self._newcomers.values())
 
     @property

@@ -73,7 +73,7 @@ class Positions:
 
         Args:
             offset: the offset to commit.
-            by: who commits, for people; left out where the names of queues leave no room for it.
+            by: a human-readable name of the committer; left out if the names of queues leave no room for it.
 
         Raises:
             ConfigError: there are too many queues for it.
@@ -159,12 +159,12 @@ class Positions:
 
 
 def committer(name: str) -> str:
-    """Return what a process tells of itself in its commits; ``name`` is its instance id or client id."""
+    """Return how a process names itself in its commits; ``name`` is its instance id or client id."""
     return f"{name} on {socket.gethostname()} (process {os.getpid()})"
 
 
 def committed_by(metadata: str) -> str | None:
-    """Return who made a commit, as its metadata says, None where it says nothing of that."""
+    """Return who made a commit, according to its metadata; None if the metadata does not say."""
     try:
         said = json.loads(metadata)
     except ValueError:

@@ -79,7 +79,7 @@ class Purged:
 
 @dataclass(frozen=True)
 class Extent:
-    """What existed when somebody was asked about a purge: a purge with an extent ends nothing that came later.
+    """What existed when the user was asked to confirm a purge: a purge with an extent ends no later messages.
 
     ``ends`` are the end offsets of the partitions with the queue's records. ``clocks`` are the log's clocks of the
     markers partitions: a message that has no record there, because its sender delayed it, existed if its lease began
@@ -106,7 +106,7 @@ class Extent:
             return cls(read_offsets(document, "ends"), clocks)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigError(
-                f"extent={text[:40]}: not the extent of a purge; ask again and pass what you get"
+                f"extent={text[:40]}: not the extent of a purge; get a new one and pass it unchanged"
             ) from error
 
     def has(self, markers_partition: int, source: Source, number: int, since_ms: int) -> bool:
@@ -138,7 +138,7 @@ async def meant(
     purged = Purged(
         waiting.counts[queue] + kinds.count("waiting"), kinds.count("redelivery"), kinds.count("delayed"), letters
     )
-    # A count that ended early says "at least", and the purge ends all that waited then.
+    # If the count ended early, the question says "at least", and the purge ends all messages that waited then.
     ends = waiting.ends if waiting.complete else await _ends(settings, inspector, queue)
     return purged, Extent(ends, clocks, snapshot)
 
@@ -281,7 +281,7 @@ class _Purging:
         starts = {source: max(places[source], span.start) for source, span in spans.items()}
         ends = {source: span.stop for source, span in spans.items()}
         if self._extent is not None:
-            # A partition that the extent does not have came later, with all of its records.
+            # A partition that is not in the extent was added later, with all of its records.
             known = self._extent.ends
             ends = {source: min(end, known.get(source, starts[source])) for source, end in ends.items()}
         purge = Purge(until_ms, ends, starts).after(self._queues.definitions.purge(self._queue))
@@ -352,7 +352,7 @@ class _Purging:
 async def _held(
     inspector: Inspector, queue: str, *, delayed: bool, extent: Extent | None = None
 ) -> tuple[list[tuple[Receipt, str]], dict[int, int]]:
-    """Return what trackers hold of a queue and nobody has, with what it waits for, and the trackers' clocks."""
+    """Return the open messages of a queue that no consumer holds, each with its kind, and the trackers' clocks."""
     found, clocks = [], {}
     for partition, each in (await inspector.owned()).items():
         book = each.tracker.book

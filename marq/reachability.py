@@ -118,7 +118,7 @@ class _Path:
     async def _knock(self) -> None:
         known = self._pacer.fresh_error((self._host, self._port))
         if isinstance(known, ConnectionRefusedError):
-            # A client of this process has just tried, and would be counted twice.
+            # A client of this process has just tried; another attempt would count against the limit.
             raise _Blocked(self._not_listening(known))
         try:
             async with asyncio.timeout(self._limit_s / 2):

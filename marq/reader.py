@@ -114,7 +114,7 @@ class Assignee(Protocol):
     def fail(self, error: MarqError) -> None: ...
 
     def holders(self) -> Sequence[int]:
-        """Return the holder of the next assignment and those of messages in flight; the same until it comes."""
+        """Return the holder of the next assignment and those of messages in flight; the same until then."""
 
 
 class GroupReader:
@@ -151,7 +151,7 @@ class GroupReader:
         self._anew: dict[Source, int] = {}
         #: How often partitions have come or gone, or other queues have come to be served.
         self._changes = 0
-        #: Why this member gets nothing any more.
+        #: Why this member no longer receives anything.
         self._fenced: ConfigError | None = None
 
     async def start(self, assignee: Assignee) -> None:
@@ -191,9 +191,9 @@ class GroupReader:
             group_instance_id=self._instance_id,
             auto_offset_reset="earliest",
             enable_auto_commit=False,
-            # Waiting for a dead tracker's open transaction stops all messages behind it. Not waiting delivers copies of
+            # read_committed would stop at a dead tracker's open transaction. read_uncommitted delivers redeliveries of
             # aborted transactions, and each can end its message a second time (docs/guarantees.md, cause 6). Only
-            # transactional consumers and queues that deliver at most once wait.
+            # transactional consumers and queues that deliver at most once use read_committed.
             isolation_level="read_committed" if self._committed else "read_uncommitted",
             partition_assignment_strategy=(SpreadAssignor(lambda: self._serving.reads, lambda: self._holders()),),
             max_partition_fetch_bytes=PARTITION_FETCH_BYTES,

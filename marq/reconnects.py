@@ -3,10 +3,10 @@
 aiokafka retries each request on its own, ten times a second: producer, fetcher, coordinator and metadata of every
 client. Here all clients of a process that use the same cluster share one :class:`Pacer`, which knows the brokers that
 are down. One client tries such a broker, after an exponential backoff with jitter; the others wait for the outcome. If
-another broker of the cluster is up, nobody waits: aiokafka then learns at once that this broker is not ready.
+another broker of the cluster is up, no client waits: aiokafka then learns immediately that this broker is not ready.
 
 The pacer also reports an outage: one line when a broker becomes unreachable, one when it returns, and a summary in
-between. :mod:`marq.client_logs` drops what aiokafka says about the same outage.
+between. :mod:`marq.client_logs` demotes aiokafka's own lines about the same outage.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from marq import client_logs
 
 log = logging.getLogger("marq")
 
-#: Between two attempts at a broker that is down: the first pause, and the longest. Jitter takes off up to a half.
+#: First and longest pause between two attempts at a broker that is down. Jitter shortens each by up to a half.
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 2.0
-#: Failed attempts of a process at one cluster in any second.
+#: Maximum number of failed attempts of a process at one cluster in any second.
 MAX_FAILURES_PER_SECOND = 5
-#: Attempts at one broker at a time, while it is up. More would fail together when it goes down.
+#: Maximum number of concurrent attempts at a broker that is up. They would all fail together when it goes down.
 MAX_CONCURRENT = 2
-#: Between two log lines about a broker that stays down.
+#: Seconds between two log lines about a broker that stays down.
 SUMMARY_S = 30.0
-#: A broker that has never answered is reported when it has been tried for so long: a failed start has its own error.
+#: Report a broker that has never answered only after this time, because a failed start has its own error.
 SILENT_START_S = 3.0
 #: How long the outcome of an attempt describes the broker.
 FRESH_S = MAX_PAUSE_S + 0.5
@@ -58,7 +58,7 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One attempt; ``counted``: against the limit, also while its outcome is open."""
+    """One attempt; ``counted``: whether it counts against the limit before its outcome is known."""
 
     address: Address
     began: float
@@ -71,7 +71,7 @@ class _Broker:
 
     #: Attempts under way.
     trying: list[_Turn] = field(default_factory=list)
-    #: Failed rounds since it was last up, and all there have ever been.
+    #: Failed rounds since it was last up, and failed rounds in total.
     failed: int = 0
     rounds: int = 0
     attempts: int = 0
@@ -80,7 +80,7 @@ class _Broker:
     next_at: float = 0.0
     error: BaseException | None = None
     answered: bool = False
-    #: Who waits for a turn, first come first served.
+    #: Callers that wait for a turn, first come, first served.
     waiters: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = field(default_factory=dict)
     #: When the log last mentioned this outage; None while it has not.
     logged_at: float | None = None
@@ -120,11 +120,11 @@ class Pacer:
         Args:
             address: the broker's host and port.
             attempt: opens a connection.
-            others: the other brokers of the cluster; if one of them may be up, a broker that is down is not waited for.
+            others: the other brokers of the cluster; if one of them may be up, do not wait for a broker that is down.
             patient: whether to wait for a broker that is down.
 
         Raises:
-            KafkaConnectionError: the broker is down, and somebody else's attempt failed or none is due.
+            KafkaConnectionError: the broker is down, and another caller's attempt failed or none is due.
             OSError, TimeoutError, KafkaError: this attempt failed.
         """
         turn = await self._turn(address, tuple(others), patient)
@@ -181,7 +181,7 @@ class Pacer:
                 await asyncio.wait([waiter], timeout=wait_s)
             except asyncio.CancelledError:
                 if waiter.done():
-                    self._wake(broker)  # in the place of this one
+                    self._wake(broker)  # pass the turn on
                 raise
             finally:
                 with self._lock:
@@ -223,14 +223,14 @@ class Pacer:
         self._wake(broker)
 
     def _wake(self, broker: _Broker) -> None:
-        """Let those look again who can go on: all when an attempt has failed, else the next in line."""
+        """Wake the waiting callers that can continue: all after a failed attempt, else the next in line."""
         with self._lock:
             number = None if broker.failed else MAX_CONCURRENT
             waiters = list(itertools.islice(broker.waiters.items(), number))
             for waiter, _ in waiters:
                 del broker.waiters[waiter]
         for waiter, loop in waiters:
-            # A loop that was closed meanwhile takes no more calls, and nobody waits.
+            # If the loop was closed meanwhile, nothing waits in it.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_release, waiter)
 
@@ -265,7 +265,7 @@ class Pacer:
 
     def _succeed(self, address: Address, broker: _Broker) -> None:
         if broker.failed and broker.logged_at is not None:
-            # As loud as its counterpart: a log that has the one line must have the other.
+            # A warning like its counterpart, so that a log with the one line also has the other.
             log.warning(
                 "broker reachable again address=%s seconds=%.0f attempts=%d",
                 _text(address), self._clock() - broker.down_at, broker.attempts,
@@ -378,7 +378,7 @@ def pacer_of(servers: Any, security_protocol: str, username: str | None) -> Pace
 
 
 def paced(kafka: K) -> K:
-    """Let an aiokafka producer, consumer or admin client that is not started yet share its process' pacer."""
+    """Make an aiokafka producer, consumer or admin client use the pacer of the process; call it before the start."""
     client: Any = client_of(kafka)
     client.__class__ = PacedClient
     client.pacer = pacer_of(client._bootstrap_servers, client._security_protocol, client._sasl_plain_username)
@@ -389,14 +389,14 @@ def paced(kafka: K) -> K:
 
 
 def hasten(kafka: Any) -> None:
-    """Let a client that is about to stop wait for no broker that is down."""
+    """Make a client that is about to stop wait for no broker that is down."""
     client = client_of(kafka)
     if isinstance(client, PacedClient):
         client.stopping = True
 
 
 def client_of(kafka: Any) -> Any:
-    """Return what connects for an aiokafka producer, consumer or admin client."""
+    """Return the aiokafka client that opens the connections of a producer, consumer or admin client."""
     return getattr(kafka, "client", None) or getattr(kafka, "_client", None)
 
 

@@ -175,7 +175,7 @@ class _Values:
             raise ConfigError(f"{variable}={text!r}: expected a number") from None
 
     def said_as(self, name: str) -> str:
-        """Return what the user calls a setting: its keyword, or the variable that it comes from."""
+        """Return the name of a setting as the user wrote it: its keyword or its environment variable."""
         return name if self._given.get(name) is not None else f"MARQ_{name.upper()}"
 
     def text(self, name: str, default: Any) -> Any:

@@ -32,7 +32,7 @@ RETRY_S = 0.2
 async def seen_once(messages: list[Message]) -> list[Message]:
     """Return the messages that user code may see now, in their order.
 
-    All of them, without a wait, unless one is from a queue that delivers at most once.
+    Returns all of them without waiting, unless one is from a queue that delivers at most once.
     """
     for message in messages:
         if message._lease.spending is not None:
@@ -69,8 +69,8 @@ class Spending:
     async def spend(self, messages: Sequence[Message]) -> list[Message]:
         """Spend messages that deliver at most once, and return all that may be seen now.
 
-        Without those whose leases ended before: another consumer may have them. When the call is cancelled, or the
-        consumer stops, the messages are released and the attempt does not count, because user code never saw them.
+        Messages whose leases have ended are left out, because another consumer may have them. If the call is cancelled,
+        or the consumer stops, the messages are released and the attempt does not count: user code never saw them.
         """
         if self._stopped:
             release_unseen(messages)
@@ -98,7 +98,7 @@ class Spending:
         ]
 
     async def stop(self) -> None:
-        """Spend no more; callers that wait get nothing."""
+        """Stop spending; waiting callers receive no messages."""
         self._stopped = True
         if self._task is not None:
             self._task.cancel()
@@ -132,7 +132,7 @@ class Spending:
                 await self._writer.write(list(self._records(live)), max(left_s, RETRY_S))
                 return set(live)
             except BrokerUnavailable as error:
-                # Perhaps written, perhaps not: a message that its holder spends twice is spent once.
+                # The marker may have been written. Spending a message twice has the same effect as spending it once.
                 log.warning("messages not handed out: messages=%d error=%s", len(live), error)
             await self._sleep(RETRY_S)
         return set()

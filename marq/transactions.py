@@ -121,7 +121,7 @@ class MarkerTransactions:
         await producer.begin_transaction()
         self._generation = commit.generation
         futures = [await producer.send(self._topic, value, partition=where) for where, value in records]
-        # Not together with the offsets: while the coordinator adds the group to the transaction, it cannot tell a
+        # Not concurrently with the offsets: while the coordinator adds the group to the transaction, it cannot tell a
         # partition's leader whether the transaction includes that partition. The leader would refuse the records.
         await asyncio.gather(*futures)
         await producer.send_offsets_to_transaction(commit.offsets, commit.group)

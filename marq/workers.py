@@ -68,7 +68,7 @@ class Workers(Crew[Message]):
                 lease = message._lease
                 if lease.expires_s <= clock():
                     continue
-                # Right before the call: a crash abandons only what a handler was about to see.
+                # Right before the call, so that a crash abandons only messages that a handler was about to process.
                 if lease.spending is not None:
                     # The former message is done: the end of its lease must not cancel this wait.
                     current[index] = None

@@ -19,7 +19,7 @@ class Said:
     own_topics: dict[str, str] = field(default_factory=dict)
     #: Queues whose last deliveries may leave no dead letter; "*" stands for all.
     without_dead_letters: set[str] = field(default_factory=set)
-    #: What holds now; it has the orders of quarantine.
+    #: The current definitions, with the orders of quarantine.
     definitions: Definitions = field(default_factory=Definitions)
 
 

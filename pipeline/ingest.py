@@ -244,14 +244,14 @@ class Ingest:
             found = self._spark.read.schema(_READ[table]).parquet(f"{stage}/{part}")
             counts[table] = found.count()
             if table == "corrupt" and counts[table]:
-                # As the trackers do: they pass over what an operator ordered into quarantine, and nothing else.
+                # Like the trackers, pass over a newer version only if an operator ordered the record into quarantine.
                 record = F.concat_ws("/", "log_partition", "log_offset", F.sha2("raw", 256))
                 unknown = F.col("error").startswith("unknown version") & ~record.isin(self._ordered)
                 newer = found.where(unknown).first()
                 if newer is not None:
                     raise PipelineError(
                         f"{self._connection.names.markers}/{newer.log_partition}/{newer.log_offset}: {newer.error}."
-                        " Nothing of its batch was taken. Use the pipeline of a newer Marq; if no newer Marq wrote the"
+                        " None of its batch was ingested. Use the pipeline of a newer Marq; if no newer Marq wrote the"
                         f" record: faust -A app quarantine {newer.log_partition} {newer.log_offset}"
                     )
         return counts

@@ -108,10 +108,10 @@ def why_delivered_again(
 def why_done_and_dead(
     trails: Sequence[Trail], expiries: Mapping[str, Why], read_again: Mapping[str, Why]
 ) -> Why | None:
-    """Say why a message is dead although a handler finished it; None: the history does not say it.
+    """Return why a message is dead although a handler finished it; None if the history does not show it.
 
-    A copy of an aborted transaction ends by itself. Otherwise no ack came in time, or it came for a record that was
-    read again after its end.
+    A redelivery of an aborted transaction has its own end. Otherwise no ack came in time, or the ack came for a record
+    that was read again after its end.
     """
     if any(trail.acquired_at and not trail.committed for trail in trails):
         return Why.ABORTED_COPY

@@ -47,8 +47,8 @@ class Report:
     duplicates: int = 0
     #: Dead letters of messages that had one already, without a redrive in between.
     dead_twice: int = 0
-    #: Duplicates, leases that ran out, and messages that a handler finished and that are dead letters all the same, by
-    #: the number of their cause in docs/guarantees.md; of the last kind, 0 where the history does not say why.
+    #: Duplicates, leases that ran out, and dead letters of messages that a handler finished, by the number of their
+    #: cause in docs/guarantees.md; for the last kind, 0 if the history does not show the cause.
     causes: Counter[int] = field(default_factory=Counter)
     expiries: Counter[int] = field(default_factory=Counter)
     done_and_dead: Counter[int] = field(default_factory=Counter)

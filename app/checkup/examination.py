@@ -54,7 +54,7 @@ REACH_LIMIT_S = 4.0
 QUESTION_LIMIT_S = 5.0
 PAGE_LIMIT_S = 1.5
 IMPORT_LIMIT_S = 5.0
-#: Without workers that count: records that are read, and queues without consumers of which messages are counted.
+#: If no worker counts: maximum numbers of records to read, and of queues without consumers to count.
 MAX_WAITING, MAX_COUNTED = 100_000, 500
 #: Groups whose rights are asked for, and of which is seen how far they are.
 MAX_GROUPS = 50
@@ -248,7 +248,7 @@ class Examination:
         waiting: Waiting | None = await ask("waiting messages", lambda: inspector.waiting(some, MAX_WAITING))
         if waiting is None:
             return None
-        # Keys of queues that nobody defined, and of queues that were not asked about because they have consumers.
+        # Keys of unknown queues, and of queues that were left out because they have consumers.
         others = {key.decode("utf-8", "replace") for key in waiting.strangers} - queues
         lonely |= (await ask("the consumers of other queues", lambda: view.unattended(definitions, others))) or set()
         return counted(waiting, lonely, time.time() * 1000)

@@ -10,7 +10,7 @@ from app.checkup.findings import Finding, fine, problem, warning
 from app.identity import Identity
 from marq.core.names import Names
 
-#: A partition with records to read of which the owner has read none for so long has stalled. On a busy machine a record
+#: A partition has stalled if its owner has read none of the available records for this long. On a busy machine a record
 #: may wait for seconds.
 STALLED_S = 10.0
 
@@ -33,7 +33,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a worker's page says of its markers partitions, None when it did not answer; ``figures``: the whole page."""
+    """A worker's markers partitions from its page, None if it did not answer; ``figures``: the whole page."""
 
     url: str
     partitions: Sequence[Mapping[str, Any]] | None = None
@@ -127,7 +127,7 @@ def _judge_page(page: Page) -> list[Finding]:
 
 def _judge_partition(url: str, partition: Mapping[str, Any]) -> list[Finding]:
     subject = f"markers partition {partition['partition']}"
-    # The worker itself has seen it all the time, and counts only the time in which it was running.
+    # The worker measures this itself, and counts only the time in which it was running.
     stalled_s = partition.get("stalled_seconds", 0.0)
     findings = []
     if partition["alarm"]:
@@ -167,5 +167,5 @@ def _judge_partition(url: str, partition: Mapping[str, Any]) -> list[Finding]:
 
 def _mend(alarm: str) -> str:
     if "app quarantine" in alarm:
-        return "nothing is lost while it stands still: see docs/operations.md, 'A marker of a newer version'"
+        return "nothing is lost while it is stopped: see docs/operations.md, 'A marker of a newer version'"
     return "see docs/operations.md, 'Alarms, errors and what to do'"

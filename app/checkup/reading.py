@@ -1,4 +1,4 @@
-"""Whether groups can read what is sent: handlers that nobody runs, and records that retention took before."""
+"""Judges whether groups read all messages: handlers that no worker runs, and records that retention removed unread."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _judge_lost(client: ClientSettings, reader: Reader) -> list[Finding]:
 
 
 def unhandled(client: ClientSettings, definitions: Definitions, readers: Iterable[Reader]) -> list[str]:
-    """Return the queues of groups with handlers that nobody runs."""
+    """Return the queues with handlers that no worker runs."""
     return [
         queue
         for reader in readers

@@ -138,7 +138,7 @@ class _DescribeGroupsRequestV4(RequestStruct):
 
 
 class _DescribedMembers(Request[_DescribeGroupsRequest | _DescribeGroupsRequestV4]):
-    """aiokafka 0.14 has no version 4, which tells the instance ids."""
+    """aiokafka 0.14 lacks version 4, the first that returns instance ids."""
 
     API_KEY = 15
 
@@ -152,7 +152,7 @@ class _DescribedMembers(Request[_DescribeGroupsRequest | _DescribeGroupsRequestV
 
 
 async def described_with_instance_ids(admin: AIOKafkaAdminClient, groups: Sequence[str], node: int) -> Any:
-    """Return what a coordinator says of groups, in version 4 if it is Kafka 2.4 or newer.
+    """Return a coordinator's descriptions of groups, in version 4 from Kafka 2.4 on.
 
     Raises:
         KafkaError: it could not be asked.

@@ -1,4 +1,4 @@
-"""Whether waiting messages are received: queues without consumers, and queues whose consumers receive nothing."""
+"""Judges whether waiting messages are received: queues without consumers, and consumers that receive nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Backlog:
 
 
 def told_by(answers: Sequence[Mapping[str, Any]], *, everyone: bool) -> list[Backlog] | None:
-    """Return the backlogs that workers tell of, None where they do not count waiting messages.
+    """Return the backlogs that workers report, None if they do not count waiting messages.
 
     Args:
         answers: the figures of each worker.
@@ -64,7 +64,7 @@ def told_by(answers: Sequence[Mapping[str, Any]], *, everyone: bool) -> list[Bac
 def counted(waiting: Waiting, unattended: Collection[str], now_ms: float) -> list[Backlog]:
     """Return the backlogs of queues without consumers that were counted without workers.
 
-    Nobody has watched for how long they have had none, so messages that came just now count for nothing.
+    It is not known for how long they have had none, so a queue with only new messages is not reported.
     """
     counts = {**{key.decode("utf-8", "replace"): count for key, count in waiting.strangers.items()}, **waiting.counts}
     backlogs = []
@@ -78,18 +78,20 @@ def counted(waiting: Waiting, unattended: Collection[str], now_ms: float) -> lis
 
 
 def judge_backlogs(definitions: Definitions, backlogs: Iterable[Backlog], reported: Collection[str]) -> list[Finding]:
-    """Judge backlogs, but for queues of which it is ``reported`` already that nobody runs their handlers."""
+    """Judge backlogs, except those of queues that are ``reported`` already because no worker runs their handlers."""
     listed = [each for each in backlogs if each.queue not in reported and not definitions.settings(each.queue).paused]
     lonely, stalled = [each for each in listed if each.no_consumer], [each for each in listed if each.stalled]
     findings = [_no_consumer(each, definitions) for each in lonely[:_SHOWN]] + list(map(_stalled, stalled[:_SHOWN]))
     if len(lonely) > _SHOWN:
         more = len(lonely) - _SHOWN
         findings.append(
-            problem("queues", f"{more:,} more have waiting messages and no consumer", advice="/ of a worker names them")
+            problem(
+                "queues", f"{more:,} more have waiting messages and no consumer", advice="see the page / of a worker"
+            )
         )
     if len(stalled) > _SHOWN:
         findings.append(warning("queues", f"{len(stalled) - _SHOWN:,} more have consumers that receive nothing"))
-    return findings or [fine("waiting messages", f"in {len(listed)} queues, of which each has a consumer")]
+    return findings or [fine("waiting messages", f"in {len(listed)} queues, each with a consumer")]
 
 
 def _no_consumer(backlog: Backlog, definitions: Definitions) -> Finding:
@@ -100,7 +102,7 @@ def _no_consumer(backlog: Backlog, definitions: Definitions) -> Finding:
         start = f"start its consumer: marq.Consumer({queue!r}), or give the queue a handler"
     else:
         start = (
-            f"start its consumer: marq.Consumer({queue!r}). If the name is a mistake of a sender, correct it there and"
+            f"start its consumer: marq.Consumer({queue!r}). If a sender misspells the name, correct it there and"
             " purge this queue"
         )
     return problem(f"queue {queue}", f"has no consumer; {backlog}", advice=start)

@@ -37,7 +37,7 @@ class MarqCommand(AppCommand):
 
     @classmethod
     def as_click_command(cls) -> click.Command:
-        """Return what parses the command line: as Faust makes it, but it refuses options that are given twice."""
+        """Return Faust's parser of the command line, changed to refuse options that are given twice."""
         parsing: click.Command = super().as_click_command()
         parse = parsing.parse_args
 
@@ -55,10 +55,10 @@ class MarqCommand(AppCommand):
 
 
 def refuse_repeated(parsing: click.Command, context: click.Context, arguments: Sequence[str]) -> None:
-    """Refuse an option that has one value and is given twice: click would pass over the first value without a word.
+    """Refuse an option with one value that is given twice: click would silently ignore the first value.
 
     Raises:
-        click.UsageError: the text names the option, and all of the command line is wrong with it.
+        click.UsageError: an option is given twice; the text names it.
     """
     _, _, given = parsing.make_parser(context).parse_args(list(arguments))
     for option, times in Counter(given).items():
@@ -113,7 +113,7 @@ def command(app: faust.App, *options: Callable[..., Any]) -> Callable[[Callable[
 
 
 def confirm(question: str, *, yes: bool, option: str = "--yes") -> None:
-    """Ask before something is done that can't be taken back; ``yes`` is the answer that was given with ``option``.
+    """Ask before an action that can't be undone; ``yes``: whether ``option`` has already answered.
 
     Raises:
         MarqError: the answer is no, or there is nobody to ask.
@@ -128,7 +128,7 @@ def confirm(question: str, *, yes: bool, option: str = "--yes") -> None:
     if not answer:
         click.echo(err=True)
     if answer.strip().lower() not in {"y", "yes"}:
-        raise MarqError(f"nothing was changed; {option} answers the question where nobody can be asked")
+        raise MarqError(f"nothing was changed; to answer yes without a prompt, pass {option}")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What the commands about dead letters have in common: their filters, their question, and how far they are."""
+"""Shared parts of the dead-letter commands: filters, the confirmation question and progress."""
 
 from __future__ import annotations
 
@@ -95,12 +95,12 @@ async def ask_and_act(
     yes: bool,
     option: str = "--yes",
 ) -> int:
-    """Redrive or delete dead letters after a question, and show how far that came; return the exit code.
+    """Redrive or delete dead letters after a confirmation, and show the progress; return the exit code.
 
-    ``act`` takes the arguments that the two calls have in common; ``question``: what stands before and after
-    "dead letters"; ``document``: what the JSON answer begins with; ``option`` answers the question.
+    ``act`` takes the arguments that the two calls have in common; ``question``: the texts before and after
+    "dead letters"; ``document``: the first members of the JSON answer; ``option``: the option that answers yes.
     """
-    # Messages that are dead-lettered after the count are not part of the question.
+    # Leave out messages that are dead-lettered after the count.
     act = partial(act, as_of=await letters.snapshot())
     meant, interrupted = await act(limit=limit, dry_run=True), False
     tally = Tally(meant)

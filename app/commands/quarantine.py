@@ -1,4 +1,4 @@
-"""``faust -A app quarantine [PARTITION OFFSET]``: passes over one marker record of a newer version, or lists those."""
+"""``faust -A app quarantine [PARTITION OFFSET]``: quarantines a marker record of a newer version, or lists them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from marq.queues import Queues
 from marq.settings import ClientSettings
 from marq.topics import ensure_topics
 
-#: How long to wait for the owner to apply an order, and between two looks.
+#: Seconds to wait for the owner to apply an order, and between two checks.
 _APPLY_LIMIT_S, _PAUSE_S = 20.0, 0.2
 #: Bytes of a record that are shown.
 _SHOWN_BYTES = 64
@@ -77,7 +77,7 @@ def attach(app: faust.App) -> None:
                 await refuse_unless_stopped(client, partition, offset, owned)
                 order = _new(client, partition, offset, why, owned[partition])
                 confirm(_question(client, partition, owned[partition]), yes=yes)
-                # Durable from here on: if this command is killed, the owner applies the order all the same.
+                # Durable from here on: the owner applies the order even if this command is killed.
                 await queues.publish({quarantine_key(order): order.document()})
         applied = owned[partition].applied >= offset or await _applied(client, partition, offset)
         print(json.dumps(_document(order, applied)) if as_json else _said(client, order, applied=applied))
@@ -85,12 +85,12 @@ def attach(app: faust.App) -> None:
 
 
 def known(partition: int, offset: int, owned: Mapping[int, Owned], definitions: Definitions) -> Quarantine | None:
-    """Return the order that was given for a record before, None when there is none that counts."""
+    """Return the order that was already given for a record, None if there is no valid one."""
     each = owned.get(partition)
     if each is None:
         raise ConfigError(f"quarantine: there is no markers partition {partition}; expected one of {sorted(owned)}")
     if each.unknown is not None and each.unknown.offset == offset:
-        # An order for another record, of a topic that was made again, does not count.
+        # The owner still stops there, so any order is for another record: the topic was recreated.
         return None
     orders = {(order.partition, order.offset): order for order in definitions.quarantines()}
     return orders.get((partition, offset))
@@ -99,10 +99,10 @@ def known(partition: int, offset: int, owned: Mapping[int, Owned], definitions: 
 async def refuse_unless_stopped(
     client: ClientSettings, partition: int, offset: int, owned: Mapping[int, Owned]
 ) -> None:
-    """Refuse a record that does not stop its partition: what it says would be lost.
+    """Refuse a record that does not stop its partition, because its marker would be lost.
 
     Raises:
-        MarqError: no owner stops there, of this version or of the one that runs.
+        MarqError: neither this version nor the running owner stops at the record.
     """
     place = record_id(Source(client.names.markers, partition), offset)
     unknown = owned[partition].unknown
@@ -112,8 +112,8 @@ async def refuse_unless_stopped(
     url, part = await _owner(client, partition)
     if part.get("state") == "owner":
         raise MarqError(
-            f"record {place} does not stop the worker that owns the partition ({url}): it has not read so far yet, or"
-            " it is of a version that can read the record; nothing was changed"
+            f"record {place} does not stop the worker that owns the partition ({url}): it has not reached the"
+            " record yet, or its version can read the record; nothing was changed"
         )
 
 
@@ -164,8 +164,8 @@ def _question(client: ClientSettings, partition: int, owned: Owned) -> str:
         f"Record {record_id(Source(client.names.markers, partition), unknown.offset)}:"
         f" {unknown.error}; {len(unknown.value):,} bytes, written {_moment(unknown.timestamp_ms)},"
         f" {unknown.value[:_SHOWN_BYTES].hex()}\n"
-        "If a newer Marq wrote it, upgrade the workers instead: messages that it tells of may be lost, or come twice.\n"
-        "Put it into quarantine?"
+        "If a newer Marq wrote it, upgrade the workers instead. If you quarantine it, its messages may be lost or"
+        " delivered twice.\nQuarantine it?"
     )
 
 
@@ -189,9 +189,9 @@ def _said(client: ClientSettings, order: Quarantine, *, applied: bool) -> str:
     place = record_id(Source(client.names.markers, order.partition), order.offset)
     if applied:
         return (
-            f"record {place} is in quarantine; topic {client.names.quarantine} has its bytes, and the partition goes on"
+            f"record {place} is quarantined; topic {client.names.quarantine} has its bytes, and the partition continues"
         )
-    return f"record {place}: the order stands, and the partition's owner applies it when a worker runs"
+    return f"record {place}: the order is saved; the partition's owner applies it as soon as a worker runs"
 
 
 def described(owned: Mapping[int, Owned], definitions: Definitions) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def _show(listed: Mapping[str, Any]) -> None:
         place = f"{each['partition']} {each['offset']}"
         print(
             f"markers partition {each['partition']} is stopped before offset {each['offset']}: {each['error']}"
-            f" ({each['bytes']:,} bytes, {each['begins']}). Upgrade the workers if a newer Marq wrote it; if not:"
+            f" ({each['bytes']:,} bytes, {each['begins']}). If a newer Marq wrote it, upgrade the workers; if not:"
             f" faust -A app quarantine {place}"
         )
     orders = listed["quarantined"]
@@ -241,4 +241,4 @@ def _show(listed: Mapping[str, Any]) -> None:
             ],
         )
     if not listed["stopped"] and not orders:
-        print("no partition is stopped, and no record was put into quarantine by an operator")
+        print("no partition is stopped, and no operator has quarantined a record")

@@ -152,7 +152,7 @@ def described(name: str, definitions: Definitions, names: Names) -> dict[str, An
 
 
 def messages(name: str, told: Open) -> dict[str, Any] | None:
-    """Return what workers tell of the messages of a queue, None where they do not count waiting messages."""
+    """Return the figures of a queue's messages from workers, None if they do not count waiting messages."""
     if not told.census:
         return None
     figures = told.queues.get(name, {})
@@ -166,7 +166,7 @@ def messages(name: str, told: Open) -> dict[str, Any] | None:
 
 def _messages(found: Mapping[str, Any] | None) -> str:
     if found is None:
-        return "  messages: not known here, for no worker counts them; faust -A app queues does"
+        return "  messages: unknown, because no worker counts them; to count them: faust -A app queues"
     oldest_s = found["oldest_waiting_seconds"]
     oldest = "" if oldest_s is None else f", the oldest for {span(oldest_s)}"
     delayed = found["waiting_for_delivery"] + found["waiting_for_redelivery"]

@@ -176,7 +176,7 @@ def _show(found: dict[str, Any]) -> None:
 
 
 async def _unattended(client: ClientSettings, definitions: Definitions, waiting: Waiting) -> set[str]:
-    """Return the queues without a consumer whose oldest message has waited for long enough to have been taken."""
+    """Return the queues without a consumer whose oldest message has waited for at least ``NO_CONSUMER_S``."""
     until_ms = (time.time() - NO_CONSUMER_S) * 1000
     old = [queue for queue, sent_ms in waiting.oldest_ms.items() if waiting.counts[queue] and sent_ms <= until_ms]
     if not old:

@@ -23,7 +23,7 @@ def attach(app: faust.App) -> None:
         click.argument("name"),
         *FILTERS,
         click.option("--to", metavar="QUEUE", help="Send them to this queue, not to the one in which they died."),
-        click.option("--allow-unknown", is_flag=True, help="Do not ask before --to names an unknown queue."),
+        click.option("--allow-unknown", is_flag=True, help="Send to an unknown queue without asking."),
         click.option("--limit", type=click.IntRange(1), help="So many at the most, those that died first."),
         click.option("--rate", type=float, metavar="N", help="At most so many messages per second."),
         DRY_RUN,
@@ -53,7 +53,7 @@ def attach(app: faust.App) -> None:
 
 
 async def _unknown(letters: DeadLetters, queue: str) -> str:
-    """Return what to say before the question if nothing is known of a queue, else ""."""
+    """Return a text to put before the question if the queue is unknown, else ""."""
     try:
         await letters.check_known(queue)
     except UnknownQueue as error:

@@ -182,7 +182,7 @@ def _partition(group: Group, source: Source, span: range | None, oldest_lease_s:
         "topic": source.topic,
         "partition": source.partition,
         **_owner(group.owners.get(source)),
-        # Who committed last; a member that has not committed yet is an owner, and no last one.
+        # The last committer; an owner that has not committed yet is not the last owner.
         "last_owner": group.committers.get(source),
         "earliest": start,
         "committed": committed,

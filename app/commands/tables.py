@@ -20,7 +20,7 @@ _GAP = 2
 
 
 class Alarm(str):
-    """A cell that terminals show in red."""
+    """A cell that is shown in red."""
 
     __slots__ = ()
 

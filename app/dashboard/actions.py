@@ -35,7 +35,7 @@ audit_log = logging.getLogger("marq.audit")
 MAX_IDS = 1_000
 #: Of a number of messages in a form.
 _MAX_DIGITS = 18
-#: What a form may say, by what its action is done to.
+#: Fields that a form may have, by the target of its action.
 _FIELDS: Mapping[str, frozenset[str]] = {
     "queue": frozenset({"queue", "typed", "delayed", "extent"}),
     "messages": frozenset({"queue", "id", "match", "state", "error", "attempts", "minutes", "places"}),
@@ -126,7 +126,7 @@ class Letters:
     to: str | None = None
     limit: int | None = None
     rate: float | None = None
-    #: ``to`` is a queue that nothing is known of, and the operator said that it is meant.
+    #: The operator confirmed that ``to`` may be an unknown queue.
     allow_unknown: bool = False
 
 
@@ -249,7 +249,7 @@ class ClusterActor:
         queue, limit, filters = letters.queue, letters.limit, letters.filters
         if action == "delete":
             return (await self._letters.delete(queue, limit=limit, dry_run=True, **filters)).chosen
-        # With its rate, so that one that can't be used is refused before the redrive begins.
+        # With the rate, so that an invalid one is refused before the redrive begins.
         return (await self._letters.redrive(queue, limit=limit, rate=letters.rate, dry_run=True, **filters)).chosen
 
     async def settle(self, action: str, letters: Letters, progress: Callable[[Reached], None]) -> Reached:
@@ -303,7 +303,7 @@ def read_ids(ids: Sequence[str]) -> list[str]:
 
 
 def write_places(ids: Sequence[str]) -> str:
-    """Return the places of many messages as one field of a form; each source stands there once, to keep it small."""
+    """Return the places of many messages as one form field, with each source only once to keep it small."""
     places: dict[str, list[str]] = {}
     for each in ids:
         source, _, number = each.rpartition("/")
@@ -327,7 +327,7 @@ def read_places(text: str) -> list[str]:
 
 
 def refuse_unknown_fields(action: Action, form: Mapping[str, str]) -> None:
-    """Check that each field means something to an action: a mistyped filter would make it act on more.
+    """Check that an action has all of the form's fields: with a mistyped filter it would act on more messages.
 
     Raises:
         ConfigError: a field is unknown.
@@ -351,7 +351,7 @@ def read_letters(form: Mapping[str, str], ids: Sequence[str]) -> Letters:
     to = check_queue_name(form["to"]) if form.get("to") else None
     if queue is None and not filters.keys() - {"as_of"}:
         raise ConfigError("which dead letters? name a queue or set a filter")
-    # The name is repeated, so that the permission for one unknown queue is none for another.
+    # The form repeats the name, so that a confirmation for one unknown queue does not hold for another.
     return Letters(
         queue, filters, to, _number(form, "limit"), _rate(form), to is not None and form.get("unknown") == to
     )

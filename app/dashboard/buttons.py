@@ -1,7 +1,7 @@
-"""What the buttons of the pages do: each POST is answered by a question, and done when the question was confirmed.
+"""Handles the buttons of the pages: each POST returns a question, and the action runs when the user confirms it.
 
 A question that counts messages carries what it counted: the snapshot of the dead letters, the places of open messages,
-the extent of a purge. The confirmation brings that back, so that nothing is done to messages that came in between.
+or the extent of a purge. The confirmation returns it, so that the action does not affect messages that came later.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from marq.core.errors import ConfigError, MarqError, UnknownQueue
 from marq.core.names import check_queue_name
 from marq.purging import Extent
 
-#: How long dead letters may be counted for a page.
+#: Time limit for counting dead letters for a page.
 LETTERS_LIMIT_S = 10.0
-#: For a form to come.
+#: Time limit for receiving a form.
 FORM_LIMIT_S = 10.0
 _FORM = "application/x-www-form-urlencoded"
-#: Fields of a redrive that are filled in where it is confirmed.
+#: Fields of a redrive that the user fills in on the confirmation page.
 _ADJUSTED = ("to", "limit", "rate")
 
 Data = dict[str, Any]
@@ -47,7 +47,7 @@ Render = Callable[[web.Request, str, Data], web.Response]
 
 
 class Buttons:
-    """Answers POSTs; ``render`` makes a page of a template, ``task_of`` returns the task of an address."""
+    """Answers POSTs; ``render`` renders a template, ``task_of`` returns the task that a request names."""
 
     def __init__(
         self,
@@ -84,9 +84,9 @@ class Buttons:
     async def _act_on_matching(
         self, request: web.Request, action: Action, said: Mapping[str, str], back: str, *, confirmed: bool
     ) -> web.StreamResponse:
-        """Act on all open messages that fit a filter; of very many on those that are due first.
+        """Act on all open messages that match a filter; if there are too many, on those that are due first.
 
-        The question carries where these messages are, so that the answer is about no others.
+        The question carries the places of these messages, so that the action affects no others.
         """
         queue = await self._known_queue(said)
         if confirmed and "places" in said:
@@ -100,7 +100,7 @@ class Buttons:
                 f"{'the first ' if len(ids) == MAX_PLACES else 'all '}{len(ids):,} messages of queue {queue} that match"
             )
             if not found["complete"]:
-                what += " (a worker did not answer, which may have more)"
+                what += " (a worker that did not answer may have more)"
             fields = [*said.items(), ("places", write_places(ids))]
             return self._ask(request, action, [], back, what, fields, len(ids))
         return see(f"/tasks/{self._doing.to_matching(action, queue, ids, _who(request))}", {})
@@ -118,7 +118,9 @@ class Buttons:
             await self._doing.to_queue(action, queue, _who(request))
             return see(back, {"did": action.name, "done": "1", "late": "0"})
         if said.get("typed", "").strip() != queue:
-            raise ConfigError(f"queue {queue}: nothing was purged, because the typed name differs; go back and type it")
+            raise ConfigError(
+                f"queue {queue}: nothing was purged, because the typed name differs; go back and retype it"
+            )
         extent = Extent.parse(said["extent"]) if "extent" in said else None
         task = self._doing.purge(action, queue, _who(request), delayed=said.get("delayed") == "yes", extent=extent)
         return see(f"/tasks/{task}", {})
@@ -134,7 +136,7 @@ class Buttons:
             part["partition"]: part["clock_ms"]
             for worker in workers
             for part in worker["partitions"]
-            # A worker of an older version does not say it.
+            # A worker of an older version does not report it.
             if "clock_ms" in part
         }
         return await self._doing.actor.extent(queue, clocks)
@@ -149,7 +151,7 @@ class Buttons:
         if letters.queue is not None:
             await self._installation.check_known(letters.queue)
         unknown = await self._unknown_target(letters)
-        # Whether the target is known is asked here; counting need not ask again.
+        # The target was checked here, so the count need not check it again.
         counted = replace(letters, to=None)
         chosen = await in_time(self._doing.actor.count(action.name, counted))
         if not confirmed or unknown is not None:
@@ -161,7 +163,7 @@ class Buttons:
         return see(f"/tasks/{self._doing.to_letters(action, letters, chosen, _who(request))}", {})
 
     async def _unknown_target(self, letters: Letters) -> UnknownQueue | None:
-        """Return why a redrive must be confirmed once more; None where its target is known or was confirmed."""
+        """Return why a redrive must be confirmed once more; None if its target is known or was confirmed."""
         if letters.to is None or letters.to == letters.queue or letters.allow_unknown:
             return None
         try:
@@ -187,7 +189,7 @@ class Buttons:
             "purges": action.name == "purge",
             "nothing": chosen == 0,
             "unknown": unknown,
-            # Messages that were selected one by one are themselves what the question is about.
+            # Messages that were selected one by one can't change.
             "binds": action.name == "purge" or ((action.on == "letters" or chosen is not None) and not ids),
         }
         return self._render(request, "confirm.html", data)
@@ -198,7 +200,7 @@ class Buttons:
         audit("stop", _who(request), task=identity, known=task is not None)
         if task is None and (found := (await self._task_of(request))["task"])["state"] == "running":
             raise ConfigError(
-                f"task {identity} was not stopped: it runs on another worker, whose page can do that:"
+                f"task {identity} was not stopped: it runs on another worker; stop it there:"
                 f" {found['worker']}/tasks/{identity}"
             )
         return see(f"/tasks/{quote(identity, safe='')}", {})

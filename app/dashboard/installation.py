@@ -80,7 +80,7 @@ class Installation(Protocol):
         """Check that a queue is known: by a definition, a consumer, messages or dead letters.
 
         Raises:
-            UnknownQueue: nothing is known of it. Where that can't be found out it counts as known.
+            UnknownQueue: it is unknown. If that can't be determined, the queue counts as known.
         """
 
     async def open_message(self, query: Mapping[str, str]) -> dict[str, Any]:
@@ -238,7 +238,7 @@ class WorkersInstallation:
             return
         census = figures["census"]
         if not (census["counted"] and census["complete"]) or census["others"]:
-            # Somebody may have sent messages that are counted nowhere.
+            # The queue may have messages that no worker counts by name.
             found, _ = await Inspector(self._client, definitions).peek(queue, 1, MAX_SCANNED)
             if found:
                 return
@@ -331,7 +331,7 @@ class WorkersInstallation:
 
 
 def consumer_of(message: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> dict[str, str] | None:
-    """Return the member of the group that has a message in flight; None: it has left, or does not say its holders."""
+    """Return the member of the group that has a message in flight; None: it has left, or reports no holders."""
     for member in members:
         if message.get("holder") in member["holders"]:
             return {name: member[name] for name in ("id", "client_id", "host")}

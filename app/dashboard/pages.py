@@ -35,7 +35,7 @@ _OF_STATE: Mapping[str, Sequence[str]] = {
     "dead": ("redrive", "delete"),
     "waiting": (),
 }
-#: By what the messages of a state can be filtered, besides their ids.
+#: Filters for the messages of each state, besides the id.
 _FILTERS: Mapping[str, Sequence[str]] = {
     "in_flight": ("error", "attempts", "minutes"),
     "delayed": ("error", "attempts", "minutes"),
@@ -132,7 +132,7 @@ class Pages:
             navigation=_NAVIGATION,
             path_now=request.path,
             address=request.rel_url.raw_path_qs,
-            # What answers a POST is not there for a GET, neither as a page nor as JSON.
+            # The answer to a POST has no address for a GET, neither as a page nor as JSON.
             json_address=_json_address(request) if request.method in SAFE_METHODS else None,
             notice=_notice(request.query),
             actions=ACTIONS,
@@ -252,7 +252,7 @@ class Pages:
         return {**found, "letter": letter, "looked_for_letter": looked, "possible": possible}
 
     async def _letter(self, found: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, bool]:
-        """Return the dead letter that a message is now, and whether that could be found out."""
+        """Return the dead letter of a message, if any, and whether the dead letters could be read."""
         events = [event["kind"] for event in found["events"]]
         if found["now"] is not None or (events and "DEAD_LETTERED" not in events and found["cut"] is None):
             return None, True
@@ -359,7 +359,7 @@ def _plain(value: Any) -> Any:
 
 
 def _status(error: MarqError) -> int:
-    # A ConfigError is the caller's fault; for all others somebody has to look at the installation.
+    # A ConfigError is the caller's fault; all other errors are problems of the server side.
     if isinstance(error, UnknownQueue | NotThere):
         return 404
     return 400 if isinstance(error, ConfigError) else 503

@@ -89,7 +89,7 @@ def age(seconds: float | None) -> str:
 
 
 def due(seconds: float | None) -> str:
-    """Return how long something is still to wait; what is overdue is due now."""
+    """Return the time until a message is due; "due now" if it is overdue."""
     return "due now" if seconds is not None and seconds <= 0 else age(seconds)
 
 

@@ -20,7 +20,7 @@ COLUMNS: Sequence[tuple[str, str, str]] = (
     (
         "state",
         "State",
-        "busy: something is in flight or moves; waiting: messages wait; no consumer: also that no consumer reads them",
+        "busy: messages are in flight or being received; waiting: messages wait; no consumer: nothing reads them",
     ),
     ("waiting", "Waiting", "sent, and taken by nobody yet"),
     ("in_flight", "In flight", "leased to a consumer now"),
@@ -31,7 +31,7 @@ COLUMNS: Sequence[tuple[str, str, str]] = (
         "Dead",
         "dead letters in their topic; until these are read, by counters, which know nothing of retention",
     ),
-    ("oldest_seconds", "Oldest open", "age of the oldest open message, since it was first taken"),
+    ("oldest_seconds", "Oldest open", "age of the oldest open message, since it was first received"),
     (
         "arrived_per_second",
         "Sent/s",
@@ -220,7 +220,7 @@ def without_consumer(queues: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def no_consumer_alarms(queues: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return one alarm for each queue without a consumer, and one for those that are too many to be named."""
+    """Return one alarm for each queue without a consumer, and one that counts the queues beyond the named ones."""
     queue_names = without_consumer(queues)
     alarms = [
         f"Queue {queue} has no consumer: {_messages(queues[queue]['waiting'])},"
@@ -278,7 +278,7 @@ def checks(figures: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
         (not unowned, "each markers partition has an owner", _listed(unowned) or "all",
          "A rebalance may be under way; if it stays so: faust -A app check"),
         (not standing, "no partition stands still", _listed(standing) or "none does",
-         "The alarm on the overview says why, and what to type"),
+         "The alarm on the overview says why, and which command to run"),
         (behind < 100_000, "trackers keep up", f"at most {behind:,} marker records behind",
          "Start more workers; messages may come back late meanwhile"),
         (late < 5_000, "leases and delays end in time", f"99 % within {late:,} ms", "Look at the workers' processors"),

@@ -80,7 +80,7 @@ def deliver_at_ms(timestamp_ms: int, headers: Iterable[tuple[str, bytes | None]]
 
 
 def has_invalid_deliver_at(headers: Iterable[tuple[str, bytes | None]]) -> bool:
-    """Return whether a message's sender said a time that can't be read, so that the message is delivered at once."""
+    """Return whether a message has a ``marq-deliver-at`` that can't be read, and so is delivered immediately."""
     found = [value for name, value in headers if name == DELIVER_AT_HEADER]
     return bool(found) and _time_ms(found[-1]) == NOW
 

@@ -12,7 +12,7 @@ class ConfigError(MarqError):
 
 
 class UnknownQueue(ConfigError):
-    """A queue that nothing is known of: the name may be mistyped. ``suggestion`` is the closest known name, if any."""
+    """A queue is unknown, so its name may be mistyped. ``suggestion`` is the closest known name, if any."""
 
     def __init__(self, queue: str, suggestion: str | None, advice: str = "") -> None:
         self.queue, self.suggestion = queue, suggestion

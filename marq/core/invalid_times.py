@@ -1,6 +1,6 @@
-"""First deliveries whose sender said a time that can't be read: they are delivered at once, and somebody must be told.
+"""Counts messages that are delivered immediately because their ``marq-deliver-at`` can't be read as a time.
 
-To hold such a message back would be to lose it: nobody knows until when.
+The tracker does not hold such a message back, because it would never know when to deliver it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from marq.core.names import DELIVER_AT_HEADER
 
 
 class InvalidTimes:
-    """What was found since the shell last looked, by queue."""
+    """The messages that were found since the last :meth:`take`, by queue."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[int, str]] = {}
@@ -30,7 +30,7 @@ class InvalidTimes:
         return len(invalid)
 
     def take(self) -> dict[str, tuple[int, str]]:
-        """Return how many were found since the last call, and where the first one stands, by queue."""
+        """Return, by queue, how many were found since the last call, and the record id of the first one."""
         found, self._found = self._found, {}
         return found
 

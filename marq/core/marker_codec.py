@@ -274,7 +274,7 @@ def _decode(data: bytes) -> Batch:
 def _of_another_version(data: bytes) -> CorruptMarker:
     """Return what to raise for bytes with the magic: UnknownVersion only if a newer Marq could have written them.
 
-    Every version keeps the head, and something follows it and the queue's name: else it would say nothing.
+    Every version keeps the head, and has a body after the head and the queue's name.
     """
     version = data[0]
     if version not in NEWER_VERSIONS:
@@ -367,7 +367,7 @@ class _Column:
         self._end = reader.position
 
     def contains(self, data: bytes) -> bool:
-        """Return whether these bytes stand somewhere in the values."""
+        """Return whether the values contain these bytes."""
         return self._data.find(data, self._start, self._end) >= 0
 
     def __getitem__(self, index: int) -> bytes | None:

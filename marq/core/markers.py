@@ -115,7 +115,7 @@ class Payloads(Sequence[Payload]):
     attempts: Sequence[int] | None
 
     def may_have(self, header: str) -> bool:
-        """Return False if no message has a header of this name, as far as that is known without reading each."""
+        """Return False if no message has a header of this name; True if one may, because not all were read."""
         return True
 
 

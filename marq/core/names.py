@@ -54,7 +54,7 @@ PREFIX_RULE = "expected 1 to 100 of the characters a-z A-Z 0-9 . _ -, because it
 
 
 def check_prefix(prefix: str, name: str = "prefix") -> str:
-    """Return a prefix; ``name`` is what its user calls it.
+    """Return a valid prefix; ``name`` is the setting that errors name.
 
     Raises:
         ConfigError: it can't be part of a topic's name.

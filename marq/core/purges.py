@@ -63,12 +63,12 @@ class Purge:
 
 
 def written_offsets(offsets: Mapping[Source, int]) -> dict[str, int]:
-    """Return offsets as a document has them, by ``topic/partition``."""
+    """Return offsets for a document, by ``topic/partition``."""
     return {f"{source.topic}/{source.partition}": offset for source, offset in sorted(offsets.items())}
 
 
 def read_offsets(document: Mapping[str, Any], name: str) -> dict[Source, int]:
-    """Read one member of a document that :func:`written_offsets` made.
+    """Read a member of a document that :func:`written_offsets` returned.
 
     Raises:
         ConfigError: it is not a table of offsets by topic/partition.

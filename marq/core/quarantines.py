@@ -1,12 +1,12 @@
 """Orders to put one record of the markers topic into quarantine.
 
-A batch of a newer version stops its partition, because a tracker that passed over it would lose what it says. An
-operator who knows that no newer Marq wrote the record orders it into quarantine. The order stands in the queues topic
-under the key ``quarantine:PARTITION/OFFSET``, so that it survives restarts and every reader of markers sees it.
+A batch of a newer version stops its partition, because a tracker that passed over it would lose its content. An
+operator who knows that no newer Marq wrote the record orders it into quarantine. The order is in the queues topic under
+the key ``quarantine:PARTITION/OFFSET``, so it survives restarts and every reader of markers sees it.
 
-An order applies only to a record that its reader can't read, and only if the content is the one that the operator saw.
-So it never removes a marker that counts: a newer worker reads the record all the same, and a topic that was deleted and
-made again has other records at the same offsets.
+An order applies only to a record that the reader can't decode, and only if the content is the one that the operator
+saw. So it never removes a valid marker: a newer worker reads the record anyway, and a topic that was deleted and
+recreated has other records at the same offsets.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Quarantine:
 
     @property
     def place(self) -> str:
-        """The partition and offset, as the key of its record has them."""
+        """The partition and offset, as in the key of its record."""
         return f"{self.partition}/{self.offset}"
 
     def fits(self, value: bytes) -> bool:
@@ -79,5 +79,5 @@ def read_place(place: str) -> tuple[int, int]:
 
 
 def digest(value: bytes) -> str:
-    """Return what an order names the content of a record by."""
+    """Return the digest by which an order identifies the content of a record."""
     return sha256(value).hexdigest()

@@ -311,7 +311,7 @@ def test_messages_that_are_selected_are_acted_on_once_confirmed(
 
 def test_all_messages_that_match_are_acted_on_with_progress(site: Site, page: Page) -> None:
     page.goto(site.url + "/queues/emails/messages?state=in_flight&error=mail+server")
-    page.get_by_label("Deliveries at the least").fill("2")
+    page.get_by_label("At least N deliveries").fill("2")
     page.get_by_role("button", name="Filter", exact=True).click()
     page.get_by_role("button", name="Release all that match", exact=True).click()
     expect(page.locator(".question")).to_contain_text("all 4 messages of queue emails that match")

@@ -105,7 +105,7 @@ def test_without_a_standard_input_nobody_is_asked_and_without_an_output_nothing_
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(MarqError, match="nobody can be asked"):
+    with pytest.raises(MarqError, match="nothing was changed; to answer yes"):
         confirm("Purge?", yes=False)
     with pytest.raises(ConfigError, match="the standard input is closed"):
         send._all(20)

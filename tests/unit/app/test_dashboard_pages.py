@@ -123,7 +123,7 @@ async def test_what_runs_on_another_worker_is_not_stopped_in_silence(client: Cli
     answer = await client.post("/tasks/4f/stop")
 
     assert answer.status == 400
-    assert "it runs on another worker, whose page can do that: http://10.0.0.8:6066/tasks/4f" in await answer.text()
+    assert "it runs on another worker; stop it there: http://10.0.0.8:6066/tasks/4f" in await answer.text()
 
 
 async def test_whether_a_message_is_open_is_not_known_where_a_worker_did_not_answer(
@@ -181,7 +181,7 @@ async def test_a_question_says_that_a_worker_may_have_more_messages_that_match(
     for installation.complete in (True, False):
         questions.append(await (await client.post("/actions/release", data=form)).text())
 
-    assert ["which may have more" in question for question in questions] == [False, True]
+    assert ["may have more" in question for question in questions] == [False, True]
 
 
 # --- questions and their answers --------------------------------------------------------------------------------------
