@@ -146,7 +146,12 @@ def in_the_metadata(
         if queue not in served:
             if queue in current.served or current.past.get(queue) != position:
                 past[queue] = position
-        elif queue in current.past or max(current.served.get(queue, -1), start) != max(position, start):
+        elif (
+            queue in current.past
+            or queue not in current.served
+            or max(current.served[queue], start) != max(position, start)
+        ):
+            # The metadata must name a queue that the roster does not: its position would be forgotten.
             moving[queue] = position
         if len(moving) + len(past) > room_bytes // _AROUND_BYTES:
             return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from marq.core.errors import ConfigError
@@ -115,6 +115,8 @@ QUEUES = st.lists(st.sampled_from("abcdefgh"), min_size=1, unique=True)
 STEPS = st.lists(st.tuples(QUEUES, st.lists(st.integers(1, 9), max_size=2)), max_size=8)
 
 
+# A queue that the roster does not name, and whose member begins where the queue is.
+@example([(["a", "c", "d", "e"], [1]), (["a"], [1]), (["b"], [1]), (["b"], [1]), (["a"], [])], 60)
 @given(STEPS, st.sampled_from([1, 40, 60, 90, MAX_METADATA_BYTES]))
 def test_whoever_serves_which_queues_when_each_queue_goes_on_where_it_was(
     steps: list[tuple[list[str], list[int]]], room_bytes: int
