@@ -142,16 +142,13 @@ def in_the_metadata(
         return None
     moving, past = {}, {}
     for queue, position in positions.items():
+        at_least = max(position, start)
         # Of no queue is less known than the roster says, so that whatever differs is in here.
         if queue not in served:
             if queue in current.served or current.past.get(queue) != position:
                 past[queue] = position
-        elif (
-            queue in current.past
-            or queue not in current.served
-            or max(current.served[queue], start) != max(position, start)
-        ):
-            # The metadata must name a queue that the roster does not: its position would be forgotten.
+        # Known to the roster as 0 or more. The position of a queue that it does not know would be forgotten.
+        elif (known := current.served.get(queue, -1)) < 0 or queue in current.past or max(known, start) != at_least:
             moving[queue] = position
         if len(moving) + len(past) > room_bytes // _AROUND_BYTES:
             return None

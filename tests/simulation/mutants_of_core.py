@@ -428,7 +428,7 @@ CORE_MUTANTS = (
         "a roster will do for queues of which it knows nothing, or less",
         _ROSTERS,
         "delivered-twice",
-        ("elif queue in current.past or max(", "elif False and max("),
+        (" < 0 or queue in current.past or max(", " >= 0 and max("),
         move_every_ms=300.0,
         late_settings=0.5,
         consumer_crash=0.02,

@@ -145,7 +145,7 @@ async def test_a_purge_ends_what_waits_and_nothing_that_comes_later(
         delayed = await producer.send("emails", b"delayed", delay=3600)
 
         # Nobody can be asked, so nothing is changed.
-        assert "--yes answers" in (await shell("purge", "emails", code=1)).err
+        assert "pass --yes" in (await shell("purge", "emails", code=1)).err
         meant = await shell.json("purge", "emails", "--dry-run")
         counts = {"waiting": 20, "redelivery": 1, "delayed": 0, "dead": 0, "too_late": 0}
         assert {name: meant[name] for name in counts} == counts

@@ -222,7 +222,7 @@ async def test_the_command_asks_before_another_group_reads_and_before_all_is_tak
         for arguments in (["--set", "group=background"], ["--reset"], ["--forget"]):
             code, shown, said = await faust(worker, "queue", "q", *arguments)
             assert (code, shown) == (1, "")
-            assert "nothing was changed; --yes answers" in said
+            assert "nothing was changed; to answer yes without a prompt, pass --yes" in said
 
         await faust(worker, "queue", "q", "--set", "group=background", "--yes")
         await eventually(_group(queues, "q"), lambda group: group == "background", limit=SEEN_SECONDS)
