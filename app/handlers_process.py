@@ -73,6 +73,7 @@ class HandlersApp(MarqApp):
     group: HandlerGroup
     queues: Queues
     handlers: agents.handlers.Handlers
+    reporter: Reporter
     #: Once it runs.
     watchdog: Watchdog | None = None
     #: How many partitions the group has assigned to this process; None before the first assignment.
@@ -109,6 +110,10 @@ class HandlersApp(MarqApp):
         await self.handlers.stop()
         await self.queues.stop()
         await super().on_stop()
+
+    def report(self) -> None:
+        """Tell the worker how the handlers are."""
+        self.reporter.tell({"breakers": self.handlers.breakers, "partitions": self.partitions, **self.handlers.holding})
 
     async def failed(self, error: MarqError) -> None:
         """End: the worker starts the process again."""
@@ -169,11 +174,11 @@ def create_handlers_app(settings: AppSettings, client: ClientSettings, process: 
     app.handlers = agents.handlers.attach(app, topic, group, app.failed)
     reads = group.serving(names.messages, group.queues).reads
     app.group_assignor = SpreadAssignor(lambda: reads)
-    reporter = Reporter(process.reports)
+    app.reporter = Reporter(process.reports)
 
     @app.timer(LOOK_SECONDS, name="report")
     async def report(app: HandlersApp) -> None:
-        reporter.tell({"breakers": app.handlers.breakers, "partitions": app.partitions, **app.handlers.holding})
+        app.report()
 
     app.on_partitions_assigned.connect(_on_assigned)
     app.on_partitions_revoked.connect(_on_revoked)
@@ -182,6 +187,8 @@ def create_handlers_app(settings: AppSettings, client: ClientSettings, process: 
 
 async def _on_assigned(app: HandlersApp, assigned: set[TP], **_: Any) -> None:
     app.partitions = len(assigned)
+    # Before the first message: its handler may block the event loop, which is only noticed after a report.
+    app.report()
     app.handlers.assigned(assigned)
 
 

@@ -26,7 +26,7 @@ MAX_ATTEMPTS = 5
 #: A little less than a second: the limit holds when attempts begin, and they are counted when they arrive.
 SECOND = 0.9
 #: Most log lines of one process, on average.
-MAX_LINES_PER_SECOND = 1.0
+MAX_LINES_PER_SECOND = 2.0
 #: Time limit from the broker's start until all clients have found it: two pauses, on a busy machine.
 RETURN_SECONDS = 10.0
 

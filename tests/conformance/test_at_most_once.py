@@ -31,13 +31,22 @@ async def test_what_is_acked_is_done(backend: Backend) -> None:
     await backend.figures(queue, acquired=20, acked=20, abandoned=0, redelivered=0)
 
 
+async def spent_of(backend: Backend, queue: str, count: int) -> list[Spend]:
+    """Return the SPEND markers of a queue, at least ``count`` offsets; an open transaction hides them for a moment."""
+    async with asyncio.timeout(30):
+        while True:
+            spent = [batch for batch in await backend.markers(Spend) if batch.queue == queue]
+            if sum(len(batch.offsets) for batch in spent) >= count:
+                return spent
+
+
 async def test_a_message_is_spent_before_it_is_handed_out(backend: Backend) -> None:
     queue = await new_queue(backend)
     async with backend.consumer(queue) as consumer:
         await backend.producer.send(queue, b"x")
         message = await take_one(consumer)
 
-        spent = [batch for batch in await backend.markers(Spend) if batch.queue == queue]
+        spent = await spent_of(backend, queue, 1)
         assert [list(batch.offsets) for batch in spent] == [[message.offset]]
         assert not [batch for batch in await backend.markers(Ack) if batch.queue == queue]
         await message.ack()
@@ -56,7 +65,7 @@ async def test_messages_are_spent_only_when_their_handlers_begin(backend: Backen
         running = asyncio.create_task(consumer.run(hang, concurrency=3))
         await backend.until(lambda: len(seen) == 3)
 
-        spent = [batch for batch in await backend.markers(Spend) if batch.queue == queue]
+        spent = await spent_of(backend, queue, 3)
         assert sorted((batch.source.partition, offset) for batch in spent for offset in batch.offsets) == sorted(seen)
     await asyncio.gather(running, return_exceptions=True)
 
