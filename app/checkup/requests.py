@@ -94,10 +94,7 @@ async def described_groups(admin: AIOKafkaAdminClient, groups: Sequence[str], no
     Raises:
         KafkaError: it could not be asked.
     """
-    try:
-        return await admin._send_request(_DescribedGroups(groups), node)
-    except NotImplementedError:
-        return await admin._send_request(DescribeGroupsRequest(list(groups)), node)
+    return await _describe(admin, _DescribedGroups(groups), groups, node)
 
 
 class _DescribeGroupsResponseV4(Response):
@@ -157,8 +154,12 @@ async def described_with_instance_ids(admin: AIOKafkaAdminClient, groups: Sequen
     Raises:
         KafkaError: it could not be asked.
     """
+    return await _describe(admin, _DescribedMembers(groups), groups, node)
+
+
+async def _describe(admin: AIOKafkaAdminClient, request: Request[Any], groups: Sequence[str], node: int) -> Any:
     try:
-        return await admin._send_request(_DescribedMembers(groups), node)
+        return await admin._send_request(request, node)
     except NotImplementedError:
-        # Kafka before 2.3.
+        # aiokafka raises it for a broker that supports none of the request's versions: Kafka before 2.3.
         return await admin._send_request(DescribeGroupsRequest(list(groups)), node)
