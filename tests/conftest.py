@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 from broker import java
 from broker.embedded import EmbeddedBroker
@@ -18,6 +20,18 @@ os.environ["JAVA_TOOL_OPTIONS"] = java.SHORT_LIVED_OPTIONS
 # How quickly examples are made and tried is the machine's business.
 settings.register_profile("marq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("marq")
+
+
+class Schedule(LoadFileScheduling):  # type: ignore[misc]
+    """A file's tests run in one process; all tests that share a Spark session run in one process, too."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "tests/pipeline" if file.startswith("tests/pipeline/") else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Schedule:
+    return Schedule(config, log)
 
 
 @pytest.fixture(scope="session")
