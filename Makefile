@@ -24,7 +24,7 @@ export PYTHONUNBUFFERED := 1
 step = @echo "==> $(1)"; began=$$(date +%s); if $(2); then echo "    $$(( $$(date +%s) - began )) s"; \
 	else echo "==> $(1): FAILED after $$(( $$(date +%s) - began )) s" >&2; exit 1; fi
 
-.PHONY: help setup python packages kafka demo test verify broker bench simulate mutants faults soak recovery delays starts scale pipeline screenshots tour browser lint chart clean audit lock
+.PHONY: help setup python packages kafka demo test verify coverage broker bench simulate mutants faults soak recovery delays starts scale pipeline screenshots tour browser lint chart clean audit lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -37,13 +37,20 @@ demo: setup ## the main job, on a Kafka of its own
 
 # Three processes on two cores: what the tests do most is wait for leases, sessions and brokers.
 # Without a Java that Spark starts on, all other tests run, and one fails that says what to install.
-pytest = $(RUN) -m pytest -q -n 3 --no-loadscope-reorder --durations 20
+pytest = -m pytest -q -n 3 --no-loadscope-reorder --durations 20
 
 test: lint kafka browser ## what every change must pass, within ten minutes; SPARK=skip: without tests on Spark
-	$(call step,pytest,$(pytest) -m "not verify")
+	$(call step,pytest,$(RUN) $(pytest) -m "not verify")
 
 verify: setup browser ## all other tests, within half an hour: killed processes, clusters, faults, mutants, Spark at scale
-	$(call step,pytest,$(pytest) -m verify)
+	$(call step,pytest,$(RUN) $(pytest) -m verify)
+
+# Processes that are killed leave no data, so the figures of two runs differ by a few lines.
+coverage: setup browser ## line and branch coverage by all tests, in all their processes but those that are killed
+	@$(RUN) -m coverage erase
+	$(call step,pytest,$(RUN) -m coverage run $(pytest))
+	@$(RUN) -m coverage combine --quiet
+	@$(RUN) -m coverage report
 
 lint: packages ## the checks alone: ruff, mypy, import-linter
 	$(call step,ruff check,.venv/bin/ruff check)
