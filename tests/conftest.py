@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -16,6 +17,8 @@ from broker.embedded import EmbeddedBroker
 from marq.core.names import Names
 
 os.environ["JAVA_TOOL_OPTIONS"] = java.SHORT_LIVED_OPTIONS
+# A shell ignores SIGINT in what it runs in the background, and every child of this process would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How quickly examples are made and tried is the machine's business.
 settings.register_profile("marq", deadline=None, suppress_health_check=[HealthCheck.too_slow])
