@@ -25,8 +25,14 @@ AGAIN_S, ATTEMPTS = 15.0, 4
 _ROWS = 24
 #: What moves the cursor or colours.
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-#: Opened by the first process of a session, a terminal becomes that from which Ctrl-C comes.
-_TAKE = "import os, sys; os.close(os.open(os.ttyname(0), os.O_RDWR)); os.execvp(sys.argv[1], sys.argv[1:])"
+#: Opened by the first process of a session, a terminal becomes that from which Ctrl-C comes. Tests that were started in
+#: the background ignore Ctrl-C, and so would this process.
+_TAKE = """
+import os, signal, sys
+os.close(os.open(os.ttyname(0), os.O_RDWR))
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
 
 
 class Terminal:

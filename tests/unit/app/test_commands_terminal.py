@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from app.checkup.findings import problem
 from app.commands import send
-from app.commands.command import BROKEN_PIPE, INTERRUPTED, confirm, ending
+from app.commands.command import BROKEN_PIPE, INTERRUPTED, Interrupted, confirm, ending, typing
 from marq.core.errors import ConfigError, MarqError, MessageTooLarge
-from tests.terminal import CTRL_C, Terminal
+from tests.terminal import Terminal
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMAND = """
 import asyncio, sys
-from app.commands.command import confirm, ending, typing
-async def purge():
-    confirm("Purge?", yes=False)
-async def send():
-    with typing("3 messages were sent"):
-        print("type", flush=True)
-        sys.stdin.buffer.read()
+from app.commands.command import ending
 async def drain():
     print("draining", flush=True)
     await asyncio.sleep(3600)
@@ -46,31 +42,33 @@ def environment() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "waits_with", "said"),
+    ("arguments", "waits_with", "said"),
     [
-        ("purge", "Purge? [y/N] ", "marq: interrupted: nothing was changed"),
-        ("send", "type", "marq: interrupted: 3 messages were sent"),
-        ("drain", "draining", "marq: interrupted: what it had asked for by then may still be done"),
+        (["-c", COMMAND.format("drain")], "draining", "what it had asked for by then may still be done"),
+        (["-m", "faust", "-A", "app", "web-password"], "Password: ", "no password was read"),
     ],
+    ids=["drain", "web-password"],
 )
-def test_ctrl_c_ends_a_command_at_once(tmp_path: Path, name: str, waits_with: str, said: str) -> None:
-    with Terminal(command(name), environment(), tmp_path) as terminal:
+def test_ctrl_c_ends_a_command(tmp_path: Path, arguments: list[str], waits_with: str, said: str) -> None:
+    with Terminal([sys.executable, *arguments], environment(), tmp_path) as terminal:
         terminal.shows(waits_with)
 
         assert terminal.interrupted() == INTERRUPTED
 
-    assert said in terminal.shown
+    assert f"marq: interrupted: {said}" in terminal.shown
     assert "Traceback" not in terminal.shown
 
 
-def test_ctrl_c_ends_the_question_for_a_password_at_once(tmp_path: Path) -> None:
-    with Terminal([sys.executable, "-m", "faust", "-A", "app", "web-password"], environment(), tmp_path) as terminal:
-        terminal.shows("Password: ")
+def test_ctrl_c_while_something_is_typed_ends_with_what_was_done_until_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(readline=lambda: signal.raise_signal(signal.SIGINT)))
 
-        terminal.press(CTRL_C)
-        terminal.shows("marq: interrupted: no password was read")
+    with pytest.raises(Interrupted, match=r"^nothing was changed$"):
+        confirm("Purge?", yes=False)
+    with pytest.raises(Interrupted, match=r"^3 messages were sent$"), typing("3 messages were sent"):
+        signal.raise_signal(signal.SIGINT)
 
-    assert "Traceback" not in terminal.shown
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_an_answer_that_nobody_reads_to_its_end_is_no_error(tmp_path: Path) -> None:

@@ -23,15 +23,17 @@ async def main():
     heap = memory.Heap()
     assert heap.unused_bytes > memory.WORTH_BYTES
     living = asyncio.create_task(heap.live())
-    await asyncio.sleep(1)
+    async with asyncio.timeout(60):
+        while (before - resident()) >> 20 <= 100:
+            await asyncio.sleep(0.01)
     living.cancel()
-    print((before - resident()) >> 20, len(kept))
+    assert kept
 
 asyncio.run(main())
 """
 
 
 def test_holes_in_the_heap_are_given_back() -> None:
-    done = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, timeout=180, check=False)
 
-    assert int(done.stdout.split()[0]) > 100
+    assert (done.returncode, done.stderr) == (0, "")
