@@ -23,6 +23,7 @@ def background() -> Iterator[Background]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """For one module: until it ends, Playwright's event loop keeps asynchronous tests from running."""
     with launched() as found:
         yield found
 

@@ -29,6 +29,22 @@ NOW = datetime(2026, 11, 22, 6, 0, 0, tzinfo=UTC)
 HANDLED = [0, 0, 5, 80, 15, *[0] * (len(BOUNDS_MS) - 4)]
 URLS = ("http://10.0.0.7:6066", "http://10.0.0.8:6066")
 QUEUES = ("emails", "invoices", "reports", "thumbnails", "webhooks")
+#: Addresses of all pages.
+PAGES = {
+    "overview": "/",
+    "queue": "/queues/emails",
+    "queue that nobody consumes": "/queues/reports",
+    "in flight": "/queues/emails/messages?state=in_flight",
+    "delayed": "/queues/emails/messages?state=delayed",
+    "waiting": "/queues/emails/messages?state=waiting",
+    "nothing waits": "/queues/reports/messages?state=waiting",
+    "dead": "/queues/invoices/messages?state=dead",
+    "message": "/message?id=marq.messages/0/1&since=1",
+    "kinds": "/dead",
+    "schedules": "/schedules",
+    "workers": "/workers",
+    "health": "/health",
+}
 
 
 _STORY = (

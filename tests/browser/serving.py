@@ -10,11 +10,10 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from app.credentials import Visitor
 from app.dashboard.actions import Doing
 from app.dashboard.pages import Pages
 from app.dashboard.tasks import Tasks
-from app.web_security import HEADERS, VISITOR
+from app.web_security import HEADERS
 from tests.browser.pretend import PretendActor, PretendInstallation
 
 LIMIT_S = 120.0
@@ -43,14 +42,13 @@ class Background:
 class Site:
     """The pages of one pretended installation."""
 
-    def __init__(self, installation: PretendInstallation, visitor: Visitor | None = None) -> None:
+    def __init__(self, installation: PretendInstallation) -> None:
         self.installation = installation
-        self._visitor = visitor
         self.actor = PretendActor(installation)
         self.url = ""
 
     async def start(self) -> web.AppRunner:
-        application = web.Application(middlewares=[self._identify])
+        application = web.Application()
         application.on_response_prepare.append(_add_headers)
         self.pages = Pages(self.installation, Doing(self.actor, Tasks()))
         self.pages.attach(application)
@@ -62,13 +60,6 @@ class Site:
         self.url = f"http://{host}:{port}"
         return runner
 
-    @web.middleware
-    async def _identify(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        if self._visitor is not None:
-            request[VISITOR] = self._visitor
-        answer: web.StreamResponse = await handler(request)
-        return answer
-
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     for name, value in HEADERS.items():
@@ -76,11 +67,9 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
 
 
 @contextmanager
-def serving(
-    background: Background, installation: PretendInstallation, visitor: Visitor | None = None
-) -> Iterator[Site]:
-    """Serve an installation until the block ends, to a visitor who has made himself known."""
-    site = Site(installation, visitor)
+def serving(background: Background, installation: PretendInstallation) -> Iterator[Site]:
+    """Serve an installation until the block ends."""
+    site = Site(installation)
     runner = background.run(site.start())
     try:
         yield site

@@ -13,6 +13,8 @@ from tests.browser.serving import Background
 from tests.browser.tour.stage import Stage, staged
 from tests.browser.tour.steps import STEPS, Step
 
+pytestmark = pytest.mark.verify
+
 SMALL = Plan(messages=200, queues=2, consumers=1, lease_seconds=2.0)
 
 

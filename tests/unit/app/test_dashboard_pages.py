@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from html.parser import HTMLParser
 from urllib.parse import quote, urlencode
 
@@ -14,20 +14,23 @@ from aiohttp.test_utils import TestClient, TestServer
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberMetadata
 
 from agents.listing import MAX_PLACES
+from app.credentials import Access, Visitor
 from app.dashboard.actions import Doing, read_places, write_places
 from app.dashboard.installation import consumer_of
-from app.dashboard.pages import Pages
+from app.dashboard.pages import Pages, twin
 from app.dashboard.serving import Dashboard
 from app.dashboard.tasks import Task, Tasks
 from app.group_members import _member
-from app.web_security import MAX_BODY_BYTES
+from app.web_security import MAX_BODY_BYTES, VISITOR
 from marq.assignor import encoded
 from marq.core.errors import ConfigError, MarqError
 from marq.core.markers import Source
 from marq.dead_letters import Deleted
-from tests.browser.pretend import PretendActor, PretendInstallation
+from tests.browser.pretend import PAGES, PretendActor, PretendInstallation
 
 Client = TestClient[web.Request, web.Application]
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Field = tuple[str, str]
 FORM = "application/x-www-form-urlencoded"
 
 
@@ -57,14 +60,65 @@ async def client(installation: Letters, actor: PretendActor) -> AsyncIterator[Cl
         yield client
 
 
-@pytest.mark.parametrize(
-    "address", ["/queues/emails?scope=worker", "/queues/emails/messages?state=delayed&only=places"]
-)
-async def test_what_only_programs_ask_for_is_no_page(client: Client, address: str) -> None:
-    answer = await client.get(address)
+async def test_each_page_has_a_json_equivalent(client: Client) -> None:
+    for address in PAGES.values():
+        path, _, query = address.partition("?")
+        assert (await client.get(address)).status == 200, address
+        if path == "/schedules":
+            continue  # which is beside the figures that commands ask for (app/web.py)
+        told = await client.get(f"{twin(path)}?{query}")
 
-    assert answer.status == 400
-    assert "only programs are answered that, at /api/queues/emails" in await answer.text()
+        assert told.status == 200, address
+        assert isinstance(await told.json(), dict), address
+
+
+@pytest.mark.parametrize(
+    ("method", "address", "status", "said"),
+    [
+        ("GET", "/queues/emails/messages?state=lost", 400, "expected one of"),
+        ("GET", "/message?id=nonsense", 400, "expected the id of a message"),
+        ("GET", "/queues/emails?scope=worker", 400, "only programs are answered that, at /api/queues/emails"),
+        ("GET", "/queues/emails/messages?state=delayed&only=places", 400, "only programs are answered that"),
+        ("GET", "/dead?queue=invoises", 404, "Did you mean"),
+        ("GET", "/tasks/99", 404, "knows of a task 99"),
+        ("POST", "/tasks/99/stop", 404, "knows of a task 99"),
+        ("POST", "/actions/drop", 404, "there is no action"),
+    ],
+)
+async def test_what_can_t_be_answered_says_why(
+    client: Client, method: str, address: str, status: int, said: str
+) -> None:
+    answer = await client.request(method, address)
+
+    assert answer.status == status
+    assert said in await answer.text()
+
+
+async def test_a_page_says_that_a_worker_did_not_answer_and_which_partition_stands_still(
+    client: Client, installation: Letters
+) -> None:
+    installation.complete, installation.alarm = False, "its retention has removed markers"
+
+    overview, health = [await (await client.get(address)).text() for address in ("/", "/health")]
+
+    assert "Markers partition 1 stands still: its retention has removed markers" in overview
+    assert "no answer from http://10.0.0.8:6066" in overview
+    assert health.count('class="state wrong"') == 2
+
+
+async def test_who_may_only_look_finds_no_buttons(client: Client, installation: Letters, actor: PretendActor) -> None:
+    @web.middleware
+    async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
+        request[VISITOR] = Visitor("bob", Access.VIEWER)
+        return await handler(request)
+
+    application = web.Application(middlewares=[identify])
+    Pages(installation, Doing(actor, Tasks())).attach(application)
+    async with TestClient(TestServer(application)) as viewer:
+        for name in ("in flight", "dead", "kinds", "message"):
+            seen, possible = [await (await each.get(PAGES[name])).text() for each in (viewer, client)]
+
+            assert ("/actions/" in seen, "/actions/" in possible) == (False, True), name
 
 
 @pytest.mark.parametrize(
@@ -120,8 +174,11 @@ async def test_what_runs_on_another_worker_is_not_stopped_in_silence(client: Cli
     task = Task("4f", "purge", "emails", "what waits in queue emails", 0.0, Deleted(9)).told()
     installation.tasks_of_others = [{**task, "worker": "http://10.0.0.8:6066", "here": False}]
 
+    page = await (await client.get("/tasks/4f")).text()
     answer = await client.post("/tasks/4f/stop")
 
+    assert '<a href="http://10.0.0.8:6066/tasks/4f">' in page
+    assert "/tasks/4f/stop" not in page
     assert answer.status == 400
     assert "it runs on another worker; stop it there: http://10.0.0.8:6066/tasks/4f" in await answer.text()
 
@@ -218,6 +275,82 @@ async def confirm(client: Client, action: str, fields: Sequence[tuple[str, str]]
     return answer.headers["Location"]
 
 
+@pytest.mark.parametrize(
+    ("action", "pressed", "asked", "typed", "done"),
+    [
+        ("release", ("id", "marq.messages/0/1"), "this message", (), ["marq.messages/0/1"]),
+        ("pause", ("queue", "webhooks"), "Pause queue webhooks?", (), "webhooks"),
+        ("resume", ("queue", "webhooks"), "Resume queue webhooks?", (), "webhooks"),
+        ("purge", ("queue", "webhooks"), "queue webhooks", (("typed", "webhooks"),), ("webhooks", False)),
+        ("purge", ("queue", "a/b&c"), "queue a/b&amp;c", (("typed", "a/b&c"), ("delayed", "yes")), ("a/b&c", True)),
+    ],
+)
+async def test_nothing_is_done_before_the_answer_to_a_question(
+    client: Client, actor: PretendActor, action: str, pressed: Field, asked: str, typed: Sequence[Field], done: object
+) -> None:
+    page, fields = await question(client, action, pressed)
+    assert asked in page
+    assert actor.asked == []
+
+    await confirm(client, action, [*fields, *typed])
+
+    assert actor.asked == [(action, done)]
+
+
+async def test_a_queue_whose_name_is_typed_wrongly_is_not_purged(client: Client, actor: PretendActor) -> None:
+    form = {"queue": "webhooks", "confirmed": "yes", "typed": "webhook"}
+
+    answer = await client.post("/actions/purge", data=form)
+
+    assert (answer.status, actor.asked) == (400, [])
+
+
+KIND, IDS = ("kind", "ValueError: no customer N"), [("id", f"marq.messages/1/{number}") for number in (1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("action", "pressed", "asked", "to", "filters"),
+    [
+        ("redrive", [KIND], "5 dead letters of queue invoices", "emails", {"kind": KIND[1]}),
+        ("delete", [KIND], "5 dead letters of queue invoices", None, {"kind": KIND[1]}),
+        (
+            "redrive",
+            IDS,
+            "2 dead letters of queue invoices, that were selected",
+            None,
+            {"id": [each for _, each in IDS]},
+        ),
+        (
+            "redrive",
+            [("error", "no customer"), ("minutes", "5")],
+            "5 dead letters of queue invoices, that died at least 300 s ago",
+            None,
+            {"error": "no customer", "older_than": 300},
+        ),
+    ],
+)
+async def test_dead_letters_that_are_meant_are_settled_with_progress(
+    client: Client,
+    actor: PretendActor,
+    action: str,
+    pressed: Sequence[Field],
+    asked: str,
+    to: str | None,
+    filters: dict[str, object],
+) -> None:
+    page, fields = await question(client, action, ("queue", "invoices"), *pressed)
+    assert asked in page
+    assert actor.asked == []
+
+    told = await (await client.get(f"/api{await confirm(client, action, [*fields, ('to', to or '')])}")).json()
+
+    chosen = int(asked.partition(" ")[0])
+    assert (told["task"]["state"], told["task"]["chosen"], told["task"]["done"]) == ("done", chosen, chosen)
+    [(did, letters)] = actor.asked
+    assert letters.filters.pop("as_of").ends == {0: 5}
+    assert (did, letters.queue, letters.filters, letters.to) == (action, "invoices", filters, to)
+
+
 async def test_dead_letters_that_came_after_the_question_are_not_deleted(
     client: Client, installation: Letters, actor: PretendActor
 ) -> None:
@@ -307,13 +440,6 @@ async def test_places_of_many_messages_are_one_field_in_which_each_source_stands
         read_places("t/0/1,x")
     with pytest.raises(ConfigError, match="0 messages are selected"):
         read_places(" ")
-
-
-@pytest.mark.parametrize(
-    ("method", "address"), [("GET", "/tasks/99"), ("POST", "/tasks/99/stop"), ("POST", "/actions/drop")]
-)
-async def test_what_does_not_exist_is_not_found(client: Client, method: str, address: str) -> None:
-    assert (await client.request(method, address)).status == 404
 
 
 # --- filters by reason ------------------------------------------------------------------------------------------------
