@@ -19,6 +19,8 @@ from demo.cleanup import delete_topics
 from marq.settings import ClientSettings
 from marq.topics import ensure_topics
 
+pytestmark = pytest.mark.verify
+
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 600
 

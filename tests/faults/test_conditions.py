@@ -36,6 +36,7 @@ async def make_topic(servers: str, name: str) -> None:
         await admin.close()
 
 
+@pytest.mark.verify
 async def test_a_cluster_takes_writes_without_one_node_and_refuses_them_without_two() -> None:
     cluster = Cluster()
     try:

@@ -1,4 +1,4 @@
-"""That the checker finds what a worker does wrong with delayed messages, on real parts."""
+"""That the checker finds what a consumer or worker does wrong, on real parts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from faults.mix import Mix
 from faults.scenario import Scenario, play
 from faults.stage import Stage
 
+pytestmark = [pytest.mark.verify, pytest.mark.timeout(900)]
+
 
 async def planted(stage: Stage, _: Any) -> None:
     await stage.worker("--planted")
@@ -22,7 +24,6 @@ async def planted(stage: Stage, _: Any) -> None:
     await mix.stop()
 
 
-@pytest.mark.timeout(900)
 async def test_a_worker_that_is_early_and_delivers_what_is_cancelled_is_found_out(broker: EmbeddedBroker) -> None:
     result = await play(Scenario("planted", "", "", planted), broker)
 
@@ -31,3 +32,19 @@ async def test_a_worker_that_is_early_and_delivers_what_is_cancelled_is_found_ou
     assert found["early"] > 0
     # A copy of a message of which the log says that it is cancelled.
     assert found["transaction"] > 0
+
+
+async def careless(stage: Stage, _: Any) -> None:
+    await stage.worker()
+    stage.load()
+    victim = await stage.consumer("--careless", "--die-at=in-handler", "--die-after=30")
+    await stage.dead(victim)
+    await stage.consumer()
+    await stage.delivered_more(100)
+
+
+async def test_a_consumer_that_commits_without_acquiring_is_found_out(broker: EmbeddedBroker) -> None:
+    result = await play(Scenario("careless", "", "", careless), broker)
+
+    assert not result.passed
+    assert result.figures["lost"] > 0

@@ -1,135 +1,16 @@
-"""The quick ones of the fault runs, and that a loss in one would be found."""
+"""The quick ones of the fault runs."""
 
 from __future__ import annotations
-
-import os
-from typing import Any
 
 import pytest
 
 from broker import EmbeddedBroker
-from faults.__main__ import SCENARIOS, chosen, summary
-from faults.report import merged, table
-from faults.scenario import Result, Scenario, play
-from faults.soak import Sample, unbounded
-from faults.stage import Stage, recovery_seconds
+from faults.scenario import Scenario
+from tests.faults.quick import AUDITED, QUICK, check
 
-QUICK = [scenario for scenario in SCENARIOS if scenario.quick]
-#: Those of them that the data pipeline audits, too: its account must be the checker's.
-AUDITED = {"worker-killed-in-the-transaction", "mixed-at-random"} if os.environ.get("SPARK") != "skip" else set()
+pytestmark = [pytest.mark.verify, pytest.mark.timeout(900)]
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("scenario", QUICK, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", [each for each in QUICK if each.name not in AUDITED], ids=lambda each: each.name)
 async def test_nothing_is_lost_and_each_duplicate_is_explained(scenario: Scenario, broker: EmbeddedBroker) -> None:
-    result = await play(scenario, broker, audit=scenario.name in AUDITED)
-
-    assert result.wrong == []
-    assert result.passed, result.line()
-    assert result.figures["accepted"] > 0
-
-
-async def careless(stage: Stage, _: Any) -> None:
-    await stage.worker()
-    stage.load()
-    victim = await stage.consumer("--careless", "--die-at=in-handler", "--die-after=30")
-    await stage.dead(victim)
-    await stage.consumer()
-    await stage.delivered_more(100)
-
-
-@pytest.mark.timeout(900)
-async def test_a_consumer_that_commits_without_acquiring_is_found_out(broker: EmbeddedBroker) -> None:
-    result = await play(Scenario("careless", "", "", careless), broker)
-
-    assert not result.passed
-    assert result.figures["lost"] > 0
-
-
-def test_scenarios_are_chosen_by_how_their_names_begin() -> None:
-    assert [each.name for each in chosen("worker-killed-d,all-", quick=False)] == [
-        "all-consumers-killed",
-        "worker-killed-data-lost",
-    ]
-    assert chosen("", quick=False) == list(SCENARIOS)
-    assert chosen("", quick=True) == QUICK
-    with pytest.raises(ValueError, match="ONLY=nobody: no scenario begins with that; there are consumer-killed"):
-        chosen("nobody", quick=False)
-
-
-def test_no_two_scenarios_have_one_name() -> None:
-    names = [scenario.name for scenario in SCENARIOS]
-
-    assert len(set(names)) == len(names)
-
-
-def result(*, lost: int = 0, wrong: list[str] | None = None) -> Result:
-    figures = {"accepted": 100, "lost": lost, "duplicates": 3, "causes": {"1": 2, "6": 1}}
-    return Result(QUICK[0], 12.0, figures, 1.25, wrong or [])
-
-
-def test_the_last_line_adds_up_and_names_what_failed() -> None:
-    found = summary([result(), result(lost=2), result(wrong=["early: …"])], 36.4)
-
-    assert found == {
-        "scenarios": 3, "passed": 1, "failed": [QUICK[0].name] * 2, "accepted": 300, "lost": 2, "duplicates": 9,
-        "seconds": 36,
-    }  # fmt: skip
-
-
-def test_the_table_has_a_row_with_the_figures_of_each_scenario() -> None:
-    *_, passed, failed = table([result(), result(lost=1)]).splitlines()
-
-    assert passed.endswith("| 100 | 0 | 3 (2 by 1, 1 by 6) | 1.2 s |")
-    assert failed.endswith("| 100 | 1 | 3 (2 by 1, 1 by 6) | **failed** |")
-    assert QUICK[0].fault in passed
-
-
-def test_a_row_names_second_dead_letters_and_messages_that_are_handled_and_dead() -> None:
-    found = result()
-    found.figures.update(dead_twice=4, done_and_dead={"1": 2, "6": 3})
-    *_, row = table([found]).splitlines()
-
-    ends = "4 second dead letters; 5 handled and dead (2 by 1, 3 by 6)"
-    assert row.endswith(f"| 3 (2 by 1, 1 by 6); {ends} | 1.2 s |")
-    assert ends.replace(";", ",") in found.line()
-
-
-def test_rows_of_scenarios_that_were_played_alone_go_into_the_table_and_leave_the_others() -> None:
-    head = "12 of 12 passed\n\n| what happens |\n|---|"
-    rows = [f"| old (`{QUICK[0].name}`) | 7 |", "| another (`another`) | 8 |"]
-
-    changed = merged("\n".join([head, *rows]), [result()]).splitlines()
-    added = merged("\n".join([head, rows[1]]), [result()]).splitlines()
-
-    assert changed[0] == added[0] == "2 of 2 passed"
-    assert changed[1:4] == added[1:4] == head.splitlines()[1:]
-    assert QUICK[0].fault in changed[4]
-    assert (changed[5], added[4]) == (rows[1], rows[1])
-    assert added[5] == changed[4]
-
-
-def test_recovery_is_the_time_until_all_that_was_sent_before_the_last_fault_is_done() -> None:
-    def sent(record: str, at_ms: float) -> dict[str, Any]:
-        return {"process": "sender", "type": "ok", "op": "send", "record": record, "at_ms": at_ms}
-
-    def ended(offset: int, at_ms: float) -> dict[str, Any]:
-        return {"process": "c", "type": "ok", "op": "ack", "source": "m/0", "offsets": [offset], "at_ms": at_ms}
-
-    kill = {"process": "nemesis", "type": "info", "op": "kill", "target": "c", "at_ms": 2_000.0}
-    copy = {"process": "m/0", "type": "ok", "op": "record", "offset": 9, "id": "m/0/1"}
-    events = [sent("m/0/0", 0), sent("m/0/1", 1_000), ended(0, 1_500), kill, sent("m/0/2", 3_000)]
-
-    assert recovery_seconds([*events, ended(9, 5_500), ended(2, 9_000), copy]) == 3.5
-    assert recovery_seconds([sent("m/0/0", 0), ended(0, 10)]) is None
-
-
-def test_what_grows_without_end_is_named() -> None:
-    def sample(second: int, open_: int) -> Sample:
-        return Sample(second, 100.0, 60.0, 500.0, 40, open_, 0)
-
-    steady = [sample(second, 300 + second % 7) for second in range(90)]
-    growing = [sample(second, 40 * second) for second in range(90)]
-
-    assert unbounded(steady) == []
-    assert unbounded(growing) == ["open grew from 1160 to 3560"]
+    await check(scenario, broker)
