@@ -10,6 +10,7 @@ import gc
 import logging
 import multiprocessing
 import os
+import subprocess
 import sys
 import threading
 
@@ -17,6 +18,29 @@ import pytest
 
 import marq
 from tests.client.waiting import wait_until
+from tests.docs.pages import ROOT
+
+
+def start_program(name: str, servers: str, prefix: str) -> subprocess.Popen[str]:
+    """Start one of the programs below."""
+    # Warnings are shown, so that nothing is left open silently. A fork of threads may hang: the tests are about that.
+    warnings = ["-W", "default", "-W", "ignore::DeprecationWarning"]
+    return subprocess.Popen(
+        [sys.executable, *warnings, "-m", "tests.client.forking", name, servers, prefix], cwd=ROOT,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def end_program(program: subprocess.Popen[str]) -> str:
+    """Wait for the end of a program; return what it wrote to stderr."""
+    try:
+        _, errors = program.communicate(timeout=180)
+    except subprocess.TimeoutExpired:
+        program.kill()
+        program.communicate()
+        raise
+    assert program.returncode == 0, errors
+    return errors
 
 
 def refused(producer: marq.SyncProducer) -> None:

@@ -1,19 +1,16 @@
+"""The synchronous producer: threads, forks, and calls from where they cannot work."""
+
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 
 import pytest
 
 import marq
-from broker.embedded import EmbeddedBroker
-from tests.client.waiting import LIMIT_S, read_all, wait_until
-from tests.docs.pages import ROOT
+from tests.client.forking import end_program, start_program
+from tests.client.waiting import in_threads, producer_threads, read_all, wait_until
 
 
 @pytest.fixture
@@ -22,28 +19,8 @@ def producer(servers, prefix):
         yield producer
 
 
-@pytest.fixture
-def own_broker():
-    """A broker that the test may kill."""
-    with EmbeddedBroker() as embedded:
-        yield embedded
-
-
 def values(servers: str, topic: str) -> list[bytes]:
     return [record.value for record in asyncio.run(read_all(servers, topic))]
-
-
-def threads_left() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "marq-producer"]
-
-
-def in_threads(*functions) -> None:
-    threads = [threading.Thread(target=function) for function in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-        assert not thread.is_alive()
 
 
 # --- sending ----------------------------------------------------------------------------------------------------------
@@ -122,12 +99,7 @@ def test_many_threads_share_one(producer, servers, names) -> None:
     assert len({receipt.id for receipt in receipts}) == 800
     records = asyncio.run(read_all(servers, names.messages))
     assert Counter(record.key for record in records) == {b"q%d" % name: 50 for name in range(16)}
-    assert len(threads_left()) == 1
-
-
-async def test_in_an_event_loop_it_blocks_and_works(servers, prefix) -> None:
-    with marq.SyncProducer(servers, prefix=prefix) as producer:
-        assert producer.send("q", b"x").queue == "q"
+    assert len(producer_threads()) == 1
 
 
 # --- start and stop ---------------------------------------------------------------------------------------------------
@@ -137,16 +109,16 @@ def test_start_and_stop_may_be_called_twice_and_a_stopped_one_started_again(serv
     producer = marq.SyncProducer(servers, prefix=prefix)
     in_threads(*[producer.start] * 4)
     producer.start()
-    assert len(threads_left()) == 1
+    assert len(producer_threads()) == 1
     producer.send("q", b"1")
     in_threads(*[producer.stop] * 4)
     producer.stop()
-    assert threads_left() == []
+    assert producer_threads() == []
 
     with producer:
         producer.send("q", b"2")
 
-    assert threads_left() == []
+    assert producer_threads() == []
     assert sorted(values(servers, names.messages)) == [b"1", b"2"]
 
 
@@ -223,101 +195,7 @@ def test_a_call_from_its_own_thread_is_refused_for_it_would_wait_for_itself(prod
     assert [str(error)[:40] for error in outcomes] == ["a SyncProducer can't be used in the thre"] * 3
 
 
-# --- faults -----------------------------------------------------------------------------------------------------------
-
-
-def test_without_a_broker_start_says_so_in_time_and_leaves_no_thread() -> None:
-    producer = marq.SyncProducer("127.0.0.1:1", connect_timeout=1)
-
-    for _ in range(2):
-        with pytest.raises(marq.BrokerUnavailable, match=r"127\.0\.0\.1:1"):
-            producer.start()
-
-    assert threads_left() == []
-
-
-def test_a_broker_that_goes_away_fails_sends_in_time_and_it_recovers(own_broker, prefix) -> None:
-    with marq.SyncProducer(own_broker.bootstrap_servers, prefix=prefix, request_timeout=3) as producer:
-        producer.send("q", b"before")
-        own_broker.kill()
-        with pytest.raises(marq.BrokerUnavailable, match="unknown whether"):
-            producer.send("q", b"during")
-        own_broker.start()
-
-        def sent() -> bool:
-            try:
-                return bool(producer.send("q", b"after"))
-            except marq.BrokerUnavailable:
-                return False
-
-        wait_until(sent, 90)
-
-
-def test_a_stop_ends_and_answers_also_when_the_broker_hangs(own_broker, prefix) -> None:
-    producer = marq.SyncProducer(own_broker.bootstrap_servers, prefix=prefix)
-    producer.start()
-    own_broker.pause()
-    errors: list[marq.MarqError] = []
-
-    def send() -> None:
-        with pytest.raises(marq.BrokerUnavailable) as caught:
-            producer.send("q", b"x")
-        errors.append(caught.value)
-
-    def stop() -> None:
-        wait_until(lambda: len(producer._thread._open) == 4)
-        producer.stop()
-
-    in_threads(*[send] * 4, stop)
-    own_broker.resume()
-
-    assert len(errors) == 4
-    assert threads_left() == []
-
-
-def test_ctrl_c_ends_the_wait_and_the_producer_goes_on(own_broker, prefix, names) -> None:
-    with marq.SyncProducer(own_broker.bootstrap_servers, prefix=prefix) as producer:
-        own_broker.pause()
-
-        def press() -> None:
-            wait_until(lambda: producer._thread._open)
-            os.kill(os.getpid(), signal.SIGINT)
-
-        pressing = threading.Thread(target=press)
-        pressing.start()
-        with pytest.raises(KeyboardInterrupt):
-            producer.send("q", b"interrupted")
-        pressing.join()
-        own_broker.resume()
-
-        producer.send("q", b"after")
-        assert not producer._thread._open
-
-    assert values(own_broker.bootstrap_servers, names.messages).count(b"after") == 1
-
-
-# --- forks and the end of the program ---------------------------------------------------------------------------------
-
-
-def start_program(name: str, servers: str, prefix: str) -> subprocess.Popen[str]:
-    # Warnings are shown, so that nothing is left open silently; that a fork of threads may hang is what we test.
-    warnings = ["-W", "default", "-W", "ignore::DeprecationWarning"]
-    return subprocess.Popen(
-        [sys.executable, *warnings, "-m", "tests.client.forking", name, servers, prefix], cwd=ROOT,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-
-
-def end_program(program: subprocess.Popen[str]) -> str:
-    """Wait for its end; return what it wrote to stderr."""
-    try:
-        _, errors = program.communicate(timeout=180)
-    except subprocess.TimeoutExpired:
-        program.kill()
-        program.communicate()
-        raise
-    assert program.returncode == 0, errors
-    return errors
+# --- forks ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("program", "own", "after"), [("fork", 3, 3), ("within_with", 0, 0), ("multiprocess", 2, 1)])
@@ -327,28 +205,3 @@ def test_a_fork_neither_uses_nor_disturbs_what_its_parent_started(program, own, 
     found = Counter(value for value in values(servers, names.messages) if value != b"x")
     assert found == Counter({b"before": 1, b"by the child's own": own, b"after": after})
     assert errors == ""
-
-
-def test_a_program_that_ends_without_a_stop_sends_what_was_accepted(own_broker, prefix, names) -> None:
-    program = start_program("end", own_broker.bootstrap_servers, prefix)
-    assert program.stdout.readline() == "started\n"
-    own_broker.pause()
-    program.stdin.write("\n")
-    program.stdin.flush()
-    assert program.stdout.readline() == "ending\n"
-    own_broker.resume()
-
-    assert end_program(program) == ""
-    assert values(own_broker.bootstrap_servers, names.messages) == [b"accepted"]
-
-
-def test_a_program_that_ends_while_the_broker_hangs_does_not_hang(own_broker, prefix) -> None:
-    program = start_program("end", own_broker.bootstrap_servers, prefix)
-    assert program.stdout.readline() == "started\n"
-    own_broker.pause()
-    program.stdin.write("\n")
-    program.stdin.flush()
-    assert program.stdout.readline() == "ending\n"
-
-    assert "Traceback" not in end_program(program)
-    own_broker.resume()

@@ -1,4 +1,8 @@
+"""The topics that clients make and check."""
+
 from __future__ import annotations
+
+import asyncio
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -42,6 +46,12 @@ async def test_missing_topics_are_made_as_the_markers_need_them(servers, prefix,
     assert queues["message.timestamp.type"] == "LogAppendTime"
     (described,) = await admin.describe_topics([names.queues])
     assert len(described["partitions"]) == 1
+
+
+async def test_several_clients_that_start_at_once_make_the_topics_once(servers, prefix) -> None:
+    found = await asyncio.gather(*[ensure_topics(settings(servers, prefix)) for _ in range(5)])
+
+    assert len(set(found)) == 1
 
 
 async def test_topics_that_are_there_keep_their_partitions(servers, prefix) -> None:

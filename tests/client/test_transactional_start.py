@@ -23,7 +23,6 @@ from marq.serving import serving
 from marq.settings import ClientSettings
 from marq.transactions import MarkerTransactions
 from marq.writer import MarkerRecord
-from tests.client.tracking import tracking
 from tests.client.waiting import LIMIT_S, read_markers, until
 
 LIMIT_BYTES = 1_000_000
@@ -130,17 +129,6 @@ async def test_each_message_is_delivered_once_and_the_offset_has_the_positions_o
     assert await place(settings) == Place(500, Positions({"q": 500}))
     acquired = [each for each in await read_markers(servers, settings.names.markers) if isinstance(each, Acquire)]
     assert sum(len(each.offsets) for each in acquired) == 500
-
-
-async def test_what_nobody_acks_comes_back(producer, new_consumer, servers, names: Names) -> None:
-    await producer.send("q", b"value")
-    async with tracking(servers, names, 1):
-        consumer = new_consumer(lease=0.5, max_lease=0.5)
-        await consumer.start()
-        [first] = await receive(consumer, 1)
-        [second] = await receive(consumer, 1)
-
-    assert (first.attempt, second.attempt) == (1, 2)
 
 
 async def test_copies_of_an_aborted_transaction_are_not_delivered(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 
@@ -27,6 +28,21 @@ def wait_until(condition: Callable[[], object], limit_s: float = LIMIT_S) -> Non
         if time.monotonic() > end_s:
             raise TimeoutError
         time.sleep(0.01)
+
+
+def in_threads(*functions: Callable[[], object]) -> None:
+    """Call each function in a thread of its own; return when all have returned."""
+    threads = [threading.Thread(target=function) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+        assert not thread.is_alive()
+
+
+def producer_threads() -> list[str]:
+    """Return the threads of synchronous producers that run."""
+    return [thread.name for thread in threading.enumerate() if thread.name == "marq-producer"]
 
 
 async def read_all(servers: str, topic: str) -> list[object]:

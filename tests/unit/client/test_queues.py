@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
+from datetime import timedelta
 
 import pytest
 
@@ -71,8 +72,76 @@ def log(monkeypatch: pytest.MonkeyPatch) -> ListLog:
 
 @pytest.fixture
 async def queues(log: ListLog) -> AsyncIterator[Queues]:
-    async with Queues("none:1", request_timeout=1) as started:
+    async with Queues("none:1") as started:
         yield started
+
+
+async def test_a_change_that_changes_nothing_writes_nothing(queues: Queues, log: ListLog) -> None:
+    await queues.change("emails", lease=5)
+
+    await queues.change("emails", lease=5)
+    await queues.change("emails")
+    await queues.change("other", lease=None)
+    await queues.reset("other")
+
+    assert log.writes == 1
+
+
+async def test_settings_that_are_taken_back_leave_no_definition(queues: Queues, log: ListLog) -> None:
+    await queues.change("emails", lease=5, max_attempts=2, dead_letter=False)
+
+    assert await queues.change("emails", lease=None) == effective(max_attempts=2, dead_letter=False)
+    assert await queues.reset("emails") == effective()
+    assert queues.definitions.names() == []
+
+
+async def test_durations_are_written_in_seconds(queues: Queues, log: ListLog) -> None:
+    settings = await queues.change("emails", lease=timedelta(minutes=1), backoff={"max": timedelta(hours=1)})
+
+    assert (settings.lease, settings.backoff["max"]) == (60, 3_600)
+    assert json.loads(log.entries[-1].value or b"") == {"lease": 60.0, "backoff": {"max": 3600.0}}
+
+
+async def test_a_listener_is_called_after_each_change_until_it_ends(queues: Queues) -> None:
+    calls: list[int] = []
+
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    queues.listen(broken)
+    end = queues.listen(lambda: calls.append(queues["emails"].max_attempts))
+    for attempts in (2, 3):
+        await queues.change("emails", max_attempts=attempts)
+    end()
+    end()
+    await queues.change("emails", max_attempts=4)
+
+    assert calls == [2, 3]
+
+
+async def test_callers_of_one_client_take_turns(queues: Queues) -> None:
+    await asyncio.gather(*[queues.change(f"queue-{number % 3}", max_attempts=number + 1) for number in range(12)])
+
+    assert [queues[f"queue-{number}"].max_attempts for number in range(3)] == [10, 11, 12]
+
+
+async def test_a_topic_may_go_from_one_queue_to_another(queues: Queues) -> None:
+    await queues.change("orders", topic="shop-orders")
+    with pytest.raises(ConfigError, match="queue 'emails': topic 'shop-orders' belongs to queue 'orders'"):
+        await queues.change("emails", topic="shop-orders")
+    await queues.change("orders", topic=None)
+
+    assert (await queues.change("emails", topic="shop-orders")).topic == "shop-orders"
+
+
+async def test_wrong_names_of_settings_and_queues_are_refused(queues: Queues, log: ListLog) -> None:
+    with pytest.raises(TypeError, match="'lese'"):
+        await queues.change("emails", lese=3)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match="must not be empty"):
+        await queues.change("", lease=3)
+    with pytest.raises(ConfigError, match="not int"):
+        queues[3]  # type: ignore[index]
+    assert log.writes == 0
 
 
 async def test_what_another_said_in_between_is_taken_up(queues: Queues, log: ListLog) -> None:
@@ -153,20 +222,23 @@ async def test_no_error_ends_the_reading(queues: Queues, log: ListLog, caplog: p
     assert "a bug of somebody's" in caplog.text
 
 
-async def test_a_change_that_is_never_read_back_is_not_known_to_be_seen(queues: Queues, log: ListLog) -> None:
+async def test_a_change_that_is_never_read_back_is_not_known_to_be_seen(log: ListLog) -> None:
     async def nothing() -> tuple[list[Entry], int]:
         await asyncio.Event().wait()
         raise AssertionError
 
     read = asyncio.Event()
-    queues.listen(read.set)
-    log.read = nothing  # type: ignore[method-assign]
-    # Ends the read that is under way, so that the next one is the one above.
-    log.append(b"change:other", {"lease": 1})
-    await asyncio.wait_for(read.wait(), 60)
+    async with Queues("none:1", request_timeout=1) as queues:
+        queues.listen(read.set)
+        # The read that is under way begins.
+        await asyncio.sleep(0)
+        log.read = nothing  # type: ignore[method-assign]
+        # It ends, so that the next one is the one above.
+        log.append(b"change:other", {"lease": 1})
+        await asyncio.wait_for(read.wait(), 60)
 
-    with pytest.raises(BrokerUnavailable, match="was not read back within 1 s"):
-        await queues.change("emails", lease=2)
+        with pytest.raises(BrokerUnavailable, match="was not read back within 1 s"):
+            await queues.change("emails", lease=2)
 
 
 async def test_of_two_who_write_a_layer_at_the_same_moment_the_first_one_holds(queues: Queues, log: ListLog) -> None:
