@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+from marq.batches import BatchWorkers
 from marq.core.errors import BrokerUnavailable
 from marq.core.marker_codec import decode
-from marq.core.markers import Batch, Source
+from marq.core.markers import Ack, Acquire, Batch, Reject, Release, Source
+from marq.crew import Crew
 from marq.flow import Flow
 from marq.flow_settings import FlowSettings
 from marq.message import Message
@@ -18,9 +20,11 @@ from marq.records import Records
 from marq.serving import serving
 from marq.shelf import Shelf
 from marq.starts import MarkedStart
+from marq.workers import Workers
 from marq.writer import MarkerRecord
 
 LIMIT_S = 60.0
+P0, P1 = Source("t", 0), Source("t", 1)
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,9 @@ class FakeWriter:
                 await self.changed.wait()
 
 
+AnyCrew = TypeVar("AnyCrew", bound=Crew[Any])
+
+
 @dataclass
 class Rig:
     """A flow on fakes."""
@@ -162,6 +169,60 @@ class Rig:
     @property
     def shelf(self) -> Shelf:
         return next(iter(self.flow.shelves.values()))
+
+    def add(self, offsets: int | Iterable[int], source: Source = P0, **fields: Any) -> None:
+        """Append records to the log of a partition: at these offsets, or so many from 0 on."""
+        offsets = range(offsets) if isinstance(offsets, int) else offsets
+        self.reader.add(source, *[FakeRecord(offset, **fields) for offset in offsets])
+
+    @property
+    def acquired(self) -> list[int]:
+        return [offset for each in self.acquirer.of(Acquire) for offset in each.offsets]
+
+    @property
+    def acked(self) -> list[int]:
+        return sorted(offset for each in self.settler.of(Ack) for offset in each.offsets)
+
+    @property
+    def released(self) -> dict[int, tuple[int, bool, str]]:
+        """By offset: the delay in ms, whether the attempt counts, and the error."""
+        return {
+            offset: (delay_ms, each.counted, error)
+            for each in self.settler.of(Release)
+            for offset, delay_ms, error in zip(each.offsets, each.delays_ms, each.errors, strict=True)
+        }
+
+    @property
+    def rejected(self) -> dict[int, str]:
+        """The reason by offset."""
+        return {
+            offset: reason
+            for each in self.settler.of(Reject)
+            for offset, reason in zip(each.offsets, each.reasons, strict=True)
+        }
+
+    @property
+    def ended(self) -> list[int]:
+        return [*self.acked, *self.released, *self.rejected]
+
+    def work(self, handler: Callable[[Any], Any], concurrency: int = 1, queue: str = "q") -> Workers:
+        """Start workers of a handler that takes one message."""
+        return self._started(Workers(self.flow.shelves[queue], self.flow.outbox, handler, concurrency))
+
+    def work_on_batches(
+        self, handler: Callable[[Any], Any], concurrency: int = 1, max_messages: int = 100, most: int = 1_000
+    ) -> BatchWorkers:
+        """Start workers of a handler that takes lists of messages."""
+        return self._started(BatchWorkers(self.shelf, self.flow.outbox, handler, concurrency, max_messages, most))
+
+    def _started(self, crew: AnyCrew) -> AnyCrew:
+        crew.start()
+        self.flow.demand()
+        return crew
+
+    async def settled(self) -> None:
+        """Return when all outcomes are written that were decided so far."""
+        await self.flow.outbox.settled(wait=True)
 
     async def take(self, count: int, queue: str = "q") -> list[Message]:
         """Take messages as a waiting call does."""

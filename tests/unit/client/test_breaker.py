@@ -49,7 +49,7 @@ def released(rig: Rig) -> dict[int, tuple[bool, int]]:
 
 def make(make_rig, records: int, rules: QueueSettings = RULES, **changes) -> Rig:
     rig = make_rig(queue=lambda _: rules, **changes)
-    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(records)])
+    rig.add(records)
     return rig
 
 
@@ -65,7 +65,7 @@ async def test_it_opens_at_a_part_of_failures_and_gives_back_what_nobody_has_beg
     for message, error in ((first, None), (second, None), (third, Down()), (fourth, Down())):
         assert state(rig) == "closed"
         await end(message, error)
-    await rig.flow.outbox.settled(wait=True)
+    await rig.settled()
     # Somebody asks, and gets nothing.
     rig.flow.demand()
     await spin(50)
@@ -86,7 +86,7 @@ async def test_after_the_pause_one_message_is_let_through_and_its_success_closes
     rig = make(make_rig, 20, max_in_flight=4)
     await fail(rig, 4)
     assert state(rig) == "open"
-    await rig.flow.outbox.settled(wait=True)
+    await rig.settled()
     rig.shelf.asked += 3
     rig.flow.demand()
 
@@ -116,7 +116,7 @@ async def test_a_test_that_fails_begins_another_pause_and_counts_for_nobody(make
         await fail(rig, 1)
         assert state(rig) == "open"
         assert rig.flow.rules.breakers["q"].openings == openings
-    await rig.flow.outbox.settled(wait=True)
+    await rig.settled()
 
     assert {counted for counted, _ in released(rig).values()} == {False}
 
@@ -144,17 +144,6 @@ async def test_a_test_that_says_nothing_makes_way_for_another_one(make_rig, how:
     assert state(rig) == "closed"
 
 
-async def test_a_failure_counts_when_others_succeed_so_that_a_bad_message_still_dies(make_rig) -> None:
-    rig = make(make_rig, 20)
-
-    for number, message in enumerate(await rig.take(20)):
-        await end(message, Down() if number % 4 == 3 else None)
-    await rig.flow.outbox.settled(wait=True)
-
-    assert state(rig) == "closed"
-    assert released(rig) == dict.fromkeys((3, 7, 11, 15, 19), (True, -1))
-
-
 async def test_a_retry_because_of_an_exception_is_a_failure_and_one_without_is_none(make_rig) -> None:
     rig = make(make_rig, 10, max_in_flight=10)
     messages = await rig.take(10)
@@ -168,7 +157,7 @@ async def test_a_retry_because_of_an_exception_is_a_failure_and_one_without_is_n
                 raise Down("no answer")
             except Down:
                 raise marq.Retry(delay=60)  # noqa: B904
-    await rig.flow.outbox.settled(wait=True)
+    await rig.settled()
 
     assert state(rig) == "open"
     assert released(rig)[0] == (True, 2_000)
@@ -194,7 +183,7 @@ async def test_handlers_that_began_before_it_opened_decide_nothing_any_more(make
     await rig.clock.advance(30)
     await end(messages[6])
     await end(messages[7], Down())
-    await rig.flow.outbox.settled(wait=True)
+    await rig.settled()
 
     assert state(rig) == "half-open"
     assert released(rig)[5] == released(rig)[4 - 1] == (False, 30_000)
@@ -239,24 +228,9 @@ async def test_handlers_that_hang_until_their_leases_are_lost_open_it(make_rig) 
     await crew.stop(0)
 
 
-async def test_another_queue_of_the_consumer_goes_on(make_rig) -> None:
-    plain = QueueSettings()
-    rig = make_rig(("q", "other"), queue=lambda name: RULES if name == "q" else plain, max_in_flight=10)
-    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(4)])
-    await fail(rig, 4)
-    assert state(rig) == "open"
-
-    rig.reader.add(P0, FakeRecord(4), FakeRecord(5, key=b"other"))
-    [message] = await rig.take(1, "other")
-    await message.ack()
-    await rig.flow.outbox.settled(wait=True)
-
-    assert released(rig)[4] == (False, 30_000)
-
-
 async def test_a_message_that_is_given_back_again_and_again_waits_longer(make_rig) -> None:
     rig = make_rig(("q", "other"), queue=lambda _: RULES)
-    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(4)])
+    rig.add(4)
     await fail(rig, 4)
 
     counts = (b"0", b"1", b"3000")
@@ -264,7 +238,7 @@ async def test_a_message_that_is_given_back_again_and_again_waits_longer(make_ri
     rig.reader.add(P0, FakeRecord(7, key=b"other"))
     await rig.take(1, "other")
     await spin(50)
-    await rig.flow.outbox.settled(wait=True)
+    await rig.settled()
 
     assert [released(rig)[offset][1] for offset in (4, 5, 6)] == [30_000, 60_000, 300_000]
 
@@ -272,7 +246,7 @@ async def test_a_message_that_is_given_back_again_and_again_waits_longer(make_ri
 async def test_settings_may_take_it_away_or_change_it_while_it_is_open(make_rig) -> None:
     said = [RULES]
     rig = make_rig(queue=lambda _: said[0], max_in_flight=4)
-    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(20)])
+    rig.add(20)
     await fail(rig, 4)
     assert state(rig) == "open"
 
@@ -293,7 +267,7 @@ async def test_without_the_library_a_start_says_what_to_install_and_a_change_doe
     said = [QueueSettings()]
     rig = make_rig(queue=lambda _: said[0])
     said[0] = RULES
-    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(3)])
+    rig.add(3)
     await fail(rig, 3)
 
     assert not rig.flow.rules.breakers

@@ -69,7 +69,7 @@ async def test_an_exception_releases_by_its_own_backoff_or_rejects(make_rig) -> 
         with pytest.raises(type(error)):
             async with message:
                 raise error
-    await rig.flow.outbox.settled(wait=True)
+    await rig.settled()
 
     (released,) = rig.settler.of(Release)
     computed = jittered.delay_ms(1, row_key(P0, 2))
@@ -80,7 +80,7 @@ async def test_an_exception_releases_by_its_own_backoff_or_rejects(make_rig) -> 
 async def test_what_a_handler_says_itself_goes_before_the_rules(make_rig) -> None:
     rules = settings(errors={"Exception": "reject"})
     rig = make_rig(queue=lambda _: rules)
-    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(3)])
+    rig.add(3)
 
     retried, rejected, cancelled = await rig.take(3)
     async with retried:
@@ -90,7 +90,7 @@ async def test_what_a_handler_says_itself_goes_before_the_rules(make_rig) -> Non
     with pytest.raises(asyncio.CancelledError):
         async with cancelled:
             raise asyncio.CancelledError
-    await rig.flow.outbox.settled(wait=True)
+    await rig.settled()
 
     assert {offset for each in rig.settler.of(Release) for offset in each.offsets} == {0, 2}
     assert list(rig.settler.of(Reject)[0].reasons) == ["why"]
@@ -107,7 +107,7 @@ async def test_rules_that_change_count_for_the_next_messages(make_rig) -> None:
             async with message:
                 raise OSError("x")
         del said[0:-1]
-    await rig.flow.outbox.settled(wait=True)
+    await rig.settled()
 
     assert [list(each.offsets) for each in rig.settler.of(Release)] == [[0]]
     assert [list(each.offsets) for each in rig.settler.of(Reject)] == [[1]]

@@ -148,23 +148,6 @@ async def test_the_group_is_told_the_next_holder_and_those_of_messages_in_flight
     assert one.holder not in rig.flow.holders()
 
 
-async def test_a_rebalance_waits_for_the_cycle_in_progress(make_rig) -> None:
-    rig = make_rig()
-    rig.acquirer.gate.clear()
-    rig.reader.add(P0, *records(0))
-    taking = asyncio.create_task(rig.take(1))
-    await spin()
-
-    revoking = asyncio.create_task(rig.flow.revoked())
-    await spin()
-    assert not revoking.done()
-    rig.acquirer.gate.set()
-
-    await asyncio.wait_for(revoking, 60)
-    assert rig.reader.committed == {P0: 1}
-    assert [message.offset for message in await taking] == [0]
-
-
 async def test_cycles_in_progress_end_before_the_stop(make_rig) -> None:
     rig = await with_cycles(make_rig, 3)
 
@@ -281,29 +264,6 @@ async def test_a_rebalance_waits_for_all_cycles_and_lets_no_other_one_start(make
     assert len(rig.acquirer.of(Acquire)) == 2
 
 
-async def test_records_of_other_queues_are_committed_and_not_acquired(make_rig) -> None:
-    rig = make_rig()
-    rig.reader.add(P0, *records(0, 2, key=b"other"), *records(3))
-
-    assert await taken_after_commit(rig, 1) == [3]
-
-    assert rig.reader.committed == {P0: 4}
-    assert [list(each.offsets) for each in rig.acquirer.of(Acquire)] == [[3]]
-
-
-async def test_one_flow_serves_several_queues_with_one_read(make_rig) -> None:
-    rig = make_rig(["a", "b"])
-    rig.reader.add(P0, FakeRecord(0, b"a"), FakeRecord(1, b"b"), FakeRecord(2, b"a"))
-
-    a = await rig.take(2, "a")
-    b = await rig.take(1, "b")
-
-    assert [message.offset for message in a] == [0, 2]
-    assert [message.offset for message in b] == [1]
-    acquired = [(each.queue, offset) for each in rig.acquirer.of(Acquire) for offset in each.offsets]
-    assert sorted(acquired) == [("a", 0), ("a", 2), ("b", 1)]
-
-
 async def test_acks_of_several_queues_are_one_batch_and_late_ones_say_whose_they_are(make_rig) -> None:
     rig = make_rig(["a", "b", "c"])
     rig.reader.add(P0, FakeRecord(0, b"a"), FakeRecord(1, b"b"), FakeRecord(2, b"a"), FakeRecord(3, b"c"))
@@ -312,7 +272,7 @@ async def test_acks_of_several_queues_are_one_batch_and_late_ones_say_whose_they
 
     for message in reversed(taken):
         message._lease.ack(message.offset)
-    await rig.flow.outbox.settled(wait=True)
+    await rig.settled()
 
     acks = {each.queue: list(each.offsets) for each in rig.settler.of(Ack)}
     assert acks == {SEVERAL: [0, 1, 2], "c": [3]}
@@ -327,6 +287,7 @@ async def test_many_records_of_other_queues_cost_one_cycle(make_rig) -> None:
     (message,) = await rig.take(1)
 
     assert message.offset == 500
+    assert rig.acquired == [500]
     assert len(commits) == 1
     assert rig.reader.committed == {P0: 900}
 
@@ -418,36 +379,6 @@ async def test_a_message_that_can_not_be_acquired_stops_the_consumer_with_the_se
     assert isinstance(rig.flow.error, ConfigError)
     assert "max.message.bytes" in str(rig.flow.error)
     assert rig.reader.committed == {}
-
-
-async def test_attempts_come_from_marqs_headers_and_all_headers_are_kept(make_rig) -> None:
-    rig = make_rig()
-    headers = (("marq-attempt", b"3"), ("marq-id", b"t/0/1"), ("tenant", b"acme"))
-    rig.reader.add(P0, FakeRecord(0), FakeRecord(1, headers=headers))
-
-    plain, copy = await rig.take(2)
-
-    assert (plain.attempt, plain.id) == (1, "t/0/0")
-    assert (copy.attempt, copy.id, copy.headers) == (3, "t/0/1", {"tenant": b"acme"})
-    (batch,) = rig.acquirer.of(Acquire)
-    assert [payload.attempt for payload in batch.payloads] == [1, 3]
-    assert list(batch.payloads[1].headers) == list(headers)
-
-
-async def test_prefetched_messages_are_given_back_uncounted(make_rig) -> None:
-    rig = make_rig()
-    rig.reader.add(P0, *records(*range(6)))
-    rig.shelf.standing = 6
-    (first,) = await rig.take(1)
-
-    await rig.flow.stop_reading(1)
-    count = rig.flow.give_back()
-    await rig.flow.stop(1)
-
-    (release,) = rig.settler.of(Release)
-    assert count == len(release.offsets) == rig.acquirer.of(Acquire)[0].offsets[-1]
-    assert (release.counted, set(release.delays_ms)) == (False, {0})
-    assert first.offset not in release.offsets
 
 
 async def test_messages_that_nobody_asks_for_any_more_are_given_back_after_a_lease(make_rig) -> None:

@@ -8,12 +8,8 @@ import threading
 
 import pytest
 
-from marq.core.markers import Ack, Release, Source
-from marq.workers import Workers
-from tests.unit.client.fakes import FakeRecord, Rig, spin
-
-P0, P1 = Source("t", 0), Source("t", 1)
-LIMIT_S = 60.0
+from marq.core.markers import BACKOFF, Ack
+from tests.unit.client.fakes import LIMIT_S, P1, Rig, spin
 
 
 class Handler:
@@ -30,25 +26,23 @@ class Handler:
             if message.offset == 0:
                 self.begun.set()
                 await self.go_on.wait()
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             self.cancelled.append(message.offset)
-            await self.interrupted()
+            await self.interrupted(error)
         self.ended.append(message.offset)
 
-    async def interrupted(self) -> None:
-        raise
+    async def of_lists(self, messages) -> None:
+        await self(messages[0])
+
+    async def interrupted(self, error: asyncio.CancelledError) -> None:
+        raise error
 
 
-def acked(rig: Rig) -> list[int]:
-    return sorted(offset for each in rig.settler.of(Ack) for offset in each.offsets)
-
-
-async def working(make_rig, handler, *, messages: int = 2, concurrency: int = 1, **changes) -> tuple[Rig, Workers]:
+async def working(make_rig, handler, **changes):
+    """Return a rig with one message, and a worker that has begun with it."""
     rig = make_rig(**changes)
-    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(messages)])
-    crew = Workers(rig.shelf, rig.flow.outbox, handler, concurrency)
-    crew.start()
-    rig.flow.demand()
+    rig.add(1)
+    crew = rig.work(handler)
     if isinstance(handler, Handler):
         await asyncio.wait_for(handler.begun.wait(), LIMIT_S)
     return rig, crew
@@ -61,21 +55,23 @@ async def lose(rig: Rig, after_s: float = 30) -> None:
 
 
 async def add(rig: Rig, offset: int) -> None:
-    rig.reader.add(P0, FakeRecord(offset))
-    await rig.settler.until(lambda: offset in acked(rig))
+    rig.add([offset])
+    await rig.settler.until(lambda: offset in rig.acked)
 
 
-async def test_the_handler_is_cancelled_and_its_worker_goes_on(make_rig, caplog: pytest.LogCaptureFixture) -> None:
-    handler = Handler()
-    rig, crew = await working(make_rig, handler, messages=1)
+@pytest.mark.parametrize("lists", [False, True])
+async def test_the_handler_is_cancelled_and_its_worker_goes_on(make_rig, caplog, lists) -> None:
+    rig, handler = make_rig(), Handler()
+    rig.add(1)
+    crew = rig.work_on_batches(handler.of_lists) if lists else rig.work(handler)
+    await asyncio.wait_for(handler.begun.wait(), LIMIT_S)
 
     await lose(rig)
     await add(rig, 1)
     await crew.stop(1)
 
     assert (handler.cancelled, handler.ended) == ([0], [1])
-    assert acked(rig) == [1]
-    assert rig.settler.of(Release) == []
+    assert (rig.acked, rig.released) == ([1], {})
     warnings = [each.getMessage() for each in caplog.records if "handler" in each.getMessage()]
     assert warnings == ["lease lost, its handler is cancelled: queue=q id=t/0/0 partition=0 offset=0 attempt=1"]
 
@@ -84,15 +80,11 @@ async def test_a_handler_that_is_cancelled_sees_why(make_rig) -> None:
     seen: list[str] = []
 
     class Noting(Handler):
-        async def __call__(self, message) -> None:
-            self.begun.set()
-            try:
-                await self.go_on.wait()
-            except asyncio.CancelledError as error:
-                seen.append(str(error))
-                raise
+        async def interrupted(self, error: asyncio.CancelledError) -> None:
+            seen.append(str(error))
+            raise error
 
-    rig, crew = await working(make_rig, Noting(), messages=1)
+    rig, crew = await working(make_rig, Noting())
     await lose(rig)
     await spin()
     await crew.stop(1)
@@ -104,7 +96,7 @@ async def test_a_handler_that_swallows_the_cancellation_harms_no_other_message(m
     counts: list[int] = []
 
     class Swallowing(Handler):
-        async def interrupted(self) -> None:
+        async def interrupted(self, error: asyncio.CancelledError) -> None:
             pass
 
         async def __call__(self, message) -> None:
@@ -113,44 +105,41 @@ async def test_a_handler_that_swallows_the_cancellation_harms_no_other_message(m
             counts.append(task.cancelling())
             await super().__call__(message)
 
-    handler = Swallowing()
-    rig, crew = await working(make_rig, handler, messages=1)
+    rig, crew = await working(make_rig, Swallowing())
 
     await lose(rig)
     await add(rig, 1)
     await crew.stop(1)
 
     # It did its work in the end: the ack is written, too late or not.
-    assert acked(rig) == [0, 1]
+    assert rig.acked == [0, 1]
     assert counts == [0, 0]
     assert crew._interrupted == set()
 
 
 async def test_what_a_handler_raises_after_its_lease_is_over_releases_nothing(make_rig) -> None:
     class Failing(Handler):
-        async def interrupted(self) -> None:
+        async def interrupted(self, error: asyncio.CancelledError) -> None:
             raise RuntimeError("while it cleaned up")
 
-    rig, crew = await working(make_rig, Failing(), messages=1)
+    rig, crew = await working(make_rig, Failing())
 
     await lose(rig)
     await add(rig, 1)
     await crew.stop(1)
 
-    assert rig.settler.of(Release) == []
+    assert rig.released == {}
 
 
 async def test_a_stop_at_the_same_moment_wins_and_releases_uncounted(make_rig) -> None:
-    handler = Handler()
-    rig, crew = await working(make_rig, handler, messages=1)
+    rig, crew = await working(make_rig, Handler())
 
     rig.clock.now_s += 30
     rig.flow.renewal._lose_expired(rig.clock())
     await crew.stop(0)
 
-    await rig.settler.until(lambda: bool(rig.settler.of(Release)))
-    (batch,) = rig.settler.of(Release)
-    assert (list(batch.offsets), batch.counted) == ([0], False)
+    await rig.settler.until(lambda: bool(rig.released))
+    assert [(offset, counted) for offset, (_, counted, _) in rig.released.items()] == [(0, False)]
     assert all(task.cancelled() for task in crew._tasks)
 
 
@@ -158,11 +147,11 @@ async def test_a_stop_while_a_cancelled_handler_cleans_up_wins(make_rig) -> None
     cleaning = asyncio.Event()
 
     class Cleaning(Handler):
-        async def interrupted(self) -> None:
+        async def interrupted(self, error: asyncio.CancelledError) -> None:
             cleaning.set()
             await asyncio.Event().wait()
 
-    rig, crew = await working(make_rig, Cleaning(), messages=1)
+    rig, crew = await working(make_rig, Cleaning())
     await lose(rig)
     await asyncio.wait_for(cleaning.wait(), LIMIT_S)
 
@@ -173,7 +162,7 @@ async def test_a_stop_while_a_cancelled_handler_cleans_up_wins(make_rig) -> None
 
 async def test_a_lease_that_is_lost_after_the_stop_began_ends_the_handler_within_the_grace(make_rig) -> None:
     handler = Handler()
-    rig, crew = await working(make_rig, handler, messages=1)
+    rig, crew = await working(make_rig, handler)
 
     stopping = asyncio.create_task(crew.stop(60))
     await spin()
@@ -181,21 +170,21 @@ async def test_a_lease_that_is_lost_after_the_stop_began_ends_the_handler_within
     await asyncio.wait_for(stopping, LIMIT_S)
 
     assert handler.cancelled == [0]
-    assert rig.settler.of(Release) == []
+    assert rig.released == {}
 
 
 async def test_a_lease_that_is_lost_while_a_stop_cancels_does_not_cancel_twice(make_rig) -> None:
     counts: list[int] = []
 
     class Cleaning(Handler):
-        async def interrupted(self) -> None:
+        async def interrupted(self, error: asyncio.CancelledError) -> None:
             await spin()
             task = asyncio.current_task()
             assert task is not None
             counts.append(task.cancelling())
-            raise asyncio.CancelledError
+            raise error
 
-    rig, crew = await working(make_rig, Cleaning(), messages=1)
+    rig, crew = await working(make_rig, Cleaning())
     stopping = asyncio.create_task(crew.stop(0))
     await spin(5)
     await lose(rig)
@@ -226,7 +215,7 @@ async def test_timeouts_and_task_groups_of_handlers_go_on_working(make_rig) -> N
             except TimeoutError:
                 ends.append("timeout of its own")
 
-    rig, crew = await working(make_rig, handler, messages=1)
+    rig, crew = await working(make_rig, handler)
     await asyncio.wait_for(begun.wait(), LIMIT_S)
     await lose(rig)
     await add(rig, 1)
@@ -236,16 +225,13 @@ async def test_timeouts_and_task_groups_of_handlers_go_on_working(make_rig) -> N
 
 
 async def test_only_handlers_of_messages_that_are_lost_are_cancelled(make_rig) -> None:
-    handler = Handler()
-    rig = make_rig()
-    rig.reader.add(P0, FakeRecord(0))
-    crew = Workers(rig.shelf, rig.flow.outbox, handler, 2)
-    crew.start()
-    rig.flow.demand()
+    rig, handler = make_rig(), Handler()
+    rig.add(1)
+    crew = rig.work(handler, 2)
     await asyncio.wait_for(handler.begun.wait(), LIMIT_S)
     handler.begun.clear()
     rig.clock.now_s += 20
-    rig.reader.add(P1, FakeRecord(0))
+    rig.add(1, P1)
     await asyncio.wait_for(handler.begun.wait(), LIMIT_S)
 
     rig.settler.refuse = 1
@@ -254,40 +240,30 @@ async def test_only_handlers_of_messages_that_are_lost_are_cancelled(make_rig) -
 
     assert handler.cancelled == [0]
     handler.go_on.set()
-    await rig.settler.until(lambda: len(rig.settler.of(Ack)) == 1)
-    assert rig.settler.of(Ack)[0].source == P1
+    await rig.settler.until(lambda: bool(rig.acked))
+    assert [each.source for each in rig.settler.of(Ack)] == [P1]
     await crew.stop(1)
 
 
-async def test_a_message_that_renewed_itself_counts_by_its_own_lease(make_rig) -> None:
+@pytest.mark.parametrize(("renewed_s", "max_lease_s", "lost_s"), [(300, 30, 300), (None, 60, 60)])
+async def test_a_handler_is_cancelled_at_the_end_of_its_own_lease_or_of_max_lease(
+    make_rig, renewed_s, max_lease_s, lost_s
+) -> None:
     class Renewing(Handler):
         async def __call__(self, message) -> None:
-            await message.renew(300)
+            if renewed_s is not None:
+                await message.renew(renewed_s)
             await super().__call__(message)
 
     handler = Renewing()
-    rig, crew = await working(make_rig, handler, messages=1, max_lease_ms=30_000)
+    rig, crew = await working(make_rig, handler, max_lease_ms=max_lease_s * 1_000)
 
-    await lose(rig, 299)
-    await spin()
-    assert handler.cancelled == []
-
-    await lose(rig, 2)
-    await spin()
-    assert handler.cancelled == [0]
-    await crew.stop(1)
-
-
-async def test_a_handler_that_hangs_is_cancelled_after_max_lease(make_rig) -> None:
-    handler = Handler()
-    rig, crew = await working(make_rig, handler, messages=1, max_lease_ms=60_000)
-
-    for _ in range(5):
+    for _ in range(lost_s // 10 - 1):
         await lose(rig, 10)
     await spin()
     assert handler.cancelled == []
 
-    await lose(rig, 10)
+    await lose(rig, 11)
     await spin()
     assert handler.cancelled == [0]
     await crew.stop(1)
@@ -296,16 +272,13 @@ async def test_a_handler_that_hangs_is_cancelled_after_max_lease(make_rig) -> No
 async def test_a_handler_that_has_decided_itself_is_not_cancelled(make_rig) -> None:
     class Deciding(Handler):
         async def __call__(self, message) -> None:
+            rig.settler.gate.clear()
             await message.ack(wait=False)
             await super().__call__(message)
 
-    handler = Deciding()
-    rig = make_rig()
-    rig.settler.gate.clear()
-    rig.reader.add(P0, FakeRecord(0))
-    crew = Workers(rig.shelf, rig.flow.outbox, handler, 1)
-    crew.start()
-    rig.flow.demand()
+    rig, handler = make_rig(), Deciding()
+    rig.add(1)
+    crew = rig.work(handler)
     await asyncio.wait_for(handler.begun.wait(), LIMIT_S)
 
     rig.clock.now_s += 30
@@ -315,50 +288,36 @@ async def test_a_handler_that_has_decided_itself_is_not_cancelled(make_rig) -> N
     assert handler.cancelled == []
     handler.go_on.set()
     rig.settler.gate.set()
-    await rig.settler.until(lambda: acked(rig) == [0])
+    await rig.settler.until(lambda: rig.acked == [0])
     await crew.stop(1)
 
 
-async def test_a_handler_in_a_thread_goes_on_and_that_is_said(make_rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_handler_in_a_thread_goes_on_and_that_is_said(make_rig, caplog) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def handler(message) -> None:
         begun.set()
         go_on.wait(LIMIT_S)
 
-    rig, crew = await working(make_rig, handler, messages=1)
+    rig, crew = await working(make_rig, handler)
     await asyncio.to_thread(begun.wait, LIMIT_S)
     await lose(rig)
     go_on.set()
-    await rig.settler.until(lambda: acked(rig) == [0])
+    await rig.settler.until(lambda: rig.acked == [0])
     await crew.stop(1)
 
     assert "lease lost; its handler runs in a thread and can't be cancelled: queue=q" in caplog.text
 
 
-async def test_a_lost_lease_is_noticed_while_a_renewal_waits_for_the_broker(make_rig) -> None:
+# The last renewal was at the beginning, or at 80 s.
+@pytest.mark.parametrize(("before_s", "left_s"), [(0, 30), (85, 25)])
+async def test_a_lost_lease_is_noticed_while_a_renewal_waits_for_the_broker(make_rig, before_s, left_s) -> None:
     handler = Handler()
-    rig, crew = await working(make_rig, handler, messages=1)
+    rig, crew = await working(make_rig, handler)
+    await rig.clock.advance(before_s)
     rig.settler.gate.clear()
 
-    await rig.clock.advance(29.9)
-    assert handler.cancelled == []
-
-    await rig.clock.advance(0.2)
-    assert handler.cancelled == [0]
-    rig.settler.gate.set()
-    await crew.stop(0)
-
-
-async def test_a_lease_that_was_renewed_is_watched_on(make_rig) -> None:
-    handler = Handler()
-    rig, crew = await working(make_rig, handler, messages=1)
-    await rig.clock.advance(85)
-    rig.settler.gate.clear()
-    assert handler.cancelled == []
-
-    # The last renewal was at 80 s.
-    await rig.clock.advance(24.9)
+    await rig.clock.advance(left_s - 0.1)
     assert handler.cancelled == []
 
     await rig.clock.advance(0.2)
@@ -368,14 +327,11 @@ async def test_a_lease_that_was_renewed_is_watched_on(make_rig) -> None:
 
 
 async def test_a_shorter_lease_that_comes_later_is_watched_first(make_rig) -> None:
-    handler = Handler()
-    rig, crew = await working(make_rig, handler, messages=1, queues=("q", "r"), leases_ms={"q": 300_000, "r": 3_000})
-    short = Handler()
-    other = Workers(rig.flow.shelves["r"], rig.flow.outbox, short, 1)
-    other.start()
+    handler, short = Handler(), Handler()
+    rig, crew = await working(make_rig, handler, queues=("q", "r"), leases_ms={"q": 300_000, "r": 3_000})
+    other = rig.work(short, queue="r")
     rig.settler.gate.clear()
-    rig.reader.add(P1, FakeRecord(0, key=b"r"))
-    rig.flow.demand()
+    rig.add(1, P1, key=b"r")
     await asyncio.wait_for(short.begun.wait(), LIMIT_S)
 
     await rig.clock.advance(3.1)
@@ -387,7 +343,7 @@ async def test_a_shorter_lease_that_comes_later_is_watched_first(make_rig) -> No
 
 async def test_a_message_whose_own_lease_is_the_shorter_one_is_lost_with_that(make_rig) -> None:
     handler = Handler()
-    rig, crew = await working(make_rig, handler, messages=1)
+    rig, crew = await working(make_rig, handler)
     (message,) = [each for each in crew._current if each is not None]
     # Its own RENEW came after the shared one.
     message._lease.renewed_until(0, rig.clock() + 5)
@@ -405,20 +361,52 @@ async def test_a_handler_that_ignores_a_stop_is_left_and_its_message_released(
     monkeypatch.setattr("marq.crew.CLEAN_UP_S", 0.01)
 
     class Stubborn(Handler):
-        async def interrupted(self) -> None:
+        async def interrupted(self, error: asyncio.CancelledError) -> None:
             await self.go_on.wait()
 
     handler = Stubborn()
-    rig, crew = await working(make_rig, handler, messages=1)
+    rig, crew = await working(make_rig, handler)
 
     await asyncio.wait_for(crew.stop(0), LIMIT_S)
 
-    await rig.settler.until(lambda: bool(rig.settler.of(Release)))
-    assert not rig.settler.of(Release)[0].counted
+    await rig.settler.until(lambda: bool(rig.released))
+    assert not rig.released[0][1]
     assert "handler goes on although it was cancelled: queue=q id=t/0/0 partition=0 offset=0" in caplog.text
     handler.go_on.set()
     await asyncio.wait(crew._tasks, timeout=LIMIT_S)
-    assert acked(rig) == []
+    assert rig.acked == []
+
+
+async def test_what_is_still_held_of_a_list_that_lost_a_lease_comes_back_after_the_backoff(make_rig) -> None:
+    rig, handler, gate = make_rig(), Handler(), asyncio.Event()
+
+    async def handle(messages) -> None:
+        await gate.wait()
+        if len(messages) > 2:
+            await handler.of_lists(messages)
+
+    async def read(offsets: list[int], *source: object) -> None:
+        before = len(rig.acquirer.written)
+        rig.add(offsets, *source)
+        await rig.acquirer.until(lambda: len(rig.acquirer.written) > before)
+
+    crew = rig.work_on_batches(handle)
+    await read([0])
+    # The second list has a message that was acquired 20 s before its others.
+    await read([0], P1)
+    rig.clock.now_s += 20
+    await read([1, 2])
+    await spin()
+    gate.set()
+    await asyncio.wait_for(handler.begun.wait(), LIMIT_S)
+
+    rig.flow.renewal._lose_expired(rig.clock() + 10)
+    await rig.settler.until(lambda: bool(rig.released))
+    await crew.stop(1)
+
+    assert handler.cancelled == [0]
+    assert {offset: each[:2] for offset, each in rig.released.items()} == dict.fromkeys([1, 2], (BACKOFF, True))
+    assert rig.released[1][2].startswith("LeaseLost: ")
 
 
 @pytest.fixture(autouse=True)

@@ -30,12 +30,12 @@ def pause(rig: Rig, rules: Rules, *queues: str) -> None:
 async def test_what_nobody_has_taken_is_given_back_uncounted_and_nothing_is_read(make_rig) -> None:
     rules = Rules()
     rig = make_rig(queue=rules, max_in_flight=10)
-    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(20)])
+    rig.add(20)
     rig.shelf.standing = 10
     held = (await rig.take(3))[-1]
 
     pause(rig, rules, "q")
-    await rig.flow.outbox.settled(wait=True)
+    await rig.settled()
     rig.flow.demand()
     await spin(50)
 
@@ -48,22 +48,6 @@ async def test_what_nobody_has_taken_is_given_back_uncounted_and_nothing_is_read
     # What was being worked on ends as ever.
     await held.ack()
     assert rig.flow.held == 2
-
-
-async def test_it_reads_on_where_it_stopped_when_it_is_resumed(make_rig) -> None:
-    rules = Rules()
-    rules.paused = {"q"}
-    rig = make_rig(queue=rules)
-    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(3)])
-    rig.shelf.asked += 3
-    rig.flow.demand()
-    await spin(50)
-    assert not rig.acquirer.written
-    rig.shelf.asked -= 3
-
-    pause(rig, rules)
-
-    assert [message.offset for message in await rig.take(3)] == [0, 1, 2]
 
 
 async def test_others_of_the_group_go_on_and_what_is_paused_is_left_with_the_tracker(make_rig) -> None:

@@ -25,19 +25,12 @@ from marq.reconnects import (
     Pacer,
     paced,
 )
+from tests.unit.client.fakes import Clock
 
 ROOT = Path(__file__).parents[3]
 BROKER, OTHER = ("broker", 9092), ("other", 9092)
-LIMIT_S = 10
+LIMIT_S = 60
 STEP_S = 0.05
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Network:
@@ -97,13 +90,13 @@ async def test_many_clients_that_retry_all_the_time_make_few_attempts(pacer, net
     network.up = False
     network.tried_at.clear()
 
-    await outage(pacer, network, clock, 60, clients=30)
+    await outage(pacer, network, clock, 30, clients=10)
 
     assert all(
         sum(began <= other < began + 1 for other in network.tried_at) <= MAX_FAILURES_PER_SECOND
         for began in network.tried_at
     )
-    assert 60 / MAX_PAUSE_S / 1.1 < len(network.tried_at) < 60 / MAX_PAUSE_S + 10
+    assert 30 / MAX_PAUSE_S / 1.1 < len(network.tried_at) < 30 / MAX_PAUSE_S + 10
 
 
 async def test_several_brokers_that_are_down_share_the_limit(clock) -> None:
@@ -154,11 +147,11 @@ async def test_when_the_broker_is_back_all_who_wait_connect_at_once() -> None:
     assert len(network.tried_at) == 21
 
 
-async def test_many_connections_to_a_broker_that_is_up_are_not_delayed() -> None:
-    pacer, network = Pacer(), Network()
+async def test_many_connections_to_a_broker_that_is_up_are_not_delayed(pacer, network) -> None:
     network.up = True
 
-    async with asyncio.timeout(1):
+    # On a clock that stands still: nobody waits for a later moment.
+    async with asyncio.timeout(LIMIT_S):
         await asyncio.gather(*[pacer.connect(BROKER, network.connect) for _ in range(200)])
 
     assert network.most == MAX_CONCURRENT
@@ -286,14 +279,13 @@ async def test_an_outage_is_over_some_time_after_the_last_failure(pacer, network
 async def test_clients_of_aiokafka_share_the_limit(monkeypatch, unused_tcp_port: int) -> None:
     """A listener that ends each connection, as a proxy does whose broker is away."""
     monkeypatch.setattr(reconnects, "_pacers", {})
-    accepted: list[float] = []
-    loop = asyncio.get_running_loop()
-    enough = asyncio.Event()
+    accepted, loop, enough = 0, asyncio.get_running_loop(), asyncio.Event()
 
     async def refuse(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        accepted.append(loop.time())
+        nonlocal accepted
+        accepted += 1
         writer.close()
-        if accepted[-1] - accepted[0] > 2:
+        if loop.time() - began_s > 1.5:
             enough.set()
 
     async def use(servers: str) -> None:
@@ -304,15 +296,14 @@ async def test_clients_of_aiokafka_share_the_limit(monkeypatch, unused_tcp_port:
             await admin.close()
 
     async with await asyncio.start_server(refuse, "127.0.0.1", unused_tcp_port):
+        began_s = loop.time()
         users = [asyncio.create_task(use(f"127.0.0.1:{unused_tcp_port}")) for _ in range(10)]
         await asyncio.wait_for(enough.wait(), LIMIT_S)
         for user in users:
             user.cancel()
         await asyncio.wait(users)
 
-    assert all(
-        sum(began <= other < began + 0.95 for other in accepted) <= MAX_FAILURES_PER_SECOND for began in accepted
-    )
+    assert MAX_FAILURES_PER_SECOND <= accepted <= MAX_FAILURES_PER_SECOND * (loop.time() - began_s + 1)
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ async def test_a_renewal_that_fails_keeps_nothing(make_rig) -> None:
 
 async def test_messages_that_wait_in_the_prefetch_are_renewed_too(make_rig) -> None:
     rig = make_rig()
-    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(3)])
+    rig.add(3)
     rig.shelf.standing = 3
     await rig.take(1)
 
@@ -66,17 +66,6 @@ async def test_messages_that_wait_in_the_prefetch_are_renewed_too(make_rig) -> N
     await rig.flow.renewal.renew()
 
     assert [list(each.offsets) for each in rig.settler.of(Renew)] == [[0, 1, 2]]
-
-
-async def test_after_max_lease_a_message_is_lost_and_its_place_is_free(make_rig) -> None:
-    rig, (message, *_) = await holding(make_rig, lease_ms=30_000, max_lease_ms=60_000)
-    for _ in range(9):
-        rig.clock.now_s += 10
-        await rig.flow.renewal.renew()
-
-    assert rig.flow.held == 0
-    with pytest.raises(LeaseLost):
-        await message.release()
 
 
 async def test_a_message_that_renewed_itself_for_longer_is_not_cut_short(make_rig) -> None:
@@ -131,7 +120,7 @@ async def test_until_its_own_renewal_is_durable_the_earlier_end_counts(make_rig)
 
 async def test_expired_messages_in_the_prefetch_are_not_handed_out(make_rig) -> None:
     rig = make_rig()
-    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(3)])
+    rig.add(3)
     rig.shelf.standing = 3
     await rig.take(1)
 

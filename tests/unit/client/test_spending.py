@@ -54,7 +54,7 @@ class Handler:
 async def rig(make_rig: Callable[..., Rig]) -> Rig:
     """A flow of a queue that delivers at most once, with ten messages to read."""
     rig = make_rig(queue=lambda _: QueueSettings(delivery=AT_MOST_ONCE))
-    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(10)])
+    rig.add(10)
     return rig
 
 
@@ -189,7 +189,7 @@ async def test_the_end_of_a_lease_that_is_done_with_does_not_end_a_worker_that_w
     make_rig: Callable[..., Rig],
 ) -> None:
     rig = make_rig(queue=lambda _: QueueSettings(delivery=AT_MOST_ONCE))
-    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(200)])
+    rig.add(200)
     seen: list[int] = []
     away = asyncio.Event()
 

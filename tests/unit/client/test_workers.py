@@ -1,199 +1,212 @@
+"""Workers, one message or a list of them at a time: what the end of a handler means, and how much is at hand."""
+
 from __future__ import annotations
 
 import asyncio
-import threading
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from marq import Reject, Retry
-from marq.core.markers import BACKOFF, Ack, Release, Source
-from marq.core.markers import Reject as RejectBatch
-from marq.workers import Workers
-from tests.unit.client.fakes import FakeRecord, Rig, spin
+from marq.core.markers import BACKOFF
+from marq.crew import Crew
+from marq.message import Message
+from tests.unit.client.fakes import LIMIT_S, P0, P1, Rig, spin
 
-P0 = Source("t", 0)
-
-
-def workers(rig: Rig, handler, concurrency: int = 2) -> Workers:
-    crew = Workers(rig.shelf, rig.flow.outbox, handler, concurrency)
-    crew.start()
-    rig.flow.demand()
-    return crew
+Work = Callable[[Rig, Callable[[Sequence[Message]], Any]], Crew[Any]]
 
 
-def acked(rig: Rig) -> list[int]:
-    return sorted(offset for each in rig.settler.of(Ack) for offset in each.offsets)
+def one_by_one(rig: Rig, handler: Callable[[Sequence[Message]], Any]) -> Crew[Any]:
+    async def handle(message: Message) -> None:
+        await handler([message])
+
+    return rig.work(handle)
 
 
-async def test_a_handler_that_returns_acks(make_rig) -> None:
+def in_lists(rig: Rig, handler: Callable[[Sequence[Message]], Any]) -> Crew[Any]:
+    async def handle(messages: list[Message]) -> None:
+        await handler(messages)
+
+    return rig.work_on_batches(handle)
+
+
+@pytest.fixture(params=[one_by_one, in_lists])
+def work(request: pytest.FixtureRequest) -> Work:
+    """Start one worker that gets messages one by one, or in lists."""
+    found: Work = request.param
+    return found
+
+
+class Waiting:
+    """A handler that waits until the test lets it end."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.go_on = asyncio.Event()
+
+    async def __call__(self, messages: Sequence[Message]) -> None:
+        self.begun.set()
+        await self.go_on.wait()
+
+
+async def test_messages_are_acked_when_the_handler_returns(make_rig, work) -> None:
     rig = make_rig()
-    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(50)])
+    rig.add(50)
 
-    async def handler(message) -> None:
+    async def handler(messages) -> None:
         pass
 
-    crew = workers(rig, handler)
-    await rig.settler.until(lambda: acked(rig) == list(range(50)))
+    crew = work(rig, handler)
+    await rig.settler.until(lambda: rig.acked == list(range(50)))
     await crew.stop(1)
 
     assert rig.flow.held == 0
 
 
-async def test_a_plain_function_runs_in_a_thread(make_rig) -> None:
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (KeyError("x"), (BACKOFF, True, "KeyError: 'x'")),
+        (Retry(delay=3), (3_000, True, "")),
+        (Retry(), (BACKOFF, True, "")),
+        (Reject("why"), "why"),
+    ],
+)
+async def test_an_exception_decides_on_messages_without_an_outcome(make_rig, work, error, expected) -> None:
     rig = make_rig()
-    rig.reader.add(P0, FakeRecord(0))
-    names: list[str] = []
+    rig.add(3)
 
-    crew = workers(rig, lambda message: names.append(threading.current_thread().name))
-    await rig.settler.until(lambda: acked(rig) == [0])
+    async def handler(messages) -> None:
+        for message in messages:
+            if message.offset == 1:
+                await message.ack(wait=False)
+        raise error
+
+    crew = work(rig, handler)
+    await rig.settler.until(lambda: len(rig.ended) == 3)
     await crew.stop(1)
 
-    assert names[0].startswith("marq-handler")
+    assert {**rig.released, **rig.rejected} == {0: expected, 2: expected}
+    assert rig.acked == [1]
 
 
-async def test_what_a_handler_raises_decides(make_rig) -> None:
+async def test_a_message_that_has_its_outcome_is_not_acked(make_rig, work) -> None:
     rig = make_rig()
-    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(4)])
+    rig.add(4)
 
-    async def handler(message) -> None:
-        if message.offset == 0:
-            raise Retry(delay=7)
-        if message.offset == 1:
-            raise Reject("why")
-        if message.offset == 2:
-            raise KeyError("payload is not logged")
+    async def handler(messages) -> None:
+        for message in messages:
+            if message.offset == 1:
+                await message.release(7, wait=False)
+            elif message.offset == 2:
+                await message.reject("bad", wait=False)
 
-    crew = workers(rig, handler)
-    await rig.settler.until(lambda: rig.flow.held == 0 and acked(rig) == [3] and bool(rig.settler.of(RejectBatch)))
+    crew = work(rig, handler)
+    await rig.settler.until(lambda: len(rig.ended) == 4)
     await crew.stop(1)
 
-    released = {
-        offset: (delay, error)
-        for each in rig.settler.of(Release)
-        for offset, delay, error in zip(each.offsets, each.delays_ms, each.errors, strict=True)
-    }
-    assert released == {0: (7_000, ""), 2: (BACKOFF, "KeyError: 'payload is not logged'")}
-    assert list(rig.settler.of(RejectBatch)[0].reasons) == ["why"]
+    assert (rig.acked, rig.released, rig.rejected) == ([0, 3], {1: (7_000, True, "")}, {2: "bad"})
 
 
 def charge() -> None:
     raise KeyError("no such customer")
 
 
-async def test_a_handler_that_fails_is_one_record_of_the_log_with_the_traceback_and_without_the_payload(
-    make_rig, caplog
+async def failing(messages: Sequence[Message]) -> None:
+    charge()
+
+
+async def failing_in_a_thread(messages: Sequence[Message]) -> None:
+    await asyncio.to_thread(charge)
+
+
+@pytest.mark.parametrize("handler", [failing, failing_in_a_thread])
+async def test_a_failure_is_logged_once_with_its_traceback_and_without_the_payload(
+    make_rig, work, caplog, handler
 ) -> None:
     rig = make_rig()
-    rig.reader.add(P0, FakeRecord(0, value=b"payload"))
+    rig.add(1, value=b"payload")
 
-    async def handler(message) -> None:
-        charge()
-
-    crew = workers(rig, handler)
-    await rig.settler.until(lambda: bool(rig.settler.of(Release)))
+    crew = work(rig, handler)
+    await rig.settler.until(lambda: bool(rig.released))
     await crew.stop(1)
 
     (record,) = caplog.records
     assert record.levelname == "ERROR"
-    for part in ("queue=q", "id=t/0/0", "attempt=1", "in handler", "in charge", "KeyError: 'no such customer'"):
-        assert part in caplog.text
+    assert record.getMessage() == (
+        "handler failed: queue=q id=t/0/0 partition=0 offset=0 attempt=1 decided=0 error=KeyError: 'no such customer'"
+    )
+    assert "in charge" in caplog.text
     assert "payload" not in caplog.text
 
 
-async def test_a_plain_function_that_fails_leaves_its_traceback_too(make_rig, caplog) -> None:
-    rig = make_rig()
-    rig.reader.add(P0, FakeRecord(0))
-
-    crew = workers(rig, lambda message: charge())
-    await rig.settler.until(lambda: bool(rig.settler.of(Release)))
-    await crew.stop(1)
-
-    assert "in charge" in caplog.text
-
-
 @pytest.mark.parametrize("outcome", [Retry(delay=7), Reject("why")], ids=["Retry", "Reject"])
-async def test_an_outcome_that_a_handler_raises_is_no_failure_in_the_log(make_rig, caplog, outcome) -> None:
+async def test_retry_and_reject_are_not_logged_as_failures(make_rig, work, caplog, outcome) -> None:
     rig = make_rig()
-    rig.reader.add(P0, FakeRecord(0))
+    rig.add(1)
 
-    async def handler(message) -> None:
+    async def handler(messages) -> None:
         try:
             charge()
         except KeyError as error:
             raise outcome from error
 
-    crew = workers(rig, handler)
-    await rig.settler.until(lambda: bool(rig.settler.of(Release) or rig.settler.of(RejectBatch)))
+    crew = work(rig, handler)
+    await rig.settler.until(lambda: bool(rig.released or rig.rejected))
     await crew.stop(1)
 
     assert caplog.records == []
 
 
-async def test_a_handler_that_decided_itself_is_not_acked_again(make_rig) -> None:
-    rig = make_rig()
-    rig.reader.add(P0, FakeRecord(0), FakeRecord(1))
+async def test_a_handler_may_end_within_the_grace_of_a_stop(make_rig, work) -> None:
+    rig, handler = make_rig(), Waiting()
+    rig.add(1)
 
-    async def handler(message) -> None:
-        if message.offset == 0:
-            await message.release(3, wait=False)
-
-    crew = workers(rig, handler)
-    await rig.settler.until(lambda: acked(rig) == [1] and bool(rig.settler.of(Release)))
-    await crew.stop(1)
-
-    assert acked(rig) == [1]
-
-
-async def test_handlers_that_run_at_the_stop_get_the_grace(make_rig) -> None:
-    rig = make_rig()
-    rig.reader.add(P0, FakeRecord(0))
-    begun, go_on = asyncio.Event(), asyncio.Event()
-
-    async def handler(message) -> None:
-        begun.set()
-        await go_on.wait()
-
-    crew = workers(rig, handler)
-    await asyncio.wait_for(begun.wait(), 60)
-    stopping = asyncio.create_task(crew.stop(5))
+    crew = work(rig, handler)
+    await asyncio.wait_for(handler.begun.wait(), LIMIT_S)
+    stopping = asyncio.create_task(crew.stop(60))
     await spin()
-    go_on.set()
+    handler.go_on.set()
     await stopping
 
-    await rig.settler.until(lambda: acked(rig) == [0])
+    await rig.settler.until(lambda: rig.acked == [0])
 
 
-async def test_a_handler_that_outlasts_the_grace_is_cancelled_and_its_attempt_does_not_count(make_rig) -> None:
-    rig = make_rig()
-    rig.reader.add(P0, FakeRecord(0))
-    begun = asyncio.Event()
+async def test_a_handler_that_outlasts_the_grace_is_cancelled_and_its_attempt_does_not_count(make_rig, work) -> None:
+    rig, handler = make_rig(), Waiting()
+    rig.add(1)
 
-    async def handler(message) -> None:
-        begun.set()
-        await asyncio.Event().wait()
-
-    crew = workers(rig, handler)
-    await asyncio.wait_for(begun.wait(), 60)
+    crew = work(rig, handler)
+    await asyncio.wait_for(handler.begun.wait(), LIMIT_S)
     await crew.stop(0)
 
-    await rig.settler.until(lambda: bool(rig.settler.of(Release)))
-    (batch,) = rig.settler.of(Release)
-    assert (list(batch.offsets), list(batch.delays_ms), batch.counted) == ([0], [0], False)
+    await rig.settler.until(lambda: bool(rig.released))
+    assert rig.released == {0: (0, False, "")}
 
 
-async def test_a_cancellation_that_is_not_ours_is_an_error_of_the_handler(make_rig) -> None:
+async def test_a_cancellation_that_is_not_ours_is_an_error_of_the_handler(make_rig, work) -> None:
     rig = make_rig()
-    rig.reader.add(P0, FakeRecord(0), FakeRecord(1))
+    rig.add(1)
 
-    async def handler(message) -> None:
-        if message.offset == 0:
+    async def handler(messages) -> None:
+        if messages[0].offset == 0:
             raise asyncio.CancelledError
 
-    crew = workers(rig, handler, 1)
-    await rig.settler.until(lambda: acked(rig) == [1] and bool(rig.settler.of(Release)))
+    crew = work(rig, handler)
+    await rig.settler.until(lambda: bool(rig.released))
+    rig.add([1])
+    await rig.settler.until(lambda: rig.acked == [1])
     await crew.stop(1)
 
-    assert rig.settler.of(Release)[0].counted
+    assert rig.released[0][1]
+
+
+# --- how much is at hand ----------------------------------------------------------------------------------------------
+
+
+async def hang(_: object) -> None:
+    await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize(("max_in_flight", "held"), [(100, 10), (7, 7)])
@@ -201,12 +214,9 @@ async def test_with_slow_handlers_twice_the_concurrency_is_held_and_never_more_t
     make_rig, max_in_flight: int, held: int
 ) -> None:
     rig = make_rig(max_in_flight=max_in_flight)
-    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(1_000)])
+    rig.add(1_000)
 
-    async def handler(message) -> None:
-        await asyncio.Event().wait()
-
-    crew = workers(rig, handler, 5)
+    crew = rig.work(hang, 5)
     await rig.acquirer.until(lambda: rig.flow.held > 0)
     for _ in range(5):
         rig.clock.now_s += 1
@@ -217,32 +227,15 @@ async def test_with_slow_handlers_twice_the_concurrency_is_held_and_never_more_t
     await crew.stop(0)
 
 
-async def test_a_slow_handler_does_not_hoard(make_rig) -> None:
-    rig = make_rig(max_in_flight=1_000)
-    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(1_000)])
-
-    async def handler(message) -> None:
-        await asyncio.Event().wait()
-
-    crew = workers(rig, handler, 4)
-    await rig.acquirer.until(lambda: rig.flow.held > 0)
-    rig.clock.now_s += 10
-    rig.flow.demand()
-    await spin(100)
-
-    assert 4 <= rig.flow.held <= 8
-    await crew.stop(0)
-
-
 async def test_a_fast_handler_soon_has_many_at_hand(make_rig) -> None:
     rig = make_rig(max_in_flight=1_000)
-    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(20_000)])
+    rig.add(5_000)
 
     async def handler(message) -> None:
         rig.clock.now_s += 0.0001
 
-    crew = workers(rig, handler, 4)
-    await rig.settler.until(lambda: sum(len(each.offsets) for each in rig.settler.of(Ack)) == 20_000)
+    crew = rig.work(handler, 4)
+    await rig.settler.until(lambda: len(rig.acked) == 5_000)
     await crew.stop(1)
 
     assert max(len(each.offsets) for each in rig.acquirer.of(object)) > 100
@@ -250,7 +243,7 @@ async def test_a_fast_handler_soon_has_many_at_hand(make_rig) -> None:
 
 async def test_workers_step_aside_for_others(make_rig) -> None:
     rig = make_rig()
-    rig.reader.add(P0, *[FakeRecord(offset) for offset in range(900)])
+    rig.add(900)
     turns = 0
 
     async def others() -> None:
@@ -263,9 +256,138 @@ async def test_workers_step_aside_for_others(make_rig) -> None:
         rig.clock.now_s += 0.01
 
     task = asyncio.create_task(others())
-    crew = workers(rig, slow_without_waiting, 1)
-    await rig.settler.until(lambda: len(acked(rig)) > 100)
+    crew = rig.work(slow_without_waiting)
+    await rig.settler.until(lambda: len(rig.acked) > 100)
     await crew.stop(1)
     task.cancel()
 
     assert turns > 50
+
+
+# --- lists ------------------------------------------------------------------------------------------------------------
+
+
+class Sizes:
+    """A handler that notes the lengths of its lists."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    async def __call__(self, messages: Sequence[Message]) -> None:
+        self.sizes.append(len(messages))
+
+
+async def test_a_list_has_what_is_there_and_is_never_longer_than_it_may_be(make_rig) -> None:
+    rig, handler = make_rig(), Sizes()
+    rig.add(50)
+    crew = rig.work_on_batches(handler)
+    await rig.settler.until(lambda: len(rig.acked) == 50)
+    rig.add(range(50, 300))
+    await rig.settler.until(lambda: len(rig.acked) == 300)
+    await crew.stop(1)
+
+    assert handler.sizes[0] == 50
+    assert max(handler.sizes) == 100
+    assert sum(handler.sizes) == 300
+
+
+async def test_where_there_is_a_backlog_the_lists_of_a_slow_handler_are_full(make_rig) -> None:
+    rig = make_rig(max_in_flight=10_000)
+    rig.add(3_000)
+    rig.add(3_000, P1)
+    sizes: list[int] = []
+
+    async def handler(messages) -> None:
+        sizes.append(len(messages))
+        rig.clock.now_s += 1
+        await rig.acquirer.until(lambda: len(rig.acquired) >= min(sum(sizes) + 500, 6_000))
+        await spin()
+
+    crew = rig.work_on_batches(handler, max_messages=500, most=10_000)
+    await rig.settler.until(lambda: len(rig.acked) == 6_000)
+    await crew.stop(1)
+
+    assert sizes == [500] * 12
+
+
+async def test_no_more_is_held_for_lists_than_may_be_in_flight(make_rig) -> None:
+    rig, handler = make_rig(max_in_flight=150), Waiting()
+    rig.add(1_000)
+
+    crew = rig.work_on_batches(handler, 4, most=150)
+    await asyncio.wait_for(handler.begun.wait(), LIMIT_S)
+    await spin(50)
+
+    assert crew._demand == 150
+    assert rig.flow.held == 150
+    await crew.stop(0)
+
+
+async def add_separately(rig: Rig, *batches: tuple[Sequence[int], Any]) -> None:
+    """Add records so that each batch has a lease of its own."""
+    for offsets, source in batches:
+        before = len(rig.acquirer.written)
+        rig.add(offsets, source)
+        await rig.acquirer.until(lambda: len(rig.acquirer.written) > before)  # noqa: B023
+    await spin()
+
+
+async def test_one_list_may_have_messages_of_several_leases(make_rig) -> None:
+    rig, gate = make_rig(), asyncio.Event()
+    lists: list[list[tuple[int, int]]] = []
+
+    async def handler(messages) -> None:
+        lists.append([(each.partition, each.offset) for each in messages])
+        await gate.wait()
+
+    crew = rig.work_on_batches(handler)
+    await add_separately(rig, ([0], P0), ([1, 2], P0), ([0, 1], P1))
+    gate.set()
+    await rig.settler.until(lambda: len(rig.acked) == 5)
+    await crew.stop(1)
+
+    assert lists == [[(0, 0)], [(0, 1), (0, 2), (1, 0), (1, 1)]]
+    assert rig.flow.held == 0
+
+
+async def test_a_handler_that_takes_messages_out_of_its_list_acks_them_all_the_same(make_rig) -> None:
+    rig = make_rig()
+    rig.add(5)
+
+    async def handler(messages) -> None:
+        while messages:
+            messages.pop()
+
+    crew = rig.work_on_batches(handler)
+    await rig.settler.until(lambda: rig.acked == list(range(5)))
+    await crew.stop(1)
+
+
+async def test_a_list_that_fails_is_logged_once_with_its_length(make_rig, caplog) -> None:
+    rig = make_rig()
+    rig.add(3)
+
+    crew = rig.work_on_batches(failing)
+    await rig.settler.until(lambda: bool(rig.released))
+    await crew.stop(1)
+
+    (record,) = [each for each in caplog.records if "failed" in each.getMessage()]
+    assert "id=t/0/0 partition=0 offset=0 attempt=1 messages=3 decided=0 error=KeyError" in record.getMessage()
+
+
+async def test_messages_whose_lease_ended_before_their_list_began_are_left_out(make_rig) -> None:
+    rig, sizes, go_on = make_rig(), Sizes(), asyncio.Event()
+
+    async def handler(messages) -> None:
+        await sizes(messages)
+        await go_on.wait()
+
+    crew = rig.work_on_batches(handler)
+    await add_separately(rig, ([0], P0), ([1, 2], P0))
+    rig.clock.now_s += 30
+    await add_separately(rig, ([0, 1, 2], P1))
+    go_on.set()
+    await rig.settler.until(lambda: len(rig.acked) >= 3)
+    await crew.stop(1)
+
+    assert sizes.sizes == [1, 3]

@@ -92,15 +92,6 @@ async def test_each_broker_has_a_name_of_its_own_and_a_given_one_is_shared() -> 
         marq.Producer("memory://")
 
 
-async def test_prefixes_keep_installations_apart() -> None:
-    async with Broker("apart", prefix="one") as one, Broker("apart", prefix="two") as two:
-        async with one.producer() as producer:
-            await producer.send("q", b"x")
-
-        assert len(one.messages("q")) == 1
-        assert two.messages("q") == []
-
-
 def test_what_one_event_loop_left_is_there_for_the_next_one_when_that_is_closed() -> None:
     broker = Broker()
 
@@ -207,12 +198,6 @@ async def test_a_consumer_that_was_stopped_says_so_and_can_be_started_again() ->
 
         await consumer.start()
         assert await consumer.receive(wait=0) == []
-
-
-async def test_a_lease_of_one_call_that_is_longer_than_max_lease_names_both() -> None:
-    async with Broker() as broker, broker.consumer("q", lease=5, max_lease=10) as consumer:
-        with pytest.raises(marq.ConfigError, match=r"^lease=20 is longer than max_lease \(10 s\)"):
-            await consumer.receive(lease=20)
 
 
 async def test_settings_are_read_in_the_units_in_which_they_are_written() -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+import marq.testing.plugin
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -57,8 +57,6 @@ def test_the_address_is_gone_afterwards(monkeypatch):
 """
 
 LEFT = """
-import marq
-
 async def test_leaves_a_client(marq_broker):
     producer = marq.Producer()
     await producer.start()
@@ -77,15 +75,20 @@ def run(directory: Path, code: str, *options: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(
-    ("mode", "mark"), [("auto", ""), ("strict", "pytestmark = pytest.mark.asyncio")], ids=["auto", "strict"]
-)
-def test_tests_with_pytest_asyncio(tmp_path: Path, mode: str, mark: str) -> None:
-    options = ["-o", f"asyncio_mode={mode}", "-o", "asyncio_default_fixture_loop_scope=function"]
-    output = run(tmp_path, ASYNC.replace("MARK", mark), "-W", "error", *options)
+def test_in_strict_mode_of_pytest_asyncio_each_test_has_a_broker_of_its_own(tmp_path: Path) -> None:
+    code = ASYNC.replace("MARK", "pytestmark = pytest.mark.asyncio")
+    options = ["-o", "asyncio_mode=strict", "-o", "asyncio_default_fixture_loop_scope=function"]
+    output = run(tmp_path, code, "-W", "error", *options)
 
     assert "2 passed" in output, output
     assert "warning" not in output
+
+
+def test_in_auto_mode_a_client_that_is_left_running_is_the_only_warning(tmp_path: Path) -> None:
+    output = run(tmp_path, ASYNC.replace("MARK", "") + LEFT, "-o", "asyncio_mode=auto")
+
+    assert "3 passed, 1 warning" in output, output
+    assert "left running at the end: a Producer" in output
 
 
 def test_tests_without_an_event_loop_need_no_other_plugin(tmp_path: Path) -> None:
@@ -94,15 +97,6 @@ def test_tests_without_an_event_loop_need_no_other_plugin(tmp_path: Path) -> Non
     assert "2 passed" in output, output
 
 
-def test_a_client_that_is_left_running_is_a_warning(tmp_path: Path) -> None:
-    output = run(tmp_path, LEFT, "-o", "asyncio_mode=auto")
-
-    assert "1 passed, 1 warning" in output, output
-    assert "left running at the end: a Producer" in output
-
-
-def test_the_fixture_is_listed_with_what_it_is_for(tmp_path: Path) -> None:
-    output = run(tmp_path, SYNC, "--fixtures")
-
-    assert "marq_broker" in output
-    assert "A broker in memory" in output
+def test_the_fixture_says_what_it_is_for() -> None:
+    """That is what `pytest --fixtures` lists."""
+    assert (marq.testing.plugin.marq_broker.__doc__ or "").startswith("A broker in memory")
