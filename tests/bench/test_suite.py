@@ -1,25 +1,30 @@
-"""The suite: turns, medians, what is skipped, what fails, bars."""
+"""The suite: turns, medians, what is skipped, what fails; and the parts that its measurements share."""
 
 from __future__ import annotations
 
+import os
 from itertools import count
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient
 
 from bench.__main__ import chosen, exit_code
 from bench.bars import Bar
-from bench.clients.drain_marq import WAYS
+from bench.children import Child
+from bench.clients.markers import markers
+from bench.clients.stamps import percentiles, read_stamp, stamped
 from bench.clients.work import Work
-from bench.load import fill
+from bench.processes import Meter, memory_bytes
 from bench.rabbitmq import rabbitmq
 from bench.report import kept
 from bench.rows import ROWS
-from bench.rows.drain import crossing, native
+from bench.rows.drain import crossing
 from bench.settings import Size
-from bench.suite import Bench, Figures, Outcome, Row, Skipped, _take_turns, measured
-from broker.embedded import EmbeddedBroker
+from bench.starts import Victims
+from bench.suite import Bench, Figures, Outcome, Row, Skipped, _take_turns
+from marq.core.marker_codec import decode
+from marq.core.markers import Ack, Acquire
+from marq.core.names import Names
 
 SIZE = Size(1_000, 3, frozenset())
 
@@ -119,29 +124,36 @@ def test_without_a_rabbitmq_that_row_is_skipped(monkeypatch: pytest.MonkeyPatch)
         pass
 
 
-@pytest.fixture
-def bench(broker: EmbeddedBroker, tmp_path: Path) -> Bench:
-    return Bench(broker.bootstrap_servers, tmp_path, Size(2_000, 1, frozenset()), print, broker)
+def test_each_message_has_an_acquire_and_an_ack_behind_it() -> None:
+    written = [decode(record) for record in markers(Names("p"), 1, 1_200, 200, "acquire,ack")]
+
+    assert [type(each) for each in written] == [Acquire, Ack] * 3
+    acquired = [offset for each in written if isinstance(each, Acquire) for offset in each.offsets]
+    acked = [offset for each in written if isinstance(each, Ack) for offset in each.offsets]
+    assert acquired == acked == list(range(1_200))
 
 
-@pytest.mark.parametrize("client", ["drain_confluent", "drain_aiokafka", "drain_share"])
-def test_a_peer_drains_a_topic_and_what_it_was_given_is_deleted(bench: Bench, client: str) -> None:
-    # It checks by itself that each message came, and none twice.
-    assert native(bench, client)["rate"] > 0
-
-    prefix = bench._prefixes[0]
-    bench.clear()
-    admin = AdminClient({"bootstrap.servers": bench.servers})
-    assert not [topic for topic in admin.list_topics(timeout=60).topics if topic.startswith(prefix)]
+def test_a_message_says_when_it_was_to_be_sent() -> None:
+    assert read_stamp(stamped(7, 12.5, 200)) == (7, 12.5)
+    assert len(stamped(7, 12.5, 200)) == 200
+    assert percentiles([float(each) for each in range(100)]) == {"p50_ms": 50.0, "p99_ms": 99.0, "max_ms": 99.0}
 
 
-@pytest.mark.parametrize(("client", "at_a_time"), [("drain_confluent", "100"), ("drain_share", "2")])
-def test_a_peer_works_on_messages_that_take_time(bench: Bench, client: str, at_a_time: str) -> None:
-    assert native(bench, client, ("1", at_a_time))["rate"] > 0
+def test_a_process_that_fails_says_why() -> None:
+    with Child("bench.clients.send", "nowhere") as child, pytest.raises(SystemExit, match="IndexError"):
+        child.said()
 
 
-async def test_marq_drains_by_every_way(servers: str, prefix: str) -> None:
-    for way in WAYS:
-        await fill(servers, f"{prefix}-{way}", 1_000, 200)
+def test_what_a_process_takes_is_counted() -> None:
+    meter = Meter({"this": [os.getpid()]})
+    while meter.seconds()["this"] == 0:
+        sum(range(100_000))
 
-        assert measured("bench.clients.drain_marq", servers, f"{prefix}-{way}", "1000", way)["rate"] > 0
+    assert memory_bytes(os.getpid(), "VmHWM") >= memory_bytes(os.getpid(), "VmRSS") > 1 << 20
+
+
+def test_what_is_counted_leaves_out_a_line_that_a_kill_has_cut(tmp_path: Path) -> None:
+    victims = Victims("", "p", tmp_path, "marked", 1.0, sent=4)
+    victims.path.write_text("0 1\n1 1\n1 2\n2 3\n3 1\n3")
+
+    assert victims._count() == {"sent": 4, "lost": 0, "duplicates": 1, "attempts_unseen": 2}

@@ -1,30 +1,42 @@
-"""Spark for the tests: one session for each process of pytest, and none where the machine has no Java for it."""
+"""Spark for the tests: one session for all of them, and none where the machine has no Java for it."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
+import logging
 import os
 import shlex
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from pipeline import java
+from broker import EmbeddedBroker
+from pipeline import cli, java
 from pipeline.errors import PipelineError
 from pipeline.kafka import Connection
+from tests.pipeline.processes import SETTINGS
+from tests.worker.conftest import workers
+from tests.worker.harness import Installation as Written
+from tests.worker.harness import Worker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROOT = Path(__file__).resolve().parents[2]
-LIMIT_SECONDS = 400
-#: As on the smallest machine that the pipeline is made for; processes of tests share one.
-SETTINGS = {"PYSPARK_SUBMIT_ARGS": "--master local[2] --driver-memory 1g pyspark-shell"}
+    from tests.pipeline.directory import Directory
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
+#: A few rows are computed sooner than code for them is generated and compiled, or a plan is made again half-way.
+#: Processes of their own (test_kills.py, test_cluster.py, tests/bench/test_pipeline.py) run with Spark's defaults.
+FEW_ROWS = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +56,8 @@ def spark(needs_spark: None) -> Iterator[SparkSession]:
     """The session that a job gets."""
     from pipeline.session import session
 
-    os.environ.update(SETTINGS)
+    settings = " ".join(f"--conf {name}={value}" for name, value in FEW_ROWS.items())
+    os.environ.update({name: f"{settings} {value}" for name, value in SETTINGS.items()})
     started = session("tests")
     yield started
     started.stop()
@@ -69,25 +82,88 @@ def connection(environment: Mapping[str, str]) -> Connection:
     return Connection.read(environment)
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Run:
-    """Runs `python -m pipeline WORDS` as a user does: another directory, nothing but what is given in MARQ_…."""
+@pytest.fixture(scope="session")
+def stories(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Directory:
+    """One message of each fate, as ingested; one of them is lost, and the fact of one is overdue."""
+    from tests.pipeline.directory import Directory
+    from tests.pipeline.stories import MESSAGES_TOPIC, told
 
-    def run(words: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("MARQ_", "PYSPARK_")) or name == "MARQ_CACHE"
-        }
-        return subprocess.run(
-            [sys.executable, "-W", "error", "-m", "pipeline", *shlex.split(words)],
-            cwd=tmp_path,
-            env={**kept, **SETTINGS, "PYTHONPATH": str(ROOT), **(environment or {})},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_SECONDS,
-            check=False,
-        )
+    directory = Directory(
+        spark, tmp_path_factory.mktemp("stories"), {MESSAGES_TOPIC: {"0": -1}}, {MESSAGES_TOPIC: {"0": 0}}
+    )
+    directory.bring(told()[0].tables())
+    return directory
+
+
+class Done(NamedTuple):
+    """What a job printed, and its exit code."""
+
+    code: int
+    out: str
+    errors: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def refusal(self) -> str:
+        """The one line of a job that could not be carried through."""
+        [line] = self.errors.splitlines()
+        assert (self.code, self.out, line[:7]) == (2, "", "error: ")
+        return line[7:]
+
+
+Command = Callable[[str], Done]
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The command line leaves the shared session, signals and logging as they were."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(cli, "_stop_spark", lambda: None)
+    monkeypatch.setattr(logging.getLogger(), "handlers", list(logging.getLogger().handlers))
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def command(
+    in_process: None, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
+    """Runs `python -m pipeline WORDS` in this process, on the shared session."""
+    monkeypatch.setenv("MARQ_PIPELINE_DATA", str(data))
+
+    def run(words: str) -> Done:
+        capsys.readouterr()
+        return Done(cli.main(shlex.split(words)), *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture(scope="session")
+def worker(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """One worker for all tests that need one; each has a queue of its own."""
+    with contextlib.contextmanager(workers)(broker, tmp_path_factory.mktemp("worker")) as make:
+        started = make().start()
+        asyncio.run(started.ready())
+        yield started
+
+
+@pytest.fixture
+def installed(worker: Worker, data: Path, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
+    """What a user sets for the worker's Kafka, set here and returned for processes."""
+    settings = {name: worker._environment[name] for name in ("MARQ_BOOTSTRAP_SERVERS", "MARQ_PREFIX")}
+    settings["MARQ_PIPELINE_DATA"] = str(data)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    return settings
+
+
+@pytest.fixture
+async def written(worker: Worker, broker: EmbeddedBroker) -> AsyncIterator[Written]:
+    """What stands in the worker's topics."""
+    async with Written(broker.bootstrap_servers, worker.names) as found:
+        yield found

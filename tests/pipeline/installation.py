@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -36,7 +36,7 @@ class Installation:
         self.admin = AdminClient({"bootstrap.servers": self.servers})
         self._producer = Producer({"bootstrap.servers": self.servers})
 
-    def make(self, *topics: str) -> None:
+    def make(self, *topics: str) -> Self:
         """Make topics; without names all that a worker makes."""
         all_ = (self.names.messages, self.names.markers, self.names.dead_letters, self.names.queues)
         log_time = {"message.timestamp.type": "LogAppendTime"}
@@ -46,6 +46,7 @@ class Installation:
         ]
         for made in self.admin.create_topics(new).values():
             made.result(30)
+        return self
 
     def write(
         self,

@@ -172,6 +172,7 @@ def executors(directory: Path) -> set[str]:
     return {each["Task Info"]["Executor ID"] for each in ends}
 
 
+@pytest.mark.verify
 @pytest.mark.timeout(1_200)
 async def test_both_workers_do_the_work_of_a_job_that_is_submitted(
     cluster: Cluster, submitted: Path, servers: str, prefix: str, environment: dict[str, str]

@@ -5,20 +5,21 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import time
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow.dataset
 import pytest
 from confluent_kafka import TopicPartition
 from pyspark.sql import DataFrame, Row, SparkSession
 
+from broker import EmbeddedBroker
 from marq.core.definitions import quarantine_key
 from marq.core.marker_codec import encode
 from marq.core.names import Names
@@ -28,7 +29,9 @@ from pipeline.ingest import ROUNDS
 from pipeline.kafka import Connection
 from pipeline.lake import Lake
 from pipeline.tables import CORRUPT, DEAD_LETTERS, MARKERS, MESSAGES
-from tests.pipeline.installation import Installation, ingest
+from tests.client.waiting import wait_until
+from tests.pipeline.conftest import Command
+from tests.pipeline.installation import Installation, Place, ingest
 from tests.unit.core.batches import ack, acquire, release
 
 pytestmark = pytest.mark.timeout(900)
@@ -39,9 +42,7 @@ STREAMS = {"markers": "markers", "corrupt": "markers", "messages": "messages", "
 @pytest.fixture
 def made(servers: str, names: Names) -> Installation:
     """An installation with all of its topics, that nobody has used yet."""
-    installation = Installation(servers, names)
-    installation.make()
-    return installation
+    return Installation(servers, names).make()
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def table(lake: Lake, name: str) -> DataFrame:
     return lake.table(name, TABLES[name], lake.commits(STREAMS[name]))
 
 
-def by_place(lake: Lake, name: str = "messages") -> dict[tuple[str, int, int], Row]:
+def by_place(lake: Lake, name: str = "messages") -> dict[Place, Row]:
     return {(row.topic, row.partition, row.offset): row for row in table(lake, name).collect()}
 
 
@@ -62,15 +63,36 @@ def day(year: int, month: int = 1) -> datetime:
     return datetime(year, month, 1)  # noqa: DTZ001 - Spark's rows have UTC without saying so
 
 
-def test_headers_count_as_the_protocol_says(
-    spark: SparkSession, connection: Connection, lake: Lake, made: Installation
-) -> None:
-    topic = made.names.messages
+class Ingested(NamedTuple):
+    """One round of records of each kind."""
 
-    def of(*headers: tuple[str, bytes | None], key: bytes | None = b"emails", value: bytes | None = b"v") -> Any:
-        return made.write(topic, value, key=key, headers=[*headers, ("tenant", b"x")])
+    counts: dict[str, int]
+    lake: Lake
+    #: What was written, and where: the columns that are expected of it.
+    messages: dict[Place, dict[str, Any]]
+    dead_letters: dict[Place, tuple[str | None, int | None, int | None]]
 
-    given = {
+
+@pytest.fixture(scope="module")
+def ingested(spark: SparkSession, broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Ingested:
+    connection = Connection(broker.bootstrap_servers, Names(f"t{uuid.uuid4().hex[:12]}"))
+    made = Installation(broker.bootstrap_servers, connection.names).make()
+    lake = Lake(spark, str(tmp_path_factory.mktemp("ingested")))
+    messages, dead_letters = messages_of(made), dead_letters_of(made)
+    for value in GARBAGE:
+        made.write(made.names.markers, value, key=b"k")
+    made.mark(acquire([0]), ack([0]))
+    return Ingested(ingest(spark, connection, lake), lake, messages, dead_letters)
+
+
+GARBAGE = [b"", b"garbage", encode(ack([1]))[:-1], None]
+
+
+def messages_of(made: Installation) -> dict[Place, dict[str, Any]]:
+    def of(*headers: tuple[str, bytes | None], key: bytes | None = b"emails", value: bytes | None = b"v") -> Place:
+        return made.write(made.names.messages, value, key=key, headers=[*headers, ("tenant", b"x")])
+
+    return {
         of(): {"queue": "emails", "size": 1, "id": None, "attempt": None, "first_sent_at": None},
         of(value=None): {"size": None},
         of(value=b""): {"size": 0},
@@ -98,47 +120,61 @@ def test_headers_count_as_the_protocol_says(
         of(("marq-deliver-at", b"253402300800000")): {"deliver_at": None},
     }
 
-    counts = ingest(spark, connection, lake)
 
-    assert counts == {"markers": 0, "corrupt": 0, "messages": len(given), "dead_letters": 0}
-    found = by_place(lake)
-    assert found.keys() == given.keys()
-    assert {place: {name: found[place][name] for name in said} for place, said in given.items()} == given
-
-
-def test_dead_letters_come_with_their_origin_and_without_notes(
-    spark: SparkSession, connection: Connection, lake: Lake, made: Installation
-) -> None:
-    def of(origin: bytes | None, *headers: tuple[str, bytes], key: bytes = b"emails") -> Any:
+def dead_letters_of(made: Installation) -> dict[Place, tuple[str | None, int | None, int | None]]:
+    def of(origin: bytes | None, *headers: tuple[str, bytes], key: bytes = b"emails") -> Place:
         return made.write(made.names.dead_letters, key=key, headers=[("marq-origin", origin), *headers])
 
     drawn = "~" + "0" * 32
     died = (("marq-reason", b"bad"), ("marq-died-at", b"1704067200000"), ("marq-attempt", b"5"))
-    given = {
+    of(None, ("marq-settled", b"redriven"), key=b"")
+    return {
         of(b"a/b/3/17", *died): ("a/b", 3, 17),
         of(f"{drawn}/4294967295/9223372036854775807".encode()): (drawn, 2**32 - 1, 2**63 - 1),
         of(b"a/0/9223372036854775808"): ("a", 0, None),
         of(b"nowhere"): (None, None, None),
         of(None): (None, None, None),
     }
-    of(None, ("marq-settled", b"redriven"), key=b"")
 
-    ingest(spark, connection, lake)
 
-    found = by_place(lake, "dead_letters")
-    assert {p: (r.origin_topic, r.origin_partition, r.origin_offset) for p, r in found.items()} == given
-    first = found[next(iter(given))]
+def test_headers_count_as_the_protocol_says(ingested: Ingested) -> None:
+    found, expected = by_place(ingested.lake), ingested.messages
+
+    assert found.keys() == expected.keys()
+    assert {place: {name: found[place][name] for name in said} for place, said in expected.items()} == expected
+
+
+def test_dead_letters_come_with_their_origin_and_without_notes(ingested: Ingested) -> None:
+    found = by_place(ingested.lake, "dead_letters")
+
+    origins = {p: (r.origin_topic, r.origin_partition, r.origin_offset) for p, r in found.items()}
+    assert origins == ingested.dead_letters
+    first = found[next(iter(origins))]
     assert (first.queue, first.reason, first.died_at, first.attempt) == ("emails", "bad", day(2024), 5)
 
 
+def test_corrupt_markers_are_counted_and_set_aside(ingested: Ingested) -> None:
+    assert ingested.counts == {"markers": 2, "corrupt": 4, "messages": 25, "dead_letters": 5}
+    found = table(ingested.lake, "corrupt").orderBy("log_offset").collect()
+    assert [None if row.raw is None else bytes(row.raw) for row in found] == GARBAGE
+    assert all(row.error for row in found)
+    path = Path(ingested.lake.path.removeprefix("file:"), "corrupt")
+    assert pyarrow.dataset.dataset(path, partitioning="hive").count_rows() == 4
+
+
 def test_own_topics_belong_to_their_queue_and_a_second_round_brings_what_is_new(
-    spark: SparkSession, connection: Connection, lake: Lake, made: Installation
-) -> None:
+    spark: SparkSession, environment: dict[str, str], lake: Lake, made: Installation, command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     own = f"{made.names.prefix}.own"
     made.make(own)
     made.write(made.names.messages, key=b"emails")
     made.mark(acquire([0]))
-    assert ingest(spark, connection, lake) == {"markers": 1, "corrupt": 0, "messages": 1, "dead_letters": 0}
+    done = command("ingest")
+    assert done.code == 0
+    assert done.out.startswith("ingested 1 markers, 0 corrupt, 1 messages, 0 dead_letters in ")
     made.write(made.names.queues, json.dumps({"topic": own}).encode(), key=b"file:reports")
     made.write(made.names.queues, b"{", key=b"file:reports")
     made.write(made.names.queues, None, key=b"change:none")
@@ -147,16 +183,16 @@ def test_own_topics_belong_to_their_queue_and_a_second_round_brings_what_is_new(
     made.write(own, key=b"emails", partition=1)
     made.mark(ack([0]), partition=1)
 
-    assert ingest(spark, connection, lake, payload=True) == {
-        "markers": 1, "corrupt": 0, "messages": 3, "dead_letters": 0,
-    }  # fmt: skip
+    done = command("ingest --payload")
 
+    assert done.out.startswith("ingested 1 markers, 0 corrupt, 3 messages, 0 dead_letters in ")
     queues = sorted((row.topic == own, row.queue) for row in by_place(lake).values())
     assert queues == [(False, "emails"), (False, "emails"), (True, "reports"), (True, "reports")]
     assert [row.kind for row in table(lake, "markers").orderBy("log_partition").collect()] == ["ACQUIRE", "ACK"]
-    assert not any(ingest(spark, connection, lake).values())
+    assert command("ingest").out.startswith("ingested 0 markers, 0 corrupt, 0 messages, 0 dead_letters in ")
 
 
+@pytest.mark.verify
 def test_what_a_transaction_took_back_is_not_there_and_what_is_held_back_is_remembered(
     spark: SparkSession, connection: Connection, lake: Lake, made: Installation
 ) -> None:
@@ -178,23 +214,7 @@ def test_what_a_transaction_took_back_is_not_there_and_what_is_held_back_is_reme
     assert lake.last_commit(ROUNDS)["held_back"] == []
 
 
-def test_corrupt_markers_are_counted_and_set_aside(
-    spark: SparkSession, connection: Connection, lake: Lake, made: Installation, data: Path
-) -> None:
-    garbage = [b"", b"garbage", encode(ack([1]))[:-1], None]
-    for value in garbage:
-        made.write(made.names.markers, value, key=b"k")
-    made.mark(acquire([0]), ack([0]))
-
-    counts = ingest(spark, connection, lake)
-
-    assert (counts["markers"], counts["corrupt"]) == (2, 4)
-    found = table(lake, "corrupt").orderBy("log_offset").collect()
-    assert [None if row.raw is None else bytes(row.raw) for row in found] == garbage
-    assert all(row.error for row in found)
-    assert pyarrow.dataset.dataset(data / "corrupt", partitioning="hive").count_rows() == 4
-
-
+@pytest.mark.verify
 def test_a_newer_version_stops_ingest_and_nothing_of_its_batch_counts(
     spark: SparkSession, connection: Connection, lake: Lake, made: Installation, data: Path
 ) -> None:
@@ -227,6 +247,7 @@ class Killed(Exception):
     """In the place of kill -9: nothing is tidied up behind it."""
 
 
+@pytest.mark.verify
 def test_whatever_step_a_process_dies_at_the_next_one_leaves_each_record_once(
     spark: SparkSession, connection: Connection, made: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,6 +295,7 @@ def assert_each_record_once(lake: Lake, data: Path, counts: dict[str, int]) -> N
         assert all(file.stat().st_size for file in (data / name).rglob("*.parquet"))
 
 
+@pytest.mark.verify
 def test_topics_and_directories_that_do_not_fit_are_said_in_one_sentence(
     spark: SparkSession, connection: Connection, lake: Lake, made: Installation, tmp_path: Path, servers: str
 ) -> None:
@@ -315,6 +337,6 @@ def test_topics_and_directories_that_do_not_fit_are_said_in_one_sentence(
     refused(f"retention has removed records 5 to 5 of {names.messages}/0 before they were ingested")
     [gone] = made.admin.delete_topics([names.messages]).values()
     gone.result(30)
-    time.sleep(1)  # Kafka answers before it has forgotten
+    wait_until(lambda: names.messages not in made.admin.list_topics(timeout=30).topics)
     made.make(names.messages)
     refused(f"{names.messages}/0 ends at 0, and 5 were ingested: the topic was made anew")

@@ -1,33 +1,38 @@
-"""kill -9 of ``python -m pipeline ingest``, with all of its processes, in the middle of its batches."""
+"""kill -9 of jobs, with all of their processes, in the middle of their work."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from broker import EmbeddedBroker
+from pipeline import redriving
 from pipeline.kafka import Connection
 from pipeline.lake import Lake
-from tests.pipeline.conftest import ROOT, SETTINGS
+from tests.pipeline.conftest import Command
 from tests.pipeline.installation import Installation, ingest
+from tests.pipeline.processes import killed
 from tests.pipeline.test_ingest import assert_each_record_once, made, table
+from tests.pipeline.test_load import delivered
 from tests.unit.core.batches import acquire
+from tests.worker.harness import Installation as Written
+from tests.worker.harness import Worker, eventually
+from tests.worker.test_dead_letters import yard_of
 
 __all__ = ["made"]
-pytestmark = pytest.mark.timeout(1_200)
-LIMIT_SECONDS = 300
+pytestmark = [pytest.mark.verify, pytest.mark.timeout(1_200)]
+#: What a loaded machine may need to start Spark and do the first of the work; a calm one takes a tenth.
+LIMIT_SECONDS = 400.0
 COUNTS = {"markers": 300, "messages": 60}
 
 
 def exists(*patterns: str) -> Callable[[Path], bool]:
-    """What the data directory has when the process is to die: all of these."""
+    """Whether the data directory has all of these."""
     return lambda data: all(any(data.glob(pattern)) for pattern in patterns)
 
 
@@ -39,28 +44,6 @@ MOMENTS = [
 ]
 
 
-def killed(environment: dict[str, str], data: Path, moment: Callable[[Path], bool]) -> None:
-    """Run ingest in a process group of its own, and kill the group at a moment."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MARQ_", "PYSPARK_"))}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pipeline", "ingest", "--markers-limit", "60", "--records-limit", "20"],
-        env={**kept, **SETTINGS, "PYTHONPATH": str(ROOT), **environment},
-        cwd=data.parent,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        limit = time.monotonic() + LIMIT_SECONDS
-        while not moment(data):
-            assert process.poll() is None, "it ended before it was killed"
-            assert time.monotonic() < limit
-            time.sleep(0.002)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
 def test_after_kills_in_mid_batch_a_rerun_gives_what_an_undisturbed_one_gives(
     spark: SparkSession, connection: Connection, environment: dict[str, str], data: Path, tmp_path: Path,
     made: Installation,
@@ -69,7 +52,12 @@ def test_after_kills_in_mid_batch_a_rerun_gives_what_an_undisturbed_one_gives(
     made.many(made.names.messages, [b"v"] * 60)
 
     for moment in MOMENTS:
-        killed(environment, data, moment)
+        with killed("ingest --markers-limit 60 --records-limit 20", environment, tmp_path) as process:
+            limit = time.monotonic() + LIMIT_SECONDS
+            while not moment(data):
+                assert process.poll() is None, "it ended before it was killed"
+                assert time.monotonic() < limit
+                time.sleep(0.002)
     lake, undisturbed = Lake(spark, str(data)), Lake(spark, str(tmp_path / "undisturbed"))
     ingest(spark, connection, lake, limits=(60, 20))
     ingest(spark, connection, undisturbed, limits=(60, 20))
@@ -77,3 +65,57 @@ def test_after_kills_in_mid_batch_a_rerun_gives_what_an_undisturbed_one_gives(
     assert_each_record_once(lake, data, COUNTS)
     for name in COUNTS:
         assert sorted(table(lake, name).collect()) == sorted(table(undisturbed, name).collect())
+
+
+async def test_a_load_that_is_killed_and_forgets_how_far_it_was_sends_each_row_once(
+    spark: SparkSession, written: Written, installed: Mapping[str, str], command: Command, data: Path, tmp_path: Path
+) -> None:
+    path, position = tmp_path / "rows.csv", data / "loads/mine/position"
+    rows = [f"row {number}" for number in range(3_000)]
+    path.write_text("\n".join(["id,name", *[f"{number},{row}" for number, row in enumerate(rows)]]))
+    words = f"load {path} killed --format csv --value name --name mine --json"
+    with killed(f"{words} --rate 500", installed, tmp_path):
+        await eventually(
+            lambda: delivered(written, "killed"),
+            lambda counts: len(counts) > 700 and position.exists(),
+            limit=LIMIT_SECONDS,
+        )
+    assert 0 < int(position.read_text()) < 3_000
+
+    position.unlink()
+    said = command(words).json
+
+    assert (said["sent"], said["sent_before"], said["rows"], said["bad_rows"]) == (3_000, 0, 3_000, 0)
+    found = await eventually(lambda: delivered(written, "killed"), lambda counts: len(counts) >= 3_000)
+    assert found == dict.fromkeys([row.encode() for row in rows], 1)
+    assert command(words).json["sent"] == 0
+    assert await delivered(written, "killed") == found
+    refusal = "load mine was made of another input or with other options"
+    assert refusal in command(words.replace(" killed ", " other ")).refusal
+    path.write_text("id,name\n1,another row\n")
+    assert refusal in command(words).refusal
+    # The rows are staged, whatever becomes of the file.
+    path.unlink()
+    assert command(words).json["rows"] == 3_000
+
+
+async def test_a_redrive_that_is_killed_and_two_at_once_after_it_send_each_letter_once(
+    spark: SparkSession, worker: Worker, broker: EmbeddedBroker, installed: Mapping[str, str], tmp_path: Path
+) -> None:
+    async with yard_of(worker, broker) as yard:
+        ids = await yard.bury("k", 750) | await yard.bury("k", 750, partition=1)
+        with killed("redrive k --yes --rate 150", installed, tmp_path):
+            await eventually(lambda: yard.delivered("k"), lambda counts: len(counts) > 100, limit=LIMIT_SECONDS)
+        assert len(await yard.delivered("k")) < 1_500
+
+        request = redriving.Request("k", "k")
+        letters_now = redriving.Letters(spark, Connection.read())
+        surveys = [letters_now.survey(request) for _ in range(2)]
+        both = [redriving.Settling(letters_now, survey, request) for survey in surveys]
+        one, two = await asyncio.gather(*[asyncio.to_thread(each.run) for each in both])
+
+        assert len(surveys[0]) == len(surveys[1]) == one.chosen == two.chosen > 0
+        assert (one.unanswered, two.unanswered) == (0, 0)
+        assert one.done + one.already_settled == two.done + two.already_settled == one.chosen
+        assert one.done + two.done <= one.chosen
+        await yard.each_once("k", ids)

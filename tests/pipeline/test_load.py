@@ -1,14 +1,10 @@
-"""Rows into a queue: what is set aside, and loads that are killed, called again and doubled."""
+"""Rows into a queue: which are sent as what, and which are set aside. test_kills.py kills loads."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
-import shlex
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +13,21 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from broker import EmbeddedBroker
 from marq.core import marker_codec
 from marq.core.markers import Delay
-from marq.core.names import ATTEMPT_HEADER, ID_HEADER, KEY_HEADER
-from pipeline import cli, inputs, loading
+from marq.core.names import ATTEMPT_HEADER, ID_HEADER, KEY_HEADER, Names
+from pipeline import inputs, loading
 from pipeline.errors import PipelineError
-from pipeline.jobs import load
 from pipeline.loading import Fields, Sent
 from pipeline.writing import Markers
-from tests.pipeline.mortal import started
-from tests.worker.conftest import workers
-from tests.worker.harness import Installation, Worker, eventually, header
+from tests.pipeline.conftest import Command
+from tests.pipeline.installation import Installation
+from tests.worker.harness import Installation as Written
+from tests.worker.harness import eventually, header
 
 # Spark, a worker and a Kafka start in it.
 pytestmark = pytest.mark.timeout(1_200)
 
-#: What a loaded machine may need to start Spark and send the first; a calm one takes a tenth.
-START_SECONDS = 400.0
 #: Of a messages topic that takes little.
 LIMIT_BYTES = 1_224
 CSV = """id,name,wait
@@ -51,9 +44,6 @@ CSV = """id,name,wait
 JSON = (
     '{"id": 1, "at": "2030-01-31T08:00:00+01:00", "of": {"a": [1,  2]}}\n{"id": 2\n[3]\n\n{"id":4,"at":"2030-01-31"}\n'
 )
-
-
-# --- what becomes of a row --------------------------------------------------------------------------------------------
 
 
 def checked(spark: SparkSession, path: Path, form: str, fields: Fields) -> list[Any]:
@@ -129,119 +119,45 @@ def test_numbers_of_a_source_have_no_gaps_and_every_marker_claims_itself_only(sp
     assert values == dict.fromkeys([b"%d" % number for number in range(2_750)], 1)
 
 
-# --- with a worker ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def worker(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    with contextlib.contextmanager(workers)(broker, tmp_path_factory.mktemp("worker")) as make:
-        started = make().start()
-        asyncio.run(started.ready())
-        yield started
-
-
-@pytest.fixture
-def settings(worker: Worker, data: Path, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
-    """What a user sets for this installation, here and for processes."""
-    found = {name: worker._environment[name] for name in ("MARQ_BOOTSTRAP_SERVERS", "MARQ_PREFIX")}
-    found["MARQ_PIPELINE_DATA"] = str(data)
-    for name, value in found.items():
-        monkeypatch.setenv(name, value)
-    return found
-
-
-@pytest.fixture
-async def installation(worker: Worker, broker: EmbeddedBroker) -> AsyncIterator[Installation]:
-    async with Installation(broker.bootstrap_servers, worker.names) as found:
-        yield found
-
-
-Call = Callable[[str], dict[str, Any]]
-
-
-@pytest.fixture
-def call(spark: SparkSession, settings: object, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Runs the job here, on the session's Spark; gives what it said."""
-
-    def call(words: str) -> dict[str, Any]:
-        given = cli._parser("load", load).parse_args([*shlex.split(words), "--json"])
-        capsys.readouterr()
-        assert load.run(given) == 0
-        said: dict[str, Any] = json.loads(capsys.readouterr().out)
-        return said
-
-    return call
-
-
-def stages(data: Path) -> list[Path]:
-    return list(data.glob("loads/*"))
-
-
-async def delivered(installation: Installation, queue: str) -> Counter[bytes]:
+async def delivered(written: Written, queue: str) -> Counter[bytes]:
     """How often each value came into a queue."""
-    records = await installation.records(installation.names.messages)
+    records = await written.records(written.names.messages)
     return Counter(each.value for each in records if each.key == queue.encode())
 
 
-async def test_a_load_that_is_killed_and_forgets_how_far_it_was_sends_each_row_once(
-    installation: Installation, settings: Mapping[str, str], call: Call, data: Path, tmp_path: Path
-) -> None:
-    rows = [f"{number},row {number}" for number in range(6_000)]
-    path = tmp_path / "rows.csv"
-    path.write_text("\n".join(["id,name", *rows]))
-    words = f"{path} q --format csv --value name --name mine"
-    position = data / "loads/mine/position"
-    with started("load", f"{words} --rate 1000", settings, tmp_path):
-        await eventually(
-            lambda: delivered(installation, "q"),
-            lambda counts: len(counts) > 1_500 and position.exists(),
-            limit=START_SECONDS,
-        )
-    assert 0 < int(position.read_text()) < 6_000
-
-    position.unlink()
-    said = call(words)
-
-    assert (said["sent"], said["sent_before"], said["rows"], said["bad_rows"]) == (6_000, 0, 6_000, 0)
-    found = await eventually(lambda: delivered(installation, "q"), lambda counts: len(counts) >= 6_000)
-    assert found == dict.fromkeys([f"row {number}".encode() for number in range(6_000)], 1)
-    assert call(words)["sent"] == 0
-    assert await delivered(installation, "q") == found
-    with pytest.raises(PipelineError, match="load mine was made of another input or with other options"):
-        call(words.replace(" q ", " other "))
-    path.write_text("id,name\n1,another row\n")
-    with pytest.raises(PipelineError, match="load mine was made of another input or with other options"):
-        call(words)
-    # Its rows are here, whatever becomes of the file.
-    path.unlink()
-    assert call(words)["rows"] == 6_000
-
-
 async def test_times_keys_headers_and_rows_set_aside(
-    installation: Installation, call: Call, data: Path, tmp_path: Path
+    spark: SparkSession, written: Written, installed: object, command: Command, data: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("id,shop,wait\n1,north,0\n2,south,2.5\n3,north,-1\n")
-    words = f"{path} t --format csv --key id --header shop=shop --delay wait"
+    words = f"load {path} t --format csv --key id --header shop=shop --delay wait --json"
 
-    assert call(f"{words} --dry-run")["rows"] == 2
-    assert stages(data) == []
+    assert command(f"{words} --dry-run").json["rows"] == 2
+    assert not any((data / "loads").glob("*"))
     began_s = time.time()
-    said = call(words)
+    said = command(words).json
 
     assert (said["sent"], said["bad"]) == (2, {"negative delay": 1})
     assert pq.read_table(said["bad_path"].removeprefix("file:")).to_pylist() == [
         {"original": '{"id":"3","shop":"north","wait":"-1"}', "reason": "negative delay"}
     ]
-    await eventually(lambda: delivered(installation, "t"), lambda counts: len(counts) == 2)
-    records = [each for each in await installation.records(installation.names.messages) if each.key == b"t"]
+    await eventually(lambda: delivered(written, "t"), lambda counts: len(counts) == 2)
+    records = [each for each in await written.records(written.names.messages) if each.key == b"t"]
     first, second = sorted(records, key=lambda each: each.value)
     assert (json.loads(first.value), header(first)["shop"]) == ({"id": "1", "shop": "north", "wait": "0"}, b"north")
     assert (header(second)[KEY_HEADER], header(second)[ATTEMPT_HEADER]) == (b"2", b"1")
     assert header(second)[ID_HEADER].decode().startswith(f"{said['source']}/")
     assert second.timestamp / 1000 >= began_s + 2.5
     # The same command is the same load.
-    assert call(words)["sent"] == 0
+    assert command(words).json["sent"] == 0
+
+
+@pytest.fixture
+def loadable(servers: str, names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation that rows can be loaded into, without a worker."""
+    Installation(servers, names).make(names.messages, names.markers)
+    monkeypatch.setenv("MARQ_BOOTSTRAP_SERVERS", servers)
+    monkeypatch.setenv("MARQ_PREFIX", names.prefix)
 
 
 @pytest.mark.parametrize(
@@ -255,12 +171,10 @@ async def test_times_keys_headers_and_rows_set_aside(
         ("{file} q --format csv --rate 0", "--rate 0: expected rows a second"),
     ],
 )
-def test_what_can_not_be_loaded_is_one_sentence(call: Call, tmp_path: Path, words: str, said: str) -> None:
+def test_what_can_not_be_loaded_is_one_sentence(
+    spark: SparkSession, loadable: None, command: Command, tmp_path: Path, words: str, said: str
+) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("id\n1\n")
 
-    with pytest.raises(PipelineError) as raised:
-        call(words.replace("{file}", str(path)))
-
-    assert said in str(raised.value)
-    assert "\n" not in str(raised.value)
+    assert said in command(f"load {words.replace('{file}', str(path))}").refusal

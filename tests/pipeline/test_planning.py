@@ -1,12 +1,8 @@
 from __future__ import annotations
 
 import json
-from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -14,20 +10,19 @@ from pyspark.sql import SparkSession
 
 from pipeline.capacity import plan, spread
 from pipeline.errors import PipelineError
-from pipeline.jobs.plan import arguments, rates, target_rates, told
-from pipeline.jobs.plan import run as run_job
+from pipeline.jobs.plan import rates, target_rates, told
 from pipeline.lake import Lake
-from pipeline.lifecycle import LIFECYCLE
 from pipeline.planning import CONSTANTS, FORMULAS, MIB, Target
 from pipeline.profiles import Profile, profiles
 from pipeline.spans import DAY_MS
+from tests.pipeline.conftest import Command
+from tests.pipeline.test_statistics import Row, at, delivery, frame, message
 
 #: The first query compiles everything, which takes as long as all others together.
 pytestmark = pytest.mark.timeout(900)
 ROOT = Path(__file__).resolve().parents[2]
 EMAILS = Profile.given("emails", size_bytes=200, run_ms=50, lease_ms=30_000, deliveries=1)
 REPORTS = Profile.given("reports", size_bytes=1000, run_ms=2000, lease_ms=30_000, deliveries=2)
-NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 def bench(name: str) -> dict[str, Any]:
@@ -165,88 +160,60 @@ def test_a_plan_reads_as_text_with_each_formula() -> None:
     assert "Headroom: 2 x" in text
 
 
-def at(seconds: float) -> datetime:
-    return NOON + timedelta(seconds=seconds)
-
-
-def lifecycle_row(queue: str, sent: float, runs: list[float], **columns: Any) -> tuple[Any, ...]:
+def ran(queue: str, sent: float, runs: list[float], *waiting: Row, **columns: Any) -> Row:
     """A message whose deliveries ran so many seconds, one after the other; the last one was acked."""
-    names = LIFECYCLE["deliveries"].dataType.elementType.names  # type: ignore[attr-defined]
     each = [
-        {
-            "topic": "marq.messages", "holder": "00000000000000aa", "acquired_at": at(sent), "run_ms": int(run * 1000),
-            "ended_at": at(sent + run), "lease_ms": 30_000, "renewals": 1, "due_at": None,
-        }
-        for run in runs
-    ]  # fmt: skip
-    waiting = columns.pop("waiting", [])
-    found = {"queue": queue, "sent_at": at(sent), "size": 100, "dead_letters": 0, "state": "acked", **columns}
-    found["deliveries"] = [tuple(one.get(name) for name in names) for one in [*waiting, *each]]
-    return tuple(found.get(name) for name in LIFECYCLE.names)
+        delivery(sent, run_ms=int(run * 1000), ended_at=at(sent + run), lease_ms=30_000, renewals=1) for run in runs
+    ]
+    return message(queue, sent, **{"state": "acked", "dead_letters": 0, **columns, "deliveries": [*waiting, *each]})
 
 
 def test_profiles_are_what_the_messages_were_like(spark: SparkSession) -> None:
-    waiting = [{"topic": "~", "due_at": at(100), "outcome": "delivered", "ended_at": at(100)}]
-    rows = [
-        lifecycle_row("emails", 0, [0.5]),
-        lifecycle_row("emails", 10, [0.5, 3.0], dead_letters=1),
-        lifecycle_row("emails", 100, [], size=400),
-        lifecycle_row("reports", 40, [1.0], waiting=waiting),
-    ]
+    rows = frame(
+        spark,
+        ran("emails", 0, [0.5]),
+        ran("emails", 10, [0.5, 3.0], dead_letters=1),
+        ran("emails", 100, [], size=400),
+        ran("reports", 40, [1.0], delivery(None, topic="~", due_at=at(100), outcome="delivered", ended_at=at(100))),
+    )
 
-    found = {row.queue: Profile.measured(row) for row in profiles(spark.createDataFrame(rows, LIFECYCLE)).collect()}
+    found = {row.queue: Profile.measured(row) for row in profiles(rows).collect()}
 
     emails, reports = found["emails"], found["reports"]
     assert (emails.rate_mean, emails.rate_peak) == (pytest.approx(3 / 100), pytest.approx(2 / 60))
     assert (emails.size_bytes, emails.deliveries, emails.dead_share) == (200, 1.5, pytest.approx(1 / 3))
-    assert (emails.run_ms, emails.run_p99_ms, emails.hold_ms) == (
-        pytest.approx(4000 / 3),
-        3000,
-        pytest.approx(4000 / 3),
-    )
+    assert (emails.run_ms, emails.hold_ms) == (pytest.approx(4000 / 3), pytest.approx(4000 / 3))
+    assert emails.run_p99_ms == 3000
     assert (emails.rows_share, emails.renewals, emails.lease_ms) == (pytest.approx(1 / 3), 1, 30_000)
     assert (emails.delayed_share, reports.delayed_share, reports.delay_ms) == (0, 1, 60_000)
 
 
-def test_the_job_plans_from_the_table(spark: SparkSession, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = ArgumentParser()
-    arguments(parser)
-    given = parser.parse_args(["--rate", "5000", "--json"], Namespace(data=str(data)))
-    with pytest.raises(PipelineError, match="has no table 'lifecycle' yet"):
-        run_job(given)
-    rows = [lifecycle_row("emails", 0, [0.5]), lifecycle_row("reports", 1, [0.5])]
-    Lake(spark, str(data)).write("lifecycle", spark.createDataFrame(rows, LIFECYCLE))
+def test_the_job_plans_from_the_table(spark: SparkSession, data: Path, command: Command) -> None:
+    words = "plan --rate 5000 --json"
+    assert "has no table 'lifecycle' yet" in command(words).refusal
+    Lake(spark, str(data)).write("lifecycle", frame(spark, ran("emails", 0, [0.5]), ran("reports", 1, [0.5])))
 
-    code = run_job(given)
+    done = command(words)
 
-    found = json.loads(capsys.readouterr().out)
-    assert code == 0
-    assert (found["guess"], found["target"]["rates"]) == (False, {"emails": 2500, "reports": 2500})
+    assert done.code == 0
+    assert (done.json["guess"], done.json["target"]["rates"]) == (False, {"emails": 2500, "reports": 2500})
 
 
-def test_the_job_plans_without_a_table_from_what_is_given(run: Callable[..., CompletedProcess[str]]) -> None:
-    done = run("plan --rate emails=2000 --size 1KiB --run 50ms --json")
+def test_the_job_plans_without_a_table_from_what_is_given(command: Command) -> None:
+    done = command("plan --rate emails=2000 --size 1KiB --run 50ms --json")
 
-    found = json.loads(done.stdout)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (found["guess"], found["queues"][0]["size_bytes"]) == (True, 1024)
+    assert (done.code, done.errors) == (0, "")
+    assert (done.json["guess"], done.json["queues"][0]["size_bytes"]) == (True, 1024)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--rate 0", "error: --rate 0: expected messages a second, more than 0"),
-        ("--size 200 --run 50ms", "error: --size and --run say what messages are like: say with --rate"),
-        ("--rate 1 --size many --run 1s", "error: --size 'many': expected bytes"),
-        ("--rate 1 --size 200 --run 1s --attempts 0", "error: --attempts 0: expected 1 or more"),
-        ("--rate 1 --size 200 --run 1s --lease 0s", "error: --lease '0s': expected at least 1ms"),
+        ("--size 200 --run 50ms", "--size and --run say what messages are like: say with --rate"),
+        ("--rate 1 --size many --run 1s", "--size 'many': expected bytes"),
+        ("--rate 1 --size 200 --run 1s --attempts 0", "--attempts 0: expected 1 or more"),
+        ("--rate 1 --size 200 --run 1s --lease 0s", "--lease '0s': expected at least 1ms"),
     ],
 )
-def test_what_cannot_be_planned_is_one_sentence(
-    run: Callable[..., CompletedProcess[str]], words: str, said: str
-) -> None:
-    done = run(f"plan {words}")
-
-    assert done.returncode == 2
-    assert done.stderr.startswith(said)
-    assert len(done.stderr.splitlines()) == 1
+def test_what_cannot_be_planned_is_one_sentence(command: Command, words: str, said: str) -> None:
+    assert command(f"plan {words}").refusal.startswith(said)

@@ -14,12 +14,13 @@ from matplotlib.image import imread
 from pipeline.dashboard import MAX_POINTS, SERIES, document
 from pipeline.dashboard import MAX_QUEUES as MAX_LISTED
 from pipeline.plots import DARK, LIGHT, MAX_QUEUES, PLOTS, Plot, draw, shown_queues
-from pipeline.report import page, pictures
+from pipeline.report import page
 from pipeline.statistics import EVENTS
 
 NOON = datetime(2026, 11, 21, 12)  # noqa: DTZ001 - as toPandas gives it
 NOW = datetime(2026, 11, 21, 13, tzinfo=UTC)
 MINUTE_MS = 60_000
+NO_PICTURES = {(plot.name, theme.name): b"" for plot in PLOTS for theme in (LIGHT, DARK)}
 HOSTILE = "<script>alert('$x^$')</script>\n\x07"
 
 
@@ -50,21 +51,27 @@ def rows(*queues: str, minutes: int = 3, **columns: Any) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
+#: Each queue has axes of its own, so one table has queues of all kinds; one more than are drawn.
+KINDS = pd.concat(
+    [
+        rows(HOSTILE, "n" * 200, "emails", "zzz"),
+        rows("one window", minutes=1),
+        rows("long", **dict.fromkeys(("wait_p50_ms", "wait_max_ms", "late_delivery_max_ms"), 86_400_000)),
+        rows("idle", attempts={}, oldest_open_ms=None, **{f"{name}_per_second": 0.0 for name in EVENTS}),
+        rows("pairs", attempts=[(1, 3), (20, 1)], wait_p50_ms=0),
+        rows("pairs and one window", attempts=[(1, 3)], minutes=1),
+    ]
+)
+
+
 @pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.name)
 @pytest.mark.parametrize(
-    "drawn",
-    [
-        rows("emails"),
-        rows("emails", minutes=1),
-        rows("emails", **dict.fromkeys(("wait_p50_ms", "wait_max_ms", "late_delivery_max_ms"), 86_400_000)),
-        rows("emails", attempts={}, oldest_open_ms=None, **{f"{name}_per_second": 0.0 for name in EVENTS}),
-        rows("emails", attempts=[(1, 3), (20, 1)], wait_p50_ms=0),
-        rows(HOSTILE, "n" * 200, *map(str, range(20))),
-    ],
-    ids=["ordinary", "one window", "long", "nothing", "pairs", "many names"],
+    "queues",
+    [[*KINDS["queue"].unique()], ["one window"], ["idle"]],
+    ids=["all kinds", "one window", "idle"],
 )
-def test_a_plot_is_drawn_of_whatever_is_in_the_table(plot: Plot, drawn: pd.DataFrame) -> None:
-    picture = imread(io.BytesIO(draw(plot, drawn)), format="png")
+def test_a_plot_is_drawn_of_whatever_is_in_the_table(plot: Plot, queues: list[str]) -> None:
+    picture = imread(io.BytesIO(draw(plot, KINDS[KINDS["queue"].isin(queues)])), format="png")
 
     height, width, _ = picture.shape
     assert width == 1100
@@ -105,7 +112,7 @@ class Tags(HTMLParser):
 def test_the_page_needs_no_network_and_takes_names_for_text() -> None:
     table = rows(HOSTILE, "emails")
 
-    made = page(table, pictures(table), generated_at=NOW, window_ms=MINUTE_MS)
+    made = page(table, NO_PICTURES, generated_at=NOW, window_ms=MINUTE_MS)
 
     found = Tags()
     found.feed(made)
@@ -119,9 +126,8 @@ def test_the_page_needs_no_network_and_takes_names_for_text() -> None:
 
 def test_the_page_says_how_many_queues_it_leaves_out() -> None:
     table = rows(*(f"queue {number}" for number in range(230)), minutes=1)
-    drawn = {(plot.name, theme): b"" for plot in PLOTS for theme in ("light", "dark")}
 
-    made = page(table, drawn, generated_at=NOW, window_ms=MINUTE_MS)
+    made = page(table, NO_PICTURES, generated_at=NOW, window_ms=MINUTE_MS)
 
     assert "30 less busy queues are not on this page" in made
     assert f"the {MAX_QUEUES} busiest of 230 queues" in made

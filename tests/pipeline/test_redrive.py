@@ -1,14 +1,8 @@
-"""Dead letters chosen by SQL: what an expression sees, and redrives that are killed, doubled and without a worker."""
+"""Dead letters chosen by SQL: what an expression sees, and redrives without a worker. test_kills.py kills redrives."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import json
-import shlex
-from collections.abc import Iterator, Mapping
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,21 +11,22 @@ from pyspark.sql import DataFrame, SparkSession
 from broker import EmbeddedBroker
 from marq.core.markers import Source
 from marq.core.notes import Became, Note, encoded
-from pipeline import cli, letters, redriving
+from marq.settings import ClientSettings
+from marq.topics import ensure_topics
+from pipeline import letters
 from pipeline.errors import PipelineError
-from pipeline.jobs import redrive
-from pipeline.kafka import Connection
-from tests.pipeline.mortal import started
-from tests.worker.conftest import workers
-from tests.worker.harness import Worker, eventually
-from tests.worker.test_dead_letters import yard_of
+from tests.pipeline.conftest import Command
+from tests.worker.conftest import new_worker
+from tests.worker.harness import Worker
+from tests.worker.test_dead_letters import Make, yard_of
+
+__all__ = ["new_worker"]
 
 # Spark, a worker and a Kafka start in it.
 pytestmark = pytest.mark.timeout(1_200)
 
 TOPIC = "marq.dead-letters"
-#: What a loaded machine may need to start Spark and send the first; a calm one takes a tenth.
-START_SECONDS = 400.0
+COUNTS = ("chosen", "asked", "redriven", "unanswered")
 # As Spark gives them: without a zone, in that of the session.
 DIED = datetime(2023, 11, 14, 22, 13, 20, 123_000)  # noqa: DTZ001
 WRITTEN = datetime(2024, 1, 1)  # noqa: DTZ001
@@ -107,100 +102,58 @@ def test_an_expression_that_can_not_be_used_is_one_sentence(found: DataFrame, wh
     assert "\n" not in str(raised.value)
 
 
-# --- with a worker ----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def worker(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    made = contextlib.contextmanager(workers)(broker, tmp_path_factory.mktemp("worker"))
-    with made as make:
-        started = make().start()
-        asyncio.run(started.ready())
-        yield started
-
-
-@pytest.fixture
-def settings(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
-    """What a user sets for this installation, here and for processes."""
-    found = {name: worker._environment[name] for name in ("MARQ_BOOTSTRAP_SERVERS", "MARQ_PREFIX")}
-    for name, value in found.items():
-        monkeypatch.setenv(name, value)
-    return found
-
-
-def call(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
-    """Run the job here, on the session's Spark; return its exit code and what it said."""
-    given = cli._parser("redrive", redrive).parse_args([*shlex.split(words), "--json"])
-    capsys.readouterr()
-    code = redrive.run(given)
-    return code, json.loads(capsys.readouterr().out)
-
-
 async def test_letters_that_fit_go_back_once_and_the_others_stay(
-    spark: SparkSession, worker: Worker, broker: EmbeddedBroker, settings: object, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, worker: Worker, broker: EmbeddedBroker, installed: object, command: Command
 ) -> None:
     async with yard_of(worker, broker) as yard:
         odd, good = await yard.bury("q", 5, reason="odd"), await yard.bury("q", 20, partition=1)
 
-        code, said = call("q --where \"reason = 'odd' AND headers['tenant'] = 'acme'\" --dry-run", capsys)
-        assert (code, said["chosen"], said["redriven"], said["preview"]["reasons"]) == (0, 5, 0, {"odd": 5})
-        with pytest.raises(PipelineError, match="no terminal to ask on, so nothing was changed: add --yes"):
-            call("q", capsys)
-        code, said = call("q --where \"reason = 'odd'\" --yes --to hospital", capsys)
-        assert (code, said["chosen"], said["asked"], said["redriven"], said["unanswered"]) == (0, 5, 5, 5, 0)
+        done = command("redrive q --where \"reason = 'odd' AND headers['tenant'] = 'acme'\" --dry-run --json")
+        said = done.json
+        assert (done.code, said["chosen"], said["redriven"], said["preview"]["reasons"]) == (0, 5, 0, {"odd": 5})
+        refused = command("redrive q --json")
+        assert refused.code == 2
+        assert "no terminal to ask on, so nothing was changed: add --yes" in refused.errors
+        done = command("redrive q --where \"reason = 'odd'\" --yes --to hospital --json")
+        said = done.json
+        assert [done.code, *(said[name] for name in COUNTS)] == [0, 5, 5, 5, 0]
         await yard.each_once("hospital", odd)
-        code, said = call("q --limit 4 --delete --yes", capsys)
-        assert (code, said["deleted"]) == (0, 4)
+        done = command("redrive q --limit 4 --delete --yes --json")
+        assert (done.code, done.json["deleted"]) == (0, 4)
 
-        code, said = call("q --where 'cast(text as int) >= 4' --yes", capsys)
+        done = command("redrive q --where 'cast(text as int) >= 4' --yes --json")
 
-        assert (code, said["chosen"], said["redriven"]) == (0, 16, 16)
+        said = done.json
+        assert (done.code, said["chosen"], said["redriven"]) == (0, 16, 16)
         await yard.each_once("q", {each for each in good if int(each.split(b"/")[2].split(b"-")[0]) >= 4})
         assert await yard.letters.count("q") == []
-        assert call("q --yes", capsys) == (0, said | {
+        none_left = command("redrive q --yes --json")
+        assert none_left.code == 0
+        assert none_left.json == said | {
             "where": None, "chosen": 0, "asked": 0, "redriven": 0,
             "preview": {"letters": 0, "oldest": None, "newest": None, "reasons": {}, "rows": []},
-        })  # fmt: skip
+        }  # fmt: skip
 
 
-async def test_a_redrive_that_is_killed_and_two_at_once_after_it_send_each_letter_once(
-    spark: SparkSession, worker: Worker, broker: EmbeddedBroker, settings: Mapping[str, str], tmp_path: Path
-) -> None:
-    async with yard_of(worker, broker) as yard:
-        ids = await yard.bury("k", 1_500) | await yard.bury("k", 1_500, partition=1)
-        with started("redrive", "k --yes --rate 300", settings, tmp_path):
-            await eventually(lambda: yard.delivered("k"), lambda counts: len(counts) > 200, limit=START_SECONDS)
-        assert len(await yard.delivered("k")) < 3_000
-
-        request = redriving.Request("k", "k")
-        letters_now = redriving.Letters(spark, Connection.read())
-        surveys = [letters_now.survey(request) for _ in range(2)]
-        both = [redriving.Settling(letters_now, survey, request) for survey in surveys]
-        one, two = await asyncio.gather(*[asyncio.to_thread(each.run) for each in both])
-
-        assert len(surveys[0]) == len(surveys[1]) == one.chosen == two.chosen > 0
-        assert (one.unanswered, two.unanswered) == (0, 0)
-        assert one.done + one.already_settled == two.done + two.already_settled == one.chosen
-        assert one.done + two.done <= one.chosen
-        await yard.each_once("k", ids)
-
-
+@pytest.mark.verify
 async def test_without_a_worker_it_says_so_and_nothing_is_lost(
-    spark: SparkSession, worker: Worker, broker: EmbeddedBroker, settings: object, capsys: pytest.CaptureFixture[str]
-) -> None:
+    spark: SparkSession, broker: EmbeddedBroker, new_worker: Make, prefix: str, command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    worker = new_worker(prefix=prefix)
+    await ensure_topics(
+        ClientSettings.read(broker.bootstrap_servers, {"prefix": prefix, "partitions": 2}, environment={})
+    )
+    monkeypatch.setenv("MARQ_BOOTSTRAP_SERVERS", broker.bootstrap_servers)
+    monkeypatch.setenv("MARQ_PREFIX", prefix)
     async with yard_of(worker, broker) as yard:
         ids = await yard.bury("w", 5)
-        await worker.stop()
 
-        code, said = call("w --yes --wait 1", capsys)
-        assert (code, said["asked"], said["redriven"], said["unanswered"]) == (1, 5, 0, 5)
-        code, said = call("w --yes --wait 1", capsys)
-        assert (code, said["unanswered"]) == (1, 5)
+        for _ in range(2):
+            done = command("redrive w --yes --wait 1 --json")
+            said = done.json
+            assert (done.code, said["asked"], said["redriven"], said["unanswered"]) == (1, 5, 0, 5)
 
-        again = worker.again().start()
-        try:
-            await again.ready()
-            await yard.each_once("w", ids)
-            assert (await yard.letters.redrive("w")).chosen == 0
-        finally:
-            again.close()
+        await worker.start().ready()
+        await yard.each_once("w", ids)
+        assert (await yard.letters.redrive("w")).chosen == 0

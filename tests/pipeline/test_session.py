@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,8 +13,8 @@ from pipeline import jars, java
 from pipeline.errors import PipelineError
 from pipeline.sentences import sentence
 from tests.embedded.machines import fake_java, shell_script
+from tests.pipeline.processes import run
 
-ROOT = Path(__file__).resolve().parents[2]
 SHOW = """
 from pipeline.session import session
 spark = session("shown")
@@ -56,40 +54,27 @@ def test_functions_of_ours_run_in_python_workers(spark: SparkSession) -> None:
     assert row[0] == "one.markers"
 
 
+@pytest.mark.verify
 def test_the_users_settings_go_before_ours_and_nothing_is_left_or_said(tmp_path: Path, needs_spark: None) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "spark-defaults.conf").write_text(
         "spark.master local[1]\nspark.sql.shuffle.partitions 7\nspark.sql.session.timeZone Asia/Tokyo\n"
         "spark.driver.memory 600m\n"
     )
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_"))}
     (tmp_path / "work").mkdir()
 
-    done = subprocess.run(
-        [sys.executable, "-c", SHOW],
-        cwd=tmp_path / "work",
-        env={**kept, "SPARK_CONF_DIR": str(tmp_path / "conf"), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
+    done = run(["-c", SHOW], tmp_path / "work", {"SPARK_CONF_DIR": str(tmp_path / "conf")})
 
     assert done.stdout == f"marq shown local[1] 7 UTC {len(jars.read_sums())}\n"
     assert done.stderr == ""
     assert list((tmp_path / "work").iterdir()) == []
 
 
+@pytest.mark.verify
 def test_a_master_that_is_none_is_a_sentence(tmp_path: Path, needs_spark: None) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "from pipeline.session import session; session('x')"],
-        cwd=tmp_path,
-        env={**os.environ, "PYSPARK_SUBMIT_ARGS": "--master nowhere pyspark-shell", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
+    program = "from pipeline.session import session; session('x')"
+
+    done = run(["-c", program], tmp_path, {"PYSPARK_SUBMIT_ARGS": "--master nowhere pyspark-shell"})
 
     assert done.stderr.splitlines()[-1] == (
         "pipeline.errors.PipelineError: Spark does not start: "
@@ -149,31 +134,33 @@ def test_without_any_java_it_says_what_to_install(machine: Path) -> None:
         java.home({"PATH": str(machine)})
 
 
-def test_a_java_on_path_is_what_spark_takes_by_itself(machine: Path) -> None:
-    fake_java(machine / "java", "17.0.9")
+@pytest.mark.parametrize(("on_path", "installed"), [("17.0.9", None), ("11.0.2", "java-17")])
+def test_a_java_on_path_is_taken_unless_it_is_old_and_the_system_has_a_newer_one(
+    machine: Path, on_path: str, installed: str | None
+) -> None:
+    fake_java(machine / "java", on_path)
+    if installed is not None:
+        fake_java(java.INSTALLED / installed / "bin" / "java", "17.0.9")
 
-    assert java.home({"PATH": f"{machine}:/usr/bin:/bin"}) is None
+    # None: Spark finds it by itself.
+    home = java.home({"PATH": f"{machine}:/usr/bin:/bin"})
 
-
-def test_an_old_java_is_passed_over_where_the_system_has_a_newer_one(machine: Path) -> None:
-    fake_java(machine / "java", "11.0.2")
-    fake_java(java.INSTALLED / "java-17" / "bin" / "java", "17.0.9")
-
-    assert java.home({"PATH": f"{machine}:/usr/bin:/bin"}) == java.INSTALLED / "java-17"
-
-
-def test_a_java_that_is_too_old_is_named(machine: Path) -> None:
-    fake_java(machine / "java", "11.0.2")
-
-    with pytest.raises(PipelineError, match=rf"{machine}/java is Java 11: install Java 17 or newer"):
-        java.home({"PATH": f"{machine}:/usr/bin:/bin"})
+    assert home == (None if installed is None else java.INSTALLED / installed)
 
 
-def test_a_java_that_was_cut_down_to_what_kafka_needs_is_named(machine: Path) -> None:
-    shell_script(
-        machine / "java",
-        "echo 'java.lang.module.FindException: Module jdk.incubator.vector not found' >&2; exit 1",
-    )
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("echo 'openjdk version \"11.0.2\"' >&2", "is Java 11"),
+        (
+            "echo 'java.lang.module.FindException: Module jdk.incubator.vector not found' >&2; exit 1",
+            "lacks the module jdk.incubator.vector",
+        ),
+    ],
+    ids=["too old", "cut down"],
+)
+def test_a_java_that_spark_does_not_start_on_is_named(machine: Path, program: str, said: str) -> None:
+    shell_script(machine / "java", program)
 
-    with pytest.raises(PipelineError, match=rf"{machine}/java lacks the module jdk.incubator.vector: install Java 17"):
+    with pytest.raises(PipelineError, match=rf"{machine}/java {said}: install Java 17"):
         java.home({"PATH": f"{machine}:/usr/bin:/bin"})

@@ -6,37 +6,17 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 
 from broker import Certificates, EmbeddedBroker, Security
 from broker.ports import free_port
+from marq.core.names import Names
 from pipeline import kafka
 from pipeline.errors import PipelineError
 from pipeline.kafka import Connection, Topics
+from tests.pipeline.installation import Installation
 
 NAME, PASSWORD = "reader", "secret"
-
-
-def make_topic(servers: str, name: str, partitions: int) -> None:
-    admin = AdminClient({"bootstrap.servers": servers})
-    [made] = admin.create_topics([NewTopic(name, partitions, 1)]).values()
-    made.result(30)
-
-
-def write(servers: str, topic: str, values: list[bytes], *, commit: bool | None = None) -> None:
-    """Into partition 1; ``commit``: in a transaction that is committed, or left open."""
-    settings = {"bootstrap.servers": servers}
-    producer = Producer(settings if commit is None else {**settings, "transactional.id": topic})
-    if commit is not None:
-        producer.init_transactions(30)
-        producer.begin_transaction()
-    for value in values:
-        producer.produce(topic, value, partition=1)
-    producer.flush(30)
-    if commit:
-        producer.commit_transaction(30)
 
 
 @pytest.fixture
@@ -44,10 +24,22 @@ def topics(spark: SparkSession, connection: Connection) -> Topics:
     return Topics(spark, connection)
 
 
-def test_ends_and_begins_are_those_of_each_partition(topics: Topics, servers: str, prefix: str) -> None:
-    make_topic(servers, prefix, 2)
-    write(servers, prefix, [b"one", b"two", b"three"])
+@pytest.fixture
+def topic(servers: str, names: Names) -> Installation:
+    """A topic with three records in partition 1, called like the prefix."""
+    installation = Installation(servers, names)
+    fill(installation)
+    return installation
 
+
+def fill(installation: Installation) -> None:
+    topic = installation.names.prefix
+    installation.make(topic)
+    for value in (b"one", b"two", b"three"):
+        installation.write(topic, value, partition=1)
+
+
+def test_ends_and_begins_are_those_of_each_partition(topics: Topics, topic: Installation, prefix: str) -> None:
     assert prefix in topics.existing()
     assert topics.partitions([prefix]) == {prefix: 2}
     assert topics.begins([prefix]) == {prefix: {0: 0, 1: 0}}
@@ -56,13 +48,12 @@ def test_ends_and_begins_are_those_of_each_partition(topics: Topics, servers: st
     assert len(topics.cluster_id()) == 22
 
 
-def test_an_open_transaction_is_after_the_committed_end(topics: Topics, servers: str, prefix: str) -> None:
-    make_topic(servers, prefix, 2)
-    write(servers, prefix, [b"one"])
-    write(servers, prefix, [b"two", b"three"], commit=False)
+def test_an_open_transaction_is_after_the_committed_end(topics: Topics, topic: Installation, prefix: str) -> None:
+    with topic.transaction(commit=False) as producer:
+        topic.write(prefix, partition=1, producer=producer)
 
-    assert topics.ends([prefix]) == {prefix: {0: 0, 1: 1}}
-    assert topics.ends([prefix], committed=False) == {prefix: {0: 0, 1: 3}}
+        assert topics.ends([prefix]) == {prefix: {0: 0, 1: 3}}
+        assert topics.ends([prefix], committed=False) == {prefix: {0: 0, 1: 4}}
 
 
 def test_a_topic_that_is_not_there_is_named(topics: Topics, servers: str, prefix: str) -> None:
@@ -74,12 +65,13 @@ def test_a_broker_that_is_away_is_named_in_time(spark: SparkSession, monkeypatch
     assert kafka.ANSWER_LIMIT_MS <= 10_000
     monkeypatch.setattr(kafka, "ANSWER_LIMIT_MS", 2_000)
     address = f"127.0.0.1:{free_port('127.0.0.1')}"
-    began = time.monotonic()
+    began_s = time.monotonic()
 
     with pytest.raises(PipelineError, match=rf"^{address} does not answer .*: start Kafka there"):
         Topics(spark, Connection.read({"MARQ_BOOTSTRAP_SERVERS": address})).existing()
 
-    assert time.monotonic() - began < 7
+    # Java's own limit is a minute.
+    assert time.monotonic() - began_s < 40
 
 
 def test_a_host_that_is_none_is_named(spark: SparkSession) -> None:
@@ -112,12 +104,12 @@ def settings(broker: EmbeddedBroker, certificates: Certificates, protocol: str, 
     return {**found, "MARQ_SASL_MECHANISM": mechanism, **login}
 
 
+@pytest.mark.verify
 @pytest.mark.parametrize(("protocol", "mechanism"), [("SASL_SSL", "PLAIN"), ("SASL_SSL", "SCRAM-SHA-512"), ("SSL", "")])
 def test_records_are_read_over_a_secured_listener(
     spark: SparkSession, secured: EmbeddedBroker, certificates: Certificates, prefix: str, protocol: str, mechanism: str
 ) -> None:
-    make_topic(secured.bootstrap_servers, prefix, 2)
-    write(secured.bootstrap_servers, prefix, [b"one", b"two", b"three"])
+    fill(Installation(secured.bootstrap_servers, Names(prefix)))
     connection = Connection.read(settings(secured, certificates, protocol, mechanism))
 
     records = spark.read.format("kafka").options(**connection.options()).option("subscribe", prefix).load()
@@ -126,6 +118,7 @@ def test_records_are_read_over_a_secured_listener(
     assert sorted(bytes(row.value) for row in records.select("value").collect()) == [b"one", b"three", b"two"]
 
 
+@pytest.mark.verify
 def test_a_wrong_password_is_said(spark: SparkSession, secured: EmbeddedBroker, certificates: Certificates) -> None:
     environment = settings(secured, certificates, "SASL_SSL", "PLAIN") | {"MARQ_SASL_PASSWORD": "wrong"}
 

@@ -1,0 +1,99 @@
+"""What measurements ask of their figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bench import delays, pipeline, recovery
+from bench.bars import Bar
+from bench.history import Truth
+from bench.rows import latency, redelivery, scale
+
+Figures = dict[str, float]
+#: Figures at their limits, and beyond them.
+DELAYS = {
+    "pending_peak_mib": (700.0, 701.0),
+    "restart_seconds": (10.0, 10.1),
+    "lateness_p99_ms": (250.0, 251.0),
+    "scheduled_per_second": (50_000.0, 49_999.0),
+}
+RECOVERY = {
+    "opened_peak_mib": (700.0, 701.0),
+    "restart_firing_seconds": (5.0, 5.1),
+    "rebuild_firing_seconds": (30.0, 30.1),
+    "takeover_seconds": (12.0, 12.1),
+}
+REDELIVERY = {
+    "lateness_p50_ms": (60.0, 61.0),
+    "lateness_p99_ms": (250.0, 251.0),
+    "all_acked_seconds": (6.5, 6.6),
+    "duplicates": (0.0, 1.0),
+}
+LATENCY = {"p50_ms": (5.0, 5.1), "p99_ms": (40.0, 40.1)}
+SCALE = {"messages_per_second": (95.0, 94.0)}
+PIPELINE = {"ingest_seconds": (300.0, 313.0), "audit_seconds": (50.0, 67.0), "ingest_peak_mib": (4_096.0, 4_097.0)}
+JOBS = {
+    "markers": 25_000_000, "ingest_seconds": 300.0, "ingest_peak_mib": 3_000.0, "lifecycle_seconds": 350.0,
+    "lifecycle_peak_mib": 3_000.0, "audit_seconds": 50.0, "audit_peak_mib": 2_000.0,
+}  # fmt: skip
+QUIET = {"emails": {"sent": 2, "acked": 2}}
+
+
+@pytest.mark.parametrize(
+    ("bars", "limits"),
+    [
+        (lambda found: delays.bars({name: [value] for name, value in found.items()}), DELAYS),
+        # The worst of several runs counts.
+        (lambda found: recovery.bars({name: [1.0, value] for name, value in found.items()}, 10), RECOVERY),
+        (lambda found: redelivery.bars({redelivery.QUIET: found}), REDELIVERY),
+        (lambda found: latency.bars({latency.STEADY: found}), LATENCY),
+        (lambda found: scale.bars({scale.ONE: {"messages_per_second": 100.0}, scale.TWO: found}), SCALE),
+        (lambda found: pipeline.bars({**JOBS, **found}), PIPELINE),
+    ],
+    ids=["delays", "recovery", "redelivery", "latency", "scale", "pipeline"],
+)
+def test_a_figure_at_its_limit_meets_its_bar_and_a_worse_one_misses_it(
+    bars: Callable[[Figures], list[Bar]], limits: dict[str, tuple[float, float]]
+) -> None:
+    at_limits = {name: limit for name, (limit, _) in limits.items()}
+
+    assert all(bar.met for bar in bars(at_limits))
+    for name, (_, beyond) in limits.items():
+        assert [bar.met for bar in bars({**at_limits, name: beyond})].count(False) == 1, name
+
+
+def test_time_that_grows_faster_than_markers_is_judged_and_drawn(tmp_path: Path) -> None:
+    tenth = {**JOBS, "markers": 2_500_000, "ingest_seconds": 20.0, "lifecycle_seconds": 30.0, "audit_seconds": 5.0}
+
+    pipeline.plot([tenth, JOBS], tmp_path / "plot.png")
+
+    assert not pipeline.growth([tenth, JOBS]).met
+    assert pipeline.growth([JOBS, JOBS]).met
+    assert (tmp_path / "plot.png").stat().st_size > 1_000
+
+
+@pytest.mark.parametrize(
+    ("ingested", "differs"),
+    [
+        ("ingested 4 markers, 2 messages in 1 s", None),
+        ("ingested 5 markers, 2 messages in 1 s", {}),
+        ("ingested 4 markers in 1 s", {}),
+        ("ingested 4 markers, 2 messages in 1 s", {"queues": {}}),
+        ("ingested 4 markers, 2 messages in 1 s", {"causes": {"acked late": 1}}),
+        ("ingested 4 markers, 2 messages in 1 s", {"right": False, "wrong": ["x"]}),
+    ],
+)
+def test_any_difference_between_jobs_and_truth_ends_the_run(ingested: str, differs: dict[str, object] | None) -> None:
+    truth = Truth()
+    truth.figures["emails"].update(sent=2, acked=2)
+    truth.rows.update(markers=4, messages=2)
+    audit = {"queues": QUIET, "causes": {}, "right": True}
+
+    if differs is None:
+        pipeline.compare(truth, ingested, audit)
+    else:
+        with pytest.raises(SystemExit, match="not found the truth"):
+            pipeline.compare(truth, ingested, {**audit, **differs})
