@@ -46,7 +46,7 @@ class Message:
 
 
 class Receiver(ConsumerRebalanceListener):  # type: ignore[misc]
-    """Serves one queue in the group that it belongs to, with the five steps. Minimal: it renews nothing."""
+    """Serves one queue in the group that it belongs to, with the five steps. Minimal: it renews nothing by itself."""
 
     def __init__(self, protocol: Protocol, servers: str, prefix: str, queue: str, *, lease_ms: int) -> None:
         self._protocol, self._prefix, self._queue, self._lease_ms = protocol, prefix, queue, lease_ms
@@ -174,6 +174,9 @@ class Receiver(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def ack(self, message: Message) -> None:
         await self._write("ACK", [message])
+
+    async def renew(self, message: Message, lease_ms: int) -> None:
+        await self._write("RENEW", [message], lease=lease_ms)
 
     async def release(self, message: Message, delay_ms: int, error: str) -> None:
         await self._write("RELEASE", [message], delays=[delay_ms], errors=[error])
