@@ -34,6 +34,7 @@ async def says(checkout: Checkout, text: str, times: int = 1) -> None:
     await eventually(checkout.said, lambda said: said.count(text) >= times, limit=LIMIT_SECONDS)
 
 
+@pytest.mark.verify
 @pytest.mark.timeout(900)
 async def test_a_newcomer_comes_through_it(tmp_path: Path, servers: str, names: Names) -> None:
     definition, handler = codes(2, "toml", "python")
