@@ -496,7 +496,7 @@ class Installation:
             written = await self.markers_after(known)
             return {number: count - folded.get(number, 0) for number, count in written.items()}
 
-        await eventually(rest, lambda left: not any(left.values()), limit=10)
+        await eventually(rest, lambda left: not any(left.values()))
 
     async def committed(self) -> dict[int, int]:
         """The offsets that the trackers' group has committed."""

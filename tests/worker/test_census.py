@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from aiokafka.structs import TopicPartition
@@ -11,6 +12,8 @@ from aiokafka.structs import TopicPartition
 import marq
 from marq.core.names import Names
 from tests.worker.harness import Installation, Worker, eventually
+
+pytestmark = pytest.mark.verify
 
 OWN_TOPIC = '[queues.orders]\ntopic = "{}-orders"\n'
 

@@ -1,6 +1,6 @@
-"""What stock Faust does and Marq must not: each hazard of Faust that would lose or double messages, by name.
+"""Hazards of Faust that would lose or duplicate messages, shown with real workers.
 
-Numbers are those of issues in faust-streaming/faust; more of them have their tests in test_faust_issues.py.
+Numbers are those of issues in faust-streaming/faust; see test_faust_issues.py and test_faust_transport.py for others.
 """
 
 from __future__ import annotations
@@ -11,32 +11,30 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import pytest_asyncio
 import rocksdict
 from aiokafka import TopicPartition
 from aiokafka.admin import RecordsToDelete
-from aiokafka.consumer.subscription_state import TopicPartitionState
-from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
-from faust.types import TP, ConsumerMessage
-from faust.types.enums import ProcessingGuarantee
 
-from agents.fetched import Fetched
-from app import app
-from app.batching import BatchConsumer, BatchThread
-from app.worker import claim_slot
 from broker import EmbeddedBroker
 from marq.core import rows
 from tests.worker.harness import ROOT, Installation, Sent, Worker, admin, eventually, throughout
+from tests.worker.restarting import STATIC, ids
+
+pytestmark = pytest.mark.verify
 
 Make = Callable[..., Worker]
-STATIC = {"MARQ_INSTANCE_ID": "one"}
 #: Faust commits what was acknowledged this often (broker_commit_interval), and a little.
 COMMIT_SECONDS = 3.3
+#: Of the load: what comes back does so because it was released.
+LEASE_SECONDS = 600.0
+PAUSE_SECONDS = 0.1
+#: Of a worker that starts while all this goes on.
+START_SECONDS = 240.0
 #: Too small for rows, large enough for the mark that ends a transaction: without that it could never be aborted.
 REFUSING_BYTES = 100
 
@@ -94,20 +92,17 @@ async def test_offsets_are_never_committed_before_the_changelog_write_that_they_
     # Rows are written less often than offsets are committed: whatever was acknowledged too early would be committed.
     worker = await new_worker(environment={"MARQ_FLUSH_INTERVAL": "5"}).start().ready()
     async with Installation(broker.bootstrap_servers, worker.names) as marq:
-        await offsets_follow_the_changelog(marq)
+
+        async def traffic() -> dict[int, int]:
+            await opened_and_finished(marq, "traffic", lease=60)
+            return await ahead(marq)
+
+        await throughout(COMMIT_SECONDS, traffic, lambda found: all(count <= 0 for count in found.values()))
+
+        assert await eventually(marq.committed), "no offset was ever committed: nothing was shown"
 
 
-async def offsets_follow_the_changelog(marq: Installation) -> None:
-    async def traffic() -> dict[int, int]:
-        await opened_and_finished(marq, "traffic", lease=60)
-        return await ahead(marq)
-
-    await throughout(COMMIT_SECONDS, traffic, lambda found: all(count <= 0 for count in found.values()))
-
-    assert await eventually(marq.committed), "no offset was ever committed: nothing was shown"
-
-
-async def test_a_failed_changelog_write_is_not_passed_over_and_rocksdb_is_never_ahead_of_it(
+async def test_a_failed_changelog_write_is_repeated_and_rocksdb_is_never_ahead_of_the_changelog(
     worker: Worker, marq: Installation, new_worker: Make
 ) -> None:
     """Stock Faust logs a failed changelog write, commits the offset all the same and keeps the row in RocksDB only."""
@@ -127,25 +122,22 @@ async def test_a_failed_changelog_write_is_not_passed_over_and_rocksdb_is_never_
 
     assert max(durable.values()) < last.offset, "the broker did not refuse: nothing was shown"
     assert max(local.values()) <= max(durable.values())
-    assert sorted(dict(copy.headers)["marq-id"].decode() for copy in copies) == sorted(sent.id for sent in still_open)
+    assert sorted(dict(copy.headers)["marq-id"].decode() for copy in copies) == ids(still_open)
     figures = await eventually(lambda: successor.queue("refused"), lambda found: found["redelivered"] == 5)
     assert (figures["acquired"], figures["acked"], figures["in_flight"]) == (20, 10, len(open_before))
     assert (figures["reacquired"], figures["late"]) == (0, 0)
     assert not [copy for sent in done for copy in await marq.copies_of(sent)]
 
-
-async def test_a_worker_whose_changelog_write_failed_goes_on_by_itself(worker: Worker, marq: Installation) -> None:
+    # A worker that lives on continues without a restart.
     await refuse_changelog(marq, REFUSING_BYTES)
-    _, still_open, last = await opened_and_finished(marq, "refused", lease=2)
-    await eventually(worker.partitions, lambda found: any(part["state"] == "waiting" for part in found.values()))
-
+    _, still_open, last = await opened_and_finished(marq, "refused again", lease=2)
+    await eventually(successor.partitions, lambda found: any(part["state"] == "waiting" for part in found.values()))
     await refuse_changelog(marq, None)
     await marq.applied(last)
-    copies = await eventually(lambda: marq.copies("refused"), lambda found: len(found) >= 5)
-
+    copies = await eventually(lambda: marq.copies("refused again"), lambda found: len(found) >= 5)
     assert len(copies) == len(still_open)
-    assert (await worker.queue("refused"))["acked"] == 5
-    assert worker.exit_code is None
+    assert (await successor.queue("refused again"))["acked"] == 5
+    assert successor.exit_code is None
 
 
 async def test_markers_that_are_read_again_are_skipped_by_the_applied_offset_and_old_files_are_not_trusted(
@@ -245,107 +237,6 @@ async def test_an_agent_that_can_not_be_imported_ends_the_worker_loudly(new_work
     assert "no tracker today" in worker.log()
 
 
-async def test_records_of_a_partition_that_becomes_active_during_a_fetch_are_delivered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """#175, #640: Faust adds to the set of active partitions while a fetch with it is under way, in another thread.
-
-    A TICK that was dropped so stopped its partition for ever: on a quiet partition no later record shows the gap.
-    """
-    known, added = TP("markers", 0), TP("markers", 1)
-    active = {known}
-    tick = SimpleNamespace(offset=7)
-
-    async def fetch(*_: object, **__: object) -> dict[TopicPartition, list[SimpleNamespace]]:
-        active.add(added)
-        return {TopicPartition(*added): [tick]}
-
-    monkeypatch.setattr(AIOKafkaConsumerThread, "_fetch_records", fetch)
-    thread = new_thread()
-
-    found = await thread._fetch_records(Consumer(), active)
-
-    assert found == {added: Fetched(7, 8, [tick])}
-
-
-def new_thread() -> BatchThread:
-    thread = object.__new__(BatchThread)
-    thread._passed, thread._reads = {}, {}
-    return thread
-
-
-class Consumer:
-    """Stands in for aiokafka's: one partition, with the real state of it."""
-
-    partition = TP("messages", 0)
-
-    def __init__(self, position: int = 0) -> None:
-        self.state = TopicPartitionState(None)
-        self.state.seek(position)
-        assignment = SimpleNamespace(state_value=lambda tp: self.state if tp == self.partition else None)
-        self._subscription = SimpleNamespace(subscription=SimpleNamespace(assignment=assignment))
-
-    def reads(self, end: int, *offsets: int) -> list[SimpleNamespace]:
-        """What the fetcher does to read on to an offset; records are at these offsets, the others are control's."""
-        self.state.consumed_to(end)
-        return [SimpleNamespace(offset=offset) for offset in offsets]
-
-
-async def fetched(
-    monkeypatch: pytest.MonkeyPatch, thread: BatchThread, consumer: Consumer, fetch: Callable[[], list[SimpleNamespace]]
-) -> Fetched | None:
-    async def fetch_records(*_: object, **__: object) -> dict[TopicPartition, list[SimpleNamespace]]:
-        return {TopicPartition(*consumer.partition): fetch()}
-
-    monkeypatch.setattr(AIOKafkaConsumerThread, "_fetch_records", fetch_records)
-    found = await thread._fetch_records(consumer, {consumer.partition})
-    return found.get(consumer.partition)
-
-
-async def test_a_seek_forward_during_a_fetch_never_makes_records_pass_for_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """#216, #221: Faust seeks to the committed offsets whenever it likes, and a queue may be behind them."""
-    thread, consumer = new_thread(), Consumer(position=100)
-
-    def with_records() -> list[SimpleNamespace]:
-        consumer.state.seek(500)
-        return consumer.reads(502, 500, 501)
-
-    def without_records() -> list[SimpleNamespace]:
-        consumer.state.seek(900)
-        return []
-
-    first = await fetched(monkeypatch, thread, consumer, with_records)
-    nothing = await fetched(monkeypatch, thread, consumer, without_records)
-    last = await fetched(monkeypatch, thread, consumer, lambda: consumer.reads(901, 900))
-
-    assert first is not None
-    assert (first.start, first.end) == (500, 502)
-    assert nothing is None
-    assert last is not None
-    assert (last.start, last.end) == (900, 901)
-
-
-async def test_control_records_are_read_with_what_follows_them_whenever_somebody_seeks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The mark of a transaction is at 100: who waits for what is there would go back to it for ever."""
-    thread, consumer = new_thread(), Consumer(position=500)
-
-    def back_to_the_mark() -> list[SimpleNamespace]:
-        consumer.state.seek(100)
-        return consumer.reads(101)
-
-    nothing = await fetched(monkeypatch, thread, consumer, back_to_the_mark)
-    thread._ensure_consumer = lambda: consumer  # type: ignore[method-assign]
-    returned_to = thread.returned_to(consumer.partition)
-    batch = await fetched(monkeypatch, thread, consumer, lambda: consumer.reads(104, 101, 102))
-
-    assert nothing is None
-    assert returned_to == 100
-    assert batch is not None
-    assert (batch.start, batch.end) == (100, 104)
-
-
 async def test_a_worker_without_partitions_stays_in_the_group(new_worker: Make, broker: EmbeddedBroker) -> None:
     """#175: stock Faust polls nothing then, and aiokafka leaves the group after a time: nobody is there any more."""
     poll_seconds = 10
@@ -368,48 +259,77 @@ async def test_a_worker_without_partitions_stays_in_the_group(new_worker: Make, 
         await eventually(members, lambda count: count == 2, limit=60)
 
 
-async def test_a_batch_that_was_fetched_while_its_partition_is_paused_is_delivered_all_the_same() -> None:
-    """Stock Faust drops it, and reads on after it."""
-    paused, gone, changelog = TP("messages", 0), TP("messages", 1), TP("changelog", 0)
-    delivered: list[TP] = []
-
-    async def callback(message: ConsumerMessage) -> None:
-        delivered.append(message.tp)
-
-    async def wait_first(delivery: Awaitable[None], suspended: Awaitable[bool]) -> None:
-        await delivery
-        asyncio.ensure_future(suspended).cancel()
-
-    consumer = object.__new__(BatchConsumer)
-    consumer.__dict__.update(
-        app=SimpleNamespace(consumer_generation_id=1, tables=SimpleNamespace(changelog_topics={changelog.topic})),
-        flow_active=True,
-        suspend_flow=asyncio.Event(),
-        callback=callback,
-        wait_first=wait_first,
-        _paused_partitions={paused, changelog},
-        _read_offset={},
-    )
-    batch = Fetched(0, 1, [SimpleNamespace(offset=0, timestamp=0, timestamp_type=0)])
-
-    await consumer._deliver(dict.fromkeys([paused, gone, changelog], batch), set(), 1)
-
-    assert delivered == [paused]
+# --- load ------------------------------------------------------------------------------------------------------------
 
 
-def test_two_workers_on_one_machine_never_share_a_data_directory(tmp_path: Path) -> None:
-    first, held = claim_slot(tmp_path)
-    second, also_held = claim_slot(tmp_path)
-    held.close()
-    third, again_held = claim_slot(tmp_path)
+class Load:
+    """Messages that are acquired, and of which every other one is acknowledged, until somebody says stop."""
 
-    assert (first, second, third) == (0, 1, 0)
-    also_held.close()
-    again_held.close()
+    def __init__(self, marq: Installation) -> None:
+        self._marq = marq
+        self._over = False
+        self.rounds = 0
+        self.finished: list[Sent] = []
+        self.still_open: list[Sent] = []
+
+    async def run(self) -> None:
+        while not self._over:
+            sent = await self._marq.send_many("load", 20, partition=self.rounds % 2)
+            await self._marq.acquire(*sent, lease=LEASE_SECONDS)
+            await self._marq.ack(*sent[::2])
+            self.finished += sent[::2]
+            self.still_open += sent[1::2]
+            self.rounds += 1
+            # A load, and no race with the workers for the machine.
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def goes_on(self, rounds: int = 5) -> None:
+        """Return after some more rounds."""
+        until = self.rounds + rounds
+
+        async def done() -> bool:
+            return self.rounds >= until
+
+        await eventually(done)
+
+    def stop(self) -> None:
+        self._over = True
 
 
-def test_what_fausts_own_exactly_once_and_standbys_break_is_not_used() -> None:
-    assert app.conf.processing_guarantee is ProcessingGuarantee.AT_LEAST_ONCE
-    assert app.conf.table_standby_replicas == 0
-    assert not app.conf.autodiscover
-    assert app.conf.topic_disable_leader
+@pytest.mark.timeout(900)
+async def test_rebalances_and_kills_under_load_lose_no_row_and_fold_none_twice(
+    new_worker: Make, broker: EmbeddedBroker
+) -> None:
+    """#91, #92: RocksDB after rebalances; #333: state lost under load; acks that Faust drops at each rebalance.
+
+    What the load has left open comes back when it is released, each message once; what it has finished never does.
+    """
+    first = await new_worker().start().ready()
+    async with Installation(broker.bootstrap_servers, first.names) as marq:
+        load = Load(marq)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(load.run())
+            await load.goes_on()
+            second = new_worker(like=first).start()
+            second.web_port += 1
+            await second.ready(1, limit=START_SECONDS)
+            await load.goes_on()
+            second.kill()
+            await first.ready(2, limit=START_SECONDS)
+            await load.goes_on()
+            first.kill()
+            await load.goes_on()
+            last = await new_worker(like=first).start().ready(limit=START_SECONDS)
+            await load.goes_on()
+            load.stop()
+
+        for partition in (0, 1):
+            await marq.release(*[sent for sent in load.still_open if sent.source.partition == partition])
+        everything = len(load.finished) + len(load.still_open)
+        figures = await eventually(lambda: last.queue("load"), lambda found: found.get("acquired") == everything)
+        copies = await eventually(lambda: marq.copies("load"), lambda found: len(found) >= len(load.still_open))
+
+    returned = sorted(dict(copy.headers)["marq-id"].decode() for copy in copies)
+    assert returned == ids(load.still_open)
+    assert (figures["acked"], figures["reacquired"], figures["late"]) == (len(load.finished), 0, 0)
+    assert "Traceback" not in first.log() + second.log() + last.log()

@@ -6,7 +6,7 @@ docs/guarantees.md has the table of all of them, with the test of each.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import faust
@@ -21,16 +21,10 @@ from broker import EmbeddedBroker
 from marq.core.names import Names
 from marq.core.rows import IDENTITY_KEY
 from tables.leases import LeaseTable, LocalTableError
-from tests.worker.harness import Installation, Sent, Worker, admin, eventually
+from tests.worker.harness import admin
 
-Make = Callable[..., Worker]
 PARTITION = 0
 RECOVERY_SECONDS = 120.0
-#: Of the load: what comes back does so because it was released.
-LEASE_SECONDS = 600.0
-PAUSE_SECONDS = 0.1
-#: Of a worker that starts while all this goes on.
-START_SECONDS = 240.0
 
 
 class Changelog:
@@ -247,76 +241,3 @@ async def test_rocksdb_of_a_partition_that_comes_back_is_opened_again_while_the_
 
     assert await changelog.recover(table) == 10
     assert rows_of(table) == dict(some(0, 20))
-
-
-class Load:
-    """Messages that are acquired, and of which every other one is acknowledged, until somebody says stop."""
-
-    def __init__(self, marq: Installation) -> None:
-        self._marq = marq
-        self._over = False
-        self.rounds = 0
-        self.finished: list[Sent] = []
-        self.still_open: list[Sent] = []
-
-    async def run(self) -> None:
-        while not self._over:
-            sent = await self._marq.send_many("load", 20, partition=self.rounds % 2)
-            await self._marq.acquire(*sent, lease=LEASE_SECONDS)
-            await self._marq.ack(*sent[::2])
-            self.finished += sent[::2]
-            self.still_open += sent[1::2]
-            self.rounds += 1
-            # A load, and no race with the workers for the machine.
-            await asyncio.sleep(PAUSE_SECONDS)
-
-    async def goes_on(self, rounds: int = 5) -> None:
-        """Return after some more rounds."""
-        until = self.rounds + rounds
-
-        async def done() -> bool:
-            return self.rounds >= until
-
-        await eventually(done)
-
-    def stop(self) -> None:
-        self._over = True
-
-
-@pytest.mark.timeout(900)
-async def test_rebalances_and_kills_under_load_lose_no_row_and_fold_none_twice(
-    new_worker: Make, broker: EmbeddedBroker
-) -> None:
-    """#91, #92: RocksDB after rebalances; #333: state lost under load; acks that Faust drops at each rebalance.
-
-    What the load has left open comes back when it is released, each message once; what it has finished never does.
-    """
-    first = await new_worker().start().ready()
-    async with Installation(broker.bootstrap_servers, first.names) as marq:
-        load = Load(marq)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(load.run())
-            await load.goes_on()
-            second = new_worker(like=first).start()
-            second.web_port += 1
-            await second.ready(1, limit=START_SECONDS)
-            await load.goes_on()
-            second.kill()
-            await first.ready(2, limit=START_SECONDS)
-            await load.goes_on()
-            first.kill()
-            await load.goes_on()
-            last = await new_worker(like=first).start().ready(limit=START_SECONDS)
-            await load.goes_on()
-            load.stop()
-
-        for partition in (0, 1):
-            await marq.release(*[sent for sent in load.still_open if sent.source.partition == partition])
-        everything = len(load.finished) + len(load.still_open)
-        figures = await eventually(lambda: last.queue("load"), lambda found: found.get("acquired") == everything)
-        copies = await eventually(lambda: marq.copies("load"), lambda found: len(found) >= len(load.still_open))
-
-    returned = sorted(dict(copy.headers)["marq-id"].decode() for copy in copies)
-    assert returned == sorted(sent.id for sent in load.still_open)
-    assert (figures["acked"], figures["reacquired"], figures["late"]) == (len(load.finished), 0, 0)
-    assert "Traceback" not in first.log() + second.log() + last.log()

@@ -24,7 +24,7 @@ from marq.settings import ClientSettings
 from tests.worker.dying import PATIENT, identity_of
 from tests.worker.harness import LIMIT_SECONDS, ROOT, Installation, Worker, eventually, header
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.verify, pytest.mark.asyncio(loop_scope="module")]
 
 #: One more than a purge, or a rewind, of a queue has records here: the process of the last one is not killed.
 PURGES = [f"purged{number}" for number in range(1, 11)]

@@ -6,8 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from broker import EmbeddedBroker
 from tests.worker.harness import Installation, Worker, admin, eventually
+
+pytestmark = pytest.mark.verify
 
 Make = Callable[..., Worker]
 FOR_LONG = 600.0

@@ -1,13 +1,12 @@
-"""What each role of a worker does, and only that; and the processes that run handlers, through their whole life."""
+"""The roles of a worker, and the life of the processes that run handlers."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,11 @@ from aiokafka.admin import NewTopic
 import marq
 from app.health import MAX_LOOP_LAG_SECONDS
 from broker import EmbeddedBroker
+from marq.core.markers import Acquire
 from tests.worker.handling import Handlers
 from tests.worker.harness import LIMIT_SECONDS, Installation, Worker, admin, eventually
+
+pytestmark = pytest.mark.verify
 
 Make = Callable[..., Worker]
 #: A lease that can't be what brings a message back within a test.
@@ -89,12 +91,13 @@ async def gone(*pids: int, limit: float = LIMIT_SECONDS) -> None:
 
 
 async def running(worker: Worker, *groups: str) -> dict[str, int]:
-    """Wait until a worker has exactly these handlers processes; return their ids."""
+    """Wait until a worker has handlers processes of these groups; return their ids."""
 
-    async def found() -> dict[str, Any]:
-        return {name: each["pid"] for name, each in (await worker.handlers()).items()}
+    async def pids() -> dict[str, Any]:
+        handlers = await worker.handlers()
+        return {group: handlers[group]["pid"] for group in groups if group in handlers}
 
-    return await eventually(found, lambda pids: pids.keys() == set(groups) and all(pids.values()))
+    return await eventually(pids, lambda found: len(found) == len(groups) and all(found.values()))
 
 
 # --- roles ------------------------------------------------------------------------------------------------------------
@@ -158,105 +161,247 @@ async def test_a_tracker_without_the_role_web_redelivers_and_its_figures_are_sai
     assert (await tracker.page("/"))[0] == 0
 
 
-async def test_an_unknown_role_ends_the_start_with_a_sentence(make: Make) -> None:
-    worker = make("tracker,handler").start()
-
-    assert await worker.ended() != 0
-    assert "marq: MARQ_ROLES: expected one or more of tracker, handlers, web" in worker.log()
-    assert "Traceback" not in worker.log()
+# --- processes of one worker ------------------------------------------------------------------------------------------
 
 
-# --- processes --------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def shared_handlers(tmp_path_factory: pytest.TempPathFactory) -> Handlers:
+    return Handlers(tmp_path_factory.mktemp("shared") / "handlers")
 
 
-async def test_each_group_with_handlers_has_a_process_of_its_own(
-    make: Make, handlers: Handlers, producer_of: Any
-) -> None:
-    queues = """
-    [queues]
-    one = { handler = "handlers_of_the_test:coroutine" }
-    two = { handler = "handlers_of_the_test:coroutine", group = "slow work" }
-    three = { handler = "handlers_of_the_test:plain", group = "slow work" }
-    four = { group = "consumers" }
-    """
-    worker = await make(queues=queues).start().ready()
-    pids = await running(worker, "handlers", "slow work")
-    producer = await producer_of(worker)
+@pytest.fixture(scope="module")
+def shared_worker(broker: EmbeddedBroker, shared_handlers: Handlers) -> Iterator[Worker]:
+    """One worker for the tests that do not end it."""
+    environment = {**shared_handlers.environment, "MARQ_HANDLERS": "handlers_of_the_test"}
+    worker = Worker(broker.bootstrap_servers, shared_handlers.directory.parent, environment=environment)
+    try:
+        yield worker.start()
+    finally:
+        worker.close()
+
+
+class Site:
+    """The shared worker, and the handlers that a test gives to its queues at run time."""
+
+    def __init__(self, worker: Worker, handlers: Handlers, settings: marq.Queues, producer: marq.Producer) -> None:
+        self.worker, self.handlers, self.settings, self.producer = worker, handlers, settings, producer
+        self.queues: set[str] = set()
+
+    async def serve(self, queue: str, handler: str, **options: Any) -> int:
+        """Give a queue a handler, in a group with the queue's name by default; return the id of the process."""
+        settings = {"group": queue, **options}
+        self.queues.add(queue)
+        await self.settings.change(queue, handler=f"handlers_of_the_test:{handler}", **settings)
+        return (await running(self.worker, settings["group"]))[settings["group"]]
+
+    async def acked(self, queue: str, count: int) -> dict[str, Any]:
+        """Wait until so many messages of a queue are acknowledged; return the statistics of the queue."""
+        return await eventually(lambda: self.worker.queue(queue), lambda found: found.get("acked") == count)
+
+
+@pytest_asyncio.fixture
+async def site(shared_worker: Worker, shared_handlers: Handlers, broker: EmbeddedBroker) -> AsyncIterator[Site]:
+    await shared_worker.ready()
+    client = {"bootstrap_servers": broker.bootstrap_servers, "prefix": shared_worker.names.prefix}
+    async with marq.Queues(**client) as settings, marq.Producer(**client) as producer:
+        site = Site(shared_worker, shared_handlers, settings, producer)
+        yield site
+        for queue in site.queues:
+            await settings.reset(queue)
+
+
+async def test_each_group_with_handlers_has_a_process_of_its_own(site: Site) -> None:
+    await site.serve("one", "coroutine")
+    await site.serve("two", "coroutine", group="slow work")
+    await site.serve("three", "plain", group="slow work")
+    await site.settings.change("four", group="consumers")
 
     for queue in ("one", "two", "three"):
-        await producer.send(queue, queue.encode())
-    noted = [line for queue in ("one", "two", "three") for line in await handlers.has_noted(queue, 1)]
+        await site.producer.send(queue, queue.encode())
+    noted = [line for queue in ("one", "two", "three") for line in await site.handlers.has_noted(queue, 1)]
 
+    pids = await running(site.worker, "one", "slow work")
     assert {line["queue"]: line["worker"] for line in noted} == {
-        "one": pids["handlers"],
+        "one": pids["one"],
         "two": pids["slow work"],
         "three": pids["slow work"],
     }
-    assert worker.pid not in pids.values()
+    assert len({site.worker.pid, *pids.values()}) == 3
+    assert "consumers" not in await site.worker.handlers()
 
 
-async def test_an_open_circuit_breaker_is_shown_and_nothing_dies_meanwhile(
-    make: Make, handlers: Handlers, producer_of: Any
-) -> None:
-    queues = """[queues.obedient]
-        handler = "handlers_of_the_test:obedient"
-        max_attempts = 2
-        backoff = [0.1]
-        breaker = { window = 4, pause = 1 }
-    """
-    worker = await make(queues=queues).start().ready()
-    await running(worker, "handlers")
-    producer = await producer_of(worker)
+async def test_an_open_circuit_breaker_is_shown_and_dead_letters_nothing(site: Site) -> None:
+    settings = {"max_attempts": 2, "backoff": [0.1], "breaker": {"window": 4, "pause": 1}}
+    await site.serve("obedient", "obedient", **settings)
 
     async def breaker() -> dict[str, Any]:
-        found: dict[str, Any] = (await worker.handlers())["handlers"]["breakers"].get("obedient", {})
+        found: dict[str, Any] = (await site.worker.handlers())["obedient"]["breakers"].get("obedient", {})
         return found
 
     assert (await eventually(breaker, lambda found: "state" in found)) == {"state": "closed", "openings": 0}
-    await producer.send_many("obedient", [b"fail"] * 8)
+    await site.producer.send_many("obedient", [b"fail"] * 8)
     await eventually(breaker, lambda found: found.get("openings", 0) >= 3)
-    assert (await worker.queue("obedient"))["dead"] == 0
-    assert "circuit breaker open, no message is handed out: queue=obedient" in worker.log()
+    assert (await site.worker.queue("obedient"))["dead"] == 0
+    assert "circuit breaker open, no message is handed out: queue=obedient" in site.worker.log()
 
 
-async def test_a_handlers_process_that_is_killed_is_followed_by_another_and_nothing_is_lost(
-    make: Make, handlers: Handlers, producer_of: Any
-) -> None:
-    queues = '[queues.patient]\nhandler = "handlers_of_the_test:patient"\nconcurrency = 5\nlease = 2\n'
-    worker = await make(queues=queues).start().ready()
-    [killed] = (await running(worker, "handlers")).values()
-    producer = await producer_of(worker)
-    await producer.send_many("patient", [b"go"] * 20)
-    before = await handlers.has_noted("patient", 5)
+async def test_a_handlers_process_that_is_killed_has_a_successor_and_nothing_is_lost(site: Site) -> None:
+    killed = await site.serve("patient", "patient", concurrency=5, lease=2)
+    await site.producer.send_many("patient", [b"go"] * 20)
+    before = await site.handlers.has_noted("patient", 5)
 
     os.kill(killed, signal.SIGKILL)
-    handlers.let_go("go")
-    await eventually(lambda: worker.queue("patient"), lambda found: found.get("acked") == 20)
+    site.handlers.let_go("go")
+    await site.acked("patient", 20)
 
-    [process] = (await worker.handlers()).values()
-    noted = await handlers.noted("patient")
+    process = (await site.worker.handlers())["patient"]
+    noted = await site.handlers.noted("patient")
     assert process["pid"] != killed
     assert process["starts"] == 2
     assert {line["worker"] for line in noted} == {killed, process["pid"]}
-    # Those that ran were not acked: they came back, with the next attempt.
+    # The killed process had not acknowledged these messages. They are redelivered.
     twice = {line["id"] for line in before}
     assert {name for name, count in Counter(line["id"] for line in noted).items() if count == 2} == twice
     assert len({line["id"] for line in noted}) == 20
-    assert f"handlers process {killed} has ended with exit code -9; the next one starts in 0.5 s" in worker.log()
-    assert worker.exit_code is None
+    assert f"handlers process {killed} has ended with exit code -9; the next one starts in 0.5 s" in site.worker.log()
+    assert site.worker.exit_code is None
 
 
-async def test_when_a_worker_is_killed_its_handlers_process_gives_everything_back_and_ends(
+async def test_a_change_at_run_time_starts_stops_and_replaces_processes(site: Site) -> None:
+    before = {queue: await site.serve(queue, "coroutine", group="both") for queue in ("left", "right")}
+    sent = 0
+
+    async def both_get(count: int) -> None:
+        nonlocal sent
+        for queue in ("left", "right"):
+            await site.producer.send_many(queue, [b"%d" % number for number in range(sent, sent + count)])
+        sent += count
+        for queue in ("left", "right"):
+            await site.acked(queue, sent)
+
+    await both_get(10)
+    # Another group: one process releases the queue, and another one continues there.
+    await site.settings.change("right", group="apart")
+    apart = await running(site.worker, "both", "apart")
+    await both_get(10)
+    # Another concurrency: another process.
+    await site.settings.change("left", concurrency=1)
+    await gone(apart["both"])
+    await both_get(10)
+    last = await running(site.worker, "both", "apart")
+    # A handler for a queue without one, and its end.
+    await site.serve("new", "coroutine")
+    await site.settings.reset("new")
+    await eventually(site.worker.handlers, lambda found: "new" not in found)
+
+    assert last["both"] not in {*before.values(), apart["both"]}
+    assert last["apart"] == apart["apart"]
+    for queue in ("left", "right"):
+        assert sorted(int(line["value"]) for line in await site.handlers.noted(queue)) == list(range(sent))
+        assert (await site.worker.queue(queue))["redelivered"] == 0
+
+
+async def test_a_changed_lease_counts_for_later_messages(site: Site, broker: EmbeddedBroker) -> None:
+    pid = await site.serve("leased", "coroutine")
+    await site.producer.send("leased", b"before")
+    await site.handlers.has_noted("leased", 1)
+
+    await site.settings.change("leased", lease=77)
+
+    async with Installation(broker.bootstrap_servers, site.worker.names) as installation:
+
+        async def leases() -> set[int]:
+            await site.producer.send("leased", b"after")
+            markers = [batch for _, batch in await installation.markers() if isinstance(batch, Acquire)]
+            return {batch.lease_ms for batch in markers if batch.queue == "leased"}
+
+        await eventually(leases, lambda found: found == {30_000, 77_000})
+    assert await running(site.worker, "leased") == {"leased": pid}
+
+
+async def test_a_decorated_handler_of_a_module_is_run_and_published(site: Site) -> None:
+    await site.producer.send("decorated", b'{"decoded": true}')
+    await site.acked("decorated", 1)
+
+    found = site.settings["decorated"]
+    assert (found.handler, found.concurrency, found.group) == (
+        "handlers_of_the_test:decorated",
+        2,
+        "decorated handlers",
+    )
+
+
+async def test_a_handler_gets_the_messages_of_its_queues_own_topic(site: Site, broker: EmbeddedBroker) -> None:
+    topic = f"{site.worker.names.prefix}-orders"
+    async with admin(broker.bootstrap_servers) as client:
+        await client.create_topics([NewTopic(topic, 2, 1)])
+    await site.serve("orders", "coroutine", topic=topic)
+
+    async with Installation(broker.bootstrap_servers, site.worker.names) as installation:
+        for partition in (0, 1):
+            await installation.producer.send_and_wait(topic, b"own %d" % partition, b"any key", partition=partition)
+        await installation.send("orders", b"shared")
+        await site.acked("orders", 3)
+
+    assert sorted(line["value"] for line in await site.handlers.noted("orders")) == ["own 0", "own 1", "shared"]
+
+
+async def test_a_blocked_handler_makes_its_worker_not_live_and_holds_up_no_redelivery(
+    site: Site, broker: EmbeddedBroker
+) -> None:
+    await site.serve("slow", "patient", group="slow")
+    await site.serve("threaded", "plain_patient", group="slow")
+    for queue in ("slow", "threaded"):
+        await site.producer.send(queue, b"until the end")
+        await site.handlers.has_noted(queue, 1)
+    await site.serve("blocking", "blocking")
+    await site.producer.send("blocking", b"600")
+    await site.handlers.has_noted("blocking", 1)
+
+    async def blocked() -> dict[str, float]:
+        return {group: each["blocked_seconds"] for group, each in (await site.worker.handlers()).items()}
+
+    async with Installation(broker.bootstrap_servers, site.worker.names) as installation:
+        orphans = await installation.send_many("orphans", 50)
+        await installation.acquire(*orphans, lease=0.5)
+        redelivered = await eventually(lambda: installation.copies("orphans"), lambda found: len(found) >= 50)
+    seconds = await eventually(blocked, lambda found: found["blocking"] > MAX_LOOP_LAG_SECONDS)
+    status, text = await site.worker.page("/healthz")
+    site.handlers.let_go("until the end")
+
+    assert len(redelivered) == 50
+    assert seconds["slow"] < MAX_LOOP_LAG_SECONDS
+    assert status == 503
+    [reason] = json.loads(text)["reasons"]
+    assert reason["subject"] == "handlers of group blocking"
+
+
+# --- the end of a worker with handlers --------------------------------------------------------------------------------
+
+
+async def test_when_a_worker_is_killed_its_handlers_processes_release_everything_and_end(
     make: Make, handlers: Handlers, producer_of: Any
 ) -> None:
-    queues = f'[queues.patient]\nhandler = "handlers_of_the_test:patient"\nconcurrency = 5\nlease = {LONG}\n'
+    queues = f"""
+    [queues.patient]
+    handler = "handlers_of_the_test:patient"
+    concurrency = 5
+    lease = {LONG}
+    [queues.blocking]
+    handler = "handlers_of_the_test:blocking"
+    group = "blocked"
+    lease = {LONG}
+    """
     worker = await make(queues=queues).start().ready()
-    pids = await running(worker, "handlers")
+    pids = await running(worker, "handlers", "blocked")
     producer = await producer_of(worker)
     await producer.send_many("patient", [b"go"] * 20)
+    await producer.send("blocking", b"600")
     await handlers.has_noted("patient", 5)
+    await handlers.has_noted("blocking", 1)
 
     worker.kill_alone()
+    # A blocked process ends at the limit of a stop.
     await gone(*pids.values())
     handlers.let_go("go")
     other = await make(like=worker).start().ready()
@@ -267,21 +412,6 @@ async def test_when_a_worker_is_killed_its_handlers_process_gives_everything_bac
     assert len({line["id"] for line in noted}) == 20
     assert figures["expired"] == 0
     assert "the worker that started this process is gone" in worker.log()
-
-
-async def test_when_a_worker_is_killed_a_handlers_process_that_is_blocked_ends_at_the_limit_of_a_stop(
-    make: Make, handlers: Handlers, producer_of: Any
-) -> None:
-    queues = '[queues.blocking]\nhandler = "handlers_of_the_test:blocking"\n'
-    worker = await make(queues=queues, environment={"MARQ_STOP_TIMEOUT": "2"}).start().ready()
-    pids = await running(worker, "handlers")
-    producer = await producer_of(worker)
-    await producer.send("blocking", b"600")
-    await handlers.has_noted("blocking", 1)
-
-    worker.kill_alone()
-
-    await gone(*pids.values())
 
 
 async def test_a_stop_ends_within_its_limit_although_a_handler_blocks_its_process(
@@ -296,181 +426,7 @@ async def test_a_stop_ends_within_its_limit_although_a_handler_blocks_its_proces
 
     await worker.stop()
 
-    # Not the end by force of the worker itself: it had kept enough of the time.
+    # The worker was not ended by force: its processes get only a part of the limit.
     assert worker.exit_code == 0
-    await gone(*pids.values(), limit=1)
+    await gone(*pids.values())
     assert "has not stopped within 2 s: ending it" in worker.log()
-
-
-async def test_a_change_at_run_time_starts_stops_and_replaces_processes(
-    make: Make, handlers: Handlers, broker: EmbeddedBroker, producer_of: Any
-) -> None:
-    queues = """
-    [queues]
-    left = { handler = "handlers_of_the_test:coroutine" }
-    right = { handler = "handlers_of_the_test:plain" }
-    """
-    worker = await make(queues=queues).start().ready()
-    before = await running(worker, "handlers")
-    producer = await producer_of(worker)
-    sent = 0
-
-    async def both_get(count: int) -> None:
-        nonlocal sent
-        for queue in ("left", "right"):
-            await producer.send_many(queue, [b"%d" % number for number in range(sent, sent + count)])
-        sent += count
-        for queue in ("left", "right"):
-            await eventually(lambda queue=queue: worker.queue(queue), lambda found: found.get("acked") == sent)
-
-    async with marq.Queues(broker.bootstrap_servers, prefix=worker.names.prefix) as settings:
-        await both_get(10)
-        # Another group: a process that leaves one queue, and one that takes it up where the other was.
-        await settings.change("right", group="apart")
-        apart = await eventually(worker.handlers, lambda found: found.keys() == {"handlers", "apart"})
-        await both_get(10)
-        # Another concurrency: another process.
-        await settings.change("left", concurrency=1)
-        await gone(apart["handlers"]["pid"])
-        await both_get(10)
-        last = await running(worker, "handlers", "apart")
-        # A handler of a queue that had none; and no handler any more.
-        await settings.change("new", handler="handlers_of_the_test:coroutine", group="apart as well")
-        await running(worker, "handlers", "apart", "apart as well")
-        await settings.reset("new")
-        await running(worker, "handlers", "apart")
-
-    assert last["handlers"] not in {*before.values(), apart["handlers"]["pid"]}
-    assert last["apart"] == apart["apart"]["pid"]
-    for queue in ("left", "right"):
-        assert sorted(int(line["value"]) for line in await handlers.noted(queue)) == list(range(sent))
-        assert (await worker.queue(queue))["redelivered"] == 0
-
-
-async def test_a_lease_that_is_changed_counts_for_what_is_acquired_afterwards(
-    make: Make, handlers: Handlers, broker: EmbeddedBroker, producer_of: Any
-) -> None:
-    worker = await make().start().ready()
-    pids = await running(worker, "handlers")
-    producer = await producer_of(worker)
-    await producer.send("coroutine", b"before")
-    await handlers.has_noted("coroutine", 1)
-
-    async with marq.Queues(broker.bootstrap_servers, prefix=worker.names.prefix) as settings:
-        await settings.change("coroutine", lease=77)
-
-    async with Installation(broker.bootstrap_servers, worker.names) as installation:
-
-        async def leases() -> set[int]:
-            await producer.send("coroutine", b"after")
-            markers = [batch for _, batch in await installation.markers()]
-            return {batch.lease_ms for batch in markers if type(batch).__name__ == "Acquire"}
-
-        await eventually(leases, lambda found: found == {30_000, 77_000})
-    assert await running(worker, "handlers") == pids
-
-
-async def test_a_decorated_handler_of_a_module_is_run_and_said_to_all(
-    make: Make, handlers: Handlers, broker: EmbeddedBroker, producer_of: Any
-) -> None:
-    worker = await make(queues="", environment={"MARQ_HANDLERS": "handlers_of_the_test"}).start().ready()
-    await running(worker, "decorated handlers")
-    producer = await producer_of(worker)
-
-    await producer.send("decorated", b'{"decoded": true}')
-    await eventually(lambda: worker.queue("decorated"), lambda found: found.get("acked") == 1)
-
-    async with marq.Queues(broker.bootstrap_servers, prefix=worker.names.prefix) as settings:
-        found = settings["decorated"]
-    assert (found.handler, found.concurrency, found.group) == (
-        "handlers_of_the_test:decorated",
-        2,
-        "decorated handlers",
-    )
-
-
-async def test_a_handler_gets_what_stands_in_its_queues_own_topic(
-    make: Make, handlers: Handlers, broker: EmbeddedBroker, producer_of: Any
-) -> None:
-    worker = make()
-    topic = f"{worker.names.prefix}-orders"
-    (worker.directory / "queues.toml").write_text(
-        f'[queues.orders]\nhandler = "handlers_of_the_test:coroutine"\ntopic = "{topic}"\n'
-    )
-    async with admin(broker.bootstrap_servers) as client:
-        await client.create_topics([NewTopic(topic, 2, 1)])
-    await worker.start().ready()
-
-    async with Installation(broker.bootstrap_servers, worker.names) as installation:
-        for partition in (0, 1):
-            await installation.producer.send_and_wait(topic, b"own %d" % partition, b"any key", partition=partition)
-        await installation.send("orders", b"shared")
-        await eventually(lambda: worker.queue("orders"), lambda found: found.get("acked") == 3)
-
-    assert sorted(line["value"] for line in await handlers.noted("orders")) == ["own 0", "own 1", "shared"]
-
-
-async def test_a_group_with_a_queue_that_has_no_handler_ends_the_start_with_a_sentence(make: Make) -> None:
-    queues = """
-    [queues]
-    one = { handler = "handlers_of_the_test:coroutine", group = "background" }
-    two = { group = "background" }
-    """
-    worker = make(queues=queues).start()
-
-    assert await worker.ended() != 0
-    [sentence] = [line for line in worker.log().splitlines() if line.startswith("marq: ")]
-    assert "'background'" in sentence
-    assert "'two'" in sentence
-    assert "Traceback" not in worker.log()
-
-
-async def test_a_handler_that_blocks_its_process_holds_up_no_redelivery(
-    make: Make, handlers: Handlers, broker: EmbeddedBroker, producer_of: Any
-) -> None:
-    queues = '[queues.blocking]\nhandler = "handlers_of_the_test:blocking"\n'
-    worker = await make(queues=queues).start().ready()
-    producer = await producer_of(worker)
-    block_seconds = 15.0
-
-    async with Installation(broker.bootstrap_servers, worker.names) as installation:
-        sent = await installation.send_many("orphans", 50)
-        await producer.send("blocking", str(block_seconds).encode())
-        [blocked] = await handlers.has_noted("blocking", 1)
-        acquired = await installation.acquire(*sent, lease=1)
-        late = await installation.lateness(acquired, sent[-1], lease=1)
-        copies = await installation.copies("orphans")
-        still_blocked = time.monotonic() < blocked["at"] + block_seconds
-
-    assert len(copies) == 50
-    assert still_blocked, f"shown only while the handler blocks: it took {late} s"
-
-
-async def test_a_worker_is_not_live_while_a_handler_blocks_its_process_and_is_while_handlers_are_slow(
-    make: Make, handlers: Handlers, producer_of: Any
-) -> None:
-    worker = await make(
-        queues=(
-            '[queues.blocking]\nhandler = "handlers_of_the_test:blocking"\n'
-            '[queues.slow]\nhandler = "handlers_of_the_test:patient"\ngroup = "slow"\n'
-            '[queues.threaded]\nhandler = "handlers_of_the_test:plain_patient"\ngroup = "slow"\n'
-        )
-    ).start().ready()  # fmt: skip
-    producer = await producer_of(worker)
-    for queue in ("slow", "threaded"):
-        await producer.send(queue, b"never")
-        await handlers.has_noted(queue, 1)
-
-    async def blocked() -> dict[str, float]:
-        return {group: each["blocked_seconds"] for group, each in (await worker.handlers()).items()}
-
-    await producer.send("blocking", b"600")
-    await handlers.has_noted("blocking", 1)
-    seconds = await eventually(blocked, lambda found: found["handlers"] > MAX_LOOP_LAG_SECONDS)
-    status, text = await worker.page("/healthz")
-
-    assert seconds["slow"] < MAX_LOOP_LAG_SECONDS
-    assert status == 503
-    [reason] = json.loads(text)["reasons"]
-    assert reason["subject"] == "handlers of group handlers"
-    worker.kill()

@@ -13,6 +13,8 @@ from tests.worker.conftest import workers
 from tests.worker.handling import Handlers
 from tests.worker.harness import Installation, Worker, eventually
 
+pytestmark = pytest.mark.verify
+
 NAME, PASSWORD = "worker", "secret"
 QUEUES = '[queues.coroutine]\nhandler = "handlers_of_the_test:coroutine"\n'
 

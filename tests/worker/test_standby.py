@@ -6,8 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from broker import EmbeddedBroker
 from tests.worker.harness import Installation, Worker, eventually
+
+pytestmark = pytest.mark.verify
 
 Make = Callable[..., Worker]
 OPEN = 200

@@ -28,6 +28,8 @@ from tests.worker.conftest import workers
 from tests.worker.handling import Handlers
 from tests.worker.harness import ROOT, Installation, Worker, admin, eventually
 
+pytestmark = pytest.mark.verify
+
 Make = Callable[..., Worker]
 QUEUES = """
 [queues]

@@ -1,0 +1,46 @@
+"""Messages that are half done when a worker ends, and the redeliveries by its successor."""
+
+from __future__ import annotations
+
+from tests.worker.harness import Installation, Sent, eventually
+
+#: A restart with the same instance id needs no rebalance: the successor does not wait for the end of a session.
+STATIC = {"MARQ_INSTANCE_ID": "one"}
+
+
+async def half_done(marq: Installation, queue: str, *, lease: float, count: int = 20) -> tuple[list[Sent], list[Sent]]:
+    """Acquire messages of both source partitions, and acknowledge half of them; return both halves."""
+    done: list[Sent] = []
+    still_open: list[Sent] = []
+    for partition in (0, 1):
+        sent = await marq.send_many(queue, count, partition=partition)
+        await marq.acquire(*sent, lease=lease)
+        # In a flush of its own: the ACQUIRE has left rows, and the ACKs delete them.
+        middle = count // 2
+        last = await marq.ack(*sent[:middle])
+        await marq.applied(last)
+        # RocksDB is written right after the changelog: once the next write is there, this one is on the disk too.
+        finished = await marq.send(f"{queue} done", partition=partition)
+        await marq.acquire(finished, lease=60)
+        await marq.applied(await marq.ack(finished))
+        done += [*sent[:middle], finished]
+        still_open += sent[middle:]
+    return done, still_open
+
+
+async def came_back(marq: Installation, queue: str, expected: list[Sent]) -> list[str]:
+    """Wait for as many copies as expected; return the ids of all copies."""
+    copies = await eventually(lambda: marq.copies(queue), lambda found: len(found) >= len(expected))
+    return sorted(dict(record.headers)["marq-id"].decode() for record in copies)
+
+
+async def witness(marq: Installation, queue: str = "witness") -> None:
+    """Wait for the redelivery of later messages: everything that was due before has been redelivered by then."""
+    for partition in (0, 1):
+        sent = await marq.send(queue, partition=partition)
+        await marq.acquire(sent, lease=0.2)
+        await eventually(lambda sent=sent: marq.copies_of(sent))
+
+
+def ids(messages: list[Sent]) -> list[str]:
+    return sorted(message.id for message in messages)
