@@ -40,12 +40,13 @@ class Actor:
     def _step(self, step: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         if not self.alive:
             return
-        if self.paused_until_ms > self.world.now_ms:
-            self.world.schedule(self.paused_until_ms - self.world.now_ms, self._step, step, arguments)
+        world = self.world
+        if self.paused_until_ms > world.now_ms:
+            world.schedule(self.paused_until_ms - world.now_ms, self._step, step, arguments)
             return
-        if self.world.faulty and self.suffers():
+        if world.faulty and self.suffers():
             # What was to be done is done after the pause, or never.
-            self.world.schedule(0, self._step, step, arguments)
+            world.schedule(0, self._step, step, arguments)
             return
         step(*arguments)
 

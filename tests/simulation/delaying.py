@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from marq.core.errors import CorruptMarker
 from marq.core.leases import Fire
 from marq.core.marker_codec import decode, encode
-from marq.core.markers import Answer, Cancel, Delay, Fact, Kind, Outcome, Payload, Reschedule, Source
+from marq.core.markers import Answer, Batch, Cancel, Delay, Fact, Kind, Outcome, Payload, Reschedule, Source
 from marq.core.names import drawn_topic
 from marq.core.rows import WAITING
 from proof import history
@@ -71,6 +71,8 @@ class Delayer(Actor):
         self.unsent = count
         #: Questions that are neither answered nor given up.
         self.asking = 0
+        #: By the value of its record.
+        self._batches: dict[bytes | None, Batch | None] = {}
         number = 0
         while number < count:
             together = min(lots.choice([1, 1, 2, 3, 20]), count - number)
@@ -210,7 +212,7 @@ class Delayer(Actor):
         if asking.position < end:
             end = world.rng.randint(asking.position, end)
         for record in log.read(asking.position, end, committed=True):
-            decided = _decide(asking.question, record.value)
+            decided = _decide(asking.question, self._decoded(record.value))
             if decided is not None:
                 self._end(asking, decided)
                 return
@@ -219,6 +221,15 @@ class Delayer(Actor):
             world.stats["asked_again"] += 1
             self._put(asking)
         self.later(world.rng.randint(1, POLL_MS), self._listen, asking)
+
+    def _decoded(self, value: bytes | None) -> Batch | None:
+        """Decode a marker once, however many questions wait for an answer; None if it cannot be decoded."""
+        if value not in self._batches:
+            try:
+                self._batches[value] = decode(value)
+            except CorruptMarker:
+                self._batches[value] = None
+        return self._batches[value]
 
     def _end(self, asking: Asking, decided: Outcome | None) -> None:
         self.asking -= 1
@@ -261,12 +272,8 @@ class Delayer(Actor):
         return self.world.rng.randint(1, 5) if result is Sent.OK else self.world.rng.randint(5, PATIENCE_MS)
 
 
-def _decide(question: Cancel | Reschedule, value: bytes | None) -> Outcome | None:
-    """Return what a record says about the question's message, if that is decided by it."""
-    try:
-        batch = decode(value)
-    except CorruptMarker:
-        return None
+def _decide(question: Cancel | Reschedule, batch: Batch | None) -> Outcome | None:
+    """Return what a marker batch says about the question's message, if that is decided by it."""
     if not isinstance(batch, Fact | Answer) or batch.source != question.source:
         return None
     offset = question.offsets[0]

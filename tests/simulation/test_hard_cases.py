@@ -17,7 +17,7 @@ from tests.simulation.mutant import HARD_CASES
 from tests.simulation.world import Plan, World, inspect
 
 SEEDS = 25
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.verify, pytest.mark.timeout(900)]
 
 
 def worlds(seeds: int = SEEDS, delayed: int | None = None, **faults: float) -> Iterator[World]:
@@ -217,27 +217,35 @@ def on_their_way(world: World, question: str) -> Counter[str]:
     return found
 
 
-def test_cancel_what_is_on_its_way_leaves_or_is_cancelled_and_its_asker_knows_which() -> None:
-    """A copy and a CANCEL: the one that is in the log first, and the transaction's end, decide."""
-    found: Counter[str] = Counter()
-    cancelled = 0
-    for world in worlds(2 * SEEDS, delayed=20, slow_commit=0.6, flush_aborted=0.1, flush_unknown=0.2, late_read=0.3):
-        found += on_their_way(world, "CANCEL")
-        cancelled += world.stats["cancelled"]
-
-    assert found["DELIVERED"] > 3
-    assert found["CANCELLED"] > 3
-    assert cancelled > 100
-
-
-def test_reschedule_what_is_on_its_way_is_moved_only_if_it_does_not_leave() -> None:
-    found: Counter[str] = Counter()
+@pytest.fixture(scope="module")
+def asked() -> tuple[dict[str, Counter[str]], Counter[str]]:
+    """What became of messages that were on their way when somebody asked, by question; and all that was counted."""
+    found: dict[str, Counter[str]] = {"CANCEL": Counter(), "RESCHEDULE": Counter()}
     stats: Counter[str] = Counter()
     for world in worlds(2 * SEEDS, delayed=20, slow_commit=0.6, flush_aborted=0.1, flush_unknown=0.2, late_read=0.3):
-        found += on_their_way(world, "RESCHEDULE")
+        for question, counts in found.items():
+            counts.update(on_their_way(world, question))
         stats += world.stats
+    return found, stats
 
-    assert found["DELIVERED"] > 8
+
+def test_cancel_what_is_on_its_way_leaves_or_is_cancelled_and_its_asker_knows_which(
+    asked: tuple[dict[str, Counter[str]], Counter[str]],
+) -> None:
+    """A copy and a CANCEL: the one that is in the log first, and the transaction's end, decide."""
+    found, stats = asked
+
+    assert found["CANCEL"]["DELIVERED"] > 3
+    assert found["CANCEL"]["CANCELLED"] > 3
+    assert stats["cancelled"] > 100
+
+
+def test_reschedule_what_is_on_its_way_is_moved_only_if_it_does_not_leave(
+    asked: tuple[dict[str, Counter[str]], Counter[str]],
+) -> None:
+    found, stats = asked
+
+    assert found["RESCHEDULE"]["DELIVERED"] > 8
     assert stats["moved"] > 100
     assert stats["asked_too_late"] > 100
 

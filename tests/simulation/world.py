@@ -7,12 +7,14 @@ judges; what nobody can see from outside is judged where it happens (oracle.py).
 
 from __future__ import annotations
 
-import heapq
+import gc
 import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Any
 
 from marq.core import leases, tracker
@@ -27,6 +29,7 @@ from proof.fold import Fold
 from proof.history import History
 from tests.simulation import ending, swarm
 from tests.simulation.actor import Actor
+from tests.simulation.chance import Chance
 from tests.simulation.consumer import Consumer
 from tests.simulation.definitions import QueuesTopic
 from tests.simulation.delaying import Delayer
@@ -76,7 +79,7 @@ class World:
 
     def __init__(self, seed: int, plan: Plan | None = None) -> None:
         plan = plan or Plan()
-        self.rng = rng = random.Random(seed)
+        self.rng = rng = Chance(seed)
         self.now_ms = 0
         self.events = 0
         self.faulty = True
@@ -225,11 +228,11 @@ class World:
 
     def schedule(self, delay_ms: int, step: Callable[..., None], *arguments: Any) -> None:
         self._sequence += 1
-        heapq.heappush(self._agenda, (self.now_ms + delay_ms, self._sequence, step, arguments))
+        heappush(self._agenda, (self.now_ms + delay_ms, self._sequence, step, arguments))
 
     def hit(self, chance: float) -> bool:
         """Draw whether a fault of this chance happens now."""
-        if not (self.faulty and chance > 0 and self.rng.random() < chance):
+        if chance <= 0 or not self.faulty or self.rng.random() >= chance:
             return False
         self.fault_count += 1
         return True
@@ -249,8 +252,9 @@ class World:
     def _run(self) -> None:
         self.schedule(self.faults_end_ms, self._end_faults)
         inspector = ending.Inspector(self)
+        agenda = self._agenda
         while not inspector.drained:
-            self.now_ms, _, step, arguments = heapq.heappop(self._agenda)
+            self.now_ms, _, step, arguments = heappop(agenda)
             self.events += 1
             if self.events > MAX_EVENTS:
                 raise Violation("stuck", f"{self.events} events and no end")
@@ -345,11 +349,32 @@ class World:
 
 def simulate(seed: int, plan: Plan | None = None) -> Result:
     """Run one seed to its end."""
-    return inspect(seed, plan)[0]
+    with _without_collections():
+        result, _, world = inspect(seed, plan)
+        # Its processes refer to it and to each other: without this, only the collector could free its history.
+        vars(world).clear()
+    return result
 
 
 def inspect(seed: int, plan: Plan | None = None) -> tuple[Result, list[Finding], World]:
     """Run one seed to its end; return what was found, and the world with its history."""
+    with _without_collections():
+        return _inspect(seed, plan)
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Spare the collector a growing world: it ends soon, and only then is there garbage."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _inspect(seed: int, plan: Plan | None) -> tuple[Result, list[Finding], World]:
     world = World(seed, plan)
     result = Result(seed, stats=world.stats)
     report = Report()

@@ -1,0 +1,18 @@
+"""All mutants: each must be killed by a check that it names, and from outside by any."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation.mutants import MUTANTS, SEEDS, judge_all
+
+pytestmark = [pytest.mark.verify, pytest.mark.timeout(1_800)]
+
+
+@pytest.mark.parametrize("blind", [False, True], ids=["seen from inside", "seen from outside"])
+def test_every_mutant_is_killed(blind: bool) -> None:
+    mutants = [mutant for mutant in MUTANTS if not (blind and mutant.inside)]
+
+    verdicts = judge_all(SEEDS, mutants, blind=blind)
+
+    assert [verdict for verdict in verdicts if not verdict.expected] == []
