@@ -6,29 +6,18 @@ import ast
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
-    "marq",
-    "app",
-    "agents",
-    "tables",
-    "config",
-    "pipeline",
-    "broker",
-    "demo",
-    "bench",
-    "examples",
-    "proof",
-    "faults",
-)
+    "marq", "app", "agents", "tables", "config", "pipeline", "broker", "demo", "bench", "examples", "proof", "faults",
+)  # fmt: skip
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 CORE = sorted((ROOT / "marq" / "core").rglob("*.py"))
 #: Modules with a clock, chance, tasks or I/O: the core takes time as an argument and returns its effects.
 IMPURE = {"time", "random", "asyncio", "os", "logging", "datetime", "secrets", "socket", "threading", "uuid"}
+EFFECTS = {"open", "print", "input", "__import__"}
 #: Words that say nothing about what a file holds, and one that means two opposite things in two queue systems.
 BANNED_FILE_WORDS = {"nack", "utils", "util", "helpers", "helper", "common", "manager", "misc"}
 BANNED_IDENTIFIERS = {"nack"}
@@ -46,9 +35,14 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def imports(path: Path) -> set[str]:
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -57,35 +51,33 @@ def imports(path: Path) -> set[str]:
     return found
 
 
+@cache
 def words(name: str) -> set[str]:
     """The words of an identifier or file name: ``queue_utils`` has two, ``HttpManager`` too."""
     return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
 
 
+@cache
 def identifiers(path: Path) -> set[str]:
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        for field in ("id", "attr", "name", "arg"):
-            value = getattr(node, field, None)
-            if isinstance(value, str):
-                found.add(value)
-    return found
+    values = (getattr(node, field, None) for node in nodes(path) for field in ("id", "attr", "name", "arg"))
+    return {value for value in values if isinstance(value, str)}
 
 
-@pytest.mark.parametrize("path", CORE, ids=name_of)
-def test_the_core_imports_only_itself_and_the_standard_library(path: Path) -> None:
-    for module in imports(path):
-        top = module.split(".")[0]
-        allowed = module == "marq.core" or module.startswith("marq.core.") or top in sys.stdlib_module_names
-        assert allowed, f"{name_of(path)} imports {module}"
+def is_core_or_standard(module: str) -> bool:
+    return f"{module}.".startswith("marq.core.") or module.split(".")[0] in sys.stdlib_module_names
 
 
-@pytest.mark.parametrize("path", CORE, ids=name_of)
-def test_the_core_has_no_clock_no_chance_and_no_effects(path: Path) -> None:
-    found = {module.split(".")[0] for module in imports(path)} & IMPURE
+def test_the_core_imports_only_itself_and_the_standard_library() -> None:
+    foreign = [(name_of(path), module) for path in CORE for module in imports(path) if not is_core_or_standard(module)]
 
-    assert found == set(), f"{name_of(path)} imports {found}"
-    assert not {"open", "print", "input", "__import__"} & identifiers(path)
+    assert foreign == []
+
+
+def test_the_core_has_no_clock_no_chance_and_no_effects() -> None:
+    impure = [(name_of(path), module) for path in CORE for module in imports(path) if module.split(".")[0] in IMPURE]
+    effects = [(name_of(path), name) for path in CORE for name in identifiers(path) & EFFECTS]
+
+    assert (impure, effects) == ([], [])
 
 
 def test_importing_the_core_imports_nothing_impure() -> None:
@@ -103,23 +95,25 @@ def test_importing_the_core_imports_nothing_impure() -> None:
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_no_module_is_longer_than_a_person_reads(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= MAX_LINES
+def test_no_module_is_longer_than_a_person_reads() -> None:
+    lengths = {name_of(path): len(path.read_text().splitlines()) for path in MODULES}
+
+    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_files_and_identifiers_are_named_by_what_they_are(path: Path) -> None:
-    for part in path.relative_to(ROOT).with_suffix("").parts:
-        assert not words(part) & BANNED_FILE_WORDS, f"{name_of(path)}: {part}"
+def test_files_and_identifiers_are_named_by_what_they_are() -> None:
+    parts = [(name_of(path), part) for path in MODULES for part in path.relative_to(ROOT).with_suffix("").parts]
     # A function that takes the place of a banned word may name it to refuse it, as text.
-    used = {name for name in identifiers(path) if words(name) & BANNED_IDENTIFIERS}
-    assert used == set(), f"{name_of(path)} uses {used}"
+    used = [(name_of(path), name) for path in MODULES for name in identifiers(path)]
+
+    assert [(path, part) for path, part in parts if words(part) & BANNED_FILE_WORDS] == []
+    assert [(path, name) for path, name in used if words(name) & BANNED_IDENTIFIERS] == []
 
 
-@pytest.mark.parametrize("path", [*MODULES, *OTHER_FILES], ids=name_of)
-def test_packages_are_named_without_the_address_of_a_registry(path: Path) -> None:
-    assert not re.search(REGISTRIES, path.read_text(encoding="utf-8"), re.IGNORECASE)
+def test_packages_are_named_without_the_address_of_a_registry() -> None:
+    texts = {name_of(path): path.read_text(encoding="utf-8") for path in [*MODULES, *OTHER_FILES]}
+
+    assert [name for name, text in texts.items() if re.search(REGISTRIES, text, re.IGNORECASE)] == []
 
 
 def test_the_rules_look_at_something() -> None:
