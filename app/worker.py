@@ -63,6 +63,9 @@ class MarqWorker(faust.Worker):
         self._limit_stop()
         super()._on_sigterm()
 
+    async def _sentinel_task(self) -> None:
+        """Let the event loop close at once: Faust's would sleep for a second, after everything has ended."""
+
     def _limit_stop(self) -> None:
         # A thread: with the broker gone, a client that waits for it may hold up the loop's own timers' callers.
         timer = threading.Timer(self._stop_timeout, self._end)
