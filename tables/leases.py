@@ -111,7 +111,8 @@ class LeaseTable(faust.Table):
         to the changelog any more. A changelog without records gets its identity from it.
         """
         source = TopicPartition(self.changelog_topic_name, partition)
-        consumer = changelog_reader(client_settings)
+        # The broker answers requests for offsets after the fetch before them, which waits for records.
+        consumer = changelog_reader(client_settings, fetch_max_wait_ms=READ_WAIT_MS)
         await consumer.start()
         try:
             consumer.assign([source])
@@ -245,7 +246,7 @@ class Tables(TableManager):
         return self._recovery
 
 
-def changelog_reader(client_settings: Mapping[str, Any]) -> AIOKafkaConsumer:
+def changelog_reader(client_settings: Mapping[str, Any], **options: Any) -> AIOKafkaConsumer:
     """Return a consumer of what was committed to the changelog; it is in no group."""
     return paced(
         AIOKafkaConsumer(
@@ -254,6 +255,7 @@ def changelog_reader(client_settings: Mapping[str, Any]) -> AIOKafkaConsumer:
             auto_offset_reset="earliest",
             max_partition_fetch_bytes=8 << 20,
             **client_settings,
+            **options,
         )
     )
 
