@@ -66,6 +66,7 @@ class Pages:
         self._installation = installation
         self._doing = doing
         self._templates = environment()
+        self._compiling: asyncio.Future[None] | None = None
         self._buttons = Buttons(installation, doing, self._render, self._task)
 
     def attach(self, web_app: web.Application) -> None:
@@ -93,11 +94,6 @@ class Pages:
         add_post("/tasks/{task}/stop", self._guarded(self._buttons.stop_task))
         add_get("/static/{file:.+}", _static)
 
-    def warm(self) -> None:
-        """Compile the templates, lest whoever comes first waits for it; may run in a thread."""
-        for name in self._templates.list_templates():
-            self._templates.get_template(name)
-
     async def stop(self) -> None:
         """End what runs."""
         await self._doing.tasks.stop()
@@ -109,9 +105,22 @@ class Pages:
         async def handler(request: web.Request) -> web.StreamResponse:
             for name in _OF_PROGRAMS & request.query.keys():
                 raise ConfigError(f"{name}=: only programs are answered that, at {twin(request.rel_url.raw_path)}")
-            return self._render(request, template, await view(request))
+            data = await view(request)
+            await self._compiled()
+            return self._render(request, template, data)
 
         return self._guarded(handler)
+
+    async def _compiled(self) -> None:
+        """Compile the templates for the first page, in a thread: a worker is ready sooner without them."""
+        if self._compiling is None:
+            self._compiling = asyncio.ensure_future(asyncio.to_thread(self._compile))
+        # A visitor who leaves must not cancel it for all others.
+        await asyncio.shield(self._compiling)
+
+    def _compile(self) -> None:
+        for name in self._templates.list_templates():
+            self._templates.get_template(name)
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: web.Request) -> web.StreamResponse:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -34,14 +33,12 @@ class Dashboard:
             app, figures, settings, client, lambda: queues.definitions, self._letters
         )
         self._queues = queues
-        self._warming: asyncio.Task[None] | None = None
         actor = ClusterActor(client, self._letters, queues, self._look)
         self.pages = Pages(self._installation, Doing(actor, Tasks()))
 
     async def start(self) -> None:
         """Begin to keep the history, and learn what is defined, which a worker that only serves pages does not know."""
         self._installation.start()
-        self._warming = asyncio.create_task(asyncio.to_thread(self.pages.warm), name="templates of pages")
         try:
             await self._queues.start()
         except MarqError as error:
@@ -49,8 +46,6 @@ class Dashboard:
 
     async def stop(self) -> None:
         """End what runs, and the clients."""
-        if self._warming is not None:
-            await asyncio.wait([self._warming])
         await self.pages.stop()
         await self._letters.stop()
 
