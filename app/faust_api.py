@@ -160,7 +160,7 @@ RELIANCES = (
     Reliance(_WORKER, "on_setup_root_logger", "(self, logger, level)", "called when logging has been set up"),
     Reliance(_WORKER, "_on_sigint", "(self)", "starts the time limit of a stop"),
     Reliance(_WORKER, "_on_sigterm", "(self)", "starts the time limit of a stop"),
-    Reliance(_WORKER, "_sentinel_task", "async (self)", "the last task of a stop, done without its sleep of a second"),
+    Reliance(_WORKER, "_sentinel_task", "async (self)", "the last task of a stop, which sleeps for a second"),
     # app/application.py
     Reliance(_APP, "http_client", "property", "made by us, with what other workers ask for"),
     Reliance(_APP, "_http_client", "class attribute", "where the property keeps it, and what is closed at the end"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import logging
 import os
@@ -25,6 +26,8 @@ log = logging.getLogger("marq.worker")
 
 #: Workers on one machine that share a data directory's parent.
 MAX_WORKERS = 64
+#: How long tasks that were cancelled at the end of a stop may take to end.
+LAST_TASKS_S = 1.0
 
 
 class MarqWorker(faust.Worker):
@@ -64,7 +67,10 @@ class MarqWorker(faust.Worker):
         super()._on_sigterm()
 
     async def _sentinel_task(self) -> None:
-        """Let the event loop close at once: Faust's would sleep for a second, after everything has ended."""
+        """Wait for the tasks that Faust cancelled at the end of a stop; Faust would sleep for a second instead."""
+        cancelled = asyncio.all_tasks() - {asyncio.current_task()}
+        if cancelled:
+            await asyncio.wait(cancelled, timeout=LAST_TASKS_S)
 
     def _limit_stop(self) -> None:
         # A thread: with the broker gone, a client that waits for it may hold up the loop's own timers' callers.
