@@ -10,6 +10,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.group import LeaveGroupRequest
 
 import marq
+from tests.client.receiving import receive
 from tests.client.waiting import until
 
 
@@ -23,14 +24,6 @@ async def make_consumer(servers, prefix):
 
     yield make
     await asyncio.gather(*[consumer.stop() for consumer in consumers])
-
-
-async def receive(consumer: marq.Consumer, count: int) -> list[marq.Message]:
-    messages: list[marq.Message] = []
-    async with asyncio.timeout(60):
-        while len(messages) < count:
-            messages += await consumer.receive(count - len(messages), wait=1)
-    return messages
 
 
 async def test_a_full_consumer_stays_in_its_group_past_max_poll_interval(producer, make_consumer, caplog) -> None:

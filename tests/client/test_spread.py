@@ -16,6 +16,7 @@ from agents.placements import PlacementKeeper
 from marq.core.names import Names
 from marq.core.spread import subset
 from marq.settings import ClientSettings
+from tests.client.receiving import Served
 from tests.client.waiting import read_all, until
 
 PARTITIONS = 8
@@ -24,14 +25,9 @@ GRACE_S = 1.0
 
 @pytest.fixture
 async def queues(servers: str, prefix: str) -> AsyncIterator[marq.Queues]:
+    # Before any other client makes the topics.
     async with marq.Queues(servers, prefix=prefix, partitions=PARTITIONS) as queues:
         yield queues
-
-
-@pytest.fixture
-async def producer(servers: str, prefix: str, queues: marq.Queues) -> AsyncIterator[marq.Producer]:
-    async with marq.Producer(servers, prefix=prefix) as producer:
-        yield producer
 
 
 @pytest.fixture
@@ -44,19 +40,7 @@ async def keeper(servers: str, prefix: str, queues: marq.Queues) -> AsyncIterato
     await keeper.stop()
 
 
-class Reading:
-    """A consumer that acks whatever comes, and what came."""
-
-    def __init__(self, consumer: marq.Consumer, seen: list[bytes]) -> None:
-        self.consumer = consumer
-        self._seen = seen
-        self._task = asyncio.create_task(self._read())
-
-    async def _read(self) -> None:
-        async for message in self.consumer:
-            async with message:
-                self._seen.append(message.value)
-
+class Reading(Served):
     @property
     def partitions(self) -> set[int]:
         running = self.consumer._running
@@ -65,10 +49,6 @@ class Reading:
         assert isinstance(reader, marq.reader.GroupReader)
         return {each.partition for each in reader._consumer.assignment()}
 
-    async def stop(self) -> None:
-        await self.consumer.stop()
-        await asyncio.gather(self._task, return_exceptions=True)
-
 
 class Readers:
     """Consumers of one queue, and what all of them have got together."""
@@ -76,18 +56,24 @@ class Readers:
     def __init__(self, servers: str, prefix: str) -> None:
         # The shortest that a broker allows: members hear of each other within a third of it.
         self._client = {"bootstrap_servers": servers, "prefix": prefix, "session_timeout": 6}
-        self.seen: list[bytes] = []
         self.running: list[Reading] = []
+        #: Those that were stopped, too.
+        self._all: list[Reading] = []
 
     async def start(self, queue: str | None = None, **options: str) -> Reading:
         consumer = marq.Consumer(queue, **self._client, **options)  # type: ignore[arg-type]
         await consumer.start()
-        self.running.append(Reading(consumer, self.seen))
+        self.running.append(Reading(consumer))
+        self._all.append(self.running[-1])
         return self.running[-1]
 
     async def stop(self) -> None:
         await asyncio.gather(*[each.stop() for each in self.running])
         self.running.clear()
+
+    @property
+    def seen(self) -> list[bytes]:
+        return [value for each in self._all for _, value in each.seen]
 
     @property
     def partitions(self) -> list[int]:

@@ -23,6 +23,7 @@ from marq.serving import serving
 from marq.settings import ClientSettings
 from marq.transactions import MarkerTransactions
 from marq.writer import MarkerRecord
+from tests.client.receiving import receive
 from tests.client.waiting import LIMIT_S, read_markers, until
 
 LIMIT_BYTES = 1_000_000
@@ -62,14 +63,6 @@ async def new_transactions(settings: ClientSettings) -> AsyncIterator[Callable[[
 
     yield new
     await asyncio.gather(*[each.stop(1) for each in made])
-
-
-async def receive(consumer: marq.Consumer, count: int) -> list[marq.Message]:
-    messages: list[marq.Message] = []
-    async with asyncio.timeout(LIMIT_S):
-        while len(messages) < count:
-            messages += await consumer.receive(count - len(messages), wait=1)
-    return messages
 
 
 async def place(settings: ClientSettings) -> Place:

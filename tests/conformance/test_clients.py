@@ -8,7 +8,7 @@ import pytest
 
 import marq
 from tests.conformance.backend import Backend
-from tests.conformance.receiving import nothing_for, take, take_one
+from tests.conformance.receiving import take, take_one
 from tests.conformance.test_groups import numbered, send, served
 from tests.conformance.test_handlers import running
 
@@ -70,7 +70,7 @@ async def test_a_group_reads_the_records_that_a_topic_had_before_it_belonged_to_
         assert [message.id for message in (first, second)] == [before, after]
         assert (first.queue, first.key, first.headers) == (own, b"customer", {"tenant": b"acme"})
         await consumer.ack([first, second])
-        await nothing_for(0.3, consumer)
+        assert await consumer.receive(wait=0.3) == []
 
 
 async def test_the_decorator_says_how_many_handlers_run_at_a_time(backend: Backend) -> None:

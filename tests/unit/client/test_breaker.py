@@ -8,11 +8,9 @@ import sys
 import pytest
 
 import marq
-from marq.batches import BatchWorkers
 from marq.core.errors import ConfigError
-from marq.core.markers import Acquire, Release, Source
+from marq.core.markers import Acquire, Source
 from marq.core.queue import Breaker, QueueSettings
-from marq.workers import Workers
 from tests.unit.client.fakes import FakeRecord, Rig, spin
 
 P0 = Source("t", 0)
@@ -40,11 +38,7 @@ async def fail(rig: Rig, count: int) -> None:
 
 def released(rig: Rig) -> dict[int, tuple[bool, int]]:
     """By offset: whether the attempt counts, and the delay."""
-    return {
-        offset: (each.counted, delay)
-        for each in rig.settler.of(Release)
-        for offset, delay in zip(each.offsets, each.delays_ms, strict=True)
-    }
+    return {offset: (counted, delay_ms) for offset, (delay_ms, counted, _) in rig.released.items()}
 
 
 def make(make_rig, records: int, rules: QueueSettings = RULES, **changes) -> Rig:
@@ -199,9 +193,7 @@ async def test_a_call_with_many_messages_fails_once(make_rig) -> None:
         if len(calls) > 1:
             raise Down
 
-    crew = BatchWorkers(rig.shelf, rig.flow.outbox, handle, 1, 5, 20)
-    crew.start()
-    rig.flow.demand()
+    crew = rig.work_on_batches(handle, max_messages=5, most=20)
     await rig.settler.until(lambda: "q" in rig.flow.rules.breakers and state(rig) == "open")
     await rig.settler.until(lambda: rig.flow.held == 0)
     await crew.stop(0)
@@ -217,9 +209,7 @@ async def test_handlers_that_hang_until_their_leases_are_lost_open_it(make_rig) 
     async def handle(message: marq.Message) -> None:
         await asyncio.Event().wait()
 
-    crew = Workers(rig.shelf, rig.flow.outbox, handle, 4)
-    crew.start()
-    rig.flow.demand()
+    crew = rig.work(handle, 4)
     await spin(50)
     await rig.clock.advance(31)
     await spin(50)

@@ -70,16 +70,6 @@ def test_a_definition_says_of_its_queue_only_what_the_decorator_said(make_module
         check_document(document, "the handler")
 
 
-def test_one_function_may_handle_several_queues(make_module) -> None:
-    module = make_module("""
-        @marq.handler("emails")
-        @marq.handler("letters", concurrency=2)
-        def send(message): ...
-    """)
-
-    assert {(each.queue, each.concurrency) for each in handlers_in(module)} == {("emails", None), ("letters", 2)}
-
-
 def test_bytes_as_they_are_can_be_asked_for() -> None:
     @handler("emails", codec=BYTES)
     def send(message: object) -> None: ...
@@ -205,21 +195,6 @@ def test_a_static_method_above_the_decorator_is_a_handler() -> None:
     assert definitions_of(Sender.send)[0].function("hello") == "hello"  # type: ignore[arg-type]
 
 
-def test_a_module_that_names_an_instances_method_has_a_handler(make_module) -> None:
-    module = make_module("""
-        class Sender:
-            @marq.handler("emails")
-            def send(self, message): ...
-
-        send_email = Sender().send
-    """)
-
-    (definition,) = handlers_in(module)
-
-    assert definition.function is module.send_email
-    assert definition.name == "mail:send_email"
-
-
 def test_a_module_with_a_decorated_method_and_no_instance_is_refused(make_module) -> None:
     module = make_module("""
         class Sender:
@@ -229,6 +204,14 @@ def test_a_module_with_a_decorated_method_and_no_instance_is_refused(make_module
 
     with pytest.raises(ConfigError, match=r"queue 'emails': .*mail:Sender\.send is a method.*handle = Sender\(\)"):
         handlers_in(module)
+
+
+# --- modules ----------------------------------------------------------------------------------------------------------
+
+SEND = """
+@marq.handler("emails")
+def send(message): ...
+"""
 
 
 @pytest.mark.parametrize(
@@ -248,29 +231,30 @@ def test_what_has_no_name_of_its_own_is_named_by_its_place(make_module, value: s
     assert (definition.name, definition.function) == ("mail:send", module.send)
 
 
-# --- modules ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("source", "handlers"),
+    [
+        ("from mail import send", {("emails", "mail:send", None)}),
+        ("from mail import send as other, send as another", {("emails", "mail:send", None)}),
+        (
+            "@marq.handler('a')\n@marq.handler('b', concurrency=2)\ndef send(message): ...",
+            {("a", "other:send", None), ("b", "other:send", 2)},
+        ),
+        (
+            "class Sender:\n  @marq.handler('a')\n  def send(self, message): ...\nsend_email = Sender().send",
+            {("a", "other:send_email", None)},
+        ),
+    ],
+    ids=["imported", "imported twice", "of several queues", "method of an instance"],
+)
+def test_a_handler_counts_once_for_each_of_its_queues(make_module, source: str, handlers: set[object]) -> None:
+    make_module(SEND)
+    module = make_module(source, "other")
 
+    found = handlers_in(module, module)
 
-def test_imported_handlers_are_found_under_their_own_names(make_module) -> None:
-    make_module("""
-        @marq.handler("emails")
-        def send(message): ...
-    """)
-    package = make_module("from mail import send", "handlers_package")
-
-    assert [each.name for each in handlers_in(package)] == ["mail:send"]
-
-
-def test_a_function_that_is_found_twice_counts_once(make_module) -> None:
-    one = make_module("""
-        @marq.handler("emails")
-        def send(message): ...
-
-        alias = send
-    """)
-    two = make_module("from mail import send as other", "two")
-
-    assert [each.name for each in handlers_in(one, two, one)] == ["mail:send"]
+    assert len(found) == len(handlers)
+    assert {(each.queue, each.name, each.concurrency) for each in found} == handlers
 
 
 def test_two_handlers_for_one_queue_are_both_named(make_module) -> None:

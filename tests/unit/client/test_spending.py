@@ -15,12 +15,10 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from marq.batches import BatchWorkers
 from marq.core.markers import Acquire, Release, Source, Spend
 from marq.core.queue import AT_LEAST_ONCE, AT_MOST_ONCE, QueueSettings
 from marq.message import Message
 from marq.spending import seen_once
-from marq.workers import Workers
 from marq.writer import MarkerRecord
 from tests.unit.client.fakes import FakeRecord, Rig, spin
 
@@ -58,19 +56,8 @@ async def rig(make_rig: Callable[..., Rig]) -> Rig:
     return rig
 
 
-def work(rig: Rig, handler: Handler, concurrency: int = 2) -> Workers:
-    crew = Workers(rig.shelf, rig.flow.outbox, handler, concurrency)
-    crew.start()
-    rig.flow.demand()
-    return crew
-
-
 def spent(rig: Rig) -> list[list[int]]:
     return [list(each.offsets) for each in rig.settler.of(Spend)]
-
-
-def released(rig: Rig) -> list[int]:
-    return sorted(offset for each in rig.settler.of(Release) for offset in each.offsets)
 
 
 async def test_what_is_delivered_at_most_once_is_acquired_and_committed_in_one(make_rig: Callable[..., Rig]) -> None:
@@ -82,7 +69,7 @@ async def test_what_is_delivered_at_most_once_is_acquired_and_committed_in_one(m
     assert [message.offset for message in messages] == [5, 6]
     assert [list(each.offsets) for each in rig.once.of(Acquire)] == [[5, 6]]
     assert rig.acquirer.of(Acquire) == []
-    assert [list(each.offsets) for each in rig.settler.of(Spend)] == [[5, 6]]
+    assert spent(rig) == [[5, 6]]
 
 
 async def test_all_other_queues_are_started_as_the_consumer_says(make_rig: Callable[..., Rig]) -> None:
@@ -100,7 +87,7 @@ async def test_a_message_is_spent_only_when_its_handler_begins_and_handlers_that
     rig: Rig,
 ) -> None:
     handler = Handler()
-    crew = work(rig, handler)
+    crew = rig.work(handler, 2)
 
     await handler.has_seen(2)
     await spin()
@@ -122,9 +109,7 @@ async def test_a_batch_is_spent_only_when_its_handler_begins(rig: Rig) -> None:
         begun.set()
         await asyncio.Event().wait()
 
-    crew = BatchWorkers(rig.shelf, rig.flow.outbox, handler, 1, 3, 100)
-    crew.start()
-    rig.flow.demand()
+    crew = rig.work_on_batches(handler, max_messages=3)
     async with asyncio.timeout(10):
         await begun.wait()
     await spin()
@@ -136,7 +121,7 @@ async def test_a_batch_is_spent_only_when_its_handler_begins(rig: Rig) -> None:
 async def test_a_stop_releases_messages_whose_handlers_have_not_begun(rig: Rig) -> None:
     rig.settler.gate.clear()
     handler = Handler()
-    crew = work(rig, handler)
+    crew = rig.work(handler, 2)
     await spin()
 
     rig.shelf.close()
@@ -146,7 +131,7 @@ async def test_a_stop_releases_messages_whose_handlers_have_not_begun(rig: Rig) 
     await rig.flow.stop(10)
 
     assert handler.seen == []
-    assert released(rig) == list(range(2 + count))
+    assert sorted(rig.released) == list(range(2 + count))
     assert [each.counted for each in rig.settler.of(Release)] == [False]
 
 
@@ -156,7 +141,7 @@ async def test_nothing_is_spent_after_a_stop(rig: Rig) -> None:
 
     assert await seen_once(messages) == []
 
-    await rig.settler.until(lambda: released(rig) == [0, 1])
+    await rig.settler.until(lambda: sorted(rig.released) == [0, 1])
     assert spent(rig) == []
 
 
@@ -169,7 +154,7 @@ async def test_a_call_that_is_cancelled_releases_what_it_would_have_returned(rig
     call.cancel()
     await asyncio.wait([call])
     rig.settler.gate.set()
-    await rig.settler.until(lambda: released(rig) == [0, 1])
+    await rig.settler.until(lambda: sorted(rig.released) == [0, 1])
 
     assert call.cancelled()
 
@@ -182,7 +167,7 @@ async def test_a_stop_in_the_same_turn_of_the_event_loop_ends_a_call_that_is_abo
 
     async with asyncio.timeout(10):
         assert await call == []
-    await rig.settler.until(lambda: released(rig) == [0, 1])
+    await rig.settler.until(lambda: sorted(rig.released) == [0, 1])
 
 
 async def test_the_end_of_a_lease_that_is_done_with_does_not_end_a_worker_that_waits_to_spend(
@@ -200,9 +185,7 @@ async def test_the_end_of_a_lease_that_is_done_with_does_not_end_a_worker_that_w
             rig.settler.gate.clear()
             away.set()
 
-    crew = Workers(rig.shelf, rig.flow.outbox, handler, 4)
-    crew.start()
-    rig.flow.demand()
+    crew = rig.work(handler, 4)
     async with asyncio.timeout(10):
         await away.wait()
     for _ in range(45):
@@ -248,13 +231,13 @@ class BrokenWriter:
 
 async def test_an_error_that_no_retry_can_repair_ends_the_run(rig: Rig) -> None:
     rig.flow._spending._writer = BrokenWriter()
-    crew = work(rig, Handler())
+    crew = rig.work(Handler(), 2)
 
     with pytest.raises(RuntimeError, match="a bug"):
         async with asyncio.timeout(10):
             await crew.done()
 
-    await rig.settler.until(lambda: released(rig)[:2] == [0, 1])
+    await rig.settler.until(lambda: sorted(rig.released)[:2] == [0, 1])
 
 
 async def test_of_several_queues_that_are_taken_together_only_those_that_deliver_at_most_once_are_spent(
