@@ -1,65 +1,78 @@
-"""Runs ``faust -A app check`` as users do, in a process of its own."""
+"""Runs ``faust -A app check``: in this process, as the command does, or as a process of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
-from app.checkup.examination import LIMIT_S
-from app.checkup.findings import Finding, Level
+from app.checkup.examination import Examination
+from app.checkup.findings import Finding, Level, exit_code
+from app.checkup.rights import WORKER
+from config.settings import load_client_settings, load_settings
+from marq.core.kafka_tools import Tools
+from marq.core.rights import Right, grants
 from marq.settings import ClientSettings
 from marq.topics import ensure_topics
 from tests.embedded import kafka_tools
-from tests.worker.harness import Worker
+from tests.worker.harness import LIMIT_SECONDS, Worker
 
 ROOT = Path(__file__).resolve().parents[2]
-#: What a loaded machine may need beside the command's own limit, to start Python and to end.
-SLACK_S = 45.0
 
 NewWorker = Callable[..., Worker]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the command said, and how it ended."""
+    """The findings of a check."""
 
-    exit_code: int
     findings: list[Finding]
-    seconds: float
+
+    @property
+    def exit_code(self) -> int:
+        return exit_code(self.findings)
 
     def of(self, level: Level, subject: str) -> Finding:
-        """Return the one finding of a level whose subject begins so."""
+        """Return the one finding of this level whose subject has this beginning."""
         found = [each for each in self.findings if each.level is level and each.subject.startswith(subject)]
         assert len(found) == 1, f"expected one {level} about {subject!r} in\n{self}"
         return found[0]
 
     def problem(self, subject: str) -> Finding:
-        assert self.exit_code == 1, f"expected exit code 1 for\n{self}"
         return self.of(Level.PROBLEM, subject)
 
     def has(self, level: Level, subject: str = "") -> bool:
         return any(each.level is level and each.subject.startswith(subject) for each in self.findings)
 
     def __str__(self) -> str:
-        return "\n".join([*map(str, self.findings), f"exit code {self.exit_code}"])
+        return "\n".join(map(str, self.findings))
 
 
 class Check:
-    """The command with the settings of one installation."""
+    """The check with the settings of one installation."""
 
     def __init__(self, directory: Path, environment: Mapping[str, str]) -> None:
         self._directory = directory
         kept = {name: value for name, value in os.environ.items() if not name.startswith("MARQ_")}
         self.environment = {**kept, "PYTHONPATH": str(ROOT), "MARQ_DATA_DIR": str(directory / "data"), **environment}
 
-    async def text(self, *options: str, **environment: str) -> tuple[int, str]:
-        """Run it; return its exit code and what it printed."""
+    async def __call__(self, *roles: str, **environment: str) -> Outcome:
+        """Examine the installation in this process, as the command does with these roles."""
+        with patch.dict(os.environ, {**self.environment, **environment}, clear=True):
+            settings = load_settings()
+            client = load_client_settings(settings)
+        with no_tracebacks():
+            return Outcome(await Examination(settings, client, roles or [WORKER]).run())
+
+    async def command(self, *options: str, **environment: str) -> tuple[int, str]:
+        """Run the command in a process of its own; return its exit code and its output."""
         process = await asyncio.create_subprocess_exec(
             *[sys.executable, "-m", "faust", "-A", "app", "check", *options],
             cwd=self._directory,
@@ -69,7 +82,7 @@ class Check:
             stderr=asyncio.subprocess.PIPE,
         )
         try:
-            output, errors = await asyncio.wait_for(process.communicate(), LIMIT_S + SLACK_S)
+            output, errors = await asyncio.wait_for(process.communicate(), LIMIT_SECONDS)
         except TimeoutError:
             process.kill()
             await process.wait()
@@ -78,22 +91,49 @@ class Check:
         assert process.returncode is not None
         return process.returncode, output.decode()
 
-    async def __call__(self, *options: str, **environment: str) -> Outcome:
-        began = time.monotonic()
-        code, output = await self.text("--json", *options, **environment)
-        document = json.loads(output)
-        findings = [
+
+def read_report(output: str) -> Outcome:
+    """Return the findings in the output of the command with ``--json``."""
+    document = json.loads(output)
+    outcome = Outcome(
+        [
             Finding(Level(each.pop("level")), commands=tuple(each.pop("commands")), **each)
             for each in document["findings"]
         ]
-        assert document["ok"] == (code == 0)
-        return Outcome(code, findings, time.monotonic() - began)
+    )
+    assert document["ok"] == (outcome.exit_code == 0)
+    return outcome
+
+
+@contextmanager
+def no_tracebacks() -> Iterator[None]:
+    """Fail if anything logs a traceback: the command would print it."""
+
+    class Tracebacks(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.exc_info:
+                logged.append(self.format(record))
+
+    logged: list[str] = []
+    handler = Tracebacks(logging.WARNING)
+    logging.getLogger().addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert not logged, "\n".join(logged)
 
 
 async def obey(finding: Finding, servers: str) -> None:
-    """Run the commands of a finding, as an administrator."""
+    """Run the commands of a finding as an administrator."""
     assert finding.commands, f"no command in: {finding}"
     for command in finding.commands:
+        await kafka_tools.run(command, servers)
+
+
+async def allow(servers: str, user: str, rights: list[Right]) -> None:
+    """Grant these rights to a user."""
+    for command in grants(rights, f"User:{user}", Tools("any")):
         await kafka_tools.run(command, servers)
 
 
@@ -105,5 +145,5 @@ async def make_topics(servers: str, prefix: str) -> None:
 
 
 async def lags(worker: Worker) -> list[int]:
-    """How far behind a worker is in each of its markers partitions."""
+    """Return the lag of a worker in each of its markers partitions."""
     return [part["lag"] for part in (await worker.partitions()).values()]

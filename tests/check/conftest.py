@@ -11,7 +11,7 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
 from broker import Certificates, EmbeddedBroker, Security
-from tests.check.checking import Check, NewWorker
+from tests.check.checking import Check, NewWorker, make_topics
 from tests.worker.conftest import workers
 
 PASSWORD = "secret"
@@ -33,8 +33,16 @@ def secured(certificates: Certificates, _users: list[str]) -> Iterator[EmbeddedB
     """``listener(...)`` is for users, ``bootstrap_servers`` for the administrator."""
     users = dict.fromkeys(_users, PASSWORD)
     protocols = ["SASL_PLAINTEXT", "SSL", "SASL_SSL"]
-    with EmbeddedBroker(security=Security(protocols, users, certificates, acls=True)) as broker:
+    security = Security(protocols, users, certificates, acls=True)
+    # A client of ELSEWHERE is sent on to port 1, as a container without advertised.listeners does it.
+    with EmbeddedBroker(security=security, proxied={"ELSEWHERE": 1}) as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def broker(secured: EmbeddedBroker) -> EmbeddedBroker:
+    """The same broker serves the tests without users: its plain listener allows everything."""
+    return secured
 
 
 @pytest.fixture(scope="session")
@@ -64,18 +72,25 @@ def login(secured: EmbeddedBroker, user: str) -> dict[str, str]:
 def http_server() -> Iterator[str]:
     class Quiet(http.server.BaseHTTPRequestHandler):
         def log_message(self, *_: object) -> None:
-            """Nobody reads it."""
+            """Keep the output clean."""
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=[0.02], daemon=True).start()
         yield f"127.0.0.1:{server.server_port}"
         server.shutdown()
 
 
 @pytest.fixture
 def check(servers: str, prefix: str, tmp_path: Path) -> Check:
-    """The command, for an installation of which nothing is there yet."""
+    """The check of an installation without topics."""
     return Check(tmp_path, {"MARQ_BOOTSTRAP_SERVERS": servers, "MARQ_PREFIX": prefix, "MARQ_PARTITIONS": "2"})
+
+
+@pytest.fixture
+async def guarded(secured: EmbeddedBroker, tmp_path: Path, login: dict[str, str], prefix: str) -> Check:
+    """The check of a user without permissions, for an installation that has its topics."""
+    await make_topics(secured.bootstrap_servers, prefix)
+    return Check(tmp_path, {**login, "MARQ_PREFIX": prefix})
 
 
 @pytest.fixture
