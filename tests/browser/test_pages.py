@@ -131,22 +131,19 @@ def test_nothing_that_a_payload_says_is_run_and_what_is_secret_is_not_shown(site
 # --- the table of queues ----------------------------------------------------------------------------------------------
 
 
-def names(page: Page) -> list[str]:
-    return page.locator(".queues tbody th").all_inner_texts()
-
-
 def test_queues_are_sorted_and_filtered_by_the_address(site: Site, page: Page) -> None:
+    names = page.locator(".queues tbody th")
     page.goto(site.url + "/")
-    assert names(page) == sorted(QUEUES)
+    expect(names).to_have_text(sorted(QUEUES))
 
     page.get_by_role("link", name="In flight").click()
     expect(page).to_have_url(re.compile("sort=in_flight&order=desc"))
-    assert names(page)[0] == "webhooks"
+    expect(names.first).to_have_text("webhooks")
 
     page.get_by_role("searchbox").fill("in")
     page.get_by_role("button", name="Filter", exact=True).click()
     expect(page).to_have_url(re.compile("q=in"))
-    assert names(page) == ["invoices"]
+    expect(names).to_have_text(["invoices"])
 
 
 def test_a_page_is_refreshed_while_somebody_looks(site: Site, page: Page) -> None:

@@ -216,7 +216,7 @@ async def test_a_worker_that_does_not_answer_is_waited_for_once(
     figures, queue, history = installation.figures, installation.queue, installation.history
 
     async def waiting(*query: object) -> object:
-        await asyncio.wait_for(asked.wait(), 10)
+        await asyncio.wait_for(asked.wait(), 60)
         return await (figures() if address == "/" else queue(*query))  # type: ignore[arg-type]
 
     async def noted(*query: object) -> object:
