@@ -13,31 +13,25 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
-from marq.core.markers import (
-    Ack,
-    Acquire,
-    Batch,
-    Cause,
-    Fact,
-    Kind,
-    Payload,
-    Reject,
-    Release,
-    Renew,
-    Source,
-    Tick,
-)
+from marq.core.markers import Ack, Acquire, Batch, Cause, Fact, Kind, Payload, Reject, Release, Renew, Source, Tick
 from proof import history
 from proof.checker import check
 from proof.findings import Report
 from proof.history import Event, History
+
+Events = list[Event]
+Change = Callable[[Events], None]
+#: The property that is broken, in words how, and what breaks it.
+Broken = tuple[str, str, Change]
 
 SOURCE = Source("marq.messages", 0)
 LOG, MARKERS, DEAD = "marq.messages/0", "marq.markers/0", "marq.dead-letters/0"
 QUEUE, GROUP = "q", "marq.queue.q"
 FIRST, SECOND, TRACKER = 1, 2, 9
 LEASE_MS = 1_000
+OTHER_CONTENT = "-.something-else.-"
 SETTINGS = {"max_attempts": 3, "dead_letter": True, "group": None, "backoff": [100, 2.0, 1_000, False]}
 
 
@@ -184,15 +178,56 @@ def tell(story: Story) -> None:
     story.history.add("marq.quarantine/0", "ok", "quarantine", **origin)
 
 
-def clean() -> list[Event]:
+def events_of(told: Callable[[Any], None], story: type[Story] = Story) -> Events:
+    """Return the events of a story, for a test to change."""
+    told(teller := story())
+    return copy.deepcopy(teller.history.events)
+
+
+def clean() -> Events:
     """Return the events of the whole story."""
-    story = Story()
-    tell(story)
-    return copy.deepcopy(story.history.events)
+    return events_of(tell)
 
 
-def judged(told: Callable[[Story], None]) -> Report:
+def judged(told: Callable[[Any], None], story: type[Story] = Story) -> Report:
     """Return what the checker says of another story."""
-    story = Story()
-    told(story)
-    return check(story.history.events)
+    return check(events_of(told, story))
+
+
+# --- what breaks a story ----------------------------------------------------------------------------------------------
+
+
+def find(events: Events, op: str, type_: str = "ok", **fields: Any) -> Event:
+    """Return the first event like that."""
+    for event in events:
+        if (event["op"], event["type"]) == (op, type_) and all(event.get(key) == each for key, each in fields.items()):
+            return event
+    raise AssertionError(f"no {op} {type_} {fields}")
+
+
+def marker(events: Events, kind: str, offset: int) -> Event:
+    return find(events, "marker", kind=kind, offsets=[offset])
+
+
+def change(op: str, where: dict[str, Any], type_: str = "ok", /, **to: Any) -> Change:
+    """Change the first event like that."""
+    return lambda events: find(events, op, type_, **where).update(to)
+
+
+def omit(op: str, type_: str = "ok", **where: Any) -> Change:
+    """Remove the first event like that."""
+    return lambda events: events.remove(find(events, op, type_, **where))
+
+
+def repeat(op: str, where: dict[str, Any], /, **to: Any) -> Change:
+    """Add the first event like that once more, with changes."""
+    return lambda events: events.append({**find(events, op, **where), **to})
+
+
+def keep(wanted: Callable[[Event], bool]) -> Change:
+    """Remove all other events."""
+
+    def change(events: Events) -> None:
+        events[:] = filter(wanted, events)
+
+    return change
