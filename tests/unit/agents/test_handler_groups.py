@@ -30,8 +30,7 @@ def test_queues_with_handlers_and_no_group_are_together() -> None:
 
     assert groups == {
         "handlers": HandlerGroup(
-            "handlers",
-            {"emails": HandledQueue("mail:send", 64), "reports": HandledQueue("reports:make", 2, "r")},
+            "handlers", {"emails": HandledQueue("mail:send", 64), "reports": HandledQueue("reports:make", 2, "r")}
         )
     }
     assert groups["handlers"].topics == {"reports": "r"}

@@ -123,8 +123,9 @@ def fact(offsets: Sequence[int], kind: Kind = Kind.REDELIVERED, cause: Cause = C
 # --- strategies -------------------------------------------------------------------------------------------------------
 
 _U32, _U64, _I64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1), st.integers(-(2**63), 2**63 - 1)
-_names = st.text(max_size=40)
 _sources = st.builds(Source, st.text(max_size=60).filter(lambda topic: len(topic.encode()) < 256), _U32)
+#: Queue, holder and source.
+_head = (st.text(max_size=40), _U64, _sources)
 #: At most MAX_TEXT_BYTES, so that nothing is cut.
 _texts = st.text(max_size=30)
 _headers = st.lists(st.tuples(st.text(max_size=10), st.none() | st.binary(max_size=10)), max_size=3).map(tuple)
@@ -143,56 +144,24 @@ def _column(values: st.SearchStrategy[object], offsets: Sequence[int]) -> st.Sea
 def _acquire_of(offsets: tuple[int, ...]) -> st.SearchStrategy[Acquire]:
     start, payloads = st.integers(0, offsets[0]), _column(_payloads, offsets)
     dues = st.none() | _column(st.integers(NOW, 2**63 - 1), offsets)
-    return st.builds(Acquire, _names, _U64, _sources, st.just(offsets), _U32, start, payloads, dues)
-
-
-def _delay_of(offsets: tuple[int, ...]) -> st.SearchStrategy[Delay]:
-    start, payloads = st.none() | st.integers(0, offsets[0]), _column(_payloads, offsets)
-    times = _column(st.integers(0, 2**63 - 1), offsets)
-    return st.builds(Delay, _names, _U64, _sources, st.just(offsets), times, st.booleans(), start, payloads)
+    return st.builds(Acquire, *_head, st.just(offsets), _U32, start, payloads, dues)
 
 
 def _with_offsets(offsets: tuple[int, ...]) -> st.SearchStrategy[Batch]:
-    same = st.just(offsets)
+    head = (*_head, st.just(offsets))
+    start, payloads = st.none() | st.integers(0, offsets[0]), _column(_payloads, offsets)
+    times, texts = _column(st.integers(0, 2**63 - 1), offsets), _column(_texts, offsets)
+    outcomes, causes = (_column(st.sampled_from([*each]).map(int), offsets) for each in (Outcome, Cause))
     return st.one_of(
         _acquire_of(offsets),
-        st.builds(Renew, _names, _U64, _sources, same, _U32),
-        st.builds(Spend, _names, _U64, _sources, same, _U32),
-        st.builds(Ack, _names, _U64, _sources, same),
-        st.builds(
-            Release,
-            _names,
-            _U64,
-            _sources,
-            same,
-            _column(st.integers(BACKOFF, 2**63 - 1), offsets),
-            st.booleans(),
-            _column(_texts, offsets),
-        ),
-        st.builds(Reject, _names, _U64, _sources, same, _column(_texts, offsets)),
-        _delay_of(offsets),
-        st.builds(
-            Reschedule,
-            _names,
-            _U64,
-            _sources,
-            same,
-            _column(st.integers(0, 2**63 - 1), offsets),
-            st.booleans(),
-        ),
-        st.builds(Cancel, _names, _U64, _sources, same),
-        st.builds(Discard, _names, _U64, _sources, same),
-        st.builds(Answer, _names, _U64, _sources, same, _column(st.sampled_from([*Outcome]).map(int), offsets)),
-        st.builds(
-            Fact,
-            st.sampled_from(FACTS),
-            _names,
-            _U64,
-            _sources,
-            same,
-            _column(_U32, offsets),
-            _column(st.sampled_from([*Cause]).map(int), offsets),
-        ),
+        *[st.builds(kind, *head, _U32) for kind in (Renew, Spend)],
+        *[st.builds(kind, *head) for kind in (Ack, Cancel, Discard)],
+        st.builds(Release, *head, _column(st.integers(BACKOFF, 2**63 - 1), offsets), st.booleans(), texts),
+        st.builds(Reject, *head, texts),
+        st.builds(Delay, *head, times, st.booleans(), start, payloads),
+        st.builds(Reschedule, *head, times, st.booleans()),
+        st.builds(Answer, *head, outcomes),
+        st.builds(Fact, st.sampled_from(FACTS), *head, _column(_U32, offsets), causes),
     )
 
 

@@ -6,16 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq.core.copies import (
-    Copy,
-    copy,
-    deliver_at_ms,
-    has_invalid_deliver_at,
-    origin,
-    reason,
-    record_id,
-    uncounted,
-)
+from marq.core.copies import Copy, copy, deliver_at_ms, has_invalid_deliver_at, origin, reason, record_id, uncounted
 from marq.core.fires import Destination, Fire
 from marq.core.marker_codec import MAX_TEXT_BYTES
 from marq.core.markers import NOW, Cause, Payload, Source
@@ -27,10 +18,7 @@ SENT_MS = 1_700_000_000_000
 
 
 def fire(
-    destination: Destination = Destination.QUEUE,
-    state: State = State.LEASED,
-    attempt: int = 2,
-    text: str = "",
+    destination: Destination = Destination.QUEUE, state: State = State.LEASED, attempt: int = 2, text: str = ""
 ) -> Fire:
     lease = Lease("emails", 1, attempt, 0, 0, state, True, text)
     return Fire(SOURCE, 17, lease, destination, attempt, Cause.EXPIRED)
@@ -93,11 +81,7 @@ def test_a_record_with_neither_key_nor_value_can_still_be_sent_again() -> None:
 def test_the_first_copy_gets_the_id_of_the_first_record() -> None:
     made = dict(copy_of(fire()).headers)
 
-    assert made == {
-        "marq-id": b"marq.messages/2/17",
-        "marq-attempt": b"2",
-        "marq-first-sent": b"%d" % SENT_MS,
-    }
+    assert made == {"marq-id": b"marq.messages/2/17", "marq-attempt": b"2", "marq-first-sent": b"%d" % SENT_MS}
 
 
 def test_later_copies_keep_the_id_and_the_first_time() -> None:

@@ -315,4 +315,4 @@ class LeaseMachine(RuleBasedStateMachine):
 
 
 TestLeaseMachine = LeaseMachine.TestCase
-TestLeaseMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLeaseMachine.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -13,18 +13,7 @@ from marq.core.backoff import Backoff
 from marq.core.fires import Destination
 from marq.core.leases import LeaseBook
 from marq.core.marker_codec import decode, encode
-from marq.core.markers import (
-    BACKOFF,
-    SEVERAL,
-    Ack,
-    Acquire,
-    Batch,
-    Cause,
-    Kind,
-    Payload,
-    Source,
-    Tick,
-)
+from marq.core.markers import BACKOFF, SEVERAL, Ack, Acquire, Batch, Cause, Kind, Payload, Tick
 from marq.core.queue import QueueSettings
 from marq.core.rows import Counts, Lease, State
 from tests.unit.core.batches import (
@@ -40,6 +29,7 @@ from tests.unit.core.batches import (
     reject,
     release,
     renew,
+    spend,
 )
 
 SETTINGS = QueueSettings(max_attempts=3, backoff=Backoff(100, 2.0, 1_000, jitter=False))
@@ -170,47 +160,7 @@ def test_a_marker_changes_a_message_as_the_table_says(before: str, marker: str, 
     assert seen(only(log)) == CHANGES.get((before, marker), STANDS[before])
 
 
-@pytest.mark.parametrize("written", [False, True], ids=["row not written yet", "row written before"])
-@pytest.mark.parametrize("marker", MARKERS)
-@pytest.mark.parametrize("before", BEFORE)
-def test_a_table_holds_what_the_book_knows_after_any_marker(before: str, marker: str, written: bool) -> None:
-    log = Log()
-    log.fold(*BEFORE[before])
-    if written:
-        log.write()
-    log.fold(MARKERS[marker], at=T1)
-    known = seen(only(log))
-
-    log.write()
-    log.restart()
-
-    assert seen(only(log)) == known
-    if known is None:
-        assert rows_of_messages(log.table) == []
-
-
 # --- hard cases -------------------------------------------------------------------------------------------------------
-
-
-def test_a_second_read_after_a_failed_commit_takes_over_what_is_open_and_reopens_nothing() -> None:
-    log = Log()
-    log.fold(acquire([1, 2, 3]), ack([2]))
-
-    log.fold(acquire([1, 2, 3, 4], holder=OTHER), at=T1)
-
-    assert {offset: lease.holder for _, offset, lease in log.book.open_leases()} == {1: OTHER, 3: OTHER, 4: OTHER}
-    assert log.book.counts[QUEUE] == Counts(acquired=4, acked=1, reacquired=3)
-
-
-def test_a_finished_record_stays_finished_after_a_restart() -> None:
-    log = Log()
-    log.fold(acquire([1, 2]), ack([1, 2]))
-    log.write()
-    log.restart()
-
-    log.fold(acquire([1, 2], holder=OTHER))
-
-    assert len(log.book) == 0
 
 
 def test_a_record_whose_marker_was_lost_is_opened_although_later_ones_are_known() -> None:
@@ -220,56 +170,6 @@ def test_a_record_whose_marker_was_lost_is_opened_although_later_ones_are_known(
     log.fold(acquire([5, 6, 10], holder=OTHER, from_offset=5))
 
     assert {offset for _, offset, _ in log.book.open_leases()} == {5, 6}
-
-
-def test_a_record_between_from_offset_and_the_batch_counts_as_seen() -> None:
-    """Whoever read from 3 and acquired 7 saw no other message of the queue between them."""
-    log = Log()
-    log.fold(acquire([7], from_offset=3))
-
-    log.fold(acquire([4], from_offset=4))
-
-    assert [offset for _, offset, _ in log.book.open_leases()] == [7]
-
-
-def test_two_queues_that_share_a_partition_do_not_mark_each_others_records() -> None:
-    log = Log()
-    log.fold(acquire([7], from_offset=0))
-
-    log.fold(acquire([4], from_offset=0, queue="reports"))
-
-    assert {(lease.queue, offset) for _, offset, lease in log.book.open_leases()} == {(QUEUE, 7), ("reports", 4)}
-
-
-def test_partitions_do_not_mark_each_others_records() -> None:
-    log = Log()
-    other = Source("marq.messages", 1)
-    log.fold(acquire([7], from_offset=0))
-
-    log.fold(acquire([7], from_offset=0, source=other))
-
-    assert {source for source, _, _ in log.book.open_leases()} == {SOURCE, other}
-
-
-def test_what_the_former_holder_says_after_a_take_over_is_ignored_except_its_ack() -> None:
-    log = Log()
-    log.fold(acquire([1, 2, 3, 4]), acquire([1, 2, 3, 4], holder=OTHER))
-
-    log.fold(renew([1], lease_ms=9_000), release([2]), reject([3]), ack([4]))
-
-    assert {offset: seen(lease) for _, offset, lease in log.book.open_leases()} == {
-        offset: Seen(State.LEASED, OTHER, 1, T0 + LEASE_MS) for offset in (1, 2, 3)
-    }
-    assert log.book.counts[QUEUE].late == 2
-
-
-def test_a_batch_may_hold_messages_of_several_attempts() -> None:
-    log = Log()
-    payloads = [payload(1), payload(3), payload(2), payload(3)]
-
-    log.fold(Acquire(QUEUE, HOLDER, SOURCE, [2, 4, 6, 7], LEASE_MS, 2, payloads))
-
-    assert {offset: lease.attempt for _, offset, lease in log.book.open_leases()} == {2: 1, 4: 3, 6: 2, 7: 3}
 
 
 def test_each_message_of_a_release_has_its_own_delay_and_error() -> None:
@@ -294,36 +194,6 @@ def test_a_record_that_was_folded_is_not_folded_again() -> None:
 # --- firing -----------------------------------------------------------------------------------------------------------
 
 
-def test_nothing_fires_before_it_is_due_and_all_of_it_when_it_is() -> None:
-    log = Log()
-    log.fold(acquire([1, 2, 3]))
-
-    assert log.book.due(T0 + LEASE_MS - 1) == []
-    assert [fire.offset for fire in log.book.due(T0 + LEASE_MS)] == [1, 2, 3]
-
-
-def test_what_is_on_its_way_does_not_fire_again_until_it_is_known_to_have_failed() -> None:
-    log = Log()
-    log.fold(acquire([1, 2]))
-    fires = log.book.due(T0 + LEASE_MS)
-
-    assert log.book.due(T0 + 9 * LEASE_MS) == []
-    log.book.unfire(fires[:1])
-
-    assert [fire.offset for fire in log.book.due(T0 + LEASE_MS)] == [1]
-
-
-def test_when_all_that_is_on_its_way_is_forgotten_it_fires_again() -> None:
-    log = Log()
-    log.fold(acquire([1, 2]))
-    log.book.due(T0 + LEASE_MS)
-    log.fold(fact([1]))
-
-    log.book.forget_firing()
-
-    assert [fire.offset for fire in log.book.due(T0 + LEASE_MS)] == [2]
-
-
 def test_an_ack_between_copy_and_fact_closes_the_message_and_the_copy_is_counted() -> None:
     log = Log()
     log.fold(acquire([1]))
@@ -335,36 +205,6 @@ def test_an_ack_between_copy_and_fact_closes_the_message_and_the_copy_is_counted
     assert log.book.counts[QUEUE] == Counts(acquired=1, acked=1, expired=1, redelivered=1)
     log.book.unfire(fires)
     assert log.book.due(T0 + 9 * LEASE_MS) == []
-
-
-def test_a_renewal_moves_the_moment() -> None:
-    log = Log()
-    log.fold(acquire([1, 2]))
-
-    log.fold(renew([1]), at=T1)
-
-    assert [fire.offset for fire in log.book.due(T0 + LEASE_MS)] == [2]
-    assert [fire.offset for fire in log.book.due(T1 + LEASE_MS)] == [1]
-
-
-def test_the_earliest_fires_first() -> None:
-    log = Log()
-    log.fold(acquire([1], lease_ms=300), acquire([2], lease_ms=100), acquire([3], lease_ms=200))
-
-    assert [fire.offset for fire in log.book.due(T0 + 300)] == [2, 3, 1]
-
-
-def test_at_most_a_limited_number_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "MAX_FIRING", 3)
-    log = Log()
-    log.fold(acquire([1, 2, 3, 4, 5]))
-
-    first = log.book.due(T0 + LEASE_MS)
-    assert [fire.offset for fire in first] == [1, 2, 3]
-    assert log.book.due(T0 + LEASE_MS) == []
-    log.fold(fact([1, 2]))
-
-    assert [fire.offset for fire in log.book.due(T0 + LEASE_MS)] == [4, 5]
 
 
 @pytest.mark.parametrize(
@@ -456,19 +296,6 @@ def test_a_queue_without_dead_letters_drops_a_message_and_says_so() -> None:
     assert fire.fact_kind is Kind.DEAD_LETTERED
 
 
-def test_the_next_due_moment_is_never_too_late() -> None:
-    log = Log()
-    assert log.book.next_due_ms is None
-    log.fold(acquire([1], lease_ms=500), acquire([2], lease_ms=100))
-
-    assert log.book.next_due_ms == T0 + 100
-    log.fold(ack([2]))
-    assert log.book.next_due_ms == T0 + 500
-    log.book.due(T0 + 500)
-
-    assert log.book.next_due_ms is None
-
-
 def test_the_index_of_due_moments_does_not_grow_with_what_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "MAX_STALE_HINTS", 100)
     log = Log()
@@ -481,17 +308,26 @@ def test_the_index_of_due_moments_does_not_grow_with_what_is_closed(monkeypatch:
     assert [fire.offset for fire in log.book.due(T0 + LEASE_MS)] == [20_000]
 
 
-# --- rows -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_message_acquired_and_acknowledged_between_two_writes_leaves_no_row() -> None:
+@pytest.mark.parametrize("restart", [False, True])
+def test_what_was_spent_and_not_finished_is_in_flight_then_abandoned_and_counted(restart: bool) -> None:
     log = Log()
-    log.fold(acquire([1, 2]), renew([1]), ack([1, 2]))
+    log.fold(acquire([5]), spend([5]))
+    assert log.book.gauges()[QUEUE].in_flight == 1
+    if restart:
+        log.write()
+        log.restart()
 
-    changes = log.write()
+    assert log.book.due(T0 + LEASE_MS - 1) == []
+    (fire,) = log.book.due(T0 + LEASE_MS)
+    assert (fire.destination, fire.fact_kind, fire.cause) == (Destination.NOWHERE, Kind.ABANDONED, Cause.EXPIRED)
 
-    assert rows_of_messages(changes) == []
-    assert rows.decode_applied(changes[rows.APPLIED_KEY] or b"") == (2, log.book.clock)
+    log.fold(fact([5], Kind.ABANDONED, Cause.EXPIRED))
+
+    assert len(log.book) == 0
+    assert log.book.counts[QUEUE] == Counts(acquired=1, renewed=1, abandoned=1, expired=1)
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
 
 
 def test_the_applied_row_comes_last() -> None:
@@ -524,22 +360,6 @@ def test_a_renewal_of_a_written_message_does_not_write_its_payload_again() -> No
     assert len(changes[key] or b"") < 100
 
 
-def test_both_rows_of_a_message_go_with_it_also_after_a_restart() -> None:
-    for restart in (False, True):
-        log = Log()
-        log.fold(acquire([1]))
-        log.write()
-        log.fold(renew([1]), at=T1)
-        log.write()
-        if restart:
-            log.restart()
-        log.fold(ack([1]))
-
-        log.write()
-
-        assert rows_of_messages(log.table) == []
-
-
 def test_a_payload_is_to_be_had_from_the_book_until_its_row_is_written() -> None:
     log = Log()
     original = Payload(5, 2, b"key", (("tenant", b"acme"),), b"value")
@@ -570,19 +390,6 @@ def test_a_row_with_an_unknown_key_is_refused() -> None:
         book().restore([(b"zzz", b"")])
 
 
-def test_a_restored_book_goes_on_where_the_former_was() -> None:
-    log = Log()
-    log.fold(acquire([1, 2, 3, 4]), Tick(5, 77), renew([2]), release([3], 50, error="why"), reject([4]), at=T1)
-    before = (log.book.applied, log.book.clock, dict(log.book.counts), log.book.gauges(), log.book.next_due_ms)
-    log.write()
-
-    log.restart()
-
-    after = (log.book.applied, log.book.clock, dict(log.book.counts), log.book.gauges(), log.book.next_due_ms)
-    assert after == before
-    assert sorted(fire.offset for fire in log.book.due(T1 + LEASE_MS)) == [1, 2, 3, 4]
-
-
 def test_gauges_say_what_is_open_and_since_when() -> None:
     log = Log()
     log.fold(acquire([1, 2, 3, 4]))
@@ -591,14 +398,6 @@ def test_gauges_say_what_is_open_and_since_when() -> None:
     gauge = log.book.gauges()[QUEUE]
 
     assert (gauge.in_flight, gauge.released, gauge.rejected, gauge.oldest_ms) == (2, 2, 1, T0)
-
-
-def test_an_unreadable_record_moves_the_position_and_the_clock() -> None:
-    log = Log()
-
-    log.book.skip(T1, 7)
-
-    assert (log.book.applied, log.book.clock.now_ms, log.book.changed) == (7, T1, True)
 
 
 def test_an_ack_of_several_queues_counts_each_message_for_the_queue_that_it_is_of() -> None:

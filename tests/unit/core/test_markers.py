@@ -62,23 +62,7 @@ def test_a_batch_of_any_kind_is_read_as_it_was_written(batch: Batch) -> None:
 
     assert type(found) is type(batch)
     assert fields(found) == fields(batch)
-
-
-@given(batches)
-def test_what_was_read_is_written_as_the_same_bytes(batch: Batch) -> None:
-    data = encode(batch)
-
-    assert encode(decode(data)) == data
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_are_a_batch_or_corrupt(data: bytes) -> None:
-    try:
-        found = decode(data)
-    except CorruptMarker:
-        return
-
-    assert decode(encode(found)) is not None
+    assert encode(found) == data
 
 
 @given(st.sampled_from([*Kind]), st.binary(max_size=120))
@@ -95,18 +79,14 @@ def test_any_bytes_after_a_valid_beginning_are_a_batch_or_corrupt(kind: Kind, re
 
 
 @given(batches, st.data())
-def test_a_batch_cut_short_is_corrupt(batch: Batch, data: st.DataObject) -> None:
+def test_a_batch_cut_short_or_with_something_after_its_end_is_corrupt(batch: Batch, data: st.DataObject) -> None:
     valid = encode(batch)
     end = data.draw(st.integers(0, len(valid) - 1))
 
     with pytest.raises(CorruptMarker):
         decode(valid[:end])
-
-
-@given(batches, st.binary(min_size=1, max_size=3))
-def test_a_batch_with_something_after_its_end_is_corrupt(batch: Batch, more: bytes) -> None:
     with pytest.raises(CorruptMarker, match="bytes"):
-        decode(encode(batch) + more)
+        decode(valid + data.draw(st.binary(min_size=1, max_size=3)))
 
 
 @given(batches, st.data())
@@ -240,10 +220,7 @@ def test_attempts_keys_and_headers_take_room_only_where_they_differ() -> None:
 
 
 def test_columns_are_written_as_the_payloads_they_hold() -> None:
-    payloads = [
-        Payload(5, 1, b"emails", (), b"a"),
-        Payload(6, 3, None, (("tenant", b"acme"), ("tenant", None)), None),
-    ]
+    payloads = [Payload(5, 1, b"emails", (), b"a"), Payload(6, 3, None, (("tenant", b"acme"), ("tenant", None)), None)]
     columns = Columns(
         b"emails",
         [5, 6],

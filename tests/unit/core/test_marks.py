@@ -62,34 +62,6 @@ def test_what_is_free_and_which_intervals_a_range_has(added: list[tuple[int, int
     assert marks.within(low, high) == [(s, e) for s, e in marks.intervals if s < high and e > low]
 
 
-def test_new_marks_hold_nothing() -> None:
-    marks = Marks()
-
-    assert marks.end == 0
-    assert 0 not in marks
-    assert marks.intervals == []
-    assert marks.first_free(7) == 7
-
-
-def test_reading_in_order_keeps_one_interval() -> None:
-    marks = Marks()
-
-    for start in range(0, 1_000, 10):
-        marks.add(start, start + 10)
-
-    assert marks.intervals == [(0, 1_000)]
-
-
-def test_a_gap_stays_a_gap_until_it_is_filled() -> None:
-    marks = Marks([(0, 10)])
-
-    marks.add(20, 30)
-    assert 15 not in marks
-    marks.add(10, 20)
-
-    assert marks.intervals == [(0, 30)]
-
-
 def test_past_the_limit_the_lowest_interval_is_forgotten_and_no_gap_is_closed() -> None:
     marks = Marks()
 
