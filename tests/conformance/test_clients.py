@@ -74,21 +74,22 @@ async def test_a_group_reads_the_records_that_a_topic_had_before_it_belonged_to_
 
 
 async def test_the_decorator_says_how_many_handlers_run_at_a_time(backend: Backend) -> None:
-    queue, now, most, three = backend.new_name(), 0, 0, asyncio.Event()
+    queue, now, most, gate = backend.new_name(), 0, 0, asyncio.Event()
 
     @marq.handler(queue, concurrency=3)
     async def handle(message: marq.Message) -> None:
         nonlocal now, most
         now += 1
         most = max(most, now)
-        if now == 3:
-            three.set()
-        await three.wait()
+        await gate.wait()
         now -= 1
 
     consumer = backend.consumer(queue)
     async with running(consumer, lambda: consumer.run(handle)):
         await backend.producer.send_many(queue, [b"x"] * 10)
+        await backend.until(lambda: now >= 3)
+        await backend.advance(0.2)
+        gate.set()
         await backend.figures(queue, acked=10)
 
     assert most == 3
