@@ -54,6 +54,7 @@ def test_each_story_ends_as_the_protocol_says(stories: Directory, command: Comma
     assert [each["id"] for each in figures["wrong"]] == [f"{MESSAGES_TOPIC}/0/17", f"{DRAWN}/0/2"]
 
 
+@pytest.mark.verify
 def test_what_consumers_read_behind_an_open_transaction_is_no_difference(spark: SparkSession, tmp_path: Path) -> None:
     log, late = Log(), Log()
     log.say("ACQUIRE", 7, 2)

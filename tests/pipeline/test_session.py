@@ -34,26 +34,6 @@ def test_this_machine_has_a_java_that_spark_starts_on() -> None:
         pytest.fail(f"{error}; SPARK=skip leaves the tests on Spark out", pytrace=False)
 
 
-def test_it_reads_and_writes_kafka_without_more_being_said(spark: SparkSession) -> None:
-    jvm = spark.sparkContext._jvm
-
-    assert jvm.java.lang.Class.forName(
-        jars.CONNECTOR_CLASS, True, jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    )
-
-
-def test_functions_of_ours_run_in_python_workers(spark: SparkSession) -> None:
-    from pipeline.kafka import Connection
-
-    @udf("string")
-    def markers(prefix: str) -> str:
-        return Connection.read({"MARQ_PREFIX": prefix}).names.markers
-
-    [row] = spark.createDataFrame([("one",)], "prefix string").select(markers("prefix")).collect()
-
-    assert row[0] == "one.markers"
-
-
 @pytest.mark.verify
 def test_the_users_settings_go_before_ours_and_nothing_is_left_or_said(tmp_path: Path, needs_spark: None) -> None:
     (tmp_path / "conf").mkdir()
