@@ -1,16 +1,23 @@
-"""Workers for the tests; what they wrote is shown when a test fails."""
+"""Workers for the tests; what they wrote is shown when a test fails.
+
+Tests that leave a worker as it is share one, ``shared_worker``, with queues of each test's own. They run in the event
+loop of the session: ``pytestmark = pytest.mark.asyncio(loop_scope="session")``.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from aiokafka.admin import AIOKafkaAdminClient
 
+import marq
 from broker import EmbeddedBroker
-from tests.worker.harness import Worker
+from tests.worker.harness import Installation, Worker
 
 LOG_LINES = 25
 
@@ -50,3 +57,39 @@ def workers(broker: EmbeddedBroker, directory: Path) -> Iterator[Callable[..., W
     yield make
     for worker in made:
         worker.close()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared_worker(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Worker]:
+    worker = Worker(broker.bootstrap_servers, tmp_path_factory.mktemp("shared"))
+    try:
+        yield await worker.start().ready()
+    finally:
+        worker.close()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def installation(shared_worker: Worker) -> AsyncIterator[Installation]:
+    """The topics of the shared worker."""
+    async with Installation(shared_worker._environment["MARQ_BOOTSTRAP_SERVERS"], shared_worker.names) as installation:
+        yield installation
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def queues(shared_worker: Worker) -> AsyncIterator[marq.Queues]:
+    async with marq.Queues(**client_of(shared_worker)) as queues:
+        yield queues
+
+
+@pytest.fixture
+def queue(request: pytest.FixtureRequest) -> str:
+    """The name of a queue of the test's own."""
+    return re.sub(r"\W+", "-", request.node.name.removeprefix("test_"))[:40]
+
+
+def client_of(worker: Worker) -> dict[str, Any]:
+    """Arguments of a client of a worker's installation."""
+    return {
+        "bootstrap_servers": worker._environment["MARQ_BOOTSTRAP_SERVERS"],
+        "prefix": worker.names.prefix,
+    }

@@ -1,4 +1,4 @@
-"""The commands that look at queues and switch them, in processes of their own beside one worker."""
+"""The commands that look at queues and change them, in one process beside the shared worker."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 import marq
 from broker import EmbeddedBroker
@@ -19,143 +20,293 @@ from marq.queues import Queues
 from marq.receipt import Receipt
 from marq.settings import ClientSettings
 from tests.terminal import Terminal
+from tests.worker.conftest import client_of
 from tests.worker.harness import LIMIT_SECONDS, Worker, eventually
+from tests.worker.letters import yard_of
 from tests.worker.shell import Shell
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-async def test_a_queue_from_the_first_message_to_the_last_by_commands_alone(
-    new_worker: Callable[..., Worker], broker: EmbeddedBroker
-) -> None:
-    worker = await new_worker(queues="[queues.emails]\nmax_attempts = 2").start().ready()
-    async with Shell(worker) as shell:
-        await by_commands_alone(worker, shell, broker)
+HOUR_S = 3600.0
+FAR_S = 100 * 365 * 24 * HOUR_S
 
 
-async def by_commands_alone(worker: Worker, shell: Shell, broker: EmbeddedBroker) -> None:
-    client = {"bootstrap_servers": broker.bootstrap_servers, "prefix": worker.names.prefix}
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def shell(shared_worker: Worker) -> AsyncIterator[Shell]:
+    async with Shell(shared_worker) as shell:
+        yield shell
 
-    # Sent, and looked at where it stands.
-    first = await shell.json("send", "emails", "hello", "--header", "tenant=acme")
-    assert await shell.json("send", "emails", "--lines", answer="a\nb\nc\n") == {"queue": "emails", "sent": 3}
-    await shell.json("send", "emails", "later", "--delay", "2h")
-    both = await shell("send", "emails", "x", "--delay", "2h", "--at", "2030-01-31T08:00:00Z", code=1)
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def producer(shared_worker: Worker) -> AsyncIterator[marq.Producer]:
+    async with marq.Producer(**client_of(shared_worker)) as producer:
+        yield producer
+
+
+async def take(consumer: marq.Consumer, count: int) -> list[marq.Message]:
+    messages: list[marq.Message] = []
+    while len(messages) < count:
+        more = await consumer.receive(count - len(messages), wait=LIMIT_SECONDS)
+        assert more, f"only {len(messages)} of {count} messages came"
+        messages += more
+    return messages
+
+
+async def test_a_queue_from_the_first_message_to_the_last(shared_worker: Worker, shell: Shell) -> None:
+    worker, queue, unknown = shared_worker, "first-to-last", "unheard-of"
+
+    # Sent, and seen where it waits.
+    first = await shell.json("send", queue, "hello", "--header", "tenant=acme")
+    assert await shell.json("send", queue, "--lines", answer="a\nb\nc\n") == {"queue": queue, "sent": 3}
+    await shell.json("send", queue, "later", "--delay", "2h")
+    both = await shell("send", queue, "x", "--delay", "2h", "--at", "2030-01-31T08:00:00Z", code=1)
     assert "--delay 2h and --at 2030-01-31T08:00:00Z: give one of the two" in both.err
-    peeked = await shell.json("peek", "emails", "--limit", "2")
+    peeked = await shell.json("peek", queue, "--limit", "2")
     assert peeked["complete"]
     assert peeked["messages"][0]["value"] == "hello"
     assert peeked["messages"][0]["id"] == first["id"]
     assert peeked["messages"][0]["headers"] == {"tenant": "acme"}
-    out = (await shell("peek", "emails")).out
-    assert all(len(line) <= 80 for line in out.splitlines())
+    fits_80_columns((await shell("peek", queue)).out)
 
-    # In the table of all queues, also one that nobody has defined.
-    await shell.json("send", "unheard-of", "x")
+    # In the table of all queues, also one that is not defined.
+    await shell.json("send", unknown, "x")
 
     async def figures() -> dict[str, dict[str, Any]]:
         return {each["queue"]: each for each in (await shell.json("queues"))["queues"]}
 
     def counted(found: dict[str, dict[str, Any]]) -> bool:
-        return found["emails"]["waiting_for_delivery"] == 1 and "unheard-of" in found
+        return found.get(queue, {}).get("waiting_for_delivery") == 1 and unknown in found
 
     rows = await eventually(figures, counted)
-    assert rows["emails"]["waiting"] == 4
-    assert rows["emails"]["oldest_waiting_seconds"] > 0
-    assert (rows["unheard-of"]["waiting"], rows["unheard-of"]["defined"]) == (1, False)
+    assert rows[queue]["waiting"] == 4
+    assert rows[queue]["oldest_waiting_seconds"] > 0
+    assert (rows[unknown]["waiting"], rows[unknown]["defined"]) == (1, False)
 
-    # Somebody watches on a terminal, until he has seen enough.
-    lines = await asyncio.to_thread(watch, worker)
-    # Its messages may have waited for so long that it is said to have no consumer.
-    assert any(re.match(r"emails\s+(delivers|no consumer)\s", line) for line in lines)
-    assert all(len(line) <= 80 for line in lines)
+    # Watched on a terminal, until Ctrl-C.
+    lines = await asyncio.to_thread(watch, worker, unknown)
+    # A message may have waited for so long that the queue is said to have no consumer.
+    assert any(re.match(rf"{queue}\s+(delivers|no consumer)\s", line) for line in lines)
+    fits_80_columns("\n".join(lines))
     assert "Traceback" not in "".join(lines)
 
     # Not drained while something is left.
-    left = await shell.json("drain", "emails", "--timeout", "0", code=1)
+    left = await shell.json("drain", queue, "--timeout", "0", code=1)
     assert (left["drained"], left["waiting"], left["waiting_for_delivery"]) == (False, 4, 1)
 
-    # Paused: a consumer gets nothing, and says so.
-    assert await shell.json("pause", "emails") == [{"queue": "emails", "paused": True, "changed": True}]
-    async with marq.Consumer("emails", **client) as consumer:
+    # Paused: a consumer receives nothing, and says so.
+    assert await shell.json("pause", queue) == [{"queue": queue, "paused": True, "changed": True}]
+    async with marq.Consumer(queue, **client_of(worker)) as consumer:
         assert await consumer.receive(wait=0.5) == []
-        assert await shell.json("resume", "emails") == [{"queue": "emails", "paused": False, "changed": True}]
-        messages: list[marq.Message] = []
-        while len(messages) < 4:
-            messages += await consumer.receive(wait=LIMIT_SECONDS)
-        await consumer.ack(messages)
+        assert await shell.json("resume", queue) == [{"queue": queue, "paused": False, "changed": True}]
+        await consumer.ack(await take(consumer, 4))
 
         # Who owns what.
         state = await shell.json("state")
         assert {each["partition"] for each in state["markers"]} == {0, 1}
         assert all(str(worker.web_port) in each["last_owner"] for each in state["markers"])
-        [group] = [each for each in state["groups"] if each["group"] == worker.names.group("emails")]
+        [group] = [each for each in state["groups"] if each["group"] == worker.names.group(queue)]
         assert {each["partition"] for each in group["partitions"]} == {0, 1}
         [member] = group["members"]
         assert (member["client_id"], member["pid"], member["instance_id"]) == ("marq", os.getpid(), None)
         assert {each["owner_id"] for each in group["partitions"]} == {member["id"]}
         assert all(f"process {os.getpid()}" in each["owner"] for each in group["partitions"])
         assert {each["earliest"] for each in group["partitions"]} == {0}
-    delayed = await shell.json("delayed", "emails")
-    out = (await shell("delayed", "emails")).out
-    assert all(len(line) <= 80 for line in out.splitlines())
+    delayed = await shell.json("delayed", queue)
+    fits_80_columns((await shell("delayed", queue)).out)
     await shell.json("cancel", "--yes", delayed["messages"][0]["id"])
-    assert (await shell.json("drain", "emails"))["drained"]
-
-    # With no worker alive it is known who was the last one, and what is open.
-    await worker.stop()
-    gone = await shell.json("state", code=1)
-    assert [each["open"] for each in gone["markers"]] == [0, 0]
-    assert all(str(worker.web_port) in each["last_owner"] for each in gone["markers"])
-    # And who consumed last.
-    [group] = [each for each in gone["groups"] if each["group"] == worker.names.group("emails")]
-    assert group["members"] == []
-    committed = [each for each in group["partitions"] if each["committed"]]
-    assert committed
-    for each in committed:
-        assert each["owner"] is None
-        assert each["last_owner"].startswith("marq on ")
-        assert f"(process {os.getpid()})" in each["last_owner"]
+    assert (await shell.json("drain", queue))["drained"]
 
 
-def watch(worker: Worker) -> list[str]:
+def fits_80_columns(text: str) -> None:
+    assert all(len(line) <= 80 for line in text.splitlines()), text
+
+
+def watch(worker: Worker, shown: str) -> list[str]:
     command = [sys.executable, "-m", "faust", "-A", "app", "queues", "--watch", "0.1"]
     with Terminal(command, {**worker._environment, "NO_COLOR": "1"}, worker.directory) as terminal:
         for _ in range(2):
-            terminal.shows("unheard-of")
+            terminal.shows(shown)
         assert terminal.interrupted() == 130
         return terminal.lines
 
 
-async def test_a_purge_ends_what_waits_and_nothing_that_comes_later(
-    new_worker: Callable[..., Worker], broker: EmbeddedBroker
+# --- dead letters -----------------------------------------------------------------------------------------------------
+
+
+async def test_dead_letters_are_shown_counted_deleted_and_redriven(
+    shared_worker: Worker, broker: EmbeddedBroker, shell: Shell
 ) -> None:
-    worker = await new_worker(queues="[queues.emails]\nbackoff = [3600]\n").start().ready()
-    client = {"bootstrap_servers": broker.bootstrap_servers, "prefix": worker.names.prefix}
-    async with (
-        Shell(worker) as shell,
-        marq.Producer(**client) as producer,
-        marq.Consumer("emails", max_in_flight=2, **client) as consumer,
-    ):
-        # One waits for its redelivery, two are held, so that there is no room for more; one waits for its time.
-        await producer.send_many("emails", [b"early"] * 3)
+    queue, other, hospital = "dying", "dying-too", "hospital"
+    async with yard_of(shared_worker, broker) as yard:
+        await yard.bury(queue, 3)
+        await yard.bury(queue, 2, partition=1, reason="[red]odd[/red]")
+        await yard.bury(other, 1)
+
+        counted = {(each["queue"], each["reason"]): each["letters"] for each in await shell.json("dead")}
+        assert {key: count for key, count in counted.items() if key[0].startswith("dying")} == {
+            (queue, "no good"): 3,
+            (queue, "[red]odd[/red]"): 2,
+            (other, "no good"): 1,
+        }
+        assert "[red]odd[/red]" in (await shell("dead", queue, "--count", "--reason", "ODD")).out
+        shown = await shell.json("dead", queue, "--limit", "2", "--header", "tenant=acme")
+        assert [each["value"] for each in shown] == ["0", "0"]
+        assert "the 1 that died first" in (await shell("dead", queue, "--limit", "1")).out
+        assert (await shell("dead", "nobody")).out == "queue 'nobody' has no such dead letters\n"
+
+        odd = ("dead", queue, "--delete", "--reason", "odd")
+        refused = await shell(*odd, answer="n\n", code=1)
+        assert f"Delete 2 dead letters of queue '{queue}' for good? [y/N]" in refused.err
+        assert "nothing was changed" in refused.err
+        assert (await shell(*odd, "--dry-run")).out == "2 dead letters would be deleted; nothing was changed\n"
+        assert (await shell(*odd, "--yes")).out == "2 of 2 dead letters deleted\n"
+
+        meant = await shell.json("redrive", queue, "--dry-run", "--limit", "2")
+        assert (meant["chosen"], meant["redriven"]) == (2, 0)
+        refused = await shell("redrive", queue, "--to", hospital, answer="n\n", code=1)
+        assert f"queue '{hospital}' is unknown" in refused.err
+        assert f"Send 3 dead letters of queue '{queue}' to queue '{hospital}'? [y/N]" in refused.err
+        assert await shell.json("redrive", queue, "--to", hospital, "--allow-unknown", "--yes") == {
+            "queue": queue, "to": hospital, "chosen": 3, "asked": 3, "redriven": 3, "already_settled": 0,
+            "dry_run": False, "interrupted": False,
+        }  # fmt: skip
+        assert (await shell("redrive", queue)).out == "0 of 0 dead letters redriven\n"
+        assert len(await yard.delivered(hospital)) == 3
+
+
+# --- delayed messages -------------------------------------------------------------------------------------------------
+
+
+async def test_delayed_messages_are_listed_cancelled_and_delivered(
+    shared_worker: Worker, producer: marq.Producer, shell: Shell
+) -> None:
+    queue = "delayed"
+    soon = await producer.send(queue, b"soon", headers={"tenant": b"acme"}, delay=HOUR_S)
+    later, never = await producer.send_many(queue, [b"later", b"\xff\x00"], delay=[2 * HOUR_S, FAR_S])
+    await producer.send("delayed-too", b"x", delay=HOUR_S)
+    await eventually(lambda: shared_worker.queue(queue), lambda found: found.get("waiting_for_delivery") == 3)
+
+    found = await shell.json("delayed", queue)
+    assert found["complete"]
+    assert [each["id"] for each in found["messages"]] == [soon.id, later.id, never.id]
+    first = found["messages"][0]
+    assert (first["value"], first["headers"], first["bytes"]) == ("soon", {"tenant": "acme"}, 4)
+    assert (first["state"], first["attempt"], first["queue"]) == ("delayed", 1, queue)
+    assert HOUR_S - 2 * LIMIT_SECONDS < first["due_in_seconds"] <= HOUR_S
+    assert found["messages"][2]["due"].startswith("21")
+    assert f"the first 1 of queue '{queue}'" in (await shell("delayed", queue, "--limit", "1")).out
+    none = (await shell("delayed", queue, "--until", "2000-01-01T00:00:00+00:00")).out
+    assert none == f"no message of queue '{queue}' waits for its time\n"
+
+    await shell("cancel", soon.id, answer="n\n", code=1)
+    assert await shell.json("cancel", soon.id, "--yes") == [{"id": soon.id, "cancelled": True}]
+    first_line, second_line = (await shell("cancel", "--yes", soon.id, never.id, code=1)).out.splitlines()[:2]
+    assert "not waiting" in first_line
+    assert second_line == f"{never.id}: cancelled"
+    assert (await shell("deliver-now", later.id)).out == f"{later.id}: delivered\n"
+
+    async with marq.Consumer(queue, **client_of(shared_worker)) as consumer:
+        [message] = await take(consumer, 1)
+        assert (message.value, message.id, message.attempt) == (b"later", later.id, 1)
+        await message.ack()
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+async def test_the_settings_of_a_queue_are_shown_and_changed(
+    shared_worker: Worker, shell: Shell, queues: marq.Queues
+) -> None:
+    queue = "set"
+    await queues.publish({f"file:{queue}".encode(): {"max_attempts": 3}})
+
+    assignments = ["--set", "max_attempts=1", "--set", "backoff={base=1,factor=2,max=10,jitter=true}"]
+    shown = (await shell("queue", queue, *assignments)).out.splitlines()
+
+    assert f"queue {queue}: a group of its own" in shown[0]
+    assert [line.split()[0] for line in shown[1:3]] == ["lease", "max_attempts"]
+    assert shown[1].endswith("default")
+    assert shown[2].endswith("changed at run time")
+    await queues.hear(LIMIT_SECONDS)
+    assert queues[queue].max_attempts == 1
+    found = await shell.json("queue", queue, "--unset", "max_attempts")
+    assert found["settings"]["max_attempts"] == {"value": 3, "from": "file"}
+    assert found["settings"]["backoff"]["from"] == "change"
+    assert found["consumer_group"] == shared_worker.names.group(queue)
+
+
+async def test_a_change_of_the_group_and_a_reset_are_confirmed_first(shell: Shell, queues: marq.Queues) -> None:
+    queue = "asked"
+    for arguments in (["--set", "group=background"], ["--reset"], ["--forget"]):
+        refused = await shell("queue", queue, *arguments, code=1)
+        assert refused.out == ""
+        assert "nothing was changed; to answer yes without a prompt, pass --yes" in refused.err
+
+    await shell("queue", queue, "--set", "group=background", "--yes")
+    await queues.hear(LIMIT_SECONDS)
+    assert queues.definitions.group(queue) == "background"
+    await shell("queue", queue, "--forget", "--yes")
+    await queues.hear(LIMIT_SECONDS)
+    assert queues.definitions.group(queue) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["queue", "q", "--set", "lese=60"], "lese: unknown key; expected one of lease,"),
+        (["queue", "q", "--set", "lease=0"], "lease: expected a number of seconds above 0"),
+        (["queue", "q", "--set", "lease"], "--set lease: expected KEY=VALUE"),
+        (["queue", "q", "--set", "lease=1", "--reset"], "give one"),
+        (["cancel", "--yes", "nonsense"], "expected the id of a message"),
+        (["cancel", "--yes", "a/b/c"], "expected the id of a message"),
+        (["deliver-now", "t/1/99999999999999999999999"], "expected the id of a message"),
+        (["delayed", ""], "a queue's name must not be empty"),
+        (["delayed", "q", "--until", "tomorrow"], "until=tomorrow: expected a moment with a time zone"),
+        (["delayed", "q", "--until", "2030-01-01T00:00:00"], "with a time zone"),
+        (["redrive", "q", "--rate", "0"], "rate=0"),
+        (["dead", "q", "--older", "soon"], "--older soon"),
+    ],
+)
+async def test_a_wrong_argument_is_named_in_one_sentence(shell: Shell, arguments: list[str], said: str) -> None:
+    outcome = await shell(*arguments, code=1)
+
+    assert outcome.out == ""
+    assert outcome.err.startswith("marq: ")
+    assert said in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+
+
+# --- purge and rewind -------------------------------------------------------------------------------------------------
+
+
+async def test_a_purge_ends_what_waits_and_nothing_that_comes_later(
+    shared_worker: Worker, producer: marq.Producer, shell: Shell, queues: marq.Queues
+) -> None:
+    queue, other = "purged", "not-purged"
+    await queues.change(queue, backoff=[3600])
+    async with marq.Consumer(queue, max_in_flight=2, **client_of(shared_worker)) as consumer:
+        # One waits for its redelivery, two are in flight, so that there is no room for more; one is delayed.
+        await producer.send_many(queue, [b"early"] * 3)
         released, first = await take(consumer, 2)
         await released.release(delay=3600)
         held = [first, *await take(consumer, 1)]
-        await producer.send_many("emails", [b"waits"] * 20)
-        await producer.send_many("others", [b"other"] * 5)
-        delayed = await producer.send("emails", b"delayed", delay=3600)
+        await producer.send_many(queue, [b"waits"] * 20)
+        await producer.send_many(other, [b"other"] * 5)
+        delayed = await producer.send(queue, b"delayed", delay=3600)
 
-        # Nobody can be asked, so nothing is changed.
-        assert "pass --yes" in (await shell("purge", "emails", code=1)).err
-        meant = await shell.json("purge", "emails", "--dry-run")
+        # Standard input is not a terminal, so nothing is changed without --yes.
+        assert "pass --yes" in (await shell("purge", queue, code=1)).err
+        meant = await shell.json("purge", queue, "--dry-run")
         counts = {"waiting": 20, "redelivery": 1, "delayed": 0, "dead": 0, "too_late": 0}
         assert {name: meant[name] for name in counts} == counts
 
-        found = await shell.json("purge", "emails", "--yes")
+        found = await shell.json("purge", queue, "--yes")
 
         assert {name: found[name] for name in counts} == counts
-        await eventually(lambda: knows_of_the_purge(consumer))
+        assert consumer._running is not None
+        await consumer._running._queues.hear(LIMIT_SECONDS)
         # What comes afterwards is delivered, and of what was there nothing.
-        await producer.send("emails", b"afterwards")
+        await producer.send(queue, b"afterwards")
         await consumer.ack(held)
         [message] = await take(consumer, 1)
         assert message.value == b"afterwards"
@@ -164,15 +315,33 @@ async def test_a_purge_ends_what_waits_and_nothing_that_comes_later(
         [message] = await take(consumer, 1)
         assert message.value == b"delayed"
         await message.ack()
-        assert (await shell.json("drain", "emails"))["drained"]
-        figures = await worker.queue("emails")
+        assert (await shell.json("drain", queue))["drained"]
+        figures = await shared_worker.queue(queue)
         assert (figures["cancelled"], figures["acked"]) == (21, 4)
-        assert len((await shell.json("peek", "others"))["messages"]) == 5
+        assert len((await shell.json("peek", other))["messages"]) == 5
 
 
-async def knows_of_the_purge(consumer: marq.Consumer) -> bool:
-    assert consumer._running is not None
-    return consumer._running._queues.definitions.purge("emails") is not None
+async def test_a_purge_ends_only_what_existed_when_it_was_asked_about(
+    shared_worker: Worker, producer: marq.Producer
+) -> None:
+    queue, settings = "purged-as-asked", settings_of(shared_worker)
+    await producer.send_many(queue, [b"waits"] * 30)
+    await producer.send_many(queue, [b"delayed"] * 5, delay=HOUR_S)
+    meant, extent = await purging.meant(settings, queue, delayed=True)
+    await producer.send_many(queue, [b"later"] * 4)
+    await producer.send_many(queue, [b"delayed later"] * 3, delay=HOUR_S)
+
+    # As a form of the dashboard carries it.
+    purged = await purging.purge(settings, queue, delayed=True, extent=purging.Extent.parse(str(extent)))
+
+    left, _ = await purging.meant(settings, queue, delayed=True)
+    assert (meant.waiting, meant.delayed) == (purged.waiting, purged.delayed) == (30, 5)
+    assert (left.waiting, left.delayed) == (4, 3)
+
+
+def settings_of(worker: Worker) -> ClientSettings:
+    options = client_of(worker)
+    return ClientSettings.read(options.pop("bootstrap_servers"), options, environment={})
 
 
 @dataclass
@@ -199,84 +368,68 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Held:
     return held
 
 
-async def half_purged(
-    new_worker: Callable[..., Worker], broker: EmbeddedBroker, held: Held
-) -> tuple[Worker, ClientSettings, asyncio.Task[Any]]:
-    """Return a worker whose queue has 20 messages, and a purge of it that has got as far as ending them."""
-    worker = await new_worker().start().ready()
-    settings = ClientSettings.read(broker.bootstrap_servers, {"prefix": worker.names.prefix}, environment={})
-    async with marq.Producer(broker.bootstrap_servers, prefix=worker.names.prefix) as producer:
-        await producer.send_many("emails", [b"waits"] * 20)
-    first = asyncio.create_task(purging.purge(settings, "emails"))
+async def half_purged(settings: ClientSettings, producer: marq.Producer, queue: str, held: Held) -> asyncio.Task[Any]:
+    """Return a purge of a queue with 20 messages that has got as far as ending them."""
+    await producer.send_many(queue, [b"waits"] * 20)
+    first = asyncio.create_task(purging.purge(settings, queue))
     await asyncio.wait_for(held.begun.wait(), LIMIT_SECONDS)
-    return worker, settings, first
+    return first
 
 
 async def test_of_two_purges_of_a_queue_the_second_one_takes_over_and_the_queue_stays_paused(
-    new_worker: Callable[..., Worker], broker: EmbeddedBroker, held: Held
+    shared_worker: Worker, producer: marq.Producer, held: Held, queue: str
 ) -> None:
-    worker, settings, first = await half_purged(new_worker, broker, held)
+    settings = settings_of(shared_worker)
+    first = await half_purged(settings, producer, queue, held)
 
-    second = await purging.purge(settings, "emails")
+    second = await purging.purge(settings, queue)
     held.further.set()
 
-    with pytest.raises(marq.MarqError, match="'emails': another purge of it goes on, so this one has ended"):
+    with pytest.raises(marq.MarqError, match=f"'{queue}': another purge of it goes on, so this one has ended"):
         await asyncio.wait_for(first, LIMIT_SECONDS)
     assert (second.waiting, second.paused) == (20, True)
     async with Queues.of(settings) as queues:
-        assert queues["emails"].paused
-    figures = await eventually(lambda: worker.queue("emails"), lambda found: found["cancelled"] == 20)
+        assert queues[queue].paused
+    figures = await eventually(lambda: shared_worker.queue(queue), lambda found: found["cancelled"] == 20)
     assert figures["waiting_for_delivery"] == 0
 
 
 async def test_a_queue_that_is_resumed_ends_its_purge_and_the_next_one_does_the_rest(
-    new_worker: Callable[..., Worker], broker: EmbeddedBroker, held: Held
+    shared_worker: Worker, producer: marq.Producer, held: Held, queue: str
 ) -> None:
-    worker, settings, first = await half_purged(new_worker, broker, held)
+    settings = settings_of(shared_worker)
+    first = await half_purged(settings, producer, queue, held)
 
     async with Queues.of(settings) as queues:
-        await queues.resume("emails")
+        await queues.resume(queue)
     held.further.set()
 
-    with pytest.raises(marq.MarqError, match="'emails': somebody resumed it while it was purged"):
+    with pytest.raises(marq.MarqError, match=f"'{queue}': somebody resumed it while it was purged"):
         await asyncio.wait_for(first, LIMIT_SECONDS)
-    assert not (await purging.purge(settings, "emails")).paused
-    await eventually(lambda: worker.queue("emails"), lambda found: found["cancelled"] == 20)
-
-
-async def take(consumer: marq.Consumer, count: int) -> list[marq.Message]:
-    messages: list[marq.Message] = []
-    while len(messages) < count:
-        more = await consumer.receive(count - len(messages), wait=LIMIT_SECONDS)
-        assert more, f"only {len(messages)} of {count} messages came"
-        messages += more
-    return messages
+    assert not (await purging.purge(settings, queue)).paused
+    await eventually(lambda: shared_worker.queue(queue), lambda found: found["cancelled"] == 20)
 
 
 async def test_a_rewind_delivers_once_more_what_is_finished_and_leaves_alone_what_is_open(
-    new_worker: Callable[..., Worker], broker: EmbeddedBroker
+    shared_worker: Worker, producer: marq.Producer, shell: Shell, queues: marq.Queues
 ) -> None:
-    worker = await new_worker(queues="[queues.emails]\nbackoff = [0.1]\n").start().ready()
-    client = {"bootstrap_servers": broker.bootstrap_servers, "prefix": worker.names.prefix}
-    async with (
-        Shell(worker) as shell,
-        marq.Producer(**client) as producer,
-        marq.Consumer("emails", **client) as consumer,
-    ):
-        # Two are finished, one of them by its second delivery; one is held; others belong to another queue.
-        first = await producer.send("emails", b"first", headers={"tenant": b"acme"})
-        await producer.send_many("emails", [b"again", b"held"])
-        await producer.send_many("others", [b"other"] * 3)
+    queue = "rewound"
+    await queues.change(queue, backoff=[0.1])
+    async with marq.Consumer(queue, **client_of(shared_worker)) as consumer:
+        # Two are finished, one of them by its second delivery; one is in flight; others belong to another queue.
+        first = await producer.send(queue, b"first", headers={"tenant": b"acme"})
+        await producer.send_many(queue, [b"again", b"held"])
+        await producer.send_many("not-rewound", [b"other"] * 3)
         taken = {message.value: message for message in await take(consumer, 3)}
         await taken[b"first"].ack()
         await taken[b"again"].release()
         [second] = await take(consumer, 1)
         assert second.attempt == 2
         await second.ack()
-        meant = await shell.json("rewind", "emails", "--since", "1h", "--dry-run")
+        meant = await shell.json("rewind", queue, "--since", "1h", "--dry-run")
         assert (meant["again"], meant["open"], meant["copies"]) == (2, 1, 1)
 
-        done = await shell.json("rewind", "emails", "--since", "1h", "--yes")
+        done = await shell.json("rewind", queue, "--since", "1h", "--yes")
 
         found = {message.value: message for message in await take(consumer, 2)}
         assert found.keys() == {b"first", b"again"}
@@ -284,12 +437,12 @@ async def test_a_rewind_delivers_once_more_what_is_finished_and_leaves_alone_wha
         assert {message.attempt for message in found.values()} == {1}
         assert first.id not in {message.id for message in found.values()}
         await consumer.ack(list(found.values()))
-        # What is gone on with doubles nothing, though all of it is written once more.
+        # A rewind that is continued delivers nothing twice, though it writes all of it once more.
         again = await shell.json(
-            "rewind", "emails", "--from", f"{first.topic}/{first.partition}/0", "--id", done["id"], "--yes"
+            "rewind", queue, "--from", f"{first.topic}/{first.partition}/0", "--id", done["id"], "--yes"
         )
         assert again["id"] == done["id"]
         await taken[b"held"].ack()
-        assert (await shell.json("drain", "emails"))["drained"]
-        figures = await worker.queue("emails")
+        assert (await shell.json("drain", queue))["drained"]
+        figures = await shared_worker.queue(queue)
         assert (figures["acked"], figures["delivered"]) == (5, 2)

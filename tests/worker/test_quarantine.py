@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from broker import EmbeddedBroker
+from marq.core.marker_codec import encode
+from marq.core.markers import Ack
 from tests.unit.core.batches import NEWER
-from tests.worker.harness import Installation, Worker, eventually, header
+from tests.worker.harness import HOLDER, Installation, Worker, eventually, header
 from tests.worker.shell import Shell
+
+pytestmark = pytest.mark.verify
 
 
 async def test_a_partition_that_a_newer_version_stops_goes_on_without_a_restart_when_an_operator_says_so(
@@ -22,15 +28,26 @@ async def test_a_partition_that_a_newer_version_stops_goes_on_without_a_restart_
         async def partition() -> dict[str, Any]:
             return (await worker.partitions()).get(number, {})
 
-        # Three bytes that no Marq can have written stop nothing.
-        await marq.applied(await marq.mark(b"\x02mq", number))
-        assert [(await partition())[name] for name in ("state", "quarantined")] == ["owner", 1]
+        # Bytes that no Marq can have written stop nothing, and are kept.
+        whole = encode(Ack("q", HOLDER, behind.source, [5]))
+        garbage = [b"\x02mq", b"\x00garbage", b"", whole[:-3], whole + b"!"]
+        bad = [await marq.mark(value, number) for value in garbage]
+        bad.append(await marq.producer.send_and_wait(worker.names.markers, None, b"a tombstone", partition=number))
+        await marq.applied(bad[-1])
+        assert [(await partition())[name] for name in ("state", "quarantined", "alarm")] == ["owner", 6, ""]
+        kept = await eventually(lambda: marq.records(worker.names.quarantine), lambda records: len(records) == 6)
+        assert [record.value for record in kept] == [*garbage, b""]
+        origins = [f"{worker.names.markers}/{number}/{each.offset}" for each in bad]
+        assert [header(record)["marq-origin"].decode() for record in kept] == origins
+        assert all(header(record)["marq-reason"] for record in kept)
 
         # A record that a newer Marq may have written does, and each alarm says what to type.
         stop = await marq.mark(NEWER, number)
         await marq.acquire(behind, lease=0.2)
         stopped = await eventually(partition, lambda found: found["alarm"])
         typed = f"faust -A app quarantine {number} {stop.offset}"
+        assert (stopped["state"], stopped["applied_offset"] < stop.offset) == ("stopped", True)
+        assert "marker version 2, and this Marq knows version 1" in stopped["alarm"]
         assert typed in stopped["alarm"]
         assert typed in worker.log()
         assert typed in (await worker.page("/readyz"))[1]
@@ -38,6 +55,15 @@ async def test_a_partition_that_a_newer_version_stops_goes_on_without_a_restart_
         assert typed in (await shell("check", code=1)).out
         assert typed in (await shell("state")).out
         assert typed in (await shell("quarantine")).out
+
+        # The other partition goes on, and nothing behind the record was read.
+        elsewhere = await marq.send("q", partition=1)
+        assert (await marq.acquire(elsewhere, lease=0.2)).partition != number
+        await eventually(lambda: marq.copies_of(elsewhere))
+        assert (await worker.partitions())[1 - number]["alarm"] == ""
+        assert await marq.copies_of(behind) == []
+        assert "upgrade the workers" in (await worker.page("/"))[1]
+        assert (await marq.committed()).get(number, 0) <= stop.offset, "it must be read again after an upgrade"
 
         # Nothing but that record, and nothing without an answer.
         other = await shell("quarantine", str(number), str(stop.offset + 1), "--yes", code=1)
@@ -71,4 +97,4 @@ async def test_a_partition_that_a_newer_version_stops_goes_on_without_a_restart_
         worker = await new_worker(like=worker).start().ready(2)
         await marq.applied(stop)
         assert [each["applied"] for each in (await shell.json("quarantine"))["quarantined"]] == [True, True]
-        assert [each.value for each in await marq.records(worker.names.quarantine)] == [b"\x02mq", NEWER, NEWER + b"!"]
+        assert [each.value for each in await marq.records(worker.names.quarantine)][6:] == [NEWER, NEWER + b"!"]

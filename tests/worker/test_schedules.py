@@ -8,11 +8,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
+
 import marq
 from broker import EmbeddedBroker
 from marq.core.markers import Delay
+from tests.worker.conftest import client_of
 from tests.worker.harness import Installation, Worker, eventually, faust, header
-from tests.worker.test_delays import clients_of
+
+pytestmark = pytest.mark.verify
 
 Make = Callable[..., Worker]
 EACH_SECOND = "* * * * * *"
@@ -32,9 +36,9 @@ async def sent(installation: Installation) -> list[tuple[int, bytes | None]]:
     return sorted((int(identity.decode().rpartition("/")[2]), value) for identity, value in found)
 
 
-async def until_sent(installation: Installation, count: int, limit: float = 60.0) -> list[int]:
+async def until_sent(installation: Installation, count: int) -> list[int]:
     """Wait until so many times have come; return all of them."""
-    found = await eventually(lambda: sent(installation), lambda found: len(found) >= count, limit=limit)
+    found = await eventually(lambda: sent(installation), lambda found: len(found) >= count)
     return [each for each, _ in found]
 
 
@@ -60,14 +64,13 @@ async def test_kills_and_takeovers_double_no_time_and_lose_none_of_a_schedule_th
             await other.ready(1)
         first.kill()
         other.kill()
+        back_s = time.time()
         last = await new_worker(like=other).start().ready(2)
-        count = len(await sent(installation))
-        await until_sent(installation, count + 3)
+        await eventually(lambda: sent(installation), lambda found: found[-1][0] >= back_s)
         await last.stop()
 
         times = [each for each, _ in await sent(installation)]
         assert without_a_gap(times)
-        assert len(times) >= time.time() - times[0] - 15
 
 
 async def test_after_an_absence_one_late_message_comes_and_then_those_of_their_times(
@@ -126,7 +129,7 @@ async def test_two_workers_plan_each_schedule_once_and_all_pages_show_them(
     names = [f"s{number}" for number in range(6)]
     async with (
         Installation(broker.bootstrap_servers, worker.names) as installation,
-        marq.Schedules(**clients_of(worker, broker)) as schedules,
+        marq.Schedules(**client_of(worker)) as schedules,
     ):
         for name in names:
             await schedules.define(name, queue=QUEUE, cron="0 0 1 1 *", timezone="Europe/Berlin", value=name)
@@ -159,10 +162,3 @@ async def test_two_workers_plan_each_schedule_once_and_all_pages_show_them(
     assert all(each["next"] for each in document["schedules"] if each["enabled"])
     code, output, _ = await faust(worker, "schedules")
     assert (code, "switched" in output) == (0, True)
-
-
-async def test_a_worker_says_what_is_wrong_with_a_schedule_of_its_file(new_worker: Make) -> None:
-    worker = new_worker(queues=toml(cron="61 * * * *")).start()
-
-    assert await worker.ended() == 1
-    assert "schedule 'often': cron: '61 * * * *' can't be understood: bad minute" in worker.log()

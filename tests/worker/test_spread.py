@@ -19,6 +19,8 @@ from marq.core.spread import Placement, subset
 from tests.worker.handling import Handlers
 from tests.worker.harness import Worker, admin, eventually
 
+pytestmark = pytest.mark.verify
+
 PARTITIONS = 8
 QUEUES = """
 [queues.few]

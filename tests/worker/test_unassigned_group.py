@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
@@ -14,6 +15,8 @@ from marq.core.names import Names
 from tests.check.checking import NewWorker, make_topics
 from tests.worker.handling import Handlers
 from tests.worker.harness import eventually
+
+pytestmark = pytest.mark.verify
 
 QUEUES = '[queues.handled]\nhandler = "handlers_of_the_test:coroutine"\n'
 

@@ -1,0 +1,76 @@
+"""Dead letters that are written as the tracker writes them, and what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import marq
+from broker import EmbeddedBroker
+from marq.core.markers import Source
+from marq.core.names import DIED_AT_HEADER, ERROR_HEADER, ID_HEADER, REASON_HEADER
+from marq.core.notes import Became, decode, is_note
+from tests.worker.harness import Installation, Worker, eventually, header
+
+
+class Yard:
+    """The dead-letter queue of one installation."""
+
+    def __init__(self, worker: Worker, installation: Installation, letters: marq.DeadLetters) -> None:
+        self.worker = worker
+        self.letters = letters
+        self.installation = installation
+        self._topic = worker.names.dead_letters
+
+    async def bury(self, queue: str, count: int, *, partition: int = 0, reason: str = "no good") -> set[bytes]:
+        """Write dead letters; return their ids."""
+        sent, ids = [], []
+        for number in range(count):
+            ids.append(f"gone/{partition}/{number}-{queue}".encode())
+            headers = [
+                (ID_HEADER, ids[-1]), (REASON_HEADER, reason.encode()), (ERROR_HEADER, b"LookupError: [/x]"),
+                (DIED_AT_HEADER, b"%d" % (1_700_000_000_000 + number)), ("tenant", b"acme"),
+            ]  # fmt: skip
+            sent.append(
+                await self.installation.producer.send(
+                    self._topic, b"%d" % number, queue.encode(), partition=partition, headers=headers
+                )
+            )
+        await asyncio.gather(*sent)
+        return set(ids)
+
+    async def delivered(self, *queues: str) -> Counter[bytes]:
+        """How often each id was sent back to these queues."""
+        keys = {queue.encode() for queue in queues}
+        records = await self.installation.records(self.worker.names.messages)
+        return Counter(header(each)[ID_HEADER] for each in records if each.key in keys)
+
+    async def notes(self) -> Counter[str]:
+        """How many places became what; each is told of once but to those who came too late."""
+        found: Counter[str] = Counter()
+        told: set[tuple[int, int]] = set()
+        for record in await self.installation.records(self._topic):
+            note = decode(Source(self._topic, record.partition), record.value) if is_note(record.headers) else None
+            if note is not None and note.became is not Became.BEFORE:
+                # Written once more where it was unknown whether a transaction had been committed.
+                places = {(record.partition, offset) for offset in note.offsets} - told
+                told |= places
+                found[note.became] += len(places)
+        return found
+
+    async def each_once(self, queue: str, ids: set[bytes]) -> None:
+        """Wait until all these were delivered; fail if one was twice, or another one was."""
+        found = await eventually(lambda: self.delivered(queue), lambda counts: len(counts) >= len(ids))
+        assert found == dict.fromkeys(ids, 1)
+
+
+@asynccontextmanager
+async def yard_of(worker: Worker, broker: EmbeddedBroker) -> AsyncIterator[Yard]:
+    servers = broker.bootstrap_servers
+    async with (
+        Installation(servers, worker.names) as installation,
+        marq.DeadLetters(servers, prefix=worker.names.prefix) as letters,
+    ):
+        yield Yard(worker, installation, letters)

@@ -1,0 +1,90 @@
+"""Handlers that queues.toml names, in two workers that share their queues."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import marq
+from broker import EmbeddedBroker
+from tests.worker.handling import Handlers
+from tests.worker.harness import Worker, eventually
+
+pytestmark = pytest.mark.verify
+
+Make = Callable[..., Worker]
+
+
+async def test_two_workers_share_a_queue_and_the_one_that_stops_releases_what_it_has_not_done(
+    new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    handlers = Handlers(tmp_path / "handlers")
+    # The end of a lease can not be what brings a message back.
+    queues = '[queues.patient]\nhandler = "handlers_of_the_test:patient"\nconcurrency = 5\nlease = 600\n'
+    one = await new_worker(queues=queues, environment=handlers.environment).start().ready()
+    two = new_worker(like=one).start()
+    two.web_port += 1
+    sent = 0
+
+    async with marq.Producer(broker.bootstrap_servers, prefix=one.names.prefix) as producer:
+
+        async def at_work() -> set[int]:
+            nonlocal sent
+            sent += 10
+            await producer.send_many("patient", [b"patient"] * 10)
+            return {line["worker"] for line in await handlers.noted("patient")}
+
+        await eventually(at_work, lambda processes: len(processes) == 2)
+    prefetched = await eventually(lambda: one.queue("patient"), lambda found: found.get("in_flight", 0) > 10)
+
+    [stopped] = [each["pid"] for each in (await two.handlers()).values()]
+    await two.stop()
+    handlers.let_go("patient")
+    await one.ready()
+    figures = await eventually(lambda: one.queue("patient"), lambda found: found.get("acked") == sent)
+
+    noted = await handlers.noted("patient")
+    assert prefetched["in_flight"] > 10, "more than the handlers of both at work"
+    assert two.exit_code == 0
+    assert {line["attempt"] for line in noted} == {1}
+    runs = Counter(line["id"] for line in noted)
+    assert len(runs) == sent
+    # Those that ran in the worker that stopped were cancelled and ran again, the others ran once.
+    twice = {identity for identity, count in runs.items() if count == 2}
+    assert twice == {line["id"] for line in noted if line["worker"] == stopped}
+    assert max(runs.values()) == 2
+    assert (figures["expired"], figures["dead"]) == (0, 0)
+
+
+async def test_a_queue_that_gets_a_handler_later_gets_its_earlier_messages_and_the_others_get_nothing_twice(
+    new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    handlers = Handlers(tmp_path / "handlers")
+    before = '[queues.early]\nhandler = "handlers_of_the_test:coroutine"\n'
+    numbers = [b"%d" % number for number in range(40)]
+    one = await new_worker(queues=before, environment=handlers.environment).start().ready()
+    async with marq.Producer(broker.bootstrap_servers, prefix=one.names.prefix) as producer:
+        # Both in both partitions, by turns.
+        for start in range(0, 40, 4):
+            await producer.send_many("early", numbers[start : start + 4])
+            await producer.send_many("later", numbers[start : start + 4])
+        await eventually(lambda: one.queue("early"), lambda found: found.get("acked") == 40)
+        await one.stop()
+        nothing_yet = await handlers.noted("later")
+        (one.directory / "queues.toml").write_text(before + '[queues.later]\nhandler = "handlers_of_the_test:plain"\n')
+        two = await new_worker(like=one).start().ready()
+        await eventually(lambda: two.queue("later"), lambda found: found.get("acked") == 40)
+        # Behind all that was there: what came twice would have come before.
+        await producer.send_many("early", [b"last"] * 2)
+        figures = await eventually(lambda: two.queue("early"), lambda found: found.get("acked") == 42)
+
+    assert nothing_yet == []
+    assert sorted(line["value"] for line in await handlers.noted("later")) == sorted(map(bytes.decode, numbers))
+    assert Counter(line["value"] for line in await handlers.noted("early")) == {
+        **{number.decode(): 1 for number in numbers},
+        "last": 2,
+    }
+    assert (figures["acquired"], figures["reacquired"]) == (42, 0)
