@@ -12,21 +12,26 @@ Where the two can't be equal:
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
+import json
 import time
 import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 from uuid import uuid4
+from weakref import WeakSet
 
 from aiokafka.admin import NewTopic
 
 import marq
 from marq.core.errors import CorruptMarker
-from marq.core.marker_codec import decode
+from marq.core.marker_codec import decode, encode
 from marq.core.markers import Batch, Source
-from marq.core.names import Names
+from marq.core.names import Names, markers_partition
 from marq.testing import Broker, DeadLetter
 from marq.testing.memory import memory_at
 from marq.testing.views import dead_letter
@@ -51,11 +56,16 @@ class Stored(NamedTuple):
 class Backend(ABC):
     """A broker with trackers; ``producer`` and ``queues`` are started and shared by the tests."""
 
+    #: How long to wait for a message that must not come: a long time only where time costs nothing.
+    never_s: float
+
     def __init__(self, address: str, names: Names) -> None:
         self.address = address
         self.names = names
         self.producer: marq.Producer
         self.queues: marq.Queues
+        #: Consumers of the tests, as long as a test has them.
+        self.consumers: WeakSet[marq.Consumer] = WeakSet()
 
     @property
     def client(self) -> dict[str, Any]:
@@ -69,7 +79,18 @@ class Backend(ABC):
         return marq.Producer(**{**self.client, **options})
 
     def consumer(self, queue: str | None = None, **options: Any) -> marq.Consumer:
-        return marq.Consumer(queue, **{**self.client, **options})
+        consumer = marq.Consumer(queue, **{**self.client, **options})
+        self.consumers.add(consumer)
+        return consumer
+
+    async def define(self, queue: str, **settings: Any) -> str:
+        """Change settings of a queue, and return its name when consumers and trackers know of it."""
+        await self.queues.change(queue, **settings)
+        await self.seen_by_all()
+        return queue
+
+    async def new_queue(self, stem: str = "queue", **settings: Any) -> str:
+        return await self.define(self.new_name(stem), **settings)
 
     @abstractmethod
     def now_s(self) -> float:
@@ -103,12 +124,16 @@ class Backend(ABC):
         """Write a record as any other program may; return its id."""
 
     @abstractmethod
+    async def mark(self, batch: Batch) -> None:
+        """Write markers as a client may that speaks the protocol."""
+
+    @abstractmethod
     async def create_topic(self, partitions: int = 2) -> str:
         """Make a topic that is nobody's yet, and return its name."""
 
     @abstractmethod
     async def seen_by_all(self) -> None:
-        """Return when a change of settings is known to everybody, the trackers too."""
+        """Return when consumers and trackers know all settings that were changed before."""
 
     async def dead_letters(self, queue: str, count: int = 1) -> list[DeadLetter]:
         """Return the dead letters of a queue when there are so many."""
@@ -124,6 +149,8 @@ class Backend(ABC):
 
 class MemoryBackend(Backend):
     """``marq.testing``."""
+
+    never_s = 1_000.0
 
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker.address, Names())
@@ -166,6 +193,11 @@ class MemoryBackend(Backend):
     async def produce(self, topic, value, key=None, headers=(), partition=0):  # type: ignore[no-untyped-def]
         return self.broker.produce(topic, value, key=key, headers=headers, partition=partition)
 
+    async def mark(self, batch: Batch) -> None:
+        [installation] = [each for each in self.memory._installations.values() if each.names == self.names]
+        owners, source = installation.owners, batch.source  # type: ignore[union-attr]
+        owners[markers_partition(source.topic, source.partition, len(owners))].append(encode(batch))
+
     async def create_topic(self, partitions: int = 2) -> str:
         name = self.new_name("topic")
         self.broker.create_topic(name, partitions)
@@ -177,6 +209,9 @@ class MemoryBackend(Backend):
 
 class KafkaBackend(Backend):
     """The embedded Kafka, and one worker for all tests."""
+
+    never_s = 0.3
+    _changes = itertools.count(1)
 
     def __init__(self, worker: Worker, servers: str, installation: Installation) -> None:
         super().__init__(servers, worker.names)
@@ -211,6 +246,9 @@ class KafkaBackend(Backend):
         )
         return f"{topic}/{partition}/{kept.offset}"
 
+    async def mark(self, batch: Batch) -> None:
+        await self._installation.mark(batch)
+
     async def create_topic(self, partitions: int = 2) -> str:
         name = self.new_name("topic")
         async with admin(self.address) as client:
@@ -218,8 +256,27 @@ class KafkaBackend(Backend):
         return name
 
     async def seen_by_all(self) -> None:
-        # What is promised; no signal tells what a worker has heard of.
-        await asyncio.sleep(2)
+        # Changes are one log: whoever knows of the last one knows of all.
+        queue, lease = "last-change", next(self._changes)
+        await self.queues.change(queue, lease=lease)
+        page = f"/api/queues/{quote(queue)}"
+
+        async def shown() -> bool:
+            status, text = await self._worker.page(page)
+            return status == 200 and json.loads(text)["settings"]["lease"]["value"] == lease
+
+        await asyncio.gather(eventually(shown), *map(self._heard, self.consumers))
+
+    async def _heard(self, consumer: marq.Consumer) -> None:
+        """Return when a consumer that runs does what the settings say."""
+        running = consumer._running
+        if running is None:
+            return
+        await running._queues.hear(LIMIT_S)
+        with contextlib.suppress(marq.ConfigError):  # its queue belongs to another group now, so it ends
+            await self.until(
+                lambda: not running._changed.is_set() and list(running.flow._serving.queues) == list(running.queues)
+            )
 
 
 def settings() -> dict[str, Any]:

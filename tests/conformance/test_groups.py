@@ -87,8 +87,8 @@ async def test_a_queue_with_a_handler_is_the_workers(backend: Backend) -> None:
 async def test_a_queue_that_joins_a_running_group_gets_what_it_had_waiting_and_nobody_gets_anything_twice(
     backend: Backend,
 ) -> None:
-    group, old, late = backend.new_name("group"), backend.new_name("old"), backend.new_name("late")
-    await backend.queues.change(old, group=group)
+    group, late = backend.new_name("group"), backend.new_name("late")
+    old = await backend.new_queue("old", group=group)
     await send(backend, late, 0, 10)
     async with served(backend.consumer(group=group)) as both:
         await send(backend, old, 0, 10)
@@ -105,10 +105,8 @@ async def test_a_queue_that_joins_a_running_group_gets_what_it_had_waiting_and_n
 
 async def test_a_queue_that_moves_to_another_group_goes_on_where_it_was(backend: Backend) -> None:
     one, other = backend.new_name("one"), backend.new_name("other")
-    stays, moves, there = backend.new_name("stays"), backend.new_name("moves"), backend.new_name("there")
-    await backend.queues.change(stays, group=one)
-    await backend.queues.change(moves, group=one)
-    await backend.queues.change(there, group=other)
+    stays, moves = await backend.new_queue("stays", group=one), await backend.new_queue("moves", group=one)
+    await backend.new_queue("there", group=other)
     async with served(backend.consumer(group=one)) as former:
         await send(backend, moves, 0, 10)
         await backend.until(lambda: len(former.seen) >= 10)

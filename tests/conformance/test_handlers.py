@@ -38,25 +38,8 @@ EXPECTED = [(b"ack", 1), (b"fail", 1), (b"fail", 2), (b"reject", 1), (b"retry", 
 SENT = [b"ack", b"retry", b"reject", b"fail"]
 
 
-async def test_how_a_coroutine_ends_decides_on_its_message(backend: Backend) -> None:
-    queue, seen = backend.new_name(), []
-
-    async def handle(message: marq.Message) -> None:
-        seen.append((message.value, message.attempt))
-        await asyncio.sleep(0)
-        outcome(message.value, message.attempt)
-
-    consumer = backend.consumer(queue)
-    async with running(consumer, lambda: consumer.run(handle)):
-        await backend.producer.send_many(queue, SENT)
-        await backend.until(lambda: len(seen) == len(EXPECTED))
-
-    assert sorted(seen) == EXPECTED
-    await backend.figures(queue, acked=3, dead=1, released=2, redelivered=2)
-    assert [letter.reason for letter in await backend.dead_letters(queue)] == ["no good"]
-
-
-async def test_a_plain_function_runs_in_a_thread(backend: Backend) -> None:
+@pytest.mark.parametrize("plain", [False, True], ids=["coroutine", "plain"])
+async def test_how_a_handler_ends_decides_on_its_message(backend: Backend, plain: bool) -> None:
     queue, seen, threads = backend.new_name(), [], set()
 
     def handle(message: marq.Message) -> None:
@@ -64,14 +47,19 @@ async def test_a_plain_function_runs_in_a_thread(backend: Backend) -> None:
         seen.append((message.value, message.attempt))
         outcome(message.value, message.attempt)
 
+    async def handle_in_the_loop(message: marq.Message) -> None:
+        await asyncio.sleep(0)
+        handle(message)
+
     consumer = backend.consumer(queue)
-    async with running(consumer, lambda: consumer.run(handle, concurrency=2)):
+    async with running(consumer, lambda: consumer.run(handle if plain else handle_in_the_loop, concurrency=2)):
         await backend.producer.send_many(queue, SENT)
         await backend.until(lambda: len(seen) == len(EXPECTED))
 
     assert sorted(seen) == EXPECTED
-    assert threading.main_thread() not in threads
-    await backend.figures(queue, acked=3, dead=1, released=2)
+    assert (threading.main_thread() in threads) is not plain
+    await backend.figures(queue, acked=3, dead=1, released=2, redelivered=2)
+    assert [letter.reason for letter in await backend.dead_letters(queue)] == ["no good"]
 
 
 async def test_so_many_run_at_a_time_as_the_concurrency_says(backend: Backend) -> None:

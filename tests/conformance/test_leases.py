@@ -9,23 +9,28 @@ from datetime import timedelta
 import pytest
 
 import marq
-from marq.core.markers import Ack
-from tests.conformance.backend import Backend
-from tests.conformance.receiving import nothing_for, take, take_one
+from marq.core.markers import Ack, Acquire, Payload, Renew, Source
+from tests.conformance.backend import LIMIT_S, Backend
+from tests.conformance.receiving import nothing_comes, take, take_one
 
 #: A consumer whose messages are lost after a second, since they may not be renewed for longer.
 SHORT = {"lease": 1, "max_lease": 1}
+
+
+async def renewed_past_its_lease(backend: Backend, message: marq.Message, lease_s: float) -> None:
+    """Return when a lease was renewed later than it would have ended without that."""
+    first_end = message.lease_expires_at
+    await backend.until(lambda: message.lease_expires_at > first_end + timedelta(seconds=lease_s))
 
 
 async def test_a_lease_renews_itself_while_a_message_is_held(backend: Backend) -> None:
     async with backend.consumer("short-lease") as consumer:
         await backend.producer.send("short-lease", b"x")
         message = await take_one(consumer)
-        first_end = message.lease_expires_at
 
-        await nothing_for(2.5, consumer)
+        await renewed_past_its_lease(backend, message, 2)
 
-        assert message.lease_expires_at > first_end + timedelta(seconds=1)
+        assert await consumer.receive(wait=0) == []
         await message.ack()
     await backend.figures("short-lease", acked=1, expired=0)
 
@@ -48,7 +53,10 @@ async def test_after_the_lease_only_an_ack_is_still_written(backend: Backend) ->
     async with backend.consumer(queue, **SHORT) as consumer:
         await backend.producer.send_many(queue, [b"x"] * 5)
         lost = await take(consumer, 5)
-        await backend.advance(1.1)
+        again = []
+        for _ in lost:
+            again.append(await take_one(consumer))
+            await again[-1].renew(60)
 
         for call in (lost[0].release(0), lost[1].reject(), lost[2].renew(), lost[0].release(0, wait=False)):
             with pytest.raises(marq.LeaseLost, match=f"queue '{queue}'.* attempt 1"):
@@ -58,14 +66,13 @@ async def test_after_the_lease_only_an_ack_is_still_written(backend: Backend) ->
         with pytest.raises(marq.LeaseLost, match="1 of 1 messages"):
             await consumer.ack(lost[4])
 
-        again = await take(consumer, 5)
         assert {message.id for message in again} == {message.id for message in lost}
         assert {message.attempt for message in again} == {2}
         await consumer.ack(again)
     acked = {(ack.source, offset) for ack in await backend.markers(Ack) if ack.queue == queue for offset in ack.offsets}
     written = {message.id for message in lost if ((backend.names.messages, message.partition), message.offset) in acked}
     assert written == {lost[3].id, lost[4].id}
-    await backend.figures(queue, released=0, rejected=0, expired=5)
+    await backend.figures(queue, acked=5, released=0, rejected=0, expired=5, late=2)
 
 
 async def test_a_renewal_of_ones_own_keeps_a_message_longer(backend: Backend) -> None:
@@ -75,14 +82,17 @@ async def test_a_renewal_of_ones_own_keeps_a_message_longer(backend: Backend) ->
         kept, lost = await take(consumer, 2)
         before = kept.lease_expires_at
 
-        await kept.renew(4)
+        await kept.renew(2_000)
         # A lease never gets shorter.
         await kept.renew(0.5)
 
-        assert kept.lease_expires_at > before + timedelta(seconds=2)
-        assert (await take_one(consumer)).id == lost.id
-        await nothing_for(0.5, consumer)
+        assert kept.lease_expires_at > before + timedelta(seconds=1_900)
+        again = await take_one(consumer)
+        assert again.id == lost.id
+        await again.ack()
+        await nothing_comes(backend, consumer)
         await kept.ack()
+    await backend.figures(queue, acked=2, redelivered=1)
 
 
 async def test_a_handler_is_cancelled_when_its_message_is_lost_and_another_delivery_comes(backend: Backend) -> None:
@@ -132,11 +142,12 @@ async def test_a_call_may_choose_the_lease_of_what_it_receives(backend: Backend)
     queue = backend.new_name()
     async with backend.consumer(queue, lease=20) as consumer:
         await backend.producer.send_many(queue, [b"1", b"2"])
-        [first] = await consumer.receive(1, lease=timedelta(seconds=1))
+        [first] = await consumer.receive(1, lease=timedelta(seconds=2))
         [second] = await consumer.receive(1, lease=60)
 
         assert second.lease_expires_at - first.lease_expires_at > timedelta(seconds=50)
-        await nothing_for(2.5, consumer)
+        await renewed_past_its_lease(backend, first, 2)
+        assert await consumer.receive(wait=0) == []
         # Both have renewed themselves, each by its own lease.
         assert second.lease_expires_at - first.lease_expires_at > timedelta(seconds=50)
         await consumer.ack([first, second])
@@ -148,29 +159,31 @@ async def test_a_call_may_choose_the_lease_of_what_it_receives(backend: Backend)
 @pytest.mark.parametrize("threads", [False, True], ids=["coroutine", "thread"])
 async def test_a_handler_that_takes_longer_than_the_lease_never_runs_twice(backend: Backend, threads: bool) -> None:
     """Celery's visibility_timeout: a task that takes longer is given to a second worker while the first one works."""
-    queue, begun, gate, opened = backend.new_name(), [], asyncio.Event(), threading.Event()
+    queue, begun, gate, opened = backend.new_name(), list[marq.Message](), asyncio.Event(), threading.Event()
 
     async def handle(message: marq.Message) -> None:
-        begun.append(message.attempt)
+        begun.append(message)
         await gate.wait()
 
     def handle_in_a_thread(message: marq.Message) -> None:
-        begun.append(message.attempt)
-        opened.wait(60)
+        begun.append(message)
+        opened.wait(LIMIT_S)
 
-    one, two = backend.consumer(queue, lease=1), backend.consumer(queue, lease=1)
+    one, two = backend.consumer(queue, lease=2), backend.consumer(queue, lease=2)
     async with one, two:
         working = [asyncio.create_task(each.run(handle_in_a_thread if threads else handle)) for each in (one, two)]
         await backend.producer.send(queue, b"x")
-        await backend.until(lambda: begun == [1])
-        await backend.advance(4)
+        await backend.until(lambda: bool(begun))
+        await renewed_past_its_lease(backend, begun[0], 2)
         gate.set()
         opened.set()
-        await backend.figures(queue, acked=1, expired=0, redelivered=0)
+        await backend.figures(queue, acked=1, expired=0, redelivered=0, late=0)
         await asyncio.gather(one.stop(), two.stop())
         await asyncio.gather(*working)
 
-    assert begun == [1]
+    assert [message.attempt for message in begun] == [1]
+    kinds = [type(batch) for batch in await backend.markers(Acquire | Renew | Ack) if batch.queue == queue]
+    assert kinds == [Acquire, *[Renew] * (len(kinds) - 2), Ack], "renewals end with the ack"
 
 
 async def test_a_handler_that_is_stuck_in_a_thread_loses_its_message_after_max_lease(backend: Backend) -> None:
@@ -179,9 +192,9 @@ async def test_a_handler_that_is_stuck_in_a_thread_loses_its_message_after_max_l
     def handle(message: marq.Message) -> None:
         begun.append(message.attempt)
         if message.attempt == 1:
-            stuck.wait(60)
+            stuck.wait(LIMIT_S)
 
-    async with backend.consumer(queue, lease=0.5, max_lease=1.5) as consumer:
+    async with backend.consumer(queue, lease=1, max_lease=2) as consumer:
         running = asyncio.create_task(consumer.run(handle, concurrency=2))
         await backend.producer.send(queue, b"x")
         begun_s = backend.now_s()
@@ -191,6 +204,51 @@ async def test_a_handler_that_is_stuck_in_a_thread_loses_its_message_after_max_l
         await consumer.stop()
         await running
 
-    assert held_s > 1.4
+    assert held_s > 1.9
     assert begun == [1, 2]
     await backend.figures(queue, acked=1, expired=1)
+
+
+async def test_an_open_message_holds_up_no_other_and_comes_back_alone(backend: Backend) -> None:
+    queue, other = backend.new_name(), backend.new_name("other")
+    await backend.producer.send_many(queue, [b"%d" % number for number in range(20)])
+    async with backend.consumer(queue, lease=1) as consumer, backend.consumer(other) as of_other:
+        messages = await take(consumer, 20)
+        first = min(messages, key=lambda message: (message.partition, message.offset))
+        for message in reversed(messages):
+            if message is not first:
+                await message.ack()
+        # The first record of its partition is left open, and the position is behind all of them.
+        await consumer.stop()
+        async with backend.consumer(queue) as later:
+            again = await take_one(later)
+            assert (again.id, again.attempt) == (first.id, 2)
+            await again.ack()
+            await nothing_comes(backend, later, of_other)
+    await backend.figures(queue, acquired=21, reacquired=0, acked=20, redelivered=1)
+
+
+@pytest.mark.parametrize("lease_s", [600, 0.1], ids=["open", "over"])
+async def test_messages_of_a_consumer_that_crashed_before_its_commit_go_to_the_next_reader(
+    backend: Backend, lease_s: float
+) -> None:
+    queue, topic, holder = backend.new_name(), backend.names.messages, 7
+    sent = [await backend.produce(topic, b"%d" % number, queue.encode()) for number in range(3)]
+    offsets = [int(identity.rpartition("/")[2]) for identity in sent]
+    payloads = [Payload(0, 1, queue.encode(), (), b"%d" % number) for number in range(3)]
+    await backend.mark(Acquire(queue, holder, Source(topic, 0), offsets, int(lease_s * 1000), offsets[0], payloads))
+    if lease_s < 1:
+        await backend.figures(queue, redelivered=3)
+
+    async with backend.consumer(queue) as consumer:
+        # The next reader finds the records and, when the lease was over before, their redeliveries.
+        messages = await take(consumer, 3 if lease_s > 1 else 6)
+        await consumer.ack(messages)
+        await nothing_comes(backend, consumer)
+
+    assert {message.id for message in messages} == set(sent)
+    if lease_s > 1:
+        assert {message.attempt for message in messages} == {1}
+        await backend.figures(queue, acquired=3, reacquired=3, acked=3, redelivered=0)
+    else:
+        assert sorted(message.attempt for message in messages) == [1] * 3 + [2] * 3

@@ -11,9 +11,8 @@ from tests.conformance.receiving import take
 
 async def own(backend: Backend) -> tuple[str, str]:
     """A queue and its topic."""
-    queue, topic = backend.new_name("orders"), await backend.create_topic(2)
-    await backend.queues.change(queue, topic=topic)
-    return queue, topic
+    topic = await backend.create_topic(2)
+    return await backend.new_queue("orders", topic=topic), topic
 
 
 async def test_what_is_sent_goes_to_the_topic_and_records_of_the_shared_one_are_the_queues_too(
@@ -37,7 +36,6 @@ async def test_what_is_sent_goes_to_the_topic_and_records_of_the_shared_one_are_
 
 async def test_key_headers_and_partition_stay_through_redelivery(backend: Backend) -> None:
     queue, topic = await own(backend)
-    await backend.seen_by_all()
     async with backend.consumer(queue) as consumer:
         with_key = await backend.produce(topic, b"x", b"customer-7", [("a", b"1"), ("a", b"2")], partition=1)
         without = await backend.produce(topic, b"y", partition=0)

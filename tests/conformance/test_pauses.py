@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.conformance.backend import Backend
-from tests.conformance.receiving import nothing_for, take, take_one
+from tests.conformance.receiving import nothing_comes, take, take_one
 
 
 async def test_a_paused_queue_delivers_nothing_and_loses_nothing(backend: Backend) -> None:
@@ -18,7 +18,7 @@ async def test_a_paused_queue_delivers_nothing_and_loses_nothing(backend: Backen
         await backend.seen_by_all()
         await backend.producer.send(queue, b"sent meanwhile")
         await backend.producer.send(queue, b"delayed", delay=0.1)
-        await nothing_for(1.0, consumer)
+        await nothing_comes(backend, consumer)
         # What was begun ends.
         await begun.ack()
 
@@ -44,7 +44,7 @@ async def test_the_other_queues_of_a_group_go_on_while_one_is_paused(backend: Ba
         ended = await take(consumer, 3)
         assert sorted(message.value for message in ended) == [b"o0", b"o1", b"o2"]
         await consumer.ack(ended)
-        await nothing_for(0.5, consumer)
+        await nothing_comes(backend, consumer)
 
         await backend.queues.resume(paused)
         late = await take(consumer, 3)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import pytest
 
 import marq
-from tests.conformance.backend import Backend
-from tests.conformance.receiving import nothing_for, take, take_one
+from tests.conformance.backend import LIMIT_S, Backend
+from tests.conformance.receiving import nothing_comes, take, take_one
 
 
 async def test_an_empty_queue_gives_an_empty_list_when_the_wait_is_over(backend: Backend) -> None:
@@ -102,11 +103,11 @@ async def test_what_is_held_is_bounded_and_goes_on_when_something_is_finished(ba
     async with backend.consumer(queue, max_in_flight=5) as consumer:
         await backend.producer.send_many(queue, [b"x"] * 12)
         held = await take(consumer, 5)
-        await nothing_for(0.5, consumer)
+        await nothing_comes(backend, consumer)
 
         await consumer.ack(held[:2])
         more = await take(consumer, 2)
-        await nothing_for(0.5, consumer)
+        await nothing_comes(backend, consumer)
         await consumer.ack(held[2:] + more)
 
         await consumer.ack(await take(consumer, 5))
@@ -132,22 +133,50 @@ async def test_both_ways_to_start_messages_look_alike(backend: Backend, start: s
     await backend.figures(queue, acked=20, released=1, redelivered=1)
 
 
-async def test_consumers_share_a_queue(backend: Backend) -> None:
-    queue, seen = backend.new_name(), []
+async def test_consumers_share_a_queue_and_each_message_is_handled_once(backend: Backend) -> None:
+    queue, first = backend.new_name(), 0
+    seen = [Counter[bytes](), Counter[bytes]()]
 
-    async def handle(message: marq.Message) -> None:
-        seen.append(message.value)
+    async def serve(consumer: marq.Consumer, mine: Counter[bytes]) -> None:
+        async def handle(message: marq.Message) -> None:
+            mine[message.value] += 1
+
+        await consumer.run(handle)
 
     async with backend.consumer(queue) as one, backend.consumer(queue) as other:
-        running = [asyncio.create_task(each.run(handle)) for each in (one, other)]
+        running = [asyncio.create_task(serve(*each)) for each in zip((one, other), seen, strict=True)]
+        while not all(seen):
+            await backend.producer.send_many(queue, [b"first"] * 2)
+            first += 2
+            await backend.advance(0.1)
+        # From here on each of them has a partition.
+        before = [mine.total() for mine in seen]
         values = [b"%d" % number for number in range(100)]
         await backend.producer.send_many(queue, values)
-        await backend.until(lambda: len(seen) >= 100)
+        await backend.figures(queue, acked=100 + first, redelivered=0)
         await asyncio.gather(one.stop(), other.stop())
         await asyncio.gather(*running)
 
-    assert sorted(seen) == sorted(values)
-    await backend.figures(queue, acked=100, redelivered=0)
+    assert seen[0] + seen[1] == Counter({**dict.fromkeys(values, 1), b"first": first})
+    assert all(mine.total() > earlier for mine, earlier in zip(seen, before, strict=True))
+
+
+async def test_a_receive_that_is_cancelled_loses_no_message(backend: Backend) -> None:
+    queue, received = backend.new_name(), list[marq.Message]()
+    async with backend.consumer(queue) as consumer:
+        for number in range(20):
+            receiving = asyncio.create_task(consumer.receive(wait=LIMIT_S))
+            # Cancelled while it waits, or just as the message comes.
+            await backend.producer.send(queue, b"%d" % number)
+            receiving.cancel()
+            await asyncio.gather(receiving, return_exceptions=True)
+            if not receiving.cancelled():
+                received += receiving.result()
+        received += await take(consumer, 20 - len(received))
+        await consumer.ack(received)
+
+    assert sorted(int(message.value) for message in received) == list(range(20))
+    await backend.figures(queue, acked=20, redelivered=0)
 
 
 async def test_a_consumer_that_joins_takes_over_partitions_and_nothing_comes_twice(backend: Backend) -> None:
@@ -239,6 +268,8 @@ async def test_a_consumer_may_be_started_and_stopped_twice_and_again(backend: Ba
         await message.ack()
         await consumer.stop()
         await consumer.stop()
+        with pytest.raises(marq.MarqError, match=rf"consumer of queue '{queue}' was stopped: await start\(\)"):
+            await consumer.receive()
 
 
 async def test_flush_makes_acks_durable_that_nobody_waited_for(backend: Backend) -> None:

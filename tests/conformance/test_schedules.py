@@ -8,7 +8,7 @@ import pytest
 
 import marq
 from tests.conformance.backend import Backend
-from tests.conformance.receiving import nothing_for, take
+from tests.conformance.receiving import nothing_comes, take
 
 EACH_SECOND = "* * * * * *"
 FAR = "0 0 1 1 *"
@@ -28,18 +28,25 @@ def schedules_of(backend: Backend) -> marq.Schedules:
     return marq.Schedules.of(backend.queues)
 
 
+async def none_waits(backend: Backend, consumer: marq.Consumer) -> None:
+    """Take what is on its way, and show that nothing follows it."""
+    await consumer.ack(await consumer.receive(100, wait=1))
+    assert await consumer.receive(wait=1.5) == []
+    await nothing_comes(backend, consumer)
+
+
 async def test_each_second_has_its_message(backend: Backend) -> None:
     queue, name, schedules = backend.new_name(), backend.new_name("schedule"), schedules_of(backend)
     async with backend.consumer(queue) as consumer:
         await schedules.define(name, queue=queue, cron=EACH_SECOND, value="grüße", headers={"kind": "often"})
         began_s = backend.now_s()
 
-        messages = await take(consumer, 4)
+        messages = await take(consumer, 3)
 
-        assert backend.now_s() - began_s >= 2.9
+        assert backend.now_s() - began_s >= 1.9
         await consumer.ack(messages)
         await schedules.remove(name)
-    assert times(messages) == seconds(times(messages)[0], 4)
+    assert times(messages) == seconds(times(messages)[0], 3)
     first = messages[0]
     assert first.id.startswith(f"~schedule/{name}/")
     assert (first.value, first.headers, first.attempt, first.queue) == ("grüße".encode(), {"kind": b"often"}, 1, queue)
@@ -50,10 +57,10 @@ async def test_a_changed_message_goes_on_where_the_former_one_was(backend: Backe
     queue, name, schedules = backend.new_name(), backend.new_name("schedule"), schedules_of(backend)
     async with backend.consumer(queue) as consumer:
         await schedules.define(name, queue=queue, cron=EACH_SECOND, value="a", catch_up=True)
-        messages = await take(consumer, 2)
+        messages = await take(consumer, 1)
         for value in ("b", "a", "c"):
             await schedules.change(name, value=value)
-            messages += await take(consumer, 2)
+            messages += await take(consumer, 1)
         while messages[-1].value != b"c":
             messages += await take(consumer, 1)
         await consumer.ack(messages)
@@ -68,8 +75,7 @@ async def test_a_schedule_that_is_removed_or_switched_off_sends_nothing(backend:
         await consumer.ack(await take(consumer, 1))
         await schedules.change(name, enabled=False)
         await backend.seen_by_all()
-        await consumer.ack(await consumer.receive(100, wait=1))
-        await nothing_for(3, consumer)
+        await none_waits(backend, consumer)
 
         await schedules.change(name, enabled=True)
         again = await take(consumer, 2)
@@ -79,8 +85,7 @@ async def test_a_schedule_that_is_removed_or_switched_off_sends_nothing(backend:
         assert await schedules.remove(name) is True
         assert await schedules.remove(name) is False
         await backend.seen_by_all()
-        await consumer.ack(await consumer.receive(100, wait=1))
-        await nothing_for(3, consumer)
+        await none_waits(backend, consumer)
 
 
 async def test_a_time_may_be_cancelled_and_moved_as_any_delayed_message(backend: Backend) -> None:

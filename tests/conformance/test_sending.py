@@ -9,7 +9,7 @@ import pytest
 
 import marq
 from tests.conformance.backend import Backend
-from tests.conformance.receiving import nothing_for, take, take_one
+from tests.conformance.receiving import nothing_comes, take, take_one
 
 #: What a broker accepts with its defaults, less the room that redelivery needs.
 LARGEST = 1_048_588 - 1_024
@@ -117,7 +117,7 @@ async def test_a_message_that_is_too_large_is_not_sent_and_the_largest_survives_
         await again.ack()
 
 
-async def test_values_of_a_codec(backend: Backend) -> None:
+async def test_values_of_a_codec_and_what_it_can_not_decode_becomes_a_dead_letter(backend: Backend) -> None:
     queue = backend.new_name()
     async with (
         backend.new_producer(codec=marq.JSON) as producer,
@@ -131,6 +131,13 @@ async def test_values_of_a_codec(backend: Backend) -> None:
 
         assert (message.value, message.body) == ({"to": "ä"}, '{"to":"ä"}'.encode())
         await message.ack()
+        await backend.producer.send(queue, b"{secret")
+        async with await take_one(consumer) as message:
+            message.value  # noqa: B018
+
+    [letter] = await backend.dead_letters(queue)
+    assert letter.body == b"{secret"
+    assert letter.reason.startswith("the value (7 bytes) is not JSON")
 
 
 async def test_values_of_a_pydantic_model(backend: Backend) -> None:
@@ -149,19 +156,6 @@ async def test_values_of_a_pydantic_model(backend: Backend) -> None:
     assert letter.reason == "the value (15 bytes) is no Order: number: int_parsing"
 
 
-async def test_what_a_codec_cannot_decode_becomes_a_dead_letter(backend: Backend) -> None:
-    queue = backend.new_name()
-    async with backend.consumer(queue, codec=marq.JSON) as consumer:
-        await backend.producer.send(queue, b"{secret")
-
-        async with await take_one(consumer) as message:
-            message.value  # noqa: B018
-
-    [letter] = await backend.dead_letters(queue)
-    assert letter.body == b"{secret"
-    assert letter.reason.startswith("the value (7 bytes) is not JSON")
-
-
 async def test_records_of_any_program_are_messages(backend: Backend) -> None:
     queue = backend.new_name()
     async with backend.consumer(queue) as consumer:
@@ -176,7 +170,27 @@ async def test_records_of_any_program_are_messages(backend: Backend) -> None:
 
         assert [(message.id, message.body) for message in messages] == list(zip(ids, [b"ours", b""], strict=True))
         assert messages[0].headers == {"a": b"2"}
-        await consumer.ack(messages)
+        for message in messages:
+            await message.release(0)
+        again = {message.id: message for message in await take(consumer, 2)}
+        assert [again[identity].body for identity in ids] == [b"ours", b""]
+        await consumer.ack(again.values())
+    copies = [each for each in await backend.records(backend.names.messages) if each.key == queue.encode()][2:]
+    assert {each.value for each in copies} == {b"ours", None}, "a record without a value stays one"
+    assert [pair for each in copies if each.value for pair in each.headers][:2] == [("a", b"1"), ("a", b"2")]
+
+
+async def test_a_message_that_its_topic_would_not_take_back_becomes_a_dead_letter(backend: Backend) -> None:
+    queue = backend.new_name()
+    async with backend.consumer(queue) as consumer:
+        # It fits, and the headers of a redelivery do not.
+        sent = await backend.produce(backend.names.messages, b"x" * (LARGEST + 900 - len(queue)), queue.encode())
+        await (await take_one(consumer)).release(0)
+
+        [letter] = await backend.dead_letters(queue)
+
+    assert (letter.id, len(letter.body)) == (sent, LARGEST + 900 - len(queue))
+    assert letter.reason.startswith("with the headers that redelivery adds it is larger")
 
 
 async def test_installations_do_not_see_each_other(backend: Backend) -> None:
@@ -191,7 +205,7 @@ async def test_installations_do_not_see_each_other(backend: Backend) -> None:
 
         assert [message.value for message in await take(here)] == [b"here"]
         assert [message.value for message in await take(there)] == [b"there"]
-        await nothing_for(0.5, here, there)
+        await nothing_comes(backend, here, there)
 
 
 async def test_a_client_that_is_not_started_says_so(backend: Backend) -> None:

@@ -7,9 +7,10 @@ from datetime import timedelta
 import pytest
 
 import marq
+from marq.core.markers import Fact
 from marq.core.queue import QueueSettings
 from tests.conformance.backend import Backend
-from tests.conformance.receiving import take_one
+from tests.conformance.receiving import nothing_comes, take, take_one
 
 
 async def test_a_change_is_known_at_once_to_who_makes_it_and_soon_to_all(backend: Backend) -> None:
@@ -32,8 +33,7 @@ async def test_a_change_is_known_at_once_to_who_makes_it_and_soon_to_all(backend
 async def test_changed_settings_count_for_consumers_and_trackers(backend: Backend) -> None:
     queue = backend.new_name()
     async with backend.consumer(queue) as consumer:
-        await backend.queues.change(queue, lease=50, max_attempts=1, backoff={"base": 0, "jitter": False})
-        await backend.seen_by_all()
+        await backend.define(queue, lease=50, max_attempts=1, backoff={"base": 0, "jitter": False})
         await backend.producer.send(queue, b"x")
 
         message = await take_one(consumer)
@@ -42,6 +42,40 @@ async def test_changed_settings_count_for_consumers_and_trackers(backend: Backen
         await message.release()
     [letter] = await backend.dead_letters(queue)
     assert letter.reason.startswith("1 of 1 attempts used")
+
+
+async def test_a_change_counts_for_messages_in_flight_and_not_for_those_that_wait(backend: Backend) -> None:
+    queue = await backend.new_queue(max_attempts=5, backoff=[2_000])
+
+    async def told_of(count: int) -> None:
+        while sum(len(fact.offsets) for fact in await backend.markers(Fact) if fact.queue == queue) < count:
+            await backend.advance(0.02)
+
+    async with backend.consumer(queue) as consumer:
+        # All in one partition, whose markers are read in order.
+        for number in range(5):
+            await backend.produce(backend.names.messages, b"%d" % number, queue.encode())
+        waits, witness, last, again, dropped = sorted(await take(consumer, 5), key=lambda message: message.offset)
+        await waits.release()
+        await witness.release(0)
+        await (await take_one(consumer)).ack()
+
+        await backend.define(queue, max_attempts=1)
+        await last.release(0)
+        await told_of(2)
+        await backend.define(queue, max_attempts=5, backoff=[0])
+        await again.release()
+        message = await take_one(consumer)
+        assert message.id == again.id
+        await message.ack()
+        await backend.define(queue, dead_letter=False)
+        await dropped.reject()
+        await told_of(4)
+        # What waits keeps the time that it was given.
+        await nothing_comes(backend, consumer)
+
+    [letter] = [each for each in await backend.records(backend.names.dead_letters) if each.key == queue.encode()]
+    assert dict(letter.headers)["marq-id"] == last.id.encode()
 
 
 async def test_wrong_settings_are_named_and_nothing_is_changed(backend: Backend) -> None:
