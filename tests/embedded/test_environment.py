@@ -15,7 +15,9 @@ from tests.embedded.machines import shell_script
 ROOT = Path(__file__).parents[2]
 
 
-def test_an_environment_is_made_once_for_a_lock_and_anew_for_another(tmp_path: Path) -> None:
+def test_an_environment_is_made_once_for_a_lock_and_again_for_another_which_takes_a_registry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lock, venv = tmp_path / "lock.txt", tmp_path / "venv"
     lock.write_text("# nothing\n")
     environment.ensure(lock, venv)
@@ -25,21 +27,14 @@ def test_an_environment_is_made_once_for_a_lock_and_anew_for_another(tmp_path: P
     environment.ensure(lock, venv)
     assert kept.exists()
 
-    lock.write_text("# nothing either\n")
-    environment.ensure(lock, venv)
-    assert not kept.exists()
-
-
-def test_no_registry_is_a_sentence_and_leaves_no_stamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lock, venv = tmp_path / "lock.txt", tmp_path / "venv"
     lock.write_text(f"marq-absent==1.0 --hash=sha256:{'0' * 64}\n")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/")
-    monkeypatch.setenv("PIP_RETRIES", "1")  # pip says nothing of the network when it may not try again
-
+    monkeypatch.setenv("PIP_RETRIES", "1")  # pip does not name the network if it may not try again
     with pytest.raises(Failed) as failed:
         environment.ensure(lock, venv)
 
     assert "the registry cannot be reached: check the network" in failed.value.sentence()
+    assert not kept.exists()
     assert list(venv.glob("locked-*")) == []
 
 
