@@ -42,7 +42,7 @@ def new_worker_of_own(own_broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Ma
 
 
 async def test_after_a_clean_stop_no_old_marker_is_read_again(new_worker: Make, broker: EmbeddedBroker) -> None:
-    worker = await new_worker(environment=STATIC).start().ready()
+    worker = await new_worker(environment={**STATIC, "MARQ_STOP_TIMEOUT": "60"}).start().ready()
     async with Installation(broker.bootstrap_servers, worker.names) as marq:
         config = await marq.config(marq.names.changelog)
         _, still_open = await half_done(marq, "clean", lease=6)
