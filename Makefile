@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 step = @echo "==> $(1)"; began=$$(date +%s); if $(2); then echo "    $$(( $$(date +%s) - began )) s"; \
 	else echo "==> $(1): FAILED after $$(( $$(date +%s) - began )) s" >&2; exit 1; fi
 
-.PHONY: help setup python packages kafka demo test verify coverage broker bench simulate mutants faults soak recovery delays starts scale pipeline screenshots tour browser lint chart clean audit lock
+.PHONY: help setup python packages kafka demo test verify coverage broker bench simulate mutants faults soak recovery delays starts scale pipeline screenshots browser lint chart clean audit lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -106,9 +106,6 @@ chart: packages ## look at the chart, and render it for its tests; needs helm
 	@command -v helm >/dev/null || { echo "error: there is no helm: install Helm 3" >&2; exit 1; }
 	$(call step,helm lint,helm lint --strict deploy/chart)
 	$(call step,helm template,{ $(RUN) -m tests.deploy.digest; helm template marq deploy/chart $(with_all); } > $(rendered))
-
-tour: setup browser ## a browser through all pages and actions, on what the demo's load leaves
-	@$(RUN) -m tests.browser.tour
 
 clean: ## remove .venv, the broker's data and all caches of this checkout
 	rm -rf .venv .marq .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist *.egg-info

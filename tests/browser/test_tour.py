@@ -1,4 +1,4 @@
-"""Each page and each action from the browser to the log and back, as `make tour` does on a greater load."""
+"""Each page and each action from the browser to the log and back."""
 
 from __future__ import annotations
 
