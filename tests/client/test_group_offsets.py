@@ -6,10 +6,12 @@ import asyncio
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import GroupCoordinatorNotAvailableError, GroupLoadInProgressError
 
 from marq.group_offsets import commit_offsets, committed_offsets
 from marq.settings import ClientSettings
 from marq.topics import ensure_topics
+from tests.worker.harness import eventually
 
 
 async def test_what_is_committed_is_what_others_find(servers, prefix, names) -> None:
@@ -19,8 +21,14 @@ async def test_what_is_committed_is_what_others_find(servers, prefix, names) -> 
         consumer.assign(partitions)
         assert await committed_offsets(consumer, partitions) == {}
 
-        await commit_offsets(consumer, {partitions[0]: 0, partitions[2]: 7})
+        async def committed() -> bool:
+            try:
+                await commit_offsets(consumer, {partitions[0]: 0, partitions[2]: 7})
+            except (GroupLoadInProgressError, GroupCoordinatorNotAvailableError):
+                return False  # the broker has just created its topic of offsets
+            return True
 
+        await eventually(committed)
         assert await committed_offsets(consumer, partitions) == {partitions[0]: 0, partitions[2]: 7}
         assert [await consumer.committed(each) for each in partitions] == [0, None, 7]
 
