@@ -37,18 +37,18 @@ setup: packages kafka ## what all others need: Python packages, Java, jars of Ka
 demo: setup ## the main job, on a Kafka of its own
 	@$(RUN) -m demo
 
-# Three processes on two cores: what the tests do most is wait for leases, sessions and brokers.
-# Without a Java that Spark starts on, all other tests run, and one fails that says what to install.
+# Three processes on two cores, because tests mostly wait for leases, sessions and brokers.
+# Without a Java that Spark supports, its tests are skipped, and one test fails and says what to install.
 pytest = -m pytest -q -n 3 --no-loadscope-reorder --durations 20
 
-test: lint kafka browser ## what every change must pass, within ten minutes; SPARK=skip: without tests on Spark
+test: lint kafka browser ## run lint, types and the tests that every change must pass; SPARK=skip leaves Spark out
 	$(call step,pytest,$(RUN) $(pytest) -m "not verify")
 
-verify: setup browser ## all other tests, within half an hour: killed processes, clusters, faults, mutants, Spark at scale
+verify: setup browser ## run all other tests: killed processes, clusters, faults, mutants, Spark at scale
 	$(call step,pytest,$(RUN) $(pytest) -m verify)
 
-# Processes that are killed leave no data, so the figures of two runs differ by a few lines.
-coverage: setup browser ## line and branch coverage by all tests, in all their processes but those that are killed
+# Killed processes leave no data, so the results of two runs differ by a few lines.
+coverage: setup browser ## measure line and branch coverage of all tests, including child processes
 	@$(RUN) -m coverage erase
 	$(call step,pytest,$(RUN) -m coverage run $(pytest))
 	@$(RUN) -m coverage combine --quiet

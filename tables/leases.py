@@ -111,7 +111,7 @@ class LeaseTable(faust.Table):
         to the changelog any more. A changelog without records gets its identity from it.
         """
         source = TopicPartition(self.changelog_topic_name, partition)
-        # The broker answers requests for offsets after the fetch before them, which waits for records.
+        # The broker answers an offset request only after the pending fetch on the connection, which waits for records.
         consumer = changelog_reader(client_settings, fetch_max_wait_ms=READ_WAIT_MS)
         await consumer.start()
         try:

@@ -17,7 +17,7 @@ from broker.embedded import EmbeddedBroker
 from marq.core.names import Names
 
 os.environ["JAVA_TOOL_OPTIONS"] = java.SHORT_LIVED_OPTIONS
-# A shell ignores SIGINT in what it runs in the background, and every child of this process would inherit that.
+# A shell starts background jobs with SIGINT ignored, and all child processes would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How quickly examples are made and tried is the machine's business.

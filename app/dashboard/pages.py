@@ -112,10 +112,10 @@ class Pages:
         return self._guarded(handler)
 
     async def _compiled(self) -> None:
-        """Compile the templates for the first page, in a thread: a worker is ready sooner without them."""
+        """Compile the templates once, in a thread, when the first page is requested, so that workers start faster."""
         if self._compiling is None:
             self._compiling = asyncio.ensure_future(asyncio.to_thread(self._compile))
-        # A visitor who leaves must not cancel it for all others.
+        # A cancelled request must not cancel the compilation for the others.
         await asyncio.shield(self._compiling)
 
     def _compile(self) -> None:

@@ -11,8 +11,8 @@ import marq
 from marq.inspector import Inspector
 from marq.reader import Assignee, GroupReader
 from marq.settings import ClientSettings
-from tests.client.receiving import Served
 from tests.client.waiting import until
+from tests.conformance.receiving import Served
 
 
 @pytest.fixture

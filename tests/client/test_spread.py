@@ -16,8 +16,8 @@ from agents.placements import PlacementKeeper
 from marq.core.names import Names
 from marq.core.spread import subset
 from marq.settings import ClientSettings
-from tests.client.receiving import Served
 from tests.client.waiting import read_all, until
+from tests.conformance.receiving import Served
 
 PARTITIONS = 8
 GRACE_S = 1.0

@@ -8,9 +8,7 @@ import pytest
 
 import marq
 from tests.conformance.backend import Backend
-from tests.conformance.receiving import take, take_one
-from tests.conformance.test_groups import numbered, send, served
-from tests.conformance.test_handlers import running
+from tests.conformance.receiving import numbered, running, send, served, take, take_one
 
 
 async def test_two_consumers_of_a_queue_both_receive_messages(backend: Backend) -> None:
@@ -71,28 +69,6 @@ async def test_a_group_reads_the_records_that_a_topic_had_before_it_belonged_to_
         assert (first.queue, first.key, first.headers) == (own, b"customer", {"tenant": b"acme"})
         await consumer.ack([first, second])
         assert await consumer.receive(wait=0.3) == []
-
-
-async def test_the_decorator_says_how_many_handlers_run_at_a_time(backend: Backend) -> None:
-    queue, now, most, gate = backend.new_name(), 0, 0, asyncio.Event()
-
-    @marq.handler(queue, concurrency=3)
-    async def handle(message: marq.Message) -> None:
-        nonlocal now, most
-        now += 1
-        most = max(most, now)
-        await gate.wait()
-        now -= 1
-
-    consumer = backend.consumer(queue)
-    async with running(consumer, lambda: consumer.run(handle)):
-        await backend.producer.send_many(queue, [b"x"] * 10)
-        await backend.until(lambda: now >= 3)
-        await backend.advance(0.2)
-        gate.set()
-        await backend.figures(queue, acked=10)
-
-    assert most == 3
 
 
 async def test_a_handler_that_does_not_fit_the_call_is_refused(backend: Backend) -> None:

@@ -2,46 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
 import marq
 from tests.conformance.backend import Backend
-
-
-class Served:
-    """What a consumer in the background got and acked."""
-
-    def __init__(self, consumer: marq.Consumer) -> None:
-        self.consumer = consumer
-        self.seen: list[tuple[str, bytes]] = []
-        self.task = asyncio.create_task(self._serve())
-
-    async def _serve(self) -> None:
-        async for message in self.consumer:
-            async with message:
-                self.seen.append((message.queue, message.value))
-
-
-@asynccontextmanager
-async def served(consumer: marq.Consumer) -> AsyncIterator[Served]:
-    await consumer.start()
-    serving = Served(consumer)
-    yield serving
-    await consumer.stop()
-    await asyncio.gather(serving.task, return_exceptions=True)
-
-
-def numbered(queue: str, start: int, stop: int) -> list[tuple[str, bytes]]:
-    return [(queue, b"%d" % number) for number in range(start, stop)]
-
-
-async def send(backend: Backend, queue: str, start: int, stop: int) -> None:
-    await backend.producer.send_many(queue, [value for _, value in numbered(queue, start, stop)])
+from tests.conformance.receiving import numbered, send, served
 
 
 async def test_one_consumer_serves_all_queues_of_a_group(backend: Backend) -> None:

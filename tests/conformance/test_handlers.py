@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
 import marq
 from tests.conformance.backend import Backend
-
-
-@asynccontextmanager
-async def running(consumer: marq.Consumer, call: Callable[[], Any]) -> AsyncIterator[asyncio.Task[Any]]:
-    """Run a consumer's handler meanwhile."""
-    await consumer.start()
-    task = asyncio.create_task(call())
-    yield task
-    await consumer.stop()
-    await asyncio.gather(task, return_exceptions=True)
+from tests.conformance.receiving import running
 
 
 def outcome(value: bytes, attempt: int) -> None:
@@ -62,7 +50,8 @@ async def test_how_a_handler_ends_decides_on_its_message(backend: Backend, plain
     assert [letter.reason for letter in await backend.dead_letters(queue)] == ["no good"]
 
 
-async def test_so_many_run_at_a_time_as_the_concurrency_says(backend: Backend) -> None:
+@pytest.mark.parametrize("where", ["call", "decorator"])
+async def test_concurrency_limits_how_many_handlers_run_at_a_time(backend: Backend, where: str) -> None:
     queue, gate, now, most = backend.new_name(), asyncio.Event(), 0, 0
 
     async def handle(message: marq.Message) -> None:
@@ -73,7 +62,11 @@ async def test_so_many_run_at_a_time_as_the_concurrency_says(backend: Backend) -
         now -= 1
 
     consumer = backend.consumer(queue)
-    async with running(consumer, lambda: consumer.run(handle, concurrency=3)):
+    run = {
+        "call": lambda: consumer.run(handle, concurrency=3),
+        "decorator": lambda: consumer.run(marq.handler(queue, concurrency=3)(handle)),
+    }[where]
+    async with running(consumer, run):
         await backend.producer.send_many(queue, [b"x"] * 10)
         await backend.until(lambda: now == 3)
         await backend.advance(0.2)

@@ -22,6 +22,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPa
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
+import marq
 from broker import ports
 from broker.process import WATCHDOG
 from marq.connection import stop_consumer, stop_producer
@@ -72,6 +73,16 @@ async def eventually(
             return found
         assert time.monotonic() < until, f"not within {limit} s; the last that was seen: {found!r}"
         await asyncio.sleep(POLL_SECONDS)
+
+
+async def take(consumer: marq.Consumer, count: int) -> list[marq.Message]:
+    """Receive exactly so many messages."""
+    messages: list[marq.Message] = []
+    while len(messages) < count:
+        more = await consumer.receive(count - len(messages), wait=LIMIT_SECONDS)
+        assert more, f"only {len(messages)} of {count} messages came"
+        messages += more
+    return messages
 
 
 async def throughout(seconds: float, look: Callable[[], Awaitable[Found]], fits: Callable[[Found], object]) -> None:

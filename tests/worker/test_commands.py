@@ -21,7 +21,7 @@ from marq.receipt import Receipt
 from marq.settings import ClientSettings
 from tests.terminal import Terminal
 from tests.worker.conftest import client_of
-from tests.worker.harness import LIMIT_SECONDS, Worker, eventually
+from tests.worker.harness import LIMIT_SECONDS, Worker, eventually, take
 from tests.worker.letters import yard_of
 from tests.worker.shell import Shell
 
@@ -41,15 +41,6 @@ async def shell(shared_worker: Worker) -> AsyncIterator[Shell]:
 async def producer(shared_worker: Worker) -> AsyncIterator[marq.Producer]:
     async with marq.Producer(**client_of(shared_worker)) as producer:
         yield producer
-
-
-async def take(consumer: marq.Consumer, count: int) -> list[marq.Message]:
-    messages: list[marq.Message] = []
-    while len(messages) < count:
-        more = await consumer.receive(count - len(messages), wait=LIMIT_SECONDS)
-        assert more, f"only {len(messages)} of {count} messages came"
-        messages += more
-    return messages
 
 
 async def test_a_queue_from_the_first_message_to_the_last(shared_worker: Worker, shell: Shell) -> None:

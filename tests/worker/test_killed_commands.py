@@ -22,7 +22,7 @@ from marq.inspector import Inspector
 from marq.queues import Queues
 from marq.settings import ClientSettings
 from tests.worker.dying import PATIENT, identity_of
-from tests.worker.harness import LIMIT_SECONDS, ROOT, Installation, Worker, eventually, header
+from tests.worker.harness import LIMIT_SECONDS, ROOT, Installation, Worker, eventually, header, take
 
 pytestmark = [pytest.mark.verify, pytest.mark.asyncio(loop_scope="module")]
 
@@ -58,15 +58,6 @@ async def killed(settings: ClientSettings, what: str, queues: list[str]) -> list
     out, _ = await asyncio.wait_for(process.communicate(), 2 * LIMIT_SECONDS)
     codes: list[int] = json.loads(out)
     return codes
-
-
-async def take(consumer: marq.Consumer, number: int) -> list[marq.Message]:
-    messages: list[marq.Message] = []
-    while len(messages) < number:
-        more = await consumer.receive(number - len(messages), wait=LIMIT_SECONDS)
-        assert more, f"only {len(messages)} of {number} messages came"
-        messages += more
-    return messages
 
 
 class Traffic:
