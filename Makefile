@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 step = @echo "==> $(1)"; began=$$(date +%s); if $(2); then echo "    $$(( $$(date +%s) - began )) s"; \
 	else echo "==> $(1): FAILED after $$(( $$(date +%s) - began )) s" >&2; exit 1; fi
 
-.PHONY: help setup python packages kafka demo test verify coverage broker bench simulate mutants faults soak recovery delays starts scale pipeline screenshots browser lint chart clean audit lock
+.PHONY: help setup python packages kafka demo test verify coverage broker bench simulate mutants faults soak recovery delays starts scale pipeline docs screenshots browser lint chart clean audit lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -81,19 +81,22 @@ soak: setup ## steady load with a fault each minute: make soak MINUTES=20
 	@$(RUN) -m faults.soak --minutes $(MINUTES)
 
 recovery: setup ## how soon a worker with open leases fires again: make recovery LEASES=1000000
-	@$(RUN) -m bench.recovery --leases $(LEASES)
+	@ONLY=recovery RUNS=1 MESSAGES=$(LEASES) $(RUN) -m bench
 
 delays: setup ## a great many delayed messages: memory, restart, lateness: make delays PENDING=1000000
-	@$(RUN) -m bench.delays --pending $(PENDING)
+	@ONLY=delays RUNS=1 MESSAGES=$(PENDING) $(RUN) -m bench
 
 starts: setup ## what consumers that start in transactions save, cost and delay
-	@$(RUN) -m bench.starts
+	@ONLY=starts RUNS=$(or $(RUNS),5) MESSAGES=$(or $(MESSAGES),200000) $(RUN) -m bench
 
 scale: setup ## the pipeline on a history whose truth is known: make scale MESSAGES="1000000 10000000"
 	@$(RUN) -m bench.pipeline --messages $(or $(MESSAGES),1000000)
 
 pipeline: setup ## a job on Spark: make pipeline JOB="ingest --follow"; without JOB: which ones there are
 	@$(RUN) -m pipeline $(JOB)
+
+docs: packages ## build the documentation site into site/, and check all of its links
+	$(call step,mkdocs,NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet)
 
 screenshots: packages browser ## the pictures of the dashboard in README
 	$(call step,screenshots,$(RUN) -m tests.browser.screenshots)

@@ -1,8 +1,8 @@
 """Measures for how long queues with waiting messages have had no consumer.
 
-A tracker checks every few seconds. A queue whose messages are acquired has a consumer. So the tracker asks the broker
-only about the consumer groups of queues that have waiting messages, and of which nothing was acquired since the last
-check. If messages of all queues are being acquired, it makes no request at all, however many queues there are.
+A tracker checks every few seconds. A queue whose messages are acquired has a consumer, so the tracker asks the broker
+only about the groups of other queues with waiting messages. If messages of all queues are being acquired, it sends no
+request.
 """
 
 from __future__ import annotations
@@ -11,15 +11,22 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiokafka.errors import KafkaError
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import GroupAuthorizationFailedError, KafkaError, NotCoordinatorForGroupError, for_code
+from mode import Service
 
-from agents.census import Census
+from agents.backlog_counter import BacklogCounter
 from agents.tracker import TrackerOwners
-from marq.core.definitions import Definitions
+from marq.kafka.connection import client_options, close_admin
+from marq.kafka.group_members import STABLE, DescribedGroup, described_members, listed_groups
+from marq.kafka.paced_clients import paced
+from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions
+from marq.wire.names import Names
 
 #: Seconds between two checks. After each check, the tracker also waits REST times as long as the check took.
 LOOK_S, REST = 5.0, 20
@@ -37,8 +44,6 @@ log = logging.getLogger("marq.worker")
 
 @dataclass(slots=True)
 class _Queue:
-    """A queue as of the last check; ``acquired`` is its counter at that time."""
-
     acquired: int
     idle_s: float = 0.0
     waited: bool = False
@@ -81,49 +86,49 @@ class Unattended:
             queue = self._queues[name]
             queue.no_consumer_s = queue.no_consumer_s + passed_s if name in unattended else 0.0
 
-    def figures(self, name: str) -> dict[str, float]:
-        """Return for how long a queue has had no consumer (0 if it has one) and no message was acquired."""
+    def metrics(self, name: str) -> dict[str, float]:
         queue = self._queues.get(name)
         if queue is None:
             return {}
         return {"no_consumer_seconds": round(queue.no_consumer_s, 3), "idle_seconds": round(queue.idle_s, 3)}
 
 
-@dataclass
-class ConsumerWatch:
-    """Checks the queues of one worker until it is stopped.
+class ConsumerWatch(Service):
+    """Checks the queues of one worker.
 
     Args:
         owners: the owners of the worker's partitions, whose lease books count what is acquired.
-        census: the counter of waiting messages.
+        backlog: the counter of waiting messages.
         definitions: returns the definitions of queues, which name the paused ones.
-        unattended: returns those of the given queues that have no consumer; raises KafkaError.
+        lookup: finds the queues without a consumer.
     """
 
-    owners: TrackerOwners
-    census: Census
-    definitions: Callable[[], Definitions]
-    unattended: Callable[[Collection[str]], Awaitable[Collection[str]]]
-    _times: Unattended = field(default_factory=Unattended)
-    _task: asyncio.Task[None] | None = None
-    _failed: bool = False
+    def __init__(
+        self,
+        owners: TrackerOwners,
+        backlog: BacklogCounter,
+        definitions: Callable[[], Definitions],
+        lookup: ConsumerLookup,
+    ) -> None:
+        super().__init__()
+        self._owners = owners
+        self._backlog = backlog
+        self._definitions = definitions
+        self._lookup = lookup
+        self._times = Unattended()
+        self._failed = False
 
-    def start(self) -> None:
-        self._task = asyncio.create_task(self._live(), name="consumer watch")
+    def metrics(self, queue: str) -> dict[str, float]:
+        """Return what :meth:`Unattended.metrics` does."""
+        return self._times.metrics(queue)
 
-    async def stop(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+    async def on_shutdown(self) -> None:
+        await self._lookup.close()
 
-    def figures(self, queue: str) -> dict[str, float]:
-        """Return what :meth:`Unattended.figures` does."""
-        return self._times.figures(queue)
-
-    async def _live(self) -> None:
+    @Service.task
+    async def _check(self) -> None:
         before_s = time.monotonic()
-        while True:
+        while not self.should_stop:
             await asyncio.sleep(LOOK_S)
             began_s = time.monotonic()
             passed_s, before_s = min(began_s - before_s, MAX_STEP_S), began_s
@@ -145,41 +150,112 @@ class ConsumerWatch:
     async def _look(self, passed_s: float) -> None:
         suspects = self._times.look(self._acquired(), self._waiting(), passed_s)
         if suspects:
-            self._times.note(suspects, await self.unattended(suspects), passed_s)
+            self._times.note(suspects, await self._lookup.unattended(suspects), passed_s)
 
     def _acquired(self) -> Counter[str]:
         sums: Counter[str] = Counter()
-        for owner in self.owners.owned.values():
+        for owner in self._owners.owned.values():
             for queue, counts in owner.tracker.book.counts.items():
                 sums[queue] += counts.acquired
         return sums
 
     def _waiting(self) -> set[str]:
-        settings = self.definitions().settings
+        settings = self._definitions().settings
         return {
-            queue for queue, counted in self.census.queues.items() if counted.waiting and not settings(queue).paused
+            queue for queue, counted in self._backlog.queues.items() if counted.waiting and not settings(queue).paused
         }
 
 
-def has_no_consumer(figures: Mapping[str, Any]) -> bool:
-    """Return whether a queue has waiting messages and no consumer; ``figures``: those of all workers, added up."""
+def has_no_consumer(metrics: Mapping[str, Any]) -> bool:
+    """Return whether a queue has waiting messages and no consumer; ``metrics``: those of all workers, added up."""
     return bool(
-        figures.get("waiting")
-        and figures.get("no_consumer_seconds", 0.0) >= NO_CONSUMER_S
+        metrics.get("waiting")
+        and metrics.get("no_consumer_seconds", 0.0) >= NO_CONSUMER_S
         # A client that acquires without being a member of the group is also a consumer; another worker may see it.
-        and figures.get("idle_seconds", 0.0) >= NO_CONSUMER_S
+        and metrics.get("idle_seconds", 0.0) >= NO_CONSUMER_S
     )
 
 
-def is_stalled(figures: Mapping[str, Any]) -> bool:
+def is_stalled(metrics: Mapping[str, Any]) -> bool:
     """Return whether a queue has waiting messages, and a consumer that receives none.
 
     A consumer with messages in flight is not stalled, however long its handlers take: it may have reached its limit.
     If it is dead, its leases end, and then nothing is in flight.
     """
     return bool(
-        figures.get("waiting")
-        and not figures["in_flight"]
-        and figures.get("idle_seconds", 0.0) >= STALLED_S
-        and not has_no_consumer(figures)
+        metrics.get("waiting")
+        and not metrics["in_flight"]
+        and metrics.get("idle_seconds", 0.0) >= STALLED_S
+        and not has_no_consumer(metrics)
     )
+
+
+async def unattended(
+    admin: AIOKafkaAdminClient, names: Names, definitions: Definitions, queues: Collection[str]
+) -> set[str]:
+    """Return the queues that no member of their group reads; raises KafkaError.
+
+    Queues whose group this client may not describe are left out. A group that the broker does not list is described
+    anyway, because this client may have no permission to see it.
+    """
+    groups = {queue: definitions.consumer_group(queue, names) for queue in queues}
+    listed = await listed_groups(admin)
+    anywhere = next(iter(listed.values()), None)
+    if anywhere is None:
+        anywhere = int((await admin.describe_cluster())["brokers"][0]["node_id"])
+    wanted = {group: listed.get(group, anywhere) for group in sorted(set(groups.values()))}
+    described = {each.name: each for each in await described_members(admin, wanted)}
+    # An unlisted group may have been looked up at a broker that is not its coordinator.
+    missing = {
+        name
+        for name, each in described.items()
+        if name not in listed and each.error == NotCoordinatorForGroupError.errno
+    }
+    return {
+        queue
+        for queue, group in groups.items()
+        if group in missing or not is_read(queue, described[group], names, definitions)
+    }
+
+
+def is_read(queue: str, group: DescribedGroup, names: Names, definitions: Definitions) -> bool:
+    """Return whether a member of a queue's group reads a partition of the queue, or may soon; raises KafkaError."""
+    if group.error == GroupAuthorizationFailedError.errno:
+        return True
+    if group.error:
+        raise for_code(group.error)(f"group {group.name} could not be described")
+    if group.members and group.state != STABLE:
+        # A rebalance: the members get their partitions at its end.
+        return True
+    own, reads = definitions.settings(queue).topic, definitions.placement(queue).reads
+    return any(
+        topic == own or (topic == names.messages and (reads is None or not set(reads).isdisjoint(numbers)))
+        for member in group.members
+        for topic, numbers in member.partitions.items()
+        if numbers
+    )
+
+
+class ConsumerLookup:
+    """Looks up consumers with its own admin client, created on first use and again after an error."""
+
+    def __init__(self, client: ClientSettings, definitions: Callable[[], Definitions]) -> None:
+        self._client = client
+        self._definitions = definitions
+        self._admin: AIOKafkaAdminClient | None = None
+
+    async def unattended(self, queues: Collection[str]) -> set[str]:
+        """Return what :func:`unattended` does; raise as it does."""
+        try:
+            if self._admin is None:
+                self._admin = paced(AIOKafkaAdminClient(**client_options(self._client)))
+                await self._admin.start()
+            return await unattended(self._admin, self._client.names, self._definitions(), queues)
+        except (KafkaError, OSError, TimeoutError, asyncio.CancelledError):
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        admin, self._admin = self._admin, None
+        if admin is not None:
+            await close_admin(admin)

@@ -1,45 +1,50 @@
-"""The open messages of one queue, as the partitions of this worker know them: for people and programs that look."""
+"""Open messages and schedules of this worker's partitions, for pages, commands and programs."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agents.ownership import Ownership
-from agents.shown import Redaction
+from agents.redaction import Redaction
 from agents.tracker import TrackerOwners
-from marq.core.copies import origin, record_id
-from marq.core.errors import ConfigError
-from marq.core.markers import Payload, Source
-from marq.core.rows import HELD, WAITING, Lease, State
+from marq.core.storage.rows import HELD, WAITING, LeaseRow, State
+from marq.settings.schedules import Schedule
+from marq.wire.errors import ConfigError
+from marq.wire.markers import Payload, Source
+from marq.wire.names import PREVIOUS_HEADER
+from marq.wire.record_headers import origin, record_id
 
-#: What can be asked for, and which messages that is.
+if TYPE_CHECKING:
+    from agents.ownership import Ownership
+
+
+#: States that a query can ask for.
 STATES: Mapping[str, tuple[State, ...]] = {"in_flight": HELD, "delayed": WAITING}
-#: Messages of one answer at the most, and how many there are when nobody says.
+#: Messages of one answer: maximum and default.
 MAX_MESSAGES, DEFAULT_MESSAGES = 1_000, 100
-#: The same where only their places are asked for.
+#: Maximum if the query asks only for places.
 MAX_PLACES = 10_000
-#: Bytes of a value, or of a header's, that are shown.
+#: Bytes of a value, or of a header's, to show.
 SHOWN_BYTES = 1_024
-#: The greatest numbers that can be asked for: of deliveries, and of the minutes of ten years.
+#: Largest numbers in a query: deliveries, and minutes (ten years).
 MAX_ATTEMPTS, MAX_MINUTES = 1_000_000, 5_270_400
 _MAX_DIGITS = 12
-#: Messages that are looked at without giving way to others: some milliseconds.
+#: Messages to process before yielding to other tasks: some milliseconds.
 _AT_ONCE = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which messages of a queue: the first ``limit`` by due time, due before ``until_ms`` if that is given.
+    """The first ``limit`` messages of a queue by due time, due before ``until_ms`` if set.
 
-    ``error``: what stands in the error or reason that they were given back with, in small letters; ``attempts``: so
-    often were they delivered at the least; ``older_ms``: so long are they open at the least; ``places``: only where
-    they stand is told.
+    ``error``: part of the error or reason of the release, case-folded; ``attempts``, ``older_ms``: minimum number of
+    deliveries and minimum age; ``places``: return only the places of messages.
     """
 
     queue: str
@@ -51,8 +56,7 @@ class Choice:
     older_ms: int = 0
     places: bool = False
 
-    def fits(self, lease: Lease, now_ms: int) -> bool:
-        """Whether a message is one of those, as far as its lease says."""
+    def fits(self, lease: LeaseRow, now_ms: int) -> bool:
         return (
             lease.queue == self.queue
             and lease.state in self.states
@@ -64,11 +68,6 @@ class Choice:
 
 
 def read_choice(queue: str, query: Mapping[str, str]) -> Choice:
-    """Return what an address asks for.
-
-    Raises:
-        ConfigError: a parameter is not allowed.
-    """
     state = query.get("state", "delayed")
     if state not in STATES:
         raise ConfigError(f"state={state}: expected one of {', '.join(STATES)}")
@@ -89,11 +88,6 @@ def read_choice(queue: str, query: Mapping[str, str]) -> Choice:
 
 
 def read_number(query: Mapping[str, str], name: str, default: int, most: int, least: int = 1) -> int:
-    """Return a number of an address.
-
-    Raises:
-        ConfigError: it is none, or too small or too great.
-    """
     text = query.get(name) or str(default)
     if not text.isascii() or not text.isdigit() or len(text) > _MAX_DIGITS or not least <= int(text) <= most:
         raise ConfigError(f"{name}={text}: expected a whole number from {least} to {most}")
@@ -111,21 +105,21 @@ def _read_moment(text: str) -> int:
 
 
 async def open_messages(owners: TrackerOwners, choice: Choice, redaction: Redaction) -> list[dict[str, Any]]:
-    """Return the messages of this worker's partitions, the first due first."""
-    found: list[tuple[int, Source, int, Lease, Ownership]] = []
+    """Return the messages of this worker's partitions, in order of their due times."""
+    first: list[tuple[int, Source, int, LeaseRow, Ownership]] = []
     for owner in list(owners.owned.values()):
         now_ms = owner.tracker.estimate_ms(int(time.monotonic() * 1000))
         for source, some in _in_pieces(owner):
             fitting = [
                 (lease.due_ms, source, number, lease, owner) for number, lease in some if choice.fits(lease, now_ms)
             ]
-            found = heapq.nsmallest(choice.limit, [*found, *fitting], key=lambda each: each[:3])
+            first = heapq.nsmallest(choice.limit, [*first, *fitting], key=lambda message: message[:3])
             await asyncio.sleep(0)
     if choice.places:
-        return [{"place": record_id(source, number), "due": moment(due_ms)} for due_ms, source, number, *_ in found]
+        return [{"place": record_id(source, number), "due": moment(due_ms)} for due_ms, source, number, *_ in first]
     shown = []
-    for each in found:
-        shown.append(_described(*each, redaction))
+    for message in first:
+        shown.append(_described(*message, redaction))
         await asyncio.sleep(0)
     return shown
 
@@ -140,28 +134,29 @@ def open_message(owners: TrackerOwners, source: Source, number: int, redaction: 
 
 
 async def sources_of(owners: TrackerOwners, queue: str) -> list[dict[str, Any]]:
-    """Return where the open messages of a queue come from, as far as they are this worker's.
+    """Return the sources of a queue's open messages in this worker's partitions.
 
-    Of each source: how many messages are held or wait, the first one's number, and the age of the oldest in seconds.
+    Of each source: the number of messages in flight and waiting, the first number, and the age of the oldest in
+    seconds.
     """
-    found: dict[Source, dict[str, Any]] = {}
+    by_source: dict[Source, dict[str, Any]] = {}
     for owner in list(owners.owned.values()):
         now_ms = owner.tracker.estimate_ms(int(time.monotonic() * 1000))
         for source, some in _in_pieces(owner):
             ours = [(number, lease) for number, lease in some if lease.queue == queue]
             if ours:
-                _add_source(found, source, ours, now_ms)
+                _add_source(by_source, source, ours, now_ms)
             await asyncio.sleep(0)
-    return list(found.values())
+    return list(by_source.values())
 
 
 def _add_source(
-    found: dict[Source, dict[str, Any]], source: Source, some: Sequence[tuple[int, Lease]], now_ms: int
+    by_source: dict[Source, dict[str, Any]], source: Source, some: Sequence[tuple[int, LeaseRow]], now_ms: int
 ) -> None:
     first = min(number for number, _ in some)
     held = sum(lease.state in HELD for _, lease in some)
     age_s = max(0.0, (now_ms - min(lease.since_ms for _, lease in some)) / 1000)
-    row = found.setdefault(
+    row = by_source.setdefault(
         source,
         {"topic": source.topic, "partition": source.partition, "first_open": first, "in_flight": 0, "waiting": 0,
          "oldest_seconds": 0.0},
@@ -172,17 +167,17 @@ def _add_source(
     row["oldest_seconds"] = max(row["oldest_seconds"], age_s)
 
 
-def _in_pieces(owner: Ownership) -> Iterator[tuple[Source, list[tuple[int, Lease]]]]:
+def _in_pieces(owner: Ownership) -> Iterator[tuple[Source, list[tuple[int, LeaseRow]]]]:
     for source, leases in owner.tracker.book.leases_by_source():
         for start in range(0, len(leases), _AT_ONCE):
             yield source, leases[start : start + _AT_ONCE]
 
 
 def _described(
-    due_ms: int, source: Source, number: int, lease: Lease, owner: Ownership, redaction: Redaction
+    due_ms: int, source: Source, number: int, lease: LeaseRow, owner: Ownership, redaction: Redaction
 ) -> dict[str, Any]:
     now_ms = owner.tracker.estimate_ms(int(time.monotonic() * 1000))
-    payload = owner.payload(source, number)
+    payload = owner.engine.payload(source, number)
     place = record_id(source, number)
     shown: dict[str, Any] = {
         "id": place,
@@ -212,9 +207,47 @@ def _content(source: Source, number: int, payload: Payload, redaction: Redaction
 
 
 def moment(ms: int) -> str:
-    """Return a time of the log for people and programs (ISO 8601, UTC)."""
+    """Return a time of the log in ISO 8601, UTC."""
     try:
         return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
     except (OverflowError, ValueError, OSError):
-        # Further off than a calendar goes.
+        # Beyond the calendar.
         return "never"
+
+
+def described_schedules(owners: Iterable[Ownership]) -> list[dict[str, Any]]:
+    """Return the schedules whose home partitions this worker owns."""
+    return [
+        _schedule(owner, schedule)
+        for owner in owners
+        if owner.state == "owner"
+        for schedule in owner.engine.planner.schedules()
+    ]
+
+
+def _schedule(owner: Ownership, schedule: Schedule) -> dict[str, Any]:
+    planner, book = owner.engine.planner, owner.tracker.book
+    source = planner.source(schedule)
+    opened, last_s = book.open_in(source), book.last_number(source)
+    if opened:
+        last_s = _previous(owner.engine.payload(source, min(opened)))
+    return {
+        "name": schedule.name,
+        "queue": schedule.queue,
+        "cron": schedule.cron,
+        "timezone": schedule.timezone,
+        "enabled": schedule.enabled,
+        "catch_up": schedule.catch_up,
+        "next": _moment_or_none(min([lease.due_ms for lease in opened.values()], default=None)),
+        "last": _moment_or_none(None if last_s is None else last_s * 1000),
+        "problem": planner.problem(schedule) or owner.times.problems.get(schedule.name, ""),
+    }
+
+
+def _previous(payload: Payload | None) -> int | None:
+    value = dict(payload.headers).get(PREVIOUS_HEADER) if payload is not None else None
+    return None if value is None else int(value)
+
+
+def _moment_or_none(ms: int | None) -> str | None:
+    return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC).isoformat()

@@ -1,7 +1,7 @@
-"""Keeps the placements of queues in step with their settings: takes the steps of :mod:`marq.core.spread`.
+"""Keeps the placements of queues in step with their settings: takes the steps of :mod:`marq.settings.partitions`.
 
-One worker does, the owner of markers partition 0, so that nearly always one keeper writes at a time. Two at once, in a
-takeover, do no harm: what the later one says is taken back (:meth:`marq.queues.Queues.replace`).
+The owner of markers partition 0 does, so that usually one keeper writes at a time. Two at once, during a takeover, do
+no harm: the later one's write is rejected (:meth:`marq.queues.queues.Queues.replace`).
 """
 
 from __future__ import annotations
@@ -9,27 +9,37 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 
-from agents.former_partitions import former_partitions
-from marq.core.definitions import Definitions, placement_key
-from marq.core.spread import GRACE_S, Partitions, Placement, subset
-from marq.queues import Queues
-from marq.settings import ClientSettings
-from marq.topics import ensure_topics
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+from mode import Service
+
+from marq.kafka.connection import client_options, close_admin, stop_consumer
+from marq.kafka.offsets import positions_of
+from marq.kafka.paced_clients import paced
+from marq.kafka.positions import Positions
+from marq.kafka.topics import ensure_topics
+from marq.queues.queues import Queues
+from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions, placement_key
+from marq.settings.partitions import GRACE_S, Partitions, Placement, subset
+from marq.wire.errors import MarqError
+from marq.wire.markers import Source
 
 log = logging.getLogger("marq.worker")
 
-#: How often to look whether a step can be taken, and how often whether the messages topic has got more partitions.
+#: Interval between two looks for a possible step, and between two counts of the messages topic's partitions.
 LOOK_S, COUNT_S = 10.0, 60.0
-#: How long one look may take.
+#: Time limit of one look.
 LOOK_LIMIT_S = 60.0
 STOP_SECONDS = 1.0
 
 
-class PlacementKeeper:
-    """Takes steps while ``keeps`` says that it is this worker's turn."""
+class PlacementKeeper(Service):
+    """Takes steps while ``keeps`` returns True."""
 
     def __init__(
         self,
@@ -40,37 +50,31 @@ class PlacementKeeper:
         look_s: float = LOOK_S,
         grace_s: float = GRACE_S,
     ) -> None:
+        super().__init__()
         self._client = client
         self._queues = queues
         self._keeps = keeps
-        self._look_s, self._grace_s = look_s, grace_s
+        self._look_s, self._shutdown_timeout_s = look_s, grace_s
         self._changed = asyncio.Event()
-        self._stopping = False
         self._partitions = 0
         self._counted_s = 0.0
-        #: Of each queue the number of its last move, and when that was seen here first.
+        #: By queue: the number of its last move, and when this worker first saw it.
         self._seen: dict[str, tuple[int, float]] = {}
-        #: From where a queue was found to have something to read in a partition.
         self._owed: dict[tuple[str, int], int] = {}
         self._end_listening: Callable[[], None] = lambda: None
-        self._living: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    async def on_start(self) -> None:
         self._end_listening = self._queues.listen(self._changed.set)
-        self._living = asyncio.create_task(self._live(), name="placements")
+        self._keeping = self.add_future(self._keep())
 
-    async def stop(self) -> None:
+    async def on_stop(self) -> None:
         self._end_listening()
-        living, self._living = self._living, None
-        if living is not None:
-            self._stopping = True
-            self._changed.set()
-            await asyncio.wait([living], timeout=STOP_SECONDS)
-            living.cancel()
-            await asyncio.wait([living])
+        self._changed.set()
+        # A running step may finish; then it is cancelled.
+        await asyncio.wait([self._keeping], timeout=STOP_SECONDS)
 
-    async def _live(self) -> None:
-        while not self._stopping:
+    async def _keep(self) -> None:
+        while not self.should_stop:
             self._changed.clear()
             if self._keeps():
                 try:
@@ -95,7 +99,7 @@ class PlacementKeeper:
         unsettled: dict[str, Placement] = {}
         for queue in queues:
             placement = definitions.placement(queue)
-            wanted = subset(queue, partitions, definitions.settings(queue).spread)
+            wanted = subset(queue, partitions, definitions.settings(queue).partitions)
             if placement.sends != wanted:
                 moves[queue] = placement.moved(wanted)
             elif not placement.settled:
@@ -104,7 +108,7 @@ class PlacementKeeper:
         if unsettled:
             numbers = {queue: definitions.moved(queue) for queue in unsettled}
             further = await self._further(definitions, unsettled)
-            # Not those that another keeper has moved meanwhile.
+            # Except queues that another keeper has moved meanwhile.
             await self._write({queue: p for queue, p in further.items() if definitions.moved(queue) == numbers[queue]})
 
     async def _count(self) -> int:
@@ -116,15 +120,17 @@ class PlacementKeeper:
 
     async def _write(self, steps: Mapping[str, Placement]) -> None:
         if steps:
-            await self._queues.replace({placement_key(queue): each.document() or None for queue, each in steps.items()})
-        for queue, each in steps.items():
-            if each.ends is None:
-                sends, reads = _shown(each.sends), _shown(each.reads)
+            await self._queues.replace(
+                {placement_key(queue): placement.document() or None for queue, placement in steps.items()}
+            )
+        for queue, placement in steps.items():
+            if placement.ends is None:
+                sends, reads = _shown(placement.sends), _shown(placement.reads)
                 log.info("queue %s: messages are sent to partitions %s, and read in %s", queue, sends, reads)
 
     async def _further(self, definitions: Definitions, unsettled: Mapping[str, Placement]) -> dict[str, Placement]:
-        """Return the placements of which the next step can be taken."""
-        # First this and then the ends: what is sent until then counts.
+        """Return the placements whose next step can be taken."""
+        # Before the ends are read: what is sent until then counts.
         over = {queue for queue in unsettled if self._is_over(definitions.moved(queue), queue)}
         if not over and all(placement.ends is None for placement in unsettled.values()):
             return {}
@@ -134,19 +140,146 @@ class PlacementKeeper:
             log_ends = await former.ends({p for each in unsettled.values() for p in each.former(self._partitions)})
             for queue, placement in unsettled.items():
                 if placement.ends is not None:
-                    # A topic that was made anew may end before.
+                    # A recreated topic may end earlier.
                     ends[queue] = {p: min(end, log_ends[p]) for p, end in placement.ends.items() if p in log_ends}
                 elif queue in over:
                     steps[queue] = placement.ended({p: log_ends[p] for p in placement.former(self._partitions)})
             return steps | {queue: unsettled[queue].drained() for queue in await former.drained(definitions, ends)}
 
     def _is_over(self, move: int, queue: str) -> bool:
-        """Whether nobody sends any more by what was known before a queue's last move."""
+        """Return whether all senders know of a queue's last move by now."""
         now_s = time.monotonic()
         if self._seen.get(queue, (-1, 0.0))[0] != move:
             self._seen[queue] = (move, now_s)
-        return now_s - self._seen[queue][1] >= self._grace_s
+        return now_s - self._seen[queue][1] >= self._shutdown_timeout_s
 
 
 def _shown(partitions: Partitions) -> str:
     return "all" if partitions is None else ", ".join(map(str, partitions))
+
+
+#: Records before an end to search for the queue's; a longer range is left to its consumers.
+MAX_GAP = 10_000
+_POLL_MS = 100
+
+#: By queue: offsets by partition.
+Ends = Mapping[str, Mapping[int, int]]
+
+
+class FormerPartitions:
+    """Finds out whether queues have read their messages in partitions that they no longer use."""
+
+    def __init__(
+        self,
+        client: ClientSettings,
+        consumer: AIOKafkaConsumer,
+        admin: AIOKafkaAdminClient,
+        owed: dict[tuple[str, int], int],
+    ) -> None:
+        self._client = client
+        self._consumer = consumer
+        self._admin = admin
+        #: From where a queue was found to have something to read in a partition: that need not be read again.
+        self._owed = owed
+
+    async def ends(self, partitions: Iterable[int]) -> dict[int, int]:
+        ends = await self._consumer.end_offsets([self._partition(number) for number in sorted(partitions)])
+        return {partition.partition: int(end) for partition, end in ends.items()}
+
+    async def drained(self, definitions: Definitions, ends: Ends) -> list[str]:
+        """Return the queues that have received everything up to these offsets."""
+        names = self._client.names
+        groups: dict[str, list[str]] = {}
+        for queue in ends:
+            groups.setdefault(definitions.consumer_group(queue, names), []).append(queue)
+        spans: dict[tuple[str, int], tuple[int, int]] = {}
+        for group, queues in groups.items():
+            spans |= await self._unread(group, {queue: ends[queue] for queue in queues})
+        owing = {queue for queue, _ in await self._owing(spans)}
+        return [queue for queue in ends if queue not in owing]
+
+    def _partition(self, number: int) -> TopicPartition:
+        return TopicPartition(self._client.names.messages, number)
+
+    async def _unread(self, group: str, ends: Ends) -> dict[tuple[str, int], tuple[int, int]]:
+        """Return the unread ranges of a group's queues, by queue and partition."""
+        topic = self._client.names.messages
+        sources = {partition: Source(topic, partition) for queue_ends in ends.values() for partition in queue_ends}
+        try:
+            positions = await positions_of(self._client, self._admin, group, sources.values())
+        except (KafkaError, MarqError) as error:
+            # A group without any member so far has no coordinator at first; other queues can go on.
+            log.info("how far group %s has read is not known: %r", group, error)
+            positions = {source: Positions() for source in sources.values()}
+        return {
+            (queue, partition): (start, end)
+            for queue, queue_ends in ends.items()
+            for partition, end in queue_ends.items()
+            if (start := positions[sources[partition]].start([queue], 0)) < end
+        }
+
+    async def _owing(self, spans: Mapping[tuple[str, int], tuple[int, int]]) -> set[tuple[str, int]]:
+        """Return the ranges that contain a record of their queue, or are too long to read.
+
+        The last records before an end are often control records of transactions, which no consumer commits.
+        """
+        if not spans:
+            return set()
+        begins = await self._consumer.beginning_offsets([self._partition(each) for each in {p for _, p in spans}])
+        left = {
+            (queue, number): (max(start, begins[self._partition(number)]), end)
+            for (queue, number), (start, end) in spans.items()
+        }
+        owing = {
+            place for place, (start, end) in left.items() if end - start > MAX_GAP or self._owed.get(place) == start
+        }
+        sought = {(queue.encode(), p): span for (queue, p), span in left.items() if (queue, p) not in owing}
+        async for key, partition, offset in self._records(_by_partition(sought)):
+            start, end = sought.get((key, partition), (0, 0))
+            if start <= offset < end:
+                owing.add((key.decode(), partition))
+                self._owed[key.decode(), partition] = start
+        return owing
+
+    async def _records(self, spans: Mapping[int, tuple[int, int]]) -> AsyncIterator[tuple[bytes, int, int]]:
+        """Read ranges of partitions: key, partition and offset of each record with a key, and some after it."""
+        consumer = self._consumer
+        lasts = {self._partition(number): end for number, (_, end) in spans.items()}
+        consumer.assign(list(lasts))
+        for number, (start, _) in spans.items():
+            consumer.seek(self._partition(number), start)
+        while lasts:
+            for batch in (await consumer.getmany(*lasts, timeout_ms=_POLL_MS)).values():
+                for record in batch:
+                    if record.key is not None:
+                        yield record.key, record.partition, record.offset
+            lasts = {tp: end for tp, end in lasts.items() if await consumer.position(tp) < end}
+
+
+def _by_partition(spans: Mapping[tuple[bytes, int], tuple[int, int]]) -> dict[int, tuple[int, int]]:
+    """Merge the ranges of each partition into one, from the first start to the last end."""
+    ranges: dict[int, tuple[int, int]] = {}
+    for (_, partition), (start, end) in spans.items():
+        first, last = ranges.get(partition, (start, end))
+        ranges[partition] = (min(first, start), max(last, end))
+    return ranges
+
+
+@asynccontextmanager
+async def former_partitions(
+    client: ClientSettings, owed: dict[tuple[str, int], int]
+) -> AsyncIterator[FormerPartitions]:
+    """Connect; ``owed`` is kept from one look to the next. Raises KafkaError."""
+    consumer = paced(
+        AIOKafkaConsumer(
+            enable_auto_commit=False, auto_offset_reset="earliest", fetch_max_wait_ms=_POLL_MS, **client_options(client)
+        )
+    )
+    admin = paced(AIOKafkaAdminClient(**client_options(client)))
+    try:
+        await consumer.start()
+        await admin.start()
+        yield FormerPartitions(client, consumer, admin, owed)
+    finally:
+        await stop_consumer(consumer, STOP_SECONDS)
+        await close_admin(admin)

@@ -1,6 +1,6 @@
-"""Figures of the queues, as this worker's partitions know them; a worker's web page adds up those of all workers.
+"""Statistics of queues from this worker's partitions; a web page adds up those of all workers.
 
-Everything is counted by the lease books, so it survives restarts and moves with the partition.
+The lease books count everything, so counters survive restarts and move with the partition.
 """
 
 from __future__ import annotations
@@ -15,27 +15,26 @@ from typing import Any
 
 import faust
 
-from agents.census import Census, QueueCensus
+from agents.backlog_counter import BacklogCounter, QueueBacklog
 from agents.ownership import Ownership
 from agents.progress import Pace, Paces
-from agents.totals import Totals
 from agents.tracker import TrackerOwners
-from marq.core.gauges import Gauge, add_gauges
-from marq.core.handling_times import HandlingTimes
-from marq.core.rows import Counts
+from marq.core.storage.gauges import Gauge, add_gauges
+from marq.core.storage.handling_times import HandlingTimes
+from marq.core.storage.rows import Counts
 
-#: Seconds between two samples, and over how many of them a rate is taken.
+#: Seconds between two samples, and the number of samples over which a rate is measured.
 SAMPLE_SECONDS = 1.0
 RATE_SAMPLES = 10
-#: Samples after which handling times are forgotten once more: they are of the last 30 to 60 s.
+#: Samples after which old handling times are dropped: they cover the last 30 to 60 s.
 HANDLING_SAMPLES = 30
 
-#: Open messages that are counted without giving way to others: some milliseconds.
+#: Open messages to count before yielding to other tasks: some milliseconds.
 _AT_ONCE = 20_000
-#: Counters of a queue whose rates are shown.
+#: Counters of a queue that get rates.
 _RATED = ("acquired", "acked", "redelivered", "dead")
 _COUNTED = tuple(each.name for each in fields(Counts))
-#: Made once: pages add up those of thousands of queues.
+#: Built once: pages add up thousands of queues.
 _EMPTY: Mapping[str, float] = {
     **dict.fromkeys(("in_flight", "waiting_for_delivery", "waiting_for_redelivery", "waiting_for_dead_letters"), 0),
     "oldest_lease_seconds": 0.0,
@@ -44,37 +43,88 @@ _EMPTY: Mapping[str, float] = {
 }
 
 
-#: What figures have beside these only where a census is taken.
-_UNCOUNTED = QueueCensus()
+#: Metrics that exist only if a backlog counter runs.
+_UNCOUNTED = QueueBacklog()
+
+
+_FIELDS = tuple(each.name for each in fields(Counts))
+
+
+@dataclass
+class _Term:
+    """A partition's counters at its takeover and at the last sample."""
+
+    before: Mapping[str, Counts]
+    last: Mapping[str, Counts]
+
+
+@dataclass
+class Totals:
+    """Counters since the start of the worker that never fall, as Prometheus expects.
+
+    The counters of a lease book belong to its partition: they survive restarts and move between workers. Exposed as
+    they are, a takeover would look like a burst. So the counts from before the takeover are subtracted, and the counts
+    made here are kept when the partition leaves.
+
+    Markers that a former owner folded without writing are folded and counted again, up to MARQ_FLUSH_INTERVAL.
+    """
+
+    _past: dict[str, Counts] = field(default_factory=dict)
+    _terms: dict[int, _Term] = field(default_factory=dict)
+
+    def note(self, partition: int, before: Mapping[str, Counts], now: Mapping[str, Counts]) -> None:
+        """Note a partition's counters; ``before`` is a new object after each recovery of the table."""
+        term = self._terms.get(partition)
+        if term is not None and term.before is before:
+            term.last = now
+            return
+        if term is not None:
+            _add(self._past, term)
+        self._terms[partition] = _Term(before, now)
+
+    def by_queue(self) -> dict[str, Counts]:
+        totals = {queue: Counts(*_values(counts)) for queue, counts in self._past.items()}
+        for term in self._terms.values():
+            _add(totals, term)
+        return totals
+
+
+def _add(sums: dict[str, Counts], term: _Term) -> None:
+    nothing = Counts()
+    for queue, counts in term.last.items():
+        total, before = sums.setdefault(queue, Counts()), term.before.get(queue, nothing)
+        for name in _FIELDS:
+            setattr(total, name, getattr(total, name) + getattr(counts, name) - getattr(before, name))
+
+
+def _values(counts: Counts) -> list[int]:
+    return [getattr(counts, name) for name in _FIELDS]
 
 
 @dataclass
 class Statistics:
-    """Samples of the counters of the partitions that this worker owns; ``census``: None where nothing is counted."""
+    """Samples of the counters of the partitions that this worker owns; ``backlog``: the backlog counter, if any."""
 
     owners: TrackerOwners
-    census: Census | None = None
-    #: More figures of a queue: for how long it has had no consumer.
+    backlog: BacklogCounter | None = None
+    #: More metrics of a queue: for how long it has had no consumer.
     watched: Callable[[str], Mapping[str, float]] = lambda _: {}
     #: (monotonic seconds, {(partition, queue): counters}).
     samples: deque[tuple[float, dict[tuple[int, str], Counts]]] = field(
         default_factory=lambda: deque(maxlen=RATE_SAMPLES + 1)
     )
-    #: What happened here since this worker was started.
     totals: Totals = field(default_factory=Totals)
-    #: How fast partitions grow and are read.
     paces: Paces = field(default_factory=Paces)
-    #: By how much the last sample came late: so long the event loop gave nobody a turn.
+    #: By how much the last sample was late because the event loop was blocked.
     loop_lag_seconds: float = 0.0
     _until_turn: int = HANDLING_SAMPLES
 
     @property
     def handling(self) -> HandlingTimes:
-        """How long the messages took whose ACKs this worker read."""
-        return HandlingTimes() if self.owners.around is None else self.owners.around.handling
+        """Handling times of the messages whose ACKs this worker read."""
+        return HandlingTimes() if self.owners.context is None else self.owners.context.handling
 
     def sample(self) -> None:
-        """Note the counters as they are now."""
         totals = {
             (partition, queue): replace(counts)
             for partition, owner in self.owners.owned.items()
@@ -92,57 +142,56 @@ class Statistics:
         self.paces.note(now_s, {partition: owner.position for partition, owner in self.owners.owned.items()})
 
     def _note_totals(self, totals: Mapping[tuple[int, str], Counts]) -> None:
-        found: dict[int, dict[str, Counts]] = {partition: {} for partition in self.owners.owned}
+        by_partition: dict[int, dict[str, Counts]] = {partition: {} for partition in self.owners.owned}
         for (partition, queue), counts in totals.items():
-            found[partition][queue] = counts
-        for partition, now in found.items():
+            by_partition[partition][queue] = counts
+        for partition, counters in by_partition.items():
             before = self.owners.owned[partition].counted_before
             if before is not None:
-                self.totals.note(partition, before, now)
+                self.totals.note(partition, before, counters)
 
     def local(self) -> dict[str, Any]:
-        """Figures of this worker: ``queues`` by name, ``handled`` (how long their messages took), ``partitions``."""
+        """Return the ``queues``, ``handled`` (handling times), ``partitions`` and ``backlog`` of this worker."""
         queues: dict[str, dict[str, float]] = {}
         for owner in self.owners.owned.values():
             _add_owner(queues, owner)
         for queue, rates in self._rates().items():
             if queue in queues:
                 queues[queue].update(rates)
-        self._add_census(queues)
-        census = None if self.census is None else self.census.figures()
+        self._add_backlog(queues)
+        backlog = None if self.backlog is None else self.backlog.metrics()
         handled = self.handling.recent()
-        return {"queues": queues, "handled": handled, "partitions": self.partitions(), "census": census}
+        return {"queues": queues, "handled": handled, "partitions": self.partitions(), "backlog": backlog}
 
     async def open_now(self) -> dict[str, dict[str, float]]:
-        """Figures of what is open in each queue that this worker knows, giving way to others in between."""
+        """Return the open messages of each queue that this worker knows, yielding to other tasks in between."""
         queues: dict[str, dict[str, float]] = {}
         for owner in list(self.owners.owned.values()):
             for queue in owner.tracker.book.counts:
-                queues.setdefault(queue, empty_figures())
+                queues.setdefault(queue, empty_metrics())
             _add_gauges(queues, owner, await _gauges(owner))
-        self._add_census(queues)
+        self._add_backlog(queues)
         return queues
 
     async def recent(self) -> dict[str, dict[str, float]]:
-        """As :meth:`open_now`, and what happens per second."""
+        """As :meth:`open_now`, with rates."""
         queues = await self.open_now()
         for queue, rates in self._rates().items():
-            queues.setdefault(queue, empty_figures()).update(rates)
+            queues.setdefault(queue, empty_metrics()).update(rates)
         return queues
 
     def partitions(self) -> list[dict[str, Any]]:
-        """Figures of this worker's partitions."""
         return [_partition(owner, self.paces.of(owner.partition)) for owner in self.owners.owned.values()]
 
-    def _add_census(self, queues: dict[str, dict[str, float]]) -> None:
-        if self.census is None or not self.census.counts:
-            # Not known is not 0.
+    def _add_backlog(self, queues: dict[str, dict[str, float]]) -> None:
+        if self.backlog is None or not self.backlog.counts:
+            # Unknown is not 0.
             return
-        found, now_ms = self.census.queues, time.time() * 1000
-        for queue in found.keys() | queues.keys():
-            counted = found.get(queue, _UNCOUNTED)
+        backlogs, now_ms = self.backlog.queues, time.time() * 1000
+        for queue in backlogs.keys() | queues.keys():
+            counted = backlogs.get(queue, _UNCOUNTED)
             oldest_ms = counted.oldest_ms
-            queues.setdefault(queue, empty_figures()).update(
+            queues.setdefault(queue, empty_metrics()).update(
                 waiting=counted.waiting,
                 oldest_waiting_seconds=0.0 if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1000),
                 arrived=counted.arrived,
@@ -156,7 +205,7 @@ class Statistics:
         (start, first), (end, last) = self.samples[0], self.samples[-1]
         rates: dict[str, dict[str, float]] = {}
         for key, counts in last.items():
-            # A partition that was gained meanwhile brought its counters with it: they are no rate.
+            # A new partition brings its counters along; they are not a rate.
             before = first.get(key)
             if before is not None:
                 rate = rates.setdefault(key[1], dict.fromkeys((f"{name}_per_second" for name in _RATED), 0.0))
@@ -168,23 +217,23 @@ class Statistics:
 def _add_owner(queues: dict[str, dict[str, float]], owner: Ownership) -> None:
     book = owner.tracker.book
     for queue, counts in book.counts.items():
-        figures = queues.setdefault(queue, empty_figures())
+        metrics = queues.setdefault(queue, empty_metrics())
         for name in _COUNTED:
-            figures[name] += getattr(counts, name)
+            metrics[name] += getattr(counts, name)
     _add_gauges(queues, owner, book.gauges())
 
 
 def _add_gauges(queues: dict[str, dict[str, float]], owner: Ownership, gauges: Mapping[str, Gauge]) -> None:
     now_ms = owner.tracker.estimate_ms(int(time.monotonic() * 1000))
     for queue, gauge in gauges.items():
-        figures = queues.setdefault(queue, empty_figures())
-        figures["in_flight"] += gauge.in_flight
-        figures["waiting_for_redelivery"] += gauge.released
-        figures["waiting_for_dead_letters"] += gauge.rejected
-        figures["waiting_for_delivery"] += gauge.delayed
+        metrics = queues.setdefault(queue, empty_metrics())
+        metrics["in_flight"] += gauge.in_flight
+        metrics["waiting_for_redelivery"] += gauge.released
+        metrics["waiting_for_dead_letters"] += gauge.rejected
+        metrics["waiting_for_delivery"] += gauge.delayed
         if gauge.oldest_ms is not None:
             age = max(0.0, (now_ms - gauge.oldest_ms) / 1000)
-            figures["oldest_lease_seconds"] = max(figures["oldest_lease_seconds"], age)
+            metrics["oldest_lease_seconds"] = max(metrics["oldest_lease_seconds"], age)
 
 
 async def _gauges(owner: Ownership) -> dict[str, Gauge]:
@@ -196,8 +245,7 @@ async def _gauges(owner: Ownership) -> dict[str, Gauge]:
     return gauges
 
 
-def empty_figures() -> dict[str, float]:
-    """Return the figures of a queue of which nothing is known yet."""
+def empty_metrics() -> dict[str, float]:
     return dict(_EMPTY)
 
 
@@ -207,7 +255,7 @@ def _partition(owner: Ownership, pace: Pace) -> dict[str, Any]:
         "partition": owner.partition,
         "state": owner.state,
         "alarm": owner.alarm,
-        "stopped_before": None if owner.stopped_before is None else owner.stopped_before[0],
+        "stopped_before": None if owner.engine.stopped_before is None else owner.engine.stopped_before[0],
         "applied_offset": book.applied,
         "open": len(book),
         "lag": pace.lag,
@@ -216,8 +264,8 @@ def _partition(owner: Ownership, pace: Pace) -> dict[str, Any]:
         "drain_seconds": pace.drain_seconds,
         "stalled_seconds": round(pace.stalled_seconds, 3),
         "recovered_records": owner.recovered_records,
-        "folded": owner.folded,
-        "skipped": owner.skipped,
+        "folded": owner.engine.folded,
+        "skipped": owner.engine.skipped,
         "quarantined": owner.quarantined,
         "transactions": owner.transactions,
         "takeover_seconds": round(owner.takeover_seconds, 3),
@@ -232,19 +280,19 @@ def add_up(answers: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Add up the ``queues`` of several workers; take the maximum of ages and the minimum of idle times."""
     total: dict[str, dict[str, float]] = {}
     for answer in answers:
-        for queue, figures in answer["queues"].items():
+        for queue, metrics in answer["queues"].items():
             sums = total.get(queue)
             if sums is None:
-                # Which most queues of most workers are.
-                total[queue] = {**_EMPTY, **figures}
+                # The usual case.
+                total[queue] = {**_EMPTY, **metrics}
                 continue
-            for name, value in figures.items():
-                # Not each worker may take a census.
+            for name, value in metrics.items():
+                # A worker without a backlog counter lacks some.
                 sums[name] = _COMBINED.get(name, operator.add)(sums[name], value) if name in sums else value
     return total
 
 
-#: Figures of a queue that are not added up over workers.
+#: Metrics that are not added up.
 _COMBINED: Mapping[str, Callable[[float, float], float]] = {
     "oldest_lease_seconds": max,
     "oldest_waiting_seconds": max,
@@ -253,30 +301,31 @@ _COMBINED: Mapping[str, Callable[[float, float], float]] = {
 }
 
 
-def census_of(answers: Iterable[Mapping[str, Any]], *, everyone: bool) -> dict[str, Any]:
-    """Return how far the count of what waits can be relied on; ``everyone``: each worker is known and answered.
+def backlog_of(answers: Iterable[Mapping[str, Any]], *, everyone: bool) -> dict[str, Any]:
+    """Return how reliable the backlog is; ``everyone``: each worker is known and has answered.
 
-    ``counted``: somebody takes a census; ``complete``: everyone does, and has looked at all that waited when it
-    began, or some seconds ago; ``uncounted``: records that are not looked at yet; ``strangers``: records whose key
-    names no queue; ``others``: messages of queues that nobody knows, which are too many to be shown;
-    ``switched_off``: workers that count nothing of their partitions; ``trouble``: why others do not.
+    ``counted``: some worker counts; ``complete``: all do, and have counted everything that waited some seconds ago;
+    ``uncounted``: records not read yet; ``unknown``: records whose key does not name a queue; ``others``: messages of
+    unknown queues beyond the listed ones; ``switched_off``: workers that do not count; ``trouble``: why others do not.
     """
-    taken = [answer.get("census") for answer in answers if answer["partitions"]]
-    known = [census for census in taken if census is not None]
+    reports = [answer.get("backlog") for answer in answers if answer["partitions"]]
+    counting = [backlog for backlog in reports if backlog is not None]
     return {
-        "counted": bool(known),
-        "complete": everyone and bool(known) and all(census is not None and census["complete"] for census in taken),
-        "uncounted": sum(census["uncounted"] for census in known),
-        "strangers": sum(census["strangers"] for census in known),
-        "others": sum(census.get("others", 0) for census in known),
-        "switched_off": len(taken) - len(known),
-        "trouble": sorted({trouble for census in known if (trouble := census.get("trouble", ""))}),
+        "counted": bool(counting),
+        "complete": everyone
+        and bool(counting)
+        and all(backlog is not None and backlog["complete"] for backlog in reports),
+        "uncounted": sum(backlog["uncounted"] for backlog in counting),
+        "unknown": sum(backlog["unknown"] for backlog in counting),
+        "others": sum(backlog.get("others", 0) for backlog in counting),
+        "switched_off": len(reports) - len(counting),
+        "trouble": sorted({trouble for backlog in counting if (trouble := backlog.get("trouble", ""))}),
     }
 
 
-def attach(app: faust.App, owners: TrackerOwners, census: Census | None) -> Statistics:
+def attach(app: faust.App, owners: TrackerOwners, backlog: BacklogCounter | None) -> Statistics:
     """Sample the counters of an application's partitions from its start on."""
-    statistics = Statistics(owners, census)
+    statistics = Statistics(owners, backlog)
 
     @app.timer(SAMPLE_SECONDS, name="statistics")
     async def sample(app: faust.App) -> None:

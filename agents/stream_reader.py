@@ -1,4 +1,4 @@
-"""Feeds the five steps of :mod:`marq.flow` from a Faust stream instead of a Kafka consumer of its own."""
+"""Feeds the five steps of :mod:`marq.consumer.receiver` from a Faust stream."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ from dataclasses import dataclass, field
 from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord
 
-from agents.fetched import Fetched
-from agents.standing import Standing
-from marq.core.errors import MarqError
-from marq.core.markers import Source
-from marq.offsets import Place
-from marq.positions import Positions
-from marq.reader import NotCommitted
-from marq.records import Records
-from marq.serving import Serving
+from agents.inbox import Fetched
+from agents.progress import ProgressReport
+from marq.kafka.offsets import Place
+from marq.kafka.positions import Positions
+from marq.kafka.reader import NotCommitted
+from marq.kafka.records import Records
+from marq.kafka.serving import Serving
+from marq.wire.errors import MarqError
+from marq.wire.markers import Source
 
 log = logging.getLogger("marq.handlers")
 
-#: Records that wait for the flow; past that the partitions are paused.
+#: Records that may wait for the receiver; beyond that the partitions are paused.
 MAX_WAITING = 10_000
-#: How long a fetch waits for a first record, and the pause before something that failed is tried again.
+#: How long a fetch waits for the first record, and the pause before a retry.
 FETCH_WAIT_SECONDS = 0.5
 COMMIT_SECONDS = 10.0
-#: How long finding out where to read on may take, with thousands of queues that had groups of their own; it is tried
-#: again.
+#: Time limit for looking up start positions, with thousands of queues that had groups of their own.
 PLACE_SECONDS = 60.0
-#: After which somebody who has stopped asking for records is taken to have no room for them.
+#: A receiver that has not fetched for this long is taken to have no room for records.
 ASKING_SECONDS = 2.0
-#: How long a batch may take from Faust's consumer to the reader before it is taken for lost.
+#: A batch that takes longer from Faust's consumer to the reader is taken for lost.
 DELIVERY_SECONDS = 1.0
 
 Record = ConsumerRecord[bytes, bytes]
@@ -42,21 +41,21 @@ Record = ConsumerRecord[bytes, bytes]
 
 @dataclass(frozen=True)
 class Partitions:
-    """What the reader asks of Faust's consumer."""
+    """Operations of Faust's consumer."""
 
     seek: Callable[[Source, int], Awaitable[None]]
-    #: Returns when no rebalance is under way.
+    #: Returns when no rebalance is running.
     settled: Callable[[], Awaitable[None]]
     pause: Callable[[Iterable[Source]], None]
     resume: Callable[[Iterable[Source]], None]
-    #: {partition: (offset, metadata)}; raises KafkaError when refused or unknown.
+    #: {partition: (offset, metadata)}; raises KafkaError if refused or unknown.
     commit: Callable[[Mapping[Source, tuple[int, str]]], Awaitable[None]]
-    #: Where to go on in partitions that were assigned; raises KafkaError.
+    #: Start positions of assigned partitions; raises KafkaError.
     places: Callable[[Serving, Iterable[Source]], Awaitable[Mapping[Source, Place]]]
-    #: Where the log of a partition begins, and where it ends.
+    #: First and end offset of a partition.
     log_start: Callable[[Source], Awaitable[int]]
     log_end: Callable[[Source], Awaitable[int]]
-    #: The offset after the last record that was fetched, whether or not it has been delivered; None: not known.
+    #: The offset after the last fetched record, delivered or not; None if not known.
     returned_to: Callable[[Source], int | None]
     #: Name of the committer, for the metadata of commits.
     committer: str = ""
@@ -64,7 +63,7 @@ class Partitions:
 
 @dataclass
 class _Lane:
-    """One partition: what has come of it and not been fetched, and where its next record begins."""
+    """One partition: its records that wait for the receiver, and the offset of the next record."""
 
     position: int
     positions: Positions
@@ -74,7 +73,7 @@ class _Lane:
 
 
 class StreamReader:
-    """A :class:`marq.reader.Reader` for the queues of one group, which lets an agent's stream do the reading."""
+    """A :class:`marq.kafka.reader.Reader` for the queues of one group, fed by an agent's stream."""
 
     #: Faust's consumer stays in the group by itself.
     keep_alive_s = 3600.0
@@ -83,46 +82,45 @@ class StreamReader:
         self._serving = serving
         self._partitions = partitions
         self._lanes: dict[Source, _Lane] = {}
-        #: Assigned partitions of which it is not known yet where to read on.
+        #: Assigned partitions whose start positions are not known yet.
         self._unplaced: set[Source] = set()
-        #: How often partitions have come or gone.
+        #: Number of assignments and revocations.
         self._changes = 0
         self._rewound: dict[Source, int] = {}
         self._made_anew: MarqError | None = None
         self._arrived = asyncio.Event()
         self._paused = False
-        #: Lanes to which a batch was on its way at the last look, with their positions then.
+        #: Partitions to which a batch was on its way at the last look, with their positions then.
         self._awaited: dict[Source, int] = {}
         self._looked_s = 0.0
         self._asking = False
         self._asked_s = -ASKING_SECONDS
 
-    def standings(self) -> dict[Source, Standing]:
-        """How far each partition is of which records are wanted: none while there is no room for more."""
+    def standings(self) -> dict[Source, ProgressReport]:
+        """Return the progress of partitions that should deliver records; none while there is no room."""
         if not (self._asking or time.monotonic() - self._asked_s < ASKING_SECONDS):
             return {}
         return {
-            source: Standing((lane.position,), lane.position)
+            source: ProgressReport((lane.position,), lane.position)
             for source, lane in self._lanes.items()
             if not lane.records
         }
 
     def assigned(self, sources: Iterable[Source]) -> None:
-        """Begin with new partitions: nothing of them is taken before it is known where to go on."""
+        """Begin with new partitions; take no records before their start positions are known."""
         self._changes += 1
         self._unplaced = set(sources)
         self._paused = False
         self._arrived.set()
 
     def revoked(self) -> None:
-        """Forget what was read and not fetched: the next owner reads it from the committed offset."""
+        """Forget records that were not fetched: the next owner reads them from the committed offset."""
         self._changes += 1
         self._lanes.clear()
         self._unplaced.clear()
         self._rewound.clear()
 
     async def deliver(self, source: Source, fetched: Fetched) -> None:
-        """Take a batch from the stream."""
         lane = self._lanes.get(source)
         if lane is None or source in self._rewound:
             return
@@ -137,7 +135,7 @@ class StreamReader:
         self._hold()
 
     async def _check_end(self, source: Source, lane: _Lane) -> None:
-        """Notice that a topic was made anew: its new messages must not be taken for those that were read before."""
+        """Notice a recreated topic: its new messages must not be taken for those that were read before."""
         end = await self._partitions.log_end(source)
         if end < lane.start:
             self._made_anew = MarqError(
@@ -167,7 +165,7 @@ class StreamReader:
             self._paused = False
             self._partitions.resume(self._lanes)
 
-    # --- what the flow asks -------------------------------------------------------------------------------------------
+    # --- what the receiver asks ---------------------------------------------------------------------------------------
 
     async def fetch(self, max_records: int) -> Mapping[Source, Records]:
         self._asking = True
@@ -178,7 +176,7 @@ class StreamReader:
 
     async def _fetch(self, max_records: int) -> Mapping[Source, Records]:
         if self._made_anew is not None:
-            # The process ends by it, and the next one asks the group anew where to read on.
+            # This ends the process; the next one looks its start positions up again.
             raise self._made_anew
         await self._place()
         await self._seek_back()
@@ -201,23 +199,23 @@ class StreamReader:
             return
         try:
             async with asyncio.timeout(PLACE_SECONDS):
-                found = await self._partitions.places(self._serving, wanted)
+                places = await self._partitions.places(self._serving, wanted)
                 starts = {source: await self._partitions.log_start(source) for source in wanted}
         except (TimeoutError, KafkaError) as error:
             log.warning("not known yet where to read on, trying again: %r", error)
             await asyncio.sleep(FETCH_WAIT_SECONDS)
             return
-        # Also when a rebalance gave the same partitions again: others may have read on in them meanwhile.
+        # Also if a rebalance assigned the same partitions: another member may have read on meanwhile.
         if changes != self._changes:
             return
         self._unplaced.clear()
-        for source, place in found.items():
+        for source, place in places.items():
             start = max(place.start, starts[source])
             self._lanes[source] = _Lane(start, place.positions, start)
             self._rewound[source] = start
 
     async def _look_for_lost(self) -> None:
-        """Go back for batches that were fetched and do not come: at the end of a log no later one shows the gap."""
+        """Seek back for fetched batches that do not arrive: at the end of a log no later one shows the gap."""
         now_s = time.monotonic()
         if now_s - self._looked_s < DELIVERY_SECONDS:
             return
@@ -240,19 +238,19 @@ class StreamReader:
             if count:
                 max_records -= count
                 taken[source] = self._unmet(source, Records.of([lane.records.popleft() for _ in range(count)]), lane)
-                # To the end, so that the next fetch begins with another partition.
+                # Last, so that the next fetch begins with another partition.
                 self._lanes[source] = self._lanes.pop(source)
         return taken
 
     def _unmet(self, source: Source, read: Records, lane: _Lane) -> Records:
-        """Take the keys from records that their queues have had: they are read past, and nobody gets them."""
+        """Remove the keys of records that their queues have already received: no queue gets those."""
         if read.offsets[0] >= lane.positions.furthest:
             return read
         return lane.positions.unmet(self._serving, source, read)
 
     async def _seek_back(self) -> None:
         while self._rewound:
-            # At the end of a rebalance Faust seeks to the committed offsets: only a seek after that one stays.
+            # At the end of a rebalance Faust seeks to the committed offsets, so seek after that.
             await self._partitions.settled()
             if not self._rewound:
                 return
@@ -295,7 +293,7 @@ class StreamReader:
                 lane.records.clear()
                 lane.position = offset
                 self._rewound[source] = offset
-        # What was dropped may have been why reading pauses.
+        # The dropped records may have been the reason for the pause.
         self._hold()
         self._arrived.set()
 

@@ -1,7 +1,8 @@
-"""Which records of a partition wait: those of a queue that no consumer has acquired yet.
+"""Which records of a partition wait: those that no consumer has acquired.
 
-A record is known by its offset and the queue that its key names. Acquired is what the lease book of its markers
-partition has marks of (:mod:`marq.core.marks`), so a record stops waiting with its ACQUIRE, not with a commit.
+A record is identified by its offset and the queue that its key names. The lease book of its markers partition knows the
+acquired ranges (:mod:`marq.core.storage.acquired_ranges`). So a record stops waiting with its ACQUIRE, not with a
+commit.
 """
 
 from __future__ import annotations
@@ -11,31 +12,31 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 
-from marq.core.errors import ConfigError
-from marq.core.marks import Marks
-from marq.core.names import check_queue_name
-from marq.records import Records
+from marq.core.storage.acquired_ranges import AcquiredRanges
+from marq.kafka.records import Records
+from marq.wire.errors import ConfigError
+from marq.wire.names import check_queue_name
 
-#: Names of queues that are kept apart in a partition; anybody who may send can write any key.
+#: Queue names to track per partition; senders can write any key.
 MAX_QUEUES = 50_000
-#: Offsets of an array; it becomes a range when they turn out to be one.
+#: Size of an array of offsets; it becomes a range if its offsets are consecutive.
 _FULL = 4_096
-#: A shorter run is no range of its own.
+#: Shorter runs do not get a range of their own.
 _LEAST_OF_RUN = 64
-#: How exactly it is known when a record was sent.
+#: Precision of send times.
 _TIME_STEP_MS = 1_000
-#: Times that are kept of a partition: those of a day, one a second.
+#: Send times to keep per partition: one a second for a day.
 _MAX_TIMES = 100_000
 
 
 class Offsets:
-    """Ascending offsets, of which those at the front can be dropped: 8 bytes each, and runs of them nothing."""
+    """Ascending offsets that are dropped from the front: 8 bytes each, and almost nothing for runs of them."""
 
     __slots__ = ("_count", "_front", "_pieces")
 
     def __init__(self) -> None:
         self._pieces: deque[range | array[int]] = deque()
-        #: How many of the first piece are dropped.
+        #: Dropped offsets of the first piece.
         self._front = 0
         self._count = 0
 
@@ -57,7 +58,7 @@ class Offsets:
         return self._pieces[-1][-1]
 
     def extend(self, offsets: Sequence[int]) -> None:
-        """Add offsets, ascending and above all that are there."""
+        """Append ascending offsets above all others."""
         first, count = offsets[0], len(offsets)
         run = offsets[-1] - first == count - 1
         self._count += count
@@ -75,7 +76,6 @@ class Offsets:
             last.extend(offsets)
 
     def drop_before(self, offset: int) -> None:
-        """Drop what is below an offset."""
         pieces = self._pieces
         while pieces and pieces[0][-1] < offset:
             self._count -= len(pieces.popleft()) - self._front
@@ -86,7 +86,7 @@ class Offsets:
             self._front = front
 
     def between(self, start: int, end: int) -> int:
-        """Return how many are in a range."""
+        """Return the number of offsets in a range."""
         return sum(
             max(0, bisect_left(piece, end) - max(bisect_left(piece, start), self._front if number == 0 else 0))
             for number, piece in enumerate(self._pieces)
@@ -94,9 +94,9 @@ class Offsets:
 
 
 class _Times:
-    """When the records of a partition were sent, to a second.
+    """Send times of a partition's records, to a second.
 
-    Where clocks of senders differ by more, each change is kept; of very many, every second one.
+    If senders' clocks differ by more, each change is kept; if there are too many, every second one.
     """
 
     def __init__(self) -> None:
@@ -125,15 +125,15 @@ class _Times:
 
 
 class Waiting:
-    """The records of one source that wait; ``owner``: the queue of all of them, where the topic is a queue's own.
+    """The waiting records of one source; ``owner``: the queue whose own topic it is, if any.
 
-    ``purged_to`` says of a queue up to where its records that were sent until a time are purged, 0 for none;
-    ``defined``: whether somebody has said that there is such a queue.
+    ``purged_to`` returns the offset up to which a queue's records that were sent until a time are purged, 0 if none
+    are; ``defined`` tells whether a queue is defined.
     """
 
     def __init__(
         self,
-        marks: Callable[[str], Marks | None],
+        marks: Callable[[str], AcquiredRanges | None],
         owner: str | None = None,
         purged_to: Callable[[str, int], int] = lambda _queue, _sent_ms: 0,
         defined: Callable[[str], bool] = lambda _: False,
@@ -145,25 +145,25 @@ class Waiting:
         self._queues: dict[str, Offsets] = {}
         self._times = _Times()
         self._names: dict[bytes, str] = {}
-        #: Records whose key names no queue, or one too many.
-        self.strangers = 0
-        #: Whether names were too many: of those that nobody defined or read, not all are counted.
+        #: Records whose key does not name a queue, or one too many.
+        self.unknown = 0
+        #: Whether there are too many names: some unknown queues are not counted.
         self.crowded = False
 
     def __len__(self) -> int:
-        """How many queues have something here, or had when they were last looked at."""
+        """Return the number of queues that have waiting records, or had at their last count."""
         return len(self._queues)
 
     def add(self, records: Records) -> dict[str, int]:
-        """Take the next records of the source; return how many of them each queue has."""
+        """Add the next records of the source; return how many each queue has."""
         self._times.note(records)
-        found = self._of_queues(records)
-        for queue, offsets in found.items():
+        by_queue = self._of_queues(records)
+        for queue, offsets in by_queue.items():
             self._keep(queue, offsets)
-        return {queue: len(offsets) for queue, offsets in found.items()}
+        return {queue: len(offsets) for queue, offsets in by_queue.items()}
 
     def count(self, queue: str) -> int:
-        """Return how many records of a queue wait; what has been acquired meanwhile is forgotten."""
+        """Return how many records of a queue wait, and forget those acquired meanwhile."""
         offsets = self._queues.get(queue)
         if offsets is None:
             return 0
@@ -179,22 +179,22 @@ class Waiting:
         )
 
     def oldest_ms(self, queue: str) -> int | None:
-        """Return when the first record of a queue that waits was sent, in ms since the epoch; None: none does."""
+        """Return when the first waiting record of a queue was sent, in ms since the epoch; None if none waits."""
         offsets = self._queues.get(queue)
         return self._times.of(offsets.first) if offsets else None
 
     def queues(self) -> list[str]:
-        """Return the queues of which something waits, or did when they were last counted."""
+        """Return the queues that have waiting records, or had at their last count."""
         return list(self._queues)
 
     def first(self, position: int) -> int:
-        """Return from where on all that waits stands; ``position``: nothing more has been read."""
-        found = min((offsets.first for offsets in self._queues.values()), default=position)
-        self._times.drop_before(found)
-        return found
+        """Return the offset of the first waiting record, else ``position``, the next offset to read."""
+        first = min((offsets.first for offsets in self._queues.values()), default=position)
+        self._times.drop_before(first)
+        return first
 
     def forget(self) -> None:
-        """Forget all records, as of a topic that was made anew."""
+        """Forget all records, because the topic was recreated."""
         self._queues.clear()
         self._times = _Times()
 
@@ -218,14 +218,14 @@ class Waiting:
             for offset, key in zip(offsets, keys, strict=True):
                 lists[key].append(offset)
             by_key.update(lists)
-        found: dict[str, Sequence[int]] = {}
-        for key, read in by_key.items():
+        by_queue: dict[str, Sequence[int]] = {}
+        for key, matching in by_key.items():
             queue = self._name(key)
             if queue is None:
-                self.strangers += len(read)
+                self.unknown += len(matching)
             else:
-                found[queue] = read
-        return found
+                by_queue[queue] = matching
+        return by_queue
 
     def _keep(self, queue: str, offsets: Sequence[int]) -> None:
         marks = self._marks(queue)
@@ -242,29 +242,29 @@ class Waiting:
         kept.extend(offsets)
 
     def _drop_acquired(self, queue: str, offsets: Offsets) -> None:
-        """Drop what was acquired before the first that waits, and what is purged.
+        """Drop acquired records before the first waiting one, and purged records.
 
-        Each consumer that starts leaves a gap between its marks and those of the one before it, where records of other
-        queues stand. Nothing in them is ever acquired, and what was acquired behind them would be kept for ever.
+        Each consumer that starts leaves a gap between its ranges and those of the previous one, with records of other
+        queues. Nothing in it is ever acquired, so acquired records after it would be kept forever.
         """
         marks = self._marks(queue)
         while marks is not None and offsets and (free := marks.first_free(offsets.first)) > offsets.first:
             offsets.drop_before(free)
-        # Consumers pass over what is purged, also where its markers are missing.
+        # Consumers skip purged records, even if their markers are missing.
         if offsets and (end := self._purged_to(queue, self._times.of(offsets.first))) > offsets.first:
             offsets.drop_before(end)
 
     def _name(self, key: bytes | None) -> str | None:
         if not key:
             return None
-        found = self._names.get(key)
-        if found is not None or (found := _queue_of(key)) is None:
-            return found
-        if len(self._names) >= MAX_QUEUES and not self._defined(found) and self._marks(found) is None:
+        queue = self._names.get(key)
+        if queue is not None or (queue := _queue_of(key)) is None:
+            return queue
+        if len(self._names) >= MAX_QUEUES and not self._defined(queue) and self._marks(queue) is None:
             self.crowded = True
             return None
-        self._names[key] = found
-        return found
+        self._names[key] = queue
+        return queue
 
 
 def _queue_of(key: bytes) -> str | None:

@@ -1,13 +1,13 @@
-"""A transport for Faust that hands an agent one event per fetched batch instead of one per record.
+"""A transport for Faust that gives agents one event per fetched batch instead of one per record.
 
-Stock Faust delivers about 12,800 events a second, because each takes several turns of the event loop. Here an event's
-value is a :class:`Fetched`: all records that one fetch brought of one partition. The transport also
+Stock Faust delivers about 12,800 events a second, because each takes several turns of the event loop. Here the value of
+an event is a :class:`Fetched`: all records of one partition in one fetch. The transport also
 
-* reads markers ``read_committed``, so that one written in an aborted transaction is never seen;
-* says where each batch began, so that its reader can tell a gap from the offsets that Kafka's control records take;
-* commits given offsets at once and says whether that worked, for the queue consumer agent's third step.
+* reads markers ``read_committed``, so that a marker of an aborted transaction is never seen;
+* reports where each batch began, so that readers can tell a gap from the offsets of control records;
+* commits given offsets immediately and reports the outcome, for the queue consumer agent's third step.
 
-What of Faust's private interface this relies on is listed in app/faust_api.py.
+app/faust_api.py lists the private interfaces of Faust that it uses.
 """
 
 from __future__ import annotations
@@ -26,30 +26,28 @@ from faust import Event, Schema
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP, ConsumerMessage
 
-from agents.fetched import Fetched
-from marq.connection import stop_consumer
-from marq.group_consumer import GroupConsumer
-from marq.reconnects import paced
+from agents.inbox import Fetched
+from marq.kafka.connection import stop_consumer
+from marq.kafka.group_consumer import GroupConsumer
+from marq.kafka.paced_clients import paced
 
 #: Longest wait for records in one poll; a stop or rebalance waits for it.
 _POLL_SECONDS = 1.0
-#: Least time from one fetch to the next. A fetch costs about a millisecond, however few records it brings: with some
-#: hundred small ones a second a worker took half a processor.
+#: Least time between two fetches. A fetch costs about a millisecond, however few records it returns: with hundreds of
+#: small ones a second a worker used half a processor.
 _SPACING_SECONDS = 0.005
-#: What leaving the group may take.
+#: Time limit for leaving the group.
 _STOP_SECONDS = 3.0
-#: No partition: a poll of it fetches nothing and still counts as one.
+#: No partition: polling it fetches nothing, but counts as a poll.
 _NOTHING = TP("marq", -1)
 
 
 class BatchThread(driver.AIOKafkaConsumerThread):
-    """The thread that runs the Kafka consumer."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        #: What the fetch under way has read of each partition: from, to.
+        #: By partition, the ranges that the current fetch has read.
         self._reads: dict[TP, list[tuple[int, int]]] = {}
-        #: What fetches have read without finding records, by partition: from, to.
+        #: By partition, the range that fetches have read without finding records.
         self._passed: dict[TP, tuple[int, int]] = {}
 
     def _create_worker_consumer(self, transport: driver.Transport) -> aiokafka.AIOKafkaConsumer:
@@ -63,8 +61,8 @@ class BatchThread(driver.AIOKafkaConsumerThread):
         return paced(consumer)
 
     async def on_thread_stop(self) -> None:
-        # Not that of Faust's thread: without a broker aiokafka's stop passes on a cancellation of its own, and the
-        # thread would end by it, with the application waiting for what it had still to do.
+        # Skips Faust's thread: without a broker aiokafka's stop passes on a cancellation of its own, which would end
+        # the thread while the application waits for its remaining work.
         await super(driver.AIOKafkaConsumerThread, self).on_thread_stop()
         if self._consumer is not None:
             await stop_consumer(self._consumer, _STOP_SECONDS)
@@ -80,16 +78,16 @@ class BatchThread(driver.AIOKafkaConsumerThread):
             self._note_reads(consumer, tp)
         records = await super()._fetch_records(consumer, active_partitions, timeout=timeout, max_records=max_records)
         reads, self._reads = self._reads, {}
-        found = {TP(tp.topic, tp.partition): batch for tp, batch in records.items() if batch}
+        batches = {TP(tp.topic, tp.partition): batch for tp, batch in records.items() if batch}
         return {
             tp: fetched
-            # Not only those of before: the set is Faust's own, and a rebalance adds to it while the fetch is under way.
-            for tp in reads.keys() | found.keys()
-            if (fetched := self._fetched(tp, reads.get(tp, ()), found.get(tp))) is not None
+            # Not only the initial ones: the set is Faust's own, and a rebalance adds to it during the fetch.
+            for tp in reads.keys() | batches.keys()
+            if (fetched := self._fetched(tp, reads.get(tp, ()), batches.get(tp))) is not None
         }
 
     def _fetched(self, tp: TP, reads: Sequence[tuple[int, int]], records: list[Any] | None) -> Fetched | None:
-        """Join what was read without a gap; whatever was not seen to be read is not claimed."""
+        """Join ranges that were read without a gap; claim no offset that was not read."""
         passed = self._passed.pop(tp, None)
         for start, end in reads:
             passed = (passed[0], end) if passed is not None and passed[1] == start else (start, end)
@@ -99,12 +97,12 @@ class BatchThread(driver.AIOKafkaConsumerThread):
                 *(passed if passed is not None and passed[0] <= start < end <= passed[1] else (start, end)), records
             )
         if passed is not None:
-            # Only control records, say: nothing to deliver, but the next batch begins where this one did.
+            # Only control records, for example: the next batch begins where this one did.
             self._passed[tp] = passed
         return None
 
     def _note_reads(self, consumer: aiokafka.AIOKafkaConsumer, tp: TP) -> None:
-        """Let the partition's state note what is read: positions before and after a fetch may differ by a seek."""
+        """Record each read of a partition's state: positions before and after a fetch may also differ by a seek."""
         state = self._state(consumer, tp)
         if state is not None and "consumed_to" not in vars(state):
             state.consumed_to = partial(self._consumed, tp, state)
@@ -118,44 +116,38 @@ class BatchThread(driver.AIOKafkaConsumerThread):
         return assignment.state_value(_aiokafka(tp)) if assignment else None
 
     def returned_to(self, tp: TP) -> int | None:
-        """Return the offset after the last record of a partition that a fetch has brought; None: not known."""
+        """Return the offset after the last fetched record of a partition; None if not known."""
         state = self._state(self._ensure_consumer(), tp)
         position = None if state is None else state._position
         passed_from, passed_to = self._passed.get(tp, (None, None))
         return passed_from if passed_to == position else position
 
     def log_end(self, tp: TP) -> int | None:
-        """Return where a partition ended at the last fetch, less what that found no records in; None: not known."""
+        """Return where a partition ended at the last fetch, without trailing control records; None if not known."""
         consumer = self._consumer
         state = None if consumer is None else self._state(consumer, tp)
         if state is None:
             return None
-        # A transaction ends with a record of Kafka's own, which is not waiting for anybody.
         passed_from, passed_to = self._passed.get(tp, (None, None))
         return passed_from if passed_to == state.highwater else state.highwater
 
     @property
     def member(self) -> str:
-        """The id by which the group knows this consumer."""
         return str(self._ensure_consumer()._coordinator.member_id)
 
     async def log_range(self, tp: TP) -> tuple[int, int]:
-        """Return where a partition begins and ends."""
-        found: tuple[int, int] = await self.call_thread(self._log_range, _aiokafka(tp))
-        return found
+        """Return the first and end offset of a partition."""
+        range_: tuple[int, int] = await self.call_thread(self._log_range, _aiokafka(tp))
+        return range_
 
     async def _log_range(self, partition: aiokafka.TopicPartition) -> tuple[int, int]:
-        # Both at once: a broker answers them after a fetch that waits for records, and one by one after two.
+        # Concurrently: a broker answers after a fetch that waits for records, and two requests after two.
         consumer = self._ensure_consumer()
         starts, ends = await asyncio.gather(consumer.beginning_offsets([partition]), consumer.end_offsets([partition]))
         return int(starts[partition]), int(ends[partition])
 
     async def commit_exactly(self, offsets: Mapping[TP, tuple[int, str]]) -> None:
-        """Commit offsets, each with its metadata.
-
-        Raises:
-            aiokafka.errors.KafkaError: refused, or whether it took effect is unknown.
-        """
+        """Commit offsets, each with its metadata; raise KafkaError if refused or unknown."""
         await self.call_thread(self._commit_exactly, offsets)
 
     async def _commit_exactly(self, offsets: Mapping[TP, tuple[int, str]]) -> None:
@@ -183,7 +175,7 @@ class BatchConsumer(driver.Consumer):
         self._resumed.set()
 
     def _new_offset(self, tp: TP) -> int | None:
-        # Batches of a partition are acknowledged in order, so the last one's end is what may be committed.
+        # Batches of a partition are acknowledged in order, so the last one's end may be committed.
         acked = self._acked[tp]
         if not acked:
             return None
@@ -194,12 +186,10 @@ class BatchConsumer(driver.Consumer):
 
     @property
     def member(self) -> str:
-        """The id by which the group knows this consumer."""
         return self.thread.member
 
     @property
     def thread(self) -> BatchThread:
-        """The thread that talks to Kafka."""
         return cast("BatchThread", self._thread)
 
     async def _drain_messages(self, fetcher: Any) -> None:
@@ -208,7 +198,7 @@ class BatchConsumer(driver.Consumer):
                 fetched, active = await self._wait_next_records(_POLL_SECONDS)
                 next_s = monotonic() + _SPACING_SECONDS
                 generation = self.app.consumer_generation_id
-                # The fetch may have been answered from a buffer without giving way to anybody.
+                # The fetch may have been answered from a buffer without yielding.
                 await asyncio.sleep(0)
                 if not fetched or self.should_stop:
                     continue
@@ -227,8 +217,8 @@ class BatchConsumer(driver.Consumer):
     async def _wait_next_records(self, timeout: float) -> tuple[Any, set[TP] | None]:
         if not self.flow_active or self._get_active_partitions():
             return await super()._wait_next_records(timeout)
-        # Nothing is assigned, or all of it is paused. Faust would sleep for a second, and a consumer that polls nothing
-        # for long (broker_max_poll_interval) leaves the group, and never comes back.
+        # Nothing is assigned, or everything is paused. Faust would sleep for a second, and a consumer that does not
+        # poll for long (broker_max_poll_interval) leaves the group for good.
         self._resumed.clear()
         await self.thread.getmany({_NOTHING}, 0)
         with suppress(TimeoutError):
@@ -237,7 +227,7 @@ class BatchConsumer(driver.Consumer):
         return {}, set()
 
     async def _seek_back(self) -> None:
-        # What was fetched is dropped while the flow is stopped: go back, or it would be passed over.
+        # While the flow is stopped, fetched batches are dropped: seek back, or they would be lost.
         try:
             await self.perform_seek()
         except KafkaError as error:
@@ -269,23 +259,21 @@ class BatchConsumer(driver.Consumer):
             self._read_offset[tp] = batch.end - 1
 
     def _is_held(self, tp: TP) -> bool:
-        """Whether a partition was paused by an agent, perhaps while it was fetched.
+        """Return whether an agent has paused a partition, perhaps during the fetch.
 
-        A batch that was dropped then would be missed only when a later one comes, and at the end of the log none does.
+        If its batch were dropped, only a later one would reveal the gap, and at the end of the log none comes.
         """
         return tp in self._paused_partitions and not self._is_changelog_tp(tp)
 
 
 class PacedProducer(driver.Producer):
-    """Faust's producer, which shares the process' connection attempts at a broker that is down."""
+    """Faust's producer, sharing the connection attempts of the process at a broker that is down."""
 
     def _new_producer(self, transactional_id: str | None = None) -> aiokafka.AIOKafkaProducer:
         return paced(super()._new_producer(transactional_id))
 
 
 class BatchTransport(driver.Transport):
-    """Faust's aiokafka transport with :class:`BatchConsumer`."""
-
     Consumer = BatchConsumer
     Producer = PacedProducer
 

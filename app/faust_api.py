@@ -13,12 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 #: Exact versions: each upgrade is a decision, and this list is what to read then.
-VERSIONS = {
-    "faust-streaming": "0.15.3",
-    "mode-streaming": "0.7.1",
-    "aiokafka": "0.14.0",
-    "rocksdict": "0.3.29",
-}
+VERSIONS = {"faust-streaming": "0.15.3", "mode-streaming": "0.7.1", "aiokafka": "0.14.0", "rocksdict": "0.3.29"}
 
 
 class Reliance(NamedTuple):
@@ -36,6 +31,9 @@ _PRODUCER = "faust.transport.drivers.aiokafka:Producer"
 _TRANSPORT = "faust.transport.drivers.aiokafka:Transport"
 _APP = "faust.app.base:App"
 _WORKER = "faust.worker:Worker"
+_SERVICE = "mode:Service"
+_COMMAND = "faust.cli.base:AppCommand"
+_VIEW = "faust.web:View"
 _WEB = "faust.web.drivers.aiohttp:Web"
 _ASSIGNOR = "faust.assignor.partition_assignor:PartitionAssignor"
 _STORE = "faust.stores.rocksdb:Store"
@@ -134,11 +132,15 @@ RELIANCES = (
         "(self, position)",
         "called with each piece that is read, before records are returned; seeks do not come through it",
     ),
-    # agents/writing.py
+    # agents/timer.py
+    Reliance("faust.channels:Channel", "queue", "property", "ours: a rebalance does not clear it"),
+    Reliance("faust.channels:Channel", "get_topic_name", "(self)", "what `faust agents` shows; raises where local"),
+    Reliance("faust.channels:Channel", "put", "async (self, value)", "to all streams that read the channel"),
+    # agents/partition_writer.py
     Reliance("aiokafka:AIOKafkaProducer", "_txn_manager", "instance attribute", "the way to the producer's epoch"),
     Reliance(_TRANSACTIONS, "producer_id", "property", "the same for each producer of a transactional id"),
     Reliance(_TRANSACTIONS, "producer_epoch", "property", "rises by one for each: nobody else was there meanwhile"),
-    # app/faust_app.py, app/application.py, app/handlers_process.py
+    # app/faust_app.py, app/worker/application.py, app/handlers/process.py
     Reliance(_APP, "_new_transport", "(self)", "makes our transport"),
     Reliance(_APP, "_new_web", "(self)", "makes our web server"),
     Reliance(_APP, "_create_directories", "(self)", "does nothing without tables"),
@@ -154,26 +156,37 @@ RELIANCES = (
     ),
     Reliance(_APP, "BootStrategy", "class attribute", "what App.boot_strategy is made of"),
     Reliance(_APP, "consumer_generation_id", "class attribute", "tells a batch of before a rebalance"),
-    # app/worker.py
+    # app/faust_worker.py
     Reliance(_WORKER, "__init__", "(self, app, *services, ...)", "called with the app first"),
     Reliance(_WORKER, "execute_from_commandline", "(self)", "ends by SystemExit with 0, which we replace"),
     Reliance(_WORKER, "on_setup_root_logger", "(self, logger, level)", "called when logging has been set up"),
     Reliance(_WORKER, "_on_sigint", "(self)", "starts the time limit of a stop"),
     Reliance(_WORKER, "_on_sigterm", "(self)", "starts the time limit of a stop"),
     Reliance(_WORKER, "_sentinel_task", "async (self)", "the last task of a stop, which sleeps for a second"),
-    # app/application.py
+    # app/worker/application.py
     Reliance(_APP, "http_client", "property", "made by us, with what other workers ask for"),
     Reliance(_APP, "_http_client", "class attribute", "where the property keeps it, and what is closed at the end"),
-    # app/web.py
+    # Long-lived parts of a worker.
+    Reliance(_SERVICE, "on_start", "async (self)", "called by start(); a child of a running service starts at once"),
+    Reliance(_SERVICE, "on_stop", "async (self)", "called by stop() before children and tasks end; only once"),
+    Reliance(_SERVICE, "on_shutdown", "async (self)", "called by stop() after children and tasks have ended"),
+    # app/commands/command.py
+    Reliance(_COMMAND, "__call__", "inherited", "runs the command, and ends by SystemExit"),
+    Reliance(_COMMAND, "as_click_command", "class attribute", "makes the command of click, whose help we change"),
+    # app/web/dashboard/views.py
+    Reliance(_VIEW, "from_handler", "class attribute", "makes a view of a function; ours: one that answers POSTs"),
+    Reliance(_VIEW, "get_methods", "(self)", "has HEAD for every view; ours: POST alone"),
+    # app/web/statistics.py
     Reliance(_WEB, "start_server", "async (self)", "sets the runner up, starts a site of it; ours: limits between"),
     Reliance(_WEB, "_create_site", "(self)", "makes the site of self._runner, which we make"),
     Reliance(_WEB, "default_blueprints", "class attribute", "emptied: /table and /router are open to anybody"),
     Reliance(_WEB, "production_blueprints", "class attribute", "emptied: our own page is at /"),
-    # app/tracker_assignor.py
+    # app/worker/former_member.py
     Reliance(_ASSIGNOR, "on_assignment", "(self, assignment)", "asserts that the assignment names the current address"),
     Reliance(_ASSIGNOR, "_decompress", "class attribute", "reads the user data of an assignment"),
     Reliance(_ASSIGNOR, "_compress", "class attribute", "writes it"),
-    # app/members.py
+    Reliance(_ASSIGNOR, "_url", "property", "is the address of this worker"),
+    # app/web/peers.py
     Reliance(
         _ASSIGNOR,
         "metadata",
@@ -190,7 +203,7 @@ RELIANCES = (
     Reliance(
         "aiokafka.coordinator.protocol:ConsumerProtocolMemberMetadata", "SCHEMA", "class attribute", "has user_data"
     ),
-    # app/checkup, app/dashboard/groups.py
+    # app/check, app/web/dashboard/groups.py
     Reliance(
         "aiokafka.admin:AIOKafkaAdminClient",
         "_send_request",

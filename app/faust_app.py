@@ -1,4 +1,4 @@
-"""What the two Faust applications of marq have in common: the worker's, and that of each of its handlers processes."""
+"""Common parts of Marq's two Faust applications: the worker's, and that of its handlers processes."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import faust
 from faust.auth import SASLCredentials, SSLCredentials
 
 from app.batching import BatchTransport
-from app.ending import end_with
-from app.worker import MarqWorker
+from app.faust_worker import MarqWorker
+from app.readable import end_with
 from config.settings import AppSettings
-from marq.assignor import SpreadAssignor
-from marq.core.errors import MarqError
-from marq.settings import ClientSettings
+from marq.kafka.assignor import SpreadAssignor
+from marq.settings.client import ClientSettings
+from marq.wire.errors import MarqError
 
 log = logging.getLogger("marq.worker")
 
-#: How often to look whether a rebalance is over, for which Faust has no event.
+#: Interval to check whether a rebalance is over; Faust has no event for it.
 _POLL_SECONDS = 0.02
 
-#: How long a broker may take to answer, and how much longer than a session that may be.
+#: Time limit of a broker's answer, and by how much it must exceed the session timeout.
 _REQUEST_SECONDS, _JOIN_SECONDS = 90.0, 10.0
-#: A member learns of a rebalance by its next heartbeat, so a takeover takes up to so much longer than the session.
+#: A member learns of a rebalance with its next heartbeat, so a takeover takes up to this much longer.
 HEARTBEAT_SECONDS = 0.5
 
-#: The exit code of a worker whose MARQ_INSTANCE_ID another one uses ("configuration error" in sysexits.h): a restart
-#: would take the partitions away from the other one.
+#: Exit code of a worker whose MARQ_INSTANCE_ID another one uses ("configuration error" in sysexits.h). A restart would
+#: take the partitions away from the other worker.
 EXIT_FENCED = 78
 
 Kind = TypeVar("Kind", bound="MarqApp")
@@ -43,15 +43,14 @@ class MarqApp(faust.App):
 
     settings: AppSettings
     client: ClientSettings
-    #: What the worker was started with.
     log_level: str | int | None = None
-    #: Whether its consumer sees records of transactions that are open or were aborted.
+    #: Whether its consumer sees records of open or aborted transactions.
     isolation_level = "read_committed"
-    #: Who of its group reads what; None: as Faust has it.
+    #: None: Faust's.
     group_assignor: SpreadAssignor | None = None
     #: Whether it needs a folder below the data directory.
     keeps_tables = False
-    #: The exit code after the process has stopped itself.
+    #: Exit code after the process has stopped itself.
     exit_code = 0
 
     def _new_transport(self) -> BatchTransport:
@@ -71,18 +70,18 @@ class MarqApp(faust.App):
         self.end(EXIT_FENCED)
 
     def end(self, exit_code: int) -> None:
-        """Stop this process as SIGTERM does, and exit with this code; may be called in any thread."""
+        """Stop this process as SIGTERM does, with this exit code; may be called in any thread."""
         self.exit_code = exit_code
         os.kill(os.getpid(), signal.SIGTERM)
 
     async def settled(self) -> None:
-        """Return when no rebalance is under way: until then Faust may still seek to the committed offsets."""
+        """Wait until no rebalance is running: until then Faust may still seek to the committed offsets."""
         while self.rebalancing:  # noqa: ASYNC110 (it is set in the consumer's thread, where an Event may not be)
             await asyncio.sleep(_POLL_SECONDS)
 
 
 async def or_exit(starting: Awaitable[Found]) -> Found:
-    """Wait for a step of the start; what prevents it ends the process with one sentence."""
+    """Await a step of the start; a MarqError ends the process with one sentence."""
     try:
         return await starting
     except MarqError as error:
@@ -90,7 +89,7 @@ async def or_exit(starting: Awaitable[Found]) -> Found:
 
 
 def new_app(kind: type[Kind], app_id: str, settings: AppSettings, client: ClientSettings, **more: Any) -> Kind:
-    """Make an application of our settings; its id is its consumer group."""
+    """Create an application with our settings; its id is its consumer group."""
     app = kind(
         app_id,
         broker=[f"kafka://{address}" for address in client.bootstrap_servers.split(",")],
@@ -103,11 +102,11 @@ def new_app(kind: type[Kind], app_id: str, settings: AppSettings, client: Client
         consumer_max_fetch_size=8 << 20,
         consumer_group_instance_id=settings.instance_id,
         broker_session_timeout=settings.session_timeout,
-        # Faust wants it to be the longer one; a member that joins is answered when the session of a dead one is over.
+        # Must exceed the session timeout: the join of a member is answered when the session of a dead one is over.
         broker_request_timeout=max(_REQUEST_SECONDS, settings.session_timeout + _JOIN_SECONDS),
         broker_heartbeat_interval=HEARTBEAT_SECONDS,
         broker_max_poll_records=4_000,
-        # With standbys Faust would assign partitions itself, also where there are no tables.
+        # With standbys Faust would assign partitions itself, even without tables.
         table_standby_replicas=0,
         stream_wait_empty=False,
         stream_buffer_maxsize=64,
@@ -119,7 +118,7 @@ def new_app(kind: type[Kind], app_id: str, settings: AppSettings, client: Client
 
 
 def credentials(client: ClientSettings) -> SASLCredentials | SSLCredentials | None:
-    """Return how Faust's own clients make themselves known: as all others do."""
+    """Return the credentials of Faust's own clients."""
     encrypted = client.security_protocol.endswith("SSL")
     if client.security_protocol.startswith("SASL"):
         return SASLCredentials(

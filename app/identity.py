@@ -1,7 +1,7 @@
-"""What a worker tells everybody who may describe its group: its version, and which queues.toml it published.
+"""What a worker tells everybody who may describe its group: its version and a fingerprint of its queues.toml.
 
-It is in the client id of the worker's consumer, which the broker shows with each member. So two installations that
-share a prefix by mistake can be told from one, without asking the workers themselves.
+They are part of the client id, which the broker shows with each member. So two installations that share a prefix by
+mistake can be told from one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import faust
 from faust.exceptions import AlreadyConfiguredWarning
 
 from config.queues import QueuesFile
-from marq.core.version import VERSION
+from marq.wire.version import VERSION
 
 _CLIENT_ID = re.compile(r".*-(?P<version>\d[^-]*)-q(?P<fingerprint>[0-9a-f]+)", re.DOTALL)
 
@@ -28,23 +28,21 @@ class Identity:
 
     @classmethod
     def of(cls, file: QueuesFile) -> Identity:
-        """Return that of a worker of this version with this file."""
         return cls(VERSION, file.fingerprint)
 
     @classmethod
     def read(cls, client_id: str) -> Identity | None:
-        """Return what a member's client id says, None if it is not a worker's."""
+        """Parse a member's client id; None if it is not a worker's."""
         match = _CLIENT_ID.fullmatch(client_id)
         return None if match is None else cls(match["version"], match["fingerprint"])
 
     def client_id(self, base: str) -> str:
-        """Return the client id; ``base`` is the one of the settings."""
         return f"{base}-{self.version}-q{self.fingerprint}"
 
 
 def show(app: faust.App, base: str, file: QueuesFile) -> None:
-    """Give an application, before it connects, the client id of a worker with this file."""
+    """Set the client id of a worker with this file, before the application connects."""
     with warnings.catch_warnings():
-        # Read before, which Faust takes for a use; no consumer has been made yet.
+        # Faust warns because the setting was read before; no consumer exists yet.
         warnings.simplefilter("ignore", AlreadyConfiguredWarning)
         app.conf.broker_client_id = Identity.of(file).client_id(base)

@@ -16,12 +16,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from confluent_kafka import Consumer, Producer, TopicPartition
 
-from marq.core.copies import copy
-from marq.core.fires import Destination, Fire, what_is_due
-from marq.core.marker_codec import encode
-from marq.core.markers import (
+from bench.log import Log
+from marq.core.deliveries.redeliveries import redelivery
+from marq.core.due_actions import Destination, DueAction, resolve_due
+from marq.core.storage.rows import LeaseRow, State
+from marq.settings.queue import QueueSettings
+from marq.wire.marker_codec import encode
+from marq.wire.markers import (
     BACKOFF,
     Ack,
     Acquire,
@@ -41,9 +43,7 @@ from marq.core.markers import (
     Source,
     Tick,
 )
-from marq.core.names import Names, drawn_topic, markers_partition
-from marq.core.queue import QueueSettings
-from marq.core.rows import Lease, State
+from marq.wire.names import Names, markers_partition, synthetic_topic
 
 QUEUES = ("emails", "invoices", "reports", "thumbnails")
 SETTINGS = QueueSettings(lease_ms=5_000, max_attempts=3)
@@ -56,10 +56,6 @@ LEAST_BATCH, MOST_BATCH = 300, 2_000
 TICK_EVERY = 5
 ERROR = "ConnectionError: the mail server did not answer"
 REASON = "ValueError: no such address"
-#: A producer that waits for the broker holds so many records, and so many KiB.
-_WAITING, _WAITING_KIB = 200_000, 128 * 1024
-_FLUSH_SECONDS = 300.0
-
 #: What a consumer does with a message.
 _ACK, _RELEASE, _GIVE_BACK, _LET_EXPIRE, _ACK_LATE, _REJECT = range(6)
 
@@ -151,71 +147,6 @@ class _Read:
         )
 
 
-class Log:
-    """Kafka's end of it: one producer that knows each record's offset."""
-
-    def __init__(self, servers: str) -> None:
-        self._servers = servers
-        self._producer = Producer(
-            {
-                "bootstrap.servers": servers,
-                "enable.idempotence": True,
-                "linger.ms": 20,
-                "batch.size": 1_000_000,
-                "message.max.bytes": 1_100_000,
-                "queue.buffering.max.messages": _WAITING,
-                "queue.buffering.max.kbytes": _WAITING_KIB,
-                "log_level": 3,  # a broker that has just started is no matter of warnings
-            }
-        )
-        self.ends: Counter[tuple[str, int]] = Counter()
-
-    def write(
-        self,
-        topic: str,
-        partition: int,
-        value: bytes | None,
-        key: bytes | None = None,
-        headers: Headers = (),
-        at_ms: int = 0,
-    ) -> int:
-        """Write a record and return its offset."""
-        while True:
-            try:
-                self._producer.produce(topic, value, key, partition, timestamp=at_ms, headers=list(headers))
-                break
-            except BufferError:
-                self._producer.poll(0.05)
-        self.ends[topic, partition] += 1
-        return self.ends[topic, partition] - 1
-
-    def write_all(self, topic: str, partition: int, records: Sequence[tuple[bytes, bytes]], at_ms: int) -> int:
-        """Write records without headers, keys and values; return the offset of the first."""
-        produce = self._producer.produce
-        for key, value in records:
-            while True:
-                try:
-                    produce(topic, value, key, partition, timestamp=at_ms)
-                    break
-                except BufferError:
-                    self._producer.poll(0.05)
-        self.ends[topic, partition] += len(records)
-        return self.ends[topic, partition] - len(records)
-
-    def close(self) -> None:
-        """Wait until all is written.
-
-        Raises:
-            SystemExit: the topics do not end where they must.
-        """
-        left = self._producer.flush(_FLUSH_SECONDS)
-        reader = Consumer({"bootstrap.servers": self._servers, "group.id": "bench-history"})
-        found = {place: reader.get_watermark_offsets(TopicPartition(*place), 60.0)[1] for place in self.ends}
-        reader.close()
-        if left or found != dict(self.ends):
-            raise SystemExit(f"bench: {left} records were not written; ends are {found}, expected {dict(self.ends)}")
-
-
 class History:
     """Writes the story of so many messages, a multiple of :data:`TURN`, to topics that are there and empty."""
 
@@ -228,7 +159,7 @@ class History:
         self._chance = np.random.default_rng(seed)
         self._chances = Chances()
         self._lanes = [_Lane(Source(names.messages, number)) for number in range(partitions)]
-        self._delays = [Source(drawn_topic(self._number(60)), number) for number in range(markers_partitions)]
+        self._delays = [Source(synthetic_topic(self._number(60)), number) for number in range(markers_partitions)]
         self._delayed: Counter[Source] = Counter()
         self._holder = {(queue, lane.source): self._number(62) for queue in QUEUES for lane in self._lanes}
         self._tracker = self._number(62)
@@ -291,7 +222,7 @@ class History:
         self._ask_to_move(frame, np.flatnonzero(moved) + start)
         self._cancel(frame, np.flatnonzero(cancelled) + start)
         stories = [(offsets[index], _Story(queue, payloads[index])) for index in np.flatnonzero(~cancelled).tolist()]
-        lease = Lease(queue, 0, 1, now, now, State.DELAYED)
+        lease = LeaseRow(queue, 0, 1, now, now, State.DELAYED)
         self._fire(source, [(offset, story, lease) for offset, story in stories])
 
     def _ask_to_move(self, frame: tuple[str, int, Source], chosen: np.ndarray) -> None:
@@ -304,8 +235,8 @@ class History:
         if len(chosen):
             queue, _, source = frame
             self._mark(Cancel(*frame, chosen.tolist()))
-            lease = Lease(queue, 0, 1, 0, 0, State.CANCELLED)
-            self._tell([what_is_due(source, offset, lease, SETTINGS) for offset in chosen.tolist()])
+            lease = LeaseRow(queue, 0, 1, 0, 0, State.CANCELLED)
+            self._tell([resolve_due(source, offset, lease, SETTINGS) for offset in chosen.tolist()])
             self.truth.figures[queue]["cancelled"] += len(chosen)
 
     # --- consuming ----------------------------------------------------------------------------------------------------
@@ -387,11 +318,11 @@ class History:
 
     # --- the tracker --------------------------------------------------------------------------------------------------
 
-    def _fire(self, source: Source, due: Sequence[tuple[int, _Story, Lease]]) -> None:
+    def _fire(self, source: Source, due: Sequence[tuple[int, _Story, LeaseRow]]) -> None:
         """Send what is due to the queue or to the dead letters, and tell of it."""
         fires = []
         for offset, story, lease in due:
-            fire = what_is_due(source, offset, lease, SETTINGS)
+            fire = resolve_due(source, offset, lease, SETTINGS)
             fires.append(fire)
             if fire.destination is Destination.DEAD_LETTERS:
                 self._bury(fire, story)
@@ -399,18 +330,18 @@ class History:
                 self._send_copy(fire, story)
         self._tell(fires)
 
-    def _bury(self, fire: Fire, story: _Story) -> None:
+    def _bury(self, fire: DueAction, story: _Story) -> None:
         now = _now_ms()
-        made = copy(fire, story.payload, now, None)
+        made = redelivery(fire, story.payload, now, None)
         partition = self._dead_letters % len(self._lanes)
         self._dead_letters += 1
         self._log.write(self._names.dead_letters, partition, made.value, made.key, made.headers, now)
         self.truth.rows["dead_letters"] += 1
         self._end(story, acked=False, dead=True)
 
-    def _send_copy(self, fire: Fire, story: _Story) -> None:
+    def _send_copy(self, fire: DueAction, story: _Story) -> None:
         now = _now_ms()
-        made = copy(fire, story.payload, now, None)
+        made = redelivery(fire, story.payload, now, None)
         lane = self._lanes[(fire.source.partition + 1) % len(self._lanes)]
         offset = self._log.write(*lane.source, made.value, made.key, made.headers, now)
         self.truth.rows["messages"] += 1
@@ -420,7 +351,7 @@ class History:
         story.payload = Payload(now, fire.attempt, made.key, made.headers, made.value)
         lane.copies.append((offset, story))
 
-    def _tell(self, fires: Sequence[Fire]) -> None:
+    def _tell(self, fires: Sequence[DueAction]) -> None:
         """Write the facts, a batch for each kind."""
         kinds = sorted({fire.fact_kind for fire in fires})
         for kind in kinds:
@@ -443,11 +374,11 @@ class History:
         self.truth.rows["markers"] += len(batch.offsets)
 
 
-def _lease(story: _Story, fate: int) -> Lease:
+def _lease(story: _Story, fate: int) -> LeaseRow:
     """Return the lease of a message when it is due: what its consumer has made of it."""
     states = {_RELEASE: State.RELEASED, _GIVE_BACK: State.RELEASED, _REJECT: State.REJECTED}
     texts = {_RELEASE: ERROR, _REJECT: REASON}
-    lease = Lease(story.queue, 0, story.payload.attempt, 0, 0, states.get(fate, State.LEASED))
+    lease = LeaseRow(story.queue, 0, story.payload.attempt, 0, 0, states.get(fate, State.LEASED))
     lease.counted, lease.text = fate != _GIVE_BACK, texts.get(fate, "")
     return lease
 

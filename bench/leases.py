@@ -1,4 +1,4 @@
-"""Opens a great many leases: messages, and the ACQUIRE markers of a consumer that never acknowledges."""
+"""Opens many leases: messages, and the ACQUIRE markers of a consumer that never acknowledges."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from contextlib import asynccontextmanager
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from bench.load import QUEUE, values
-from marq.connection import stop_consumer, stop_producer
-from marq.core.marker_codec import encode
-from marq.core.markers import Acquire, Columns, Source
-from marq.core.names import ATTEMPT_HEADER, Names, markers_partition
+from marq.kafka.connection import stop_consumer, stop_producer
+from marq.wire.marker_codec import encode
+from marq.wire.markers import Acquire, Columns, Source
+from marq.wire.names import ATTEMPT_HEADER, Names, markers_partition
 
 HOLDER = 0xA11CE
 #: A lease that outlives the measurement.
 LONG_MS = 24 * 3_600_000
-#: Messages of one ACQUIRE, as a consumer's fetch brings them.
+#: Messages of one ACQUIRE, as in a consumer's fetch.
 BATCH = 500
-#: How long a machine that is busy with others may take for one.
+#: Time limit of a request, for busy machines.
 REQUEST_TIMEOUT_MS = 300_000
-#: Batches on their way at a time.
+#: Batches in flight at a time.
 WINDOW = 16
 STOP_SECONDS = 5.0
 
 
 class Opener:
-    """Writes messages to one installation's topics and acquires each; both topics have as many partitions."""
+    """Writes messages to the topics of a namespace and acquires each; both topics have as many partitions."""
 
     def __init__(self, producer: AIOKafkaProducer, names: Names, partitions: int, value_bytes: int) -> None:
         self._producer = producer
@@ -38,10 +38,10 @@ class Opener:
 
     async def open(self, start: int, count: int, lease_ms: int = LONG_MS, batch: int = BATCH) -> None:
         """Send the messages with these numbers, in turn to each partition, and write their leases."""
-        room = asyncio.Semaphore(WINDOW)
+        window = asyncio.Semaphore(WINDOW)
 
         async def one(partition: int, numbers: Sequence[bytes]) -> None:
-            async with room:
+            async with window:
                 await self._open(partition, numbers, lease_ms)
 
         async with asyncio.TaskGroup() as tasks:
@@ -67,22 +67,29 @@ class Opener:
 
 @asynccontextmanager
 async def opener(servers: str, names: Names, partitions: int, value_bytes: int) -> AsyncIterator[Opener]:
+    async with marker_producer(servers, request_timeout_ms=REQUEST_TIMEOUT_MS) as producer:
+        yield Opener(producer, names, partitions, value_bytes)
+
+
+@asynccontextmanager
+async def marker_producer(servers: str, **options: int) -> AsyncIterator[AIOKafkaProducer]:
+    """Start a producer for large batches."""
     producer = AIOKafkaProducer(
         bootstrap_servers=servers,
         enable_idempotence=True,
         max_batch_size=1 << 20,
         max_request_size=4 << 20,
-        request_timeout_ms=REQUEST_TIMEOUT_MS,
+        **options,
     )
     await producer.start()
     try:
-        yield Opener(producer, names, partitions, value_bytes)
+        yield producer
     finally:
         await stop_producer(producer, STOP_SECONDS)
 
 
 class Copies:
-    """What came back: the time of the first copy of each message, by its number."""
+    """Redeliveries and delayed messages: the time of the first copy of each message, by its number."""
 
     def __init__(self, consumer: AIOKafkaConsumer) -> None:
         self._consumer = consumer
@@ -97,16 +104,16 @@ class Copies:
                         self.seen.setdefault(int.from_bytes(record.value[:8], "big"), now)
 
     async def all_of(self, numbers: range, limit: float) -> tuple[float, float]:
-        """Wait for copies of all these; return when the first and the last came.
+        """Wait for copies of all these; return when the first and the last arrived.
 
         Raises:
-            SystemExit: they did not come within the limit, in seconds.
+            SystemExit: they did not arrive within the limit, in seconds.
         """
         until = time.monotonic() + limit
         while not all(number in self.seen for number in numbers):
             if time.monotonic() > until:
-                found = sum(number in self.seen for number in numbers)
-                raise SystemExit(f"bench: {found} of {len(numbers)} messages came back within {limit} s")
+                arrived = sum(number in self.seen for number in numbers)
+                raise SystemExit(f"bench: {arrived} of {len(numbers)} messages arrived within {limit} s")
             await asyncio.sleep(0.01)
         times = [self.seen[number] for number in numbers]
         return min(times), max(times)
@@ -114,18 +121,18 @@ class Copies:
 
 @asynccontextmanager
 async def copies(servers: str, names: Names, partitions: int) -> AsyncIterator[Copies]:
-    """Read what is written to the messages topic from now on."""
+    """Read the messages topic from now on."""
     consumer = AIOKafkaConsumer(
         bootstrap_servers=servers, isolation_level="read_committed", enable_auto_commit=False, fetch_max_wait_ms=50
     )
     await consumer.start()
-    found = Copies(consumer)
+    seen = Copies(consumer)
     topic = [TopicPartition(names.messages, partition) for partition in range(partitions)]
     consumer.assign(topic)
     await consumer.seek_to_end(*topic)
-    reading = asyncio.create_task(found.read())
+    reading = asyncio.create_task(seen.read())
     try:
-        yield found
+        yield seen
     finally:
         reading.cancel()
         await asyncio.wait([reading])

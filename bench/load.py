@@ -1,17 +1,16 @@
-"""Fills a queue with numbered messages, as fast as the client goes."""
+"""Fills queues with numbered messages, as fast as the client can, and checks that all came."""
 
 from __future__ import annotations
 
-import asyncio
-import sys
-import time
-from collections.abc import Sequence
-from itertools import count as count_from
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from aiokafka import AIOKafkaProducer
 
 import marq
-from marq.core.names import Names
+from marq.settings.definitions import layer_key, placement_key
+from marq.settings.partitions import Placement, subset
+from marq.wire.names import Names
 
 QUEUE = "bench"
 CHUNK = 20_000
@@ -19,14 +18,19 @@ CHUNK = 20_000
 BATCH = 2_000
 
 
+def queue_name(number: int) -> str:
+    """Return the name of one of many queues."""
+    return f"queue-{number}"
+
+
 def values(start: int, end: int, size: int) -> list[bytes]:
-    """Messages whose first 8 bytes are their number."""
+    """Return messages whose first 8 bytes are their number."""
     padding = b"x" * (size - 8)
     return [number.to_bytes(8, "big") + padding for number in range(start, end)]
 
 
 def check(values: list[bytes], count: int) -> None:
-    """Check that each message came, by its number; raises as :func:`check_numbers`."""
+    """Check that each message came, by its number; raise as :func:`check_numbers`."""
     check_numbers([int.from_bytes(value[:8], "big") for value in values], count)
 
 
@@ -34,39 +38,40 @@ def check_numbers(numbers: Sequence[int], count: int) -> None:
     """Check that each message came.
 
     Raises:
-        SystemExit: one is missing; or one came twice, which no fault here explains.
+        SystemExit: one is missing; or one came twice, which nothing in a benchmark explains.
     """
-    found = set(numbers)
-    if found != set(range(count)) or len(numbers) != count:
-        raise SystemExit(f"bench: {count} sent, {len(numbers)} received, {len(found)} different: not a valid run")
+    different = set(numbers)
+    if different != set(range(count)) or len(numbers) != count:
+        raise SystemExit(f"bench: {count} sent, {len(numbers)} received, {len(different)} different: not a valid run")
 
 
-async def fill(servers: str, prefix: str, count: int, size: int) -> float:
-    """Send the messages; return how many per second."""
+async def fill(servers: str, prefix: str, count: int, size: int) -> None:
+    """Send numbered messages to QUEUE."""
     async with marq.Producer(servers, prefix=prefix) as producer:
-        prepared = [values(start, min(start + CHUNK, count), size) for start in range(0, count, CHUNK)]
-        begun = time.perf_counter()
-        for chunk in prepared:
-            await producer.send_many(QUEUE, chunk)
-        return count / (time.perf_counter() - begun)
+        for start in range(0, count, CHUNK):
+            await producer.send_many(QUEUE, values(start, min(start + CHUNK, count), size))
 
 
 async def fill_queues(
     servers: str, names: Names, queues: Sequence[str], count: int, size: int, partitions: int
 ) -> None:
-    """Write numbered messages of several queues, which take turns, as a plain Kafka producer does."""
+    """Write numbered messages to several queues in turn, as a plain Kafka producer does."""
     keys = [queue.encode() for queue in queues]
     async with AIOKafkaProducer(bootstrap_servers=servers, enable_idempotence=True, max_batch_size=1 << 20) as producer:
-        turn = count_from(0)
-        number = 0
-        while number < count:
+        for turn, start in enumerate(range(0, count, BATCH)):
             batch = producer.create_batch()
-            for value in values(number, min(number + BATCH, count), size):
+            for number, value in enumerate(values(start, min(start + BATCH, count), size), start):
                 assert batch.append(key=keys[number % len(keys)], value=value, timestamp=None) is not None
-                number += 1
-            await producer.send_batch(batch, names.messages, partition=next(turn) % partitions)
+            await producer.send_batch(batch, names.messages, partition=turn % partitions)
         await producer.flush()
 
 
-if __name__ == "__main__":
-    print(asyncio.run(fill(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))))
+async def place(servers: str, prefix: str, queues: Iterable[str], spread: int, partitions: int) -> None:
+    """Put queues on few partitions, as they are after a change of ``partitions`` has completed."""
+    documents: dict[bytes, Mapping[str, Any] | None] = {}
+    for queue in queues:
+        own = subset(queue, partitions, spread)
+        documents[layer_key("change", queue)] = {"partitions": spread}
+        documents[placement_key(queue)] = Placement(own, own).document()
+    async with marq.Queues(servers, prefix=prefix) as definitions:
+        await definitions.publish(documents)

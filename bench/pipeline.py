@@ -1,9 +1,9 @@
-"""Measures the data pipeline on a great many messages: ``python -m bench.pipeline --messages 10000000``.
+"""The data pipeline on many messages: ``python -m bench.pipeline --messages 10000000``.
 
-A history with a known truth (:mod:`bench.history`) is written to a Kafka of its own. Then ``ingest``, ``lifecycle`` and
-``audit`` run as their users run them, each as a process. What they find must be the truth, to the message: anything
-else ends the run. Memory is what is resident of all processes of a job at a time, shared pages each time; the broker's
-is not among it. Several sizes in one run show how time grows with size, in a plot too.
+A history with a known truth (:mod:`bench.history`) is written to Kafka. Then ``ingest``, ``lifecycle`` and ``audit``
+run as processes. Any difference between their figures and the truth ends the run. Memory is that of all processes of a
+job at a time, with shared pages counted for each. Several sizes in one run show how time grows with size, in a plot
+too.
 """
 
 from __future__ import annotations
@@ -14,29 +14,25 @@ import json
 import os
 import re
 import sys
-import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from bench.bars import Bar, show
-from bench.history import TURN, History, Log, Truth
-from bench.processes import Taken, run
-from bench.result import write_result
-from broker import EmbeddedBroker
-from marq.settings import ClientSettings
-from marq.topics import ensure_topics
+from bench.history import TURN, History, Truth
+from bench.log import Log
+from bench.processes import run as run_sampled
+from bench.report import exit_code, run
+from bench.suite import Bar, Bench, Figures, Medians, Row, Size
+from bench.worker import make_topics
 from pipeline.audit import FIGURES
 
 INGEST_PER_SECOND = 80_000
 JUDGED_PER_SECOND = 60_000
 MAX_MEMORY_GIB = 4.0
-#: A marker of the largest run may take so many times what one of the smallest takes.
+#: Limit of the time of a marker in the largest run, divided by that in the smallest.
 MAX_GROWTH = 1.2
 JOBS = ("ingest", "lifecycle", "audit")
 PLOT = Path(__file__).parents[1] / "docs" / "pipeline-scale.png"
@@ -45,115 +41,93 @@ _OPTIONS = {"audit": ("--json", "--drained")}
 _INGESTED = re.compile(r"([\d,]+) (markers|corrupt|messages|dead_letters)")
 
 
-@dataclass(frozen=True)
-class Size:
-    """So many messages of ``value_bytes``; the topics of messages and of markers have ``partitions`` each."""
-
-    messages: int = 1_000_000
-    value_bytes: int = 200
-    partitions: int = 4
-
-
-def measure(servers: str, folder: Path, size: Size, say: Callable[[str], None]) -> dict[str, Any]:
-    """Measure on a broker that is there; return the figures of one run.
+def measure(bench: Bench, messages: int) -> Figures:
+    """Measure the jobs on a history of this size.
 
     Raises:
-        SystemExit: a job failed, or what it found is not the truth.
+        SystemExit: a job failed, or its figures differ from the truth.
     """
-    prefix = f"pipeline{int(time.time())}"
-    client = ClientSettings.read(servers, {"prefix": prefix, "partitions": size.partitions}, environment={})
-    topics = asyncio.run(ensure_topics(client))
+    prefix, size = bench.prefix(), bench.size
+    client, topics = asyncio.run(make_topics(bench.servers, prefix, size.partitions))
     began = time.monotonic()
-    history = History(
-        Log(servers), client.names, topics.messages_partitions, topics.markers_partitions, size.value_bytes
-    )
-    history.write(size.messages)
+    partitions = (topics.messages_partitions, topics.markers_partitions)
+    history = History(Log(bench.servers), client.names, *partitions, size.value_bytes)
+    history.write(messages)
     truth = history.truth
-    say(f"history: {truth.rows['markers']:,} markers in {time.monotonic() - began:.1f} s")
-    environment = {**os.environ, "MARQ_BOOTSTRAP_SERVERS": servers, "MARQ_PREFIX": prefix}
-    data = folder / prefix
-    taken = {}
+    bench.say(f"history: {truth.rows['markers']:,} markers in {time.monotonic() - began:.1f} s")
+    environment = {**os.environ, "MARQ_BOOTSTRAP_SERVERS": bench.servers, "MARQ_PREFIX": prefix}
+    data = bench.folder / prefix
+    figures: Figures = {"markers": truth.rows["markers"]}
+    output = {}
     for job in JOBS:
         command = [sys.executable, "-m", "pipeline", job, "--data", str(data), *_OPTIONS.get(job, ())]
-        taken[job] = found = run(command, environment)
-        say(
-            f"{job}: {found.seconds:.1f} s, {found.cpu_seconds:.1f} s of processor time,"
-            f" at most {found.peak_bytes / 2**20:,.0f} MiB"
-        )
-        if found.code:
-            raise SystemExit(f"bench: {job} ended with exit code {found.code}:\n{found.errors}{found.output[:2_000]}")
-    compare(truth, taken["ingest"].output, json.loads(taken["audit"].output))
-    return {"markers": truth.rows["markers"], **_figures(taken), **_disk(data)}
+        taken = run_sampled(command, environment)
+        if taken.code:
+            raise SystemExit(f"bench: {job} ended with exit code {taken.code}:\n{taken.errors}{taken.output[:2_000]}")
+        output[job] = taken.output
+        figures |= {
+            f"{job}_seconds": taken.seconds,
+            f"{job}_cpu_seconds": taken.cpu_seconds,
+            f"{job}_peak_mib": taken.peak_bytes / 2**20,
+        }
+    compare(truth, output["ingest"], json.loads(output["audit"]))
+    for table in ("markers", "messages", "lifecycle"):
+        files = [file for file in (data / table).rglob("*") if file.is_file()]
+        figures[f"{table}_disk_mib"] = sum(file.stat().st_size for file in files) / 2**20
+    return figures
 
 
 def compare(truth: Truth, ingested: str, audit: dict[str, Any]) -> None:
-    """Compare what the jobs say with the truth.
+    """Compare the jobs' output with the truth.
 
     Raises:
         SystemExit: there is any difference.
     """
-    found = {table: int(count.replace(",", "")) for count, table in _INGESTED.findall(ingested)}
+    counts = {table: int(count.replace(",", "")) for count, table in _INGESTED.findall(ingested)}
     wrong = [
         f"ingest: {count:,} {table}, expected {truth.rows[table]:,}"
-        for table, count in found.items()
+        for table, count in counts.items()
         if count != truth.rows[table]
     ]
-    if found.keys() < truth.rows.keys():
-        wrong.append(f"ingest says nothing of {sorted(truth.rows.keys() - found.keys())}: {ingested!r}")
+    if counts.keys() < truth.rows.keys():
+        wrong.append(f"ingest does not mention {sorted(truth.rows.keys() - counts.keys())}: {ingested!r}")
     for queue in sorted(truth.figures.keys() | audit["queues"].keys()):
-        expected, said = truth.figures[queue], audit["queues"].get(queue, {})
+        expected, actual = truth.figures[queue], audit["queues"].get(queue, {})
         wrong += [
-            f"audit: {queue}: {said.get(name, 0):,} {name}, expected {expected[name]:,}"
+            f"audit: {queue}: {actual.get(name, 0):,} {name}, expected {expected[name]:,}"
             for name in FIGURES
-            if said.get(name, 0) != expected[name]
+            if actual.get(name, 0) != expected[name]
         ]
     if dict(audit["causes"]) != dict(truth.causes):
         wrong.append(f"audit: causes {audit['causes']}, expected {dict(truth.causes)}")
     if not audit["right"]:
         wrong.append(f"audit: not right: {audit['wrong'][:5]}")
     if wrong:
-        raise SystemExit("\n".join(["bench: the pipeline has not found the truth", *wrong]))
+        raise SystemExit("\n".join(["bench: the pipeline's figures differ from the truth", *wrong]))
 
 
-def _figures(taken: dict[str, Taken]) -> dict[str, float]:
-    return {
-        f"{job}_{name}": value
-        for job, found in taken.items()
-        for name, value in (
-            ("seconds", found.seconds),
-            ("cpu_seconds", found.cpu_seconds),
-            ("peak_mib", found.peak_bytes / 2**20),
-        )
-    }
-
-
-def _disk(data: Path) -> dict[str, float]:
-    """How many MiB the tables take."""
-    return {
-        f"{table}_disk_mib": sum(file.stat().st_size for file in (data / table).rglob("*") if file.is_file()) / 2**20
-        for table in ("markers", "messages", "lifecycle")
-    }
-
-
-def bars(figures: dict[str, Any]) -> list[Bar]:
-    """Return what is asked of a run."""
-    markers = figures["markers"]
-    judged = markers / (figures["lifecycle_seconds"] + figures["audit_seconds"])
-    memory = max(figures[f"{job}_peak_mib"] for job in JOBS) / 1024
-    return [
-        Bar("ingest, at least", markers / figures["ingest_seconds"], INGEST_PER_SECOND, "markers/s", at_least=True),
+def bars(medians: Medians) -> list[Bar]:
+    """Return the bars of the largest run, and of the growth from the smallest."""
+    smallest, *_, largest = [*medians.values(), *medians.values()]
+    markers = largest["markers"]
+    judged = markers / (largest["lifecycle_seconds"] + largest["audit_seconds"])
+    memory = max(largest[f"{job}_peak_mib"] for job in JOBS) / 1024
+    limits = [
+        Bar("ingest, at least", markers / largest["ingest_seconds"], INGEST_PER_SECOND, "markers/s", at_least=True),
         Bar("lifecycle and audit together, at least", judged, JUDGED_PER_SECOND, "markers/s", at_least=True),
         Bar("memory of a job, at the most", memory, MAX_MEMORY_GIB, "GiB"),
     ]
+    if len(medians) > 1:
+        growth = _marker_seconds(largest) / _marker_seconds(smallest)
+        limits.append(Bar("time of a marker, largest to smallest run", growth, MAX_GROWTH, "times"))
+    return limits
 
 
-def growth(runs: list[dict[str, Any]]) -> Bar:
-    """Return what is asked of several sizes: a marker of the largest takes hardly longer than one of the smallest."""
-    of_a_marker = [sum(run[f"{job}_seconds"] for job in JOBS) / run["markers"] for run in runs]
-    return Bar("time of a marker, largest to smallest run", of_a_marker[-1] / of_a_marker[0], MAX_GROWTH, "times")
+def _marker_seconds(figures: Mapping[str, float]) -> float:
+    return sum(figures[f"{job}_seconds"] for job in JOBS) / figures["markers"]
 
 
-def plot(runs: list[dict[str, Any]], path: Path) -> None:
+def plot(runs: Sequence[Figures], path: Path) -> None:
     """Draw the time of each job over the number of markers."""
     from matplotlib.figure import Figure  # slow to import
 
@@ -167,7 +141,7 @@ def plot(runs: list[dict[str, Any]], path: Path) -> None:
         ("bar of lifecycle and audit together", JUDGED_PER_SECOND, "--"),
     ):
         limits = [0, millions[-1]]
-        axes.plot(limits, [each * 1e6 / rate for each in limits], style, color="grey", linewidth=1, label=text)
+        axes.plot(limits, [limit * 1e6 / rate for limit in limits], style, color="grey", linewidth=1, label=text)
     axes.set_xlabel("million markers")
     axes.set_ylabel("seconds")
     axes.set_xlim(left=0)
@@ -176,32 +150,29 @@ def plot(runs: list[dict[str, Any]], path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-def read_sizes() -> list[Size]:
-    default = Size()
-    parser = argparse.ArgumentParser(prog="python -m bench.pipeline", description="The data pipeline, measured.")
-    parser.add_argument("--messages", type=int, nargs="+", default=[default.messages], help="one run for each")
-    parser.add_argument("--value-bytes", type=int, default=default.value_bytes, help="bytes of each message's value")
-    parser.add_argument("--partitions", type=int, default=default.partitions, help="of the topics")
-    given = parser.parse_args()
-    if any(messages < TURN or messages % TURN for messages in given.messages):
-        parser.error(f"--messages: expected a multiple of {TURN:,}")
-    return [Size(messages, given.value_bytes, given.partitions) for messages in sorted(given.messages)]
-
-
 def main() -> None:
-    sizes, console = read_sizes(), Console(stderr=True)
-    runs: list[dict[str, Any]] = []
-    for size in sizes:
-        with tempfile.TemporaryDirectory(prefix="marq-bench-") as folder, EmbeddedBroker(heap="1g") as broker:
-            runs.append(measure(broker.bootstrap_servers, Path(folder), size, partial(console.print, highlight=False)))
-    judged = bars(runs[-1])
-    if len(runs) > 1:
-        judged.append(growth(runs))
-        plot(runs, PLOT)
-    show({name: [run[name] for run in runs] for name in runs[0]}, judged, console)
-    found = [{"size": asdict(size), "figures": figures} for size, figures in zip(sizes, runs, strict=True)]
-    write_result({"runs": found, "bars": [{**asdict(bar), "met": bar.met} for bar in judged]}, "pipeline-")
-    sys.exit(not all(bar.met for bar in judged))
+    default = Size()
+    parser = argparse.ArgumentParser(prog="python -m bench.pipeline", description="Measure the data pipeline.")
+    parser.add_argument("--messages", type=int, nargs="+", default=[1_000_000], help="one run for each number")
+    parser.add_argument("--value-bytes", type=int, default=default.value_bytes, help="bytes of each message's value")
+    parser.add_argument("--partitions", type=int, default=default.partitions, help="partitions of the topics")
+    options = parser.parse_args()
+    if any(messages < TURN or messages % TURN for messages in options.messages):
+        parser.error(f"--messages: expected a multiple of {TURN:,}")
+    sizes = sorted(options.messages)
+    row = Row(
+        "pipeline",
+        "ingest, lifecycle and audit of a history whose truth is known",
+        {f"{messages:,} messages": partial(measure, messages=messages) for messages in sizes},
+        bars,
+        runs=1,
+        warm=0,
+    )
+    size = replace(default, messages=sizes[-1], value_bytes=options.value_bytes, partitions=options.partitions)
+    [outcome] = run([row], size, "pipeline-")
+    if len(outcome.medians) > 1:
+        plot([*outcome.medians.values()], PLOT)
+    sys.exit(exit_code([outcome]))
 
 
 if __name__ == "__main__":

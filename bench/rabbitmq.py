@@ -1,4 +1,4 @@
-"""A RabbitMQ broker for the benchmark: the one that RABBITMQ_URL names, or one that is started if it is installed."""
+"""A RabbitMQ broker for the benchmark: the one that RABBITMQ_URL names, or a new one if it is installed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ START_SECONDS, STOP_SECONDS = 60.0, 15.0
 
 @contextmanager
 def rabbitmq() -> Iterator[str]:
-    """Yield the URL of a broker; one that was started here has ports and a directory of its own, and ends with this.
+    """Yield the URL of a broker.
 
     Raises:
         Skipped: none is named, and none can be started.
@@ -32,9 +32,9 @@ def rabbitmq() -> Iterator[str]:
         yield url
         return
     if shutil.which(PROGRAM) is None:
-        raise Skipped(f"no {PROGRAM} is installed, and {URL} names no broker")
+        raise Skipped(f"no {PROGRAM} is installed, and {URL} is not set")
     with tempfile.TemporaryDirectory(prefix="marq-bench-rabbitmq-", ignore_cleanup_errors=True) as name:
-        # The program may go on as a user of its own.
+        # The program may switch to another user.
         Path(name).chmod(0o777)
         with _started(Path(name)) as port:
             yield f"amqp://guest:guest@{HOST}:{port}/"
@@ -54,7 +54,7 @@ def _started(folder: Path) -> Iterator[int]:
         yield port
     finally:
         _stop(process, folder)
-        # It was started by the broker, and outlives it.
+        # The broker started it, and it outlives the broker.
         subprocess.run(["epmd", "-port", str(registry), "-kill"], capture_output=True, check=False)
 
 
@@ -78,17 +78,17 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, folder: Path)
     until = time.monotonic() + START_SECONDS
     while ports.is_free(HOST, port):
         if process.poll() is not None or time.monotonic() > until:
-            said = (folder / "console").read_text(errors="replace").strip()
-            raise Skipped(f"{PROGRAM} does not start here: {said or 'it said nothing'}")
+            output = (folder / "console").read_text(errors="replace").strip()
+            raise Skipped(f"{PROGRAM} does not start here: {output or 'it wrote nothing'}")
         time.sleep(0.1)
 
 
 def _stop(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Stop the broker; what was started may be a shell that only waits for it."""
-    said = folder / "pid"
-    if said.exists() and process.poll() is None:
+    """Stop the broker; ``process`` may be a shell that only waits for it."""
+    pid_file = folder / "pid"
+    if pid_file.exists() and process.poll() is None:
         with suppress(ProcessLookupError):
-            os.kill(int(said.read_text()), signal.SIGTERM)
+            os.kill(int(pid_file.read_text()), signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(STOP_SECONDS)
     with suppress(ProcessLookupError):

@@ -1,30 +1,28 @@
-"""What the benchmark is made of: rows, each of which measures some systems in turn on a broker of its own.
+"""Rows of the benchmark: each compares some systems on a broker of its own.
 
-A row has a fresh broker, so that it finds the same whether it runs alone or after others. Each of its systems is run
-once with fewer messages, unmeasured, before anything counts: the broker's Java has compiled its paths then. Then the
-systems take turns, so that what else the machine does meets all of them. Each measurement has topics of its own, which
-are deleted after it: the next one finds the disk and the page cache as this one did.
+A row gets a fresh broker, so that its results do not depend on the rows before it. Each system first runs once with
+fewer messages, unmeasured, until the broker's Java has compiled its paths. Then the systems take turns, so that other
+load on the machine affects all of them. Each measurement has its own topics and deletes them afterwards: the next one
+finds the disk and the page cache in the same state.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import os
 import shutil
-import subprocess
-import sys
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
 from aiokafka.admin import AIOKafkaAdminClient
 
-from bench.bars import Bar
-from bench.settings import Size
+from bench.worker import BenchWorker
 from broker import EmbeddedBroker
 
 Figures = dict[str, float]
@@ -33,22 +31,63 @@ Say = Callable[[str], None]
 
 #: Messages of the unmeasured run of each system.
 WARM_MESSAGES = 100_000
-#: How long one process of a measurement may take.
-LIMIT_SECONDS = 300.0
 BROKER_HEAP = "1g"
 BROKER_PROPERTIES = {
-    # What was measured is gone from the disk before the next measurement has filled it again; the default is a minute.
+    # Deletes topics from the disk before the next measurement has filled it again; Kafka's default is a minute.
     "log.segment.delete.delay.ms": "500",
 }
+#: The size that the bars apply to.
+BARRED_MESSAGES, BARRED_RUNS = 400_000, 5
 
 
 class Skipped(Exception):
-    """A system can't be measured on this machine; the text says why."""
+    """A system cannot be measured on this machine; the text says why."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A limit that ``found`` must not exceed, or (``at_least``) must reach; a ``goal`` is stricter and optional."""
+
+    what: str
+    found: float
+    limit: float
+    unit: str
+    at_least: bool = False
+    goal: float | None = None
+
+    @property
+    def met(self) -> bool:
+        return self.found >= self.limit if self.at_least else self.found <= self.limit
+
+
+@dataclass(frozen=True)
+class Size:
+    """``messages`` of ``value_bytes`` in ``partitions``; each system is measured ``runs`` times, in turn.
+
+    ``only``: names of rows, or of families of rows; empty for all.
+    """
+
+    messages: int = BARRED_MESSAGES
+    runs: int = BARRED_RUNS
+    only: frozenset[str] = frozenset()
+    value_bytes: int = 200
+    partitions: int = 4
+
+    @classmethod
+    def from_environment(cls) -> Size:
+        """Read MESSAGES, RUNS, ONLY, VALUE_BYTES and PARTITIONS."""
+        names = ("messages", "runs", "value_bytes", "partitions")
+        numbers = {name: int(text) for name in names if (text := os.environ.get(name.upper()))}
+        return cls(only=frozenset(filter(None, os.environ.get("ONLY", "").split(","))), **numbers)
+
+    @property
+    def is_barred(self) -> bool:
+        return self.messages == BARRED_MESSAGES and self.runs >= BARRED_RUNS
 
 
 @dataclass
 class Bench:
-    """What a measurement gets: a broker that runs, a folder for data, the size, and where to say how it goes."""
+    """The environment of a measurement: a running broker, a folder for data, the size, and progress output."""
 
     servers: str
     folder: Path
@@ -58,67 +97,73 @@ class Bench:
     _prefixes: list[str] = field(default_factory=list)
 
     def prefix(self) -> str:
-        """Return a prefix for topics of one measurement; they are deleted when it has ended."""
+        """Return a prefix for the topics of one measurement; `clear` deletes them."""
         self._prefixes.append(f"bench-{uuid.uuid4().hex[:10]}")
         return self._prefixes[-1]
 
+    @contextmanager
+    def worker(self, prefix: str, settings: Mapping[str, str] | None = None) -> Iterator[BenchWorker]:
+        """Run a worker that owns all partitions."""
+        with BenchWorker(self.servers, prefix, self.folder, settings=settings) as worker:
+            worker.wait_until_owner()
+            yield worker
+
     @property
     def broker_pid(self) -> int:
-        """Of the broker's process, for what it takes."""
         assert self.broker is not None
         assert self.broker.pid is not None, "the broker has ended"
         return self.broker.pid
 
     def log_bytes(self, topic: str) -> int:
-        """Return what the broker's log files of a topic's partitions hold."""
+        """Return the size of the log files of a topic's partitions."""
         assert self.broker is not None
         files = (self.broker.data_directory / "data").glob(f"{topic}-*/*.log")
         return sum(file.stat().st_size for file in files)
 
     def clear(self) -> None:
-        """Delete all topics and folders of prefixes that were given out."""
-        prefixes = tuple(self._prefixes)
-        if prefixes:
-            asyncio.run(delete_topics(self.servers, prefixes))
-            for prefix in prefixes:
-                shutil.rmtree(self.folder / prefix, ignore_errors=True)
+        """Delete the topics and folders of all prefixes."""
+        if self._prefixes:
+            asyncio.run(_delete_topics(self.servers, self._prefixes))
+        for prefix in self._prefixes:
+            shutil.rmtree(self.folder / prefix, ignore_errors=True)
         self._prefixes.clear()
 
 
 System = Callable[[Bench], Figures]
 
 
-def _none_judged(medians: Medians) -> list[Bar]:
-    return []
-
-
-def _nothing_to_add(medians: Medians) -> list[str]:
-    return []
-
-
 @dataclass(frozen=True)
 class Row:
-    """One comparison: ``systems`` are measured in turn; ``what`` is one sentence.
+    """One comparison: ``systems`` are measured in turn; ``what`` describes it in one sentence.
 
-    Each is measured as often as the size says, ``runs`` times at the most, after one with ``warm`` messages (0: none).
-    ``of_messages`` is how many there are for each of the size's; ``broker_properties`` go over those of all rows;
-    ``bars`` and ``notes`` (lines to be printed) get the median of each figure of each system that was not skipped.
+    Args:
+        bars, notes: limits and further lines to print, from the medians of the systems that were not skipped.
+        runs: most measurements of each system, whatever the size says.
+        warm: messages of the unmeasured run; 0 for none.
+        of_messages: factor on the size's number of messages.
+        broker_properties: settings on top of BROKER_PROPERTIES.
+        by_name: run this row only if ``only`` names it.
     """
 
     name: str
     what: str
     systems: Mapping[str, System]
-    bars: Callable[[Medians], list[Bar]] = _none_judged
-    notes: Callable[[Medians], list[str]] = _nothing_to_add
+    bars: Callable[[Medians], list[Bar]] = lambda medians: []
+    notes: Callable[[Medians], list[str]] = lambda medians: []
     runs: int = 99
     warm: int = WARM_MESSAGES
     of_messages: float = 1.0
     broker_properties: Mapping[str, str] = field(default_factory=dict)
+    by_name: bool = False
+
+    def is_named(self, name: str) -> bool:
+        """Whether this is the row's name or its family's: ``work`` also names ``work-1ms``."""
+        return self.name == name or self.name.startswith(f"{name}-")
 
 
 @dataclass
 class Outcome:
-    """What a row has found. ``error`` says why it ended before its end; then there are no bars."""
+    """The results of a row; without bars if it failed with an ``error``."""
 
     row: Row
     runs: dict[str, list[Figures]] = field(default_factory=dict)
@@ -134,14 +179,14 @@ class Outcome:
 
 
 def measure(row: Row, folder: Path, size: Size, say: Say) -> Outcome:
-    """Measure a row; an error is said, and ends this row only."""
+    """Measure a row; an error ends only this row."""
     outcome = Outcome(row)
     began = time.monotonic()
     say(f"{row.name}: {row.what}")
     try:
         with EmbeddedBroker(heap=BROKER_HEAP, properties={**BROKER_PROPERTIES, **row.broker_properties}) as broker:
-            messages = replace(size, messages=round(size.messages * row.of_messages))
-            _take_turns(outcome, Bench(broker.bootstrap_servers, folder, messages, say, broker))
+            scaled = replace(size, messages=round(size.messages * row.of_messages))
+            _take_turns(outcome, Bench(broker.bootstrap_servers, folder, scaled, say, broker))
         outcome.bars = row.bars(outcome.medians)
         outcome.notes = row.notes(outcome.medians)
     except (Exception, SystemExit) as error:
@@ -164,7 +209,8 @@ def _take_turns(outcome: Outcome, bench: Bench) -> None:
             figures = _once(outcome, bench, name)
             if figures is not None:
                 outcome.runs.setdefault(name, []).append(figures)
-                bench.say(f"{row.name} {turn + 1}/{runs} {name}: {shown(figures)}")
+                text = ", ".join(f"{key.replace('_', ' ')} {format_number(value)}" for key, value in figures.items())
+                bench.say(f"{row.name} {turn + 1}/{runs} {name}: {text}")
 
 
 def _once(outcome: Outcome, bench: Bench, name: str) -> Figures | None:
@@ -180,38 +226,16 @@ def _once(outcome: Outcome, bench: Bench, name: str) -> Figures | None:
         bench.clear()
 
 
-def shown(figures: Figures) -> str:
-    return ", ".join(f"{name.replace('_', ' ')} {show_number(figure)}" for name, figure in figures.items())
-
-
-def show_number(number: float) -> str:
+def format_number(number: float) -> str:
     return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.3g}"
 
 
-def measured(module: str, *arguments: str, limit_seconds: float = LIMIT_SECONDS) -> Figures:
-    """Run a module as a process of its own; return the figures that its last line is, as JSON.
-
-    Raises:
-        SystemExit: it failed, or took longer than the limit.
-    """
-    command = [sys.executable, "-m", module, *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_seconds, check=False)
-    except subprocess.TimeoutExpired:
-        raise SystemExit(f"bench: {module} was not done after {limit_seconds} s") from None
-    if done.returncode:
-        raise SystemExit(f"bench: {module} failed:\n{done.stdout}{done.stderr}")
-    figures: Figures = json.loads(done.stdout.splitlines()[-1])
-    return figures
-
-
-async def delete_topics(servers: str, prefixes: Sequence[str]) -> None:
-    """Delete all topics whose names begin with one of these."""
+async def _delete_topics(servers: str, prefixes: Sequence[str]) -> None:
     admin = AIOKafkaAdminClient(bootstrap_servers=servers)
     await admin.start()
     try:
-        mine = [name for name in await admin.list_topics() if name.startswith(tuple(prefixes))]
-        if mine:
-            await admin.delete_topics(mine)
+        topics = [name for name in await admin.list_topics() if name.startswith(tuple(prefixes))]
+        if topics:
+            await admin.delete_topics(topics)
     finally:
         await admin.close()

@@ -1,6 +1,6 @@
-"""Puts what a whole run of the suite has found into README.md, and draws it: ``python -m bench.table [FILE]``.
+"""Write the results of a whole run into docs/benchmarks.md, and plot them: ``python -m bench.table [FILE]``.
 
-Without a file the newest one of ``bench/results`` is taken.
+Without a file it takes the newest one of ``bench/results``.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.result import RESULTS
-from bench.rows.drain import AIOKAFKA, GROUP, ITERATE, RUN, RUN_BATCH, SHARE
-from bench.rows.rabbitmq import QUORUM
-from bench.suite import show_number
+from bench.report import RESULTS
+from bench.rows.drain import AIOKAFKA, GROUP, ITERATE, QUORUM, RUN, RUN_BATCH, SHARE
+from bench.suite import format_number
 
 ROOT = Path(__file__).parents[1]
-README, DOCS = ROOT / "README.md", ROOT / "docs"
+DOCS = ROOT / "docs"
+PAGE = DOCS / "benchmarks.md"
 BEGIN, END = "<!-- bench.table begins -->", "<!-- bench.table ends -->"
 DRAINS_PNG, WORK_PNG = "bench-drains.png", "bench-work.png"
 
@@ -59,30 +59,29 @@ def _heading(result: Result, name: str) -> str:
     size, cores = result["size"], result["machine"].partition(",")[0]
     versions = ", ".join(f"{library} {version}" for library, version in result["versions"].items())
     return (
-        f"Medians of {size['runs']} alternated runs (3 where a run takes long) on {result['date'][:10]}; {cores}, which"
-        f" the broker, the worker and the consumers share. {size['messages']:,} messages of {size['value_bytes']} bytes"
-        f" in {size['partitions']} partitions where nothing else is said. {versions}. All figures of all runs:"
-        f" `bench/results/{name}`."
+        f"Medians of {size['runs']} alternated runs (3 for long runs) on {result['date'][:10]}; {cores}, shared by"
+        f" broker, worker and consumers. {size['messages']:,} messages of {size['value_bytes']} bytes in"
+        f" {size['partitions']} partitions unless stated otherwise. {versions}. All results: `bench/results/{name}`."
     )
 
 
 def _tables(rows: Mapping[str, Any]) -> Iterator[str]:
     if "drain" in rows:
         yield _drains(rows["drain"]["medians"])
-        yield f"![Rates of drains](docs/{DRAINS_PNG})"
+        yield f"![Rates of drains]({DRAINS_PNG})"
     work = {name.partition("-")[2]: row["medians"] for name, row in rows.items() if name.startswith("work-")}
     if work:
         yield _work(work)
-        yield f"![Rates of messages that take their time](docs/{WORK_PNG})"
+        yield f"![Rates with work per message]({WORK_PNG})"
     if "rabbitmq" in rows:
         yield _rabbitmq(rows["rabbitmq"])
 
 
 def _drains(medians: Medians) -> str:
     head = (
-        "a full queue, drained by one process",
+        "drain of a full queue by one process",
         "messages/s",
-        "first one after",
+        "first message after",
         "CPU seconds: client, worker, broker",
     )
     return _table(head, [_drain(NAMES.get(name, name), found) for name, found in medians.items()])
@@ -97,7 +96,7 @@ def _drain(name: str, found: Mapping[str, float]) -> Sequence[str]:
 def _work(cells: Mapping[str, Medians]) -> str:
     systems = [name for name in (RUN, SHARE, GROUP) if all(name in medians for medians in cells.values())]
     rows = [[_waiting(cell), *(rate(medians[name]) for name in systems)] for cell, medians in cells.items()]
-    return _table(("waiting for each message, messages/s", *systems), rows)
+    return _table(("work per message (waiting), messages/s", *systems), rows)
 
 
 def _waiting(cell: str) -> str:
@@ -109,16 +108,16 @@ def _rabbitmq(row: Mapping[str, Any]) -> str:
     if QUORUM not in medians:
         return f"RabbitMQ was not measured: {row['skipped'][QUORUM]}."
     rows = [(name, rate(found)) for name, found in medians.items()]
-    return _table(("a tenth of the messages, beside RabbitMQ", "messages/s"), rows)
+    return _table(("a tenth of the messages (RabbitMQ syncs them to disk, Kafka does not)", "messages/s"), rows)
 
 
 def _bars(bars: Sequence[Mapping[str, Any]]) -> str:
     rows = [
-        (bar["what"], f"{'at least' if bar['at_least'] else 'at most'} {show_number(bar['limit'])} {bar['unit']}",
-         show_number(bar["found"]), "yes" if bar["met"] else "**no**")
+        (bar["what"], f"{'at least' if bar['at_least'] else 'at most'} {format_number(bar['limit'])} {bar['unit']}",
+         format_number(bar["found"]), "yes" if bar["met"] else "**no**")
         for bar in bars
     ]  # fmt: skip
-    return _table(("what is asked for", "limit", "found", "met"), rows)
+    return _table(("bar", "limit", "measured", "met"), rows)
 
 
 def rate(found: Mapping[str, float]) -> str:
@@ -195,9 +194,9 @@ def _save(figure: Any, axes: Any, title: str, path: Path) -> None:
 def main() -> None:
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else newest()
     result = json.loads(path.read_text(encoding="utf-8"))
-    README.write_text(placed(README.read_text(encoding="utf-8"), render(result, path.name)), encoding="utf-8")
+    PAGE.write_text(placed(PAGE.read_text(encoding="utf-8"), render(result, path.name)), encoding="utf-8")
     plot(result["rows"], DOCS)
-    print(f"{README.name} and the plots in {DOCS.name} show {path.name}")
+    print(f"{PAGE.name} and the plots in {DOCS.name} show {path.name}")
 
 
 if __name__ == "__main__":

@@ -1,109 +1,103 @@
-"""A worker process for a benchmark, and what its web page says."""
+"""The namespace that a benchmark measures: its topics, and workers with their memory and CPU time."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import socket
-import subprocess
-import sys
+import itertools
 import time
-import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+import rig.worker
 from bench.processes import cpu_seconds, memory_bytes
+from marq.kafka.topics import Topics, ensure_topics
+from marq.settings.client import ClientSettings
+from rig.worker import START_SECONDS
 
-START_SECONDS = 180.0
+#: Time limit of a wait; on a busy machine, a worker may have a million rows to restore.
+LIMIT_SECONDS = 600.0
+POLL_SECONDS = 0.02
+#: Gives each worker of a prefix its own log.
+_numbers = itertools.count(1)
 
 
-class BenchWorker:
-    """``faust -A app worker`` on a prefix of its own; ``machine`` names one of the prefix's data directories.
+async def make_topics(servers: str, prefix: str, partitions: int, **options: int) -> tuple[ClientSettings, Topics]:
+    """Create the topics of a namespace, including the changelog."""
+    settings: Mapping[str, Any] = {"prefix": prefix, "partitions": partitions, **options}
+    client = ClientSettings.read(servers, settings, environment={})
+    return client, await ensure_topics(client, changelog=True)
 
-    ``settings`` are further variables of its environment.
-    """
+
+class BenchWorker(rig.worker.Worker):
+    """A worker; ``machine`` names its data directory, ``settings`` are further variables of its environment."""
 
     def __init__(
         self, servers: str, prefix: str, folder: Path, machine: str = "first", settings: Mapping[str, str] | None = None
     ) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.data = folder / prefix / machine
-        self._log = folder / f"{prefix}-{self.port}.log"
         environment = {
-            **os.environ,
             "MARQ_BOOTSTRAP_SERVERS": servers,
             "MARQ_PREFIX": prefix,
-            "MARQ_DATA_DIR": str(self.data),
-            "MARQ_WEB_PORT": str(self.port),
-            # A machine that does other things, too, may let a start wait for long.
             "MARQ_CONNECT_TIMEOUT": str(START_SECONDS),
-            # A worker that was started before on its machine finds its modules compiled.
+            # As on a machine where a worker has run before, modules are compiled.
             "PYTHONDONTWRITEBYTECODE": "",
             "PYTHONPYCACHEPREFIX": str(folder / "compiled"),
             **(settings or {}),
         }
-        command = [sys.executable, "-m", "faust", "-A", "app", "worker", "-l", "info"]
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        name = f"{prefix}-{next(_numbers)}"
+        super().__init__(name, folder, environment, data=folder / prefix / machine)
+        self.start()
 
-    def kill(self) -> None:
-        """kill -9."""
-        self.process.kill()
-        self.process.wait()
+    def row(self, queue: str) -> dict[str, Any]:
+        """Return the statistics of a queue; {} while there are none."""
+        row: dict[str, Any] = self.statistics().get("queues", {}).get(queue, {})
+        return row
 
-    def log(self) -> str:
-        return self._log.read_text(errors="replace")
+    def wait_until(
+        self, condition: Callable[[], object], limit: float = LIMIT_SECONDS, pause: float = POLL_SECONDS
+    ) -> None:
+        """Wait for a condition.
 
-    def figures(self) -> dict[str, Any]:
-        """What ``/api/queues`` says; empty while it does not answer."""
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/queues", timeout=2) as answer:
-                found: dict[str, Any] = json.load(answer)
-                return found
-        except OSError:
-            return {}
-
-    def wait_until_owner(self) -> None:
-        """Return when the worker owns all markers partitions."""
-        until = time.monotonic() + START_SECONDS
-        while time.monotonic() < until:
-            states = [p["state"] for w in self.figures().get("workers", []) for p in w["partitions"]]
-            if states and all(state == "owner" for state in states):
-                return
-            time.sleep(0.1)
-        raise SystemExit(f"bench: the worker was not ready after {START_SECONDS} s; see {self._log}")
-
-    def wait_until_drained(self, queue: str, acked: int, limit: float = 60.0) -> None:
-        """Return when the tracker has folded every ack and its table is empty."""
+        Raises:
+            SystemExit: it does not hold within the limit; the text has the worker's statistics.
+        """
         until = time.monotonic() + limit
-        while time.monotonic() < until:
-            row = self.figures().get("queues", {}).get(queue, {})
-            if row.get("acked") == acked and row.get("in_flight") == 0:
-                return
-            time.sleep(0.02)
-        raise SystemExit(f"bench: the tracker was not done after {limit} s: {self.figures().get('queues')}")
+        while not condition():
+            if time.monotonic() > until:
+                queues = str(self.statistics().get("queues"))[:2_000]
+                raise SystemExit(f"bench: not within {limit:g} s; log: {self.log_file}; queues: {queues}")
+            time.sleep(pause)
+
+    def wait_until_drained(self, queue: str, acked: int) -> None:
+        """Wait until the tracker has folded every ack and its table is empty."""
+
+        def drained() -> bool:
+            row = self.row(queue)
+            return row.get("acked") == acked and row.get("in_flight") == 0
+
+        self.wait_until(drained)
+
+    def wait_until_shared(self, workers: int, partitions: int) -> None:
+        """Wait until all partitions have owners among so many workers."""
+
+        def shared() -> bool:
+            parts = [worker["partitions"] for worker in self.statistics().get("workers", [])]
+            owned = [part for own in parts for part in own if part["state"] == "owner"]
+            return len(parts) == workers and all(parts) and len(owned) == partitions
+
+        self.wait_until(shared, pause=0.2)
 
     def memory(self, field: str) -> int:
-        """Return ``VmRSS`` (now) or ``VmHWM`` (the most so far) in bytes."""
-        return memory_bytes(self.process.pid, field)
+        """Return ``VmRSS`` (now) or ``VmHWM`` (the peak) in bytes."""
+        return memory_bytes(self.pid, field)
+
+    def memory_mib(self, name: str) -> dict[str, float]:
+        """Return peak and present memory as figures whose names begin with ``name``."""
+        return {f"{name}_peak_mib": self.memory("VmHWM") / 2**20, f"{name}_mib": self.memory("VmRSS") / 2**20}
 
     def cpu_seconds(self) -> float:
-        return cpu_seconds(self.process.pid)
+        return cpu_seconds(self.pid)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(15)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+def peak_mib(figures: Mapping[str, float]) -> float:
+    """Return the highest of the peaks that `memory_mib` noted."""
+    return max(value for name, value in figures.items() if name.endswith("_peak_mib"))

@@ -3,9 +3,8 @@
 `marq` itself never imports this package: it serves `make`, the demo, the benchmarks and the tests.
 """
 
-from broker.certificates import Certificates
 from broker.embedded import EmbeddedBroker
 from broker.errors import BrokerError
-from broker.security import Security
+from broker.security import Certificates, Security
 
 __all__ = ["BrokerError", "Certificates", "EmbeddedBroker", "Security"]

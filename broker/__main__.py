@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from broker import archive, cache, jars, java
+from broker import downloads, java
+from broker.downloads import VERSION, JarList
 from broker.embedded import EmbeddedBroker
 from broker.errors import BrokerError
 
@@ -39,23 +40,19 @@ def main() -> int:
         return 130
 
 
-def prepare(further: Sequence[Path] = ()) -> None:
-    """Have Java, the jars and the archive that makes starts quick. Raises BrokerError."""
-    with _step("Java") as say:
-        runtime = java.ensure(say)
-        say(f"Java {runtime.version}: {runtime.path}")
-    with _step("Kafka's jars") as say:
-        say(f"Kafka {jars.VERSION}: {jars.ensure(say)}")
-    for file in further:
-        listed = jars.read_list(file)
-        with _step(f"jars of {listed.name}") as say:
-            say(f"{listed.name}: {jars.ensure_list(listed, say)}")
-    class_path = jars.class_path()
-    target = archive.path(runtime, class_path)
-    if not target.exists():
-        with _step("archive of Kafka's classes") as say:
-            made = _make_archive(target)
-            say(str(target) if made else "this Java writes none: the broker starts in 3 s instead of 1.5 s")
+def prepare(lists: Sequence[Path] = ()) -> None:
+    """Fetch Java and the jars, and make the archive that shortens starts. Raises BrokerError."""
+    with _step("Java") as report:
+        runtime = java.ensure(report)
+        report(f"Java {runtime.version}: {runtime.path}")
+    for jars in [JarList.read(), *map(JarList.read, lists)]:
+        with _step(f"jars of {jars.name}") as report:
+            report(f"{jars.name}: {downloads.ensure_jars(jars, report)}")
+    archive = java.archive_path(runtime, downloads.class_path())
+    if not archive.exists():
+        with _step("archive of Kafka's classes") as report:
+            made = _make_archive(archive)
+            report(str(archive) if made else "this Java writes none: the broker starts in 3 s instead of 1.5 s")
 
 
 def serve(data: Path) -> int:
@@ -72,7 +69,7 @@ def serve(data: Path) -> int:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, on_signal)
         seconds = time.monotonic() - began
-        print(f"Kafka {jars.VERSION} on {address} after {seconds:.1f} s; data in {data}; Ctrl-C stops it", flush=True)
+        print(f"Kafka {VERSION} on {address} after {seconds:.1f} s; data in {data}; Ctrl-C stops it", flush=True)
         while not stop.wait(CHECK_SECONDS):
             if not broker.running:
                 raise BrokerError(f"the broker ended by itself\n{broker.log_tail()}")
@@ -83,17 +80,17 @@ def serve(data: Path) -> int:
 def _make_archive(target: Path) -> bool:
     new = target.with_name(f"{target.name}.{os.getpid()}.new")
     try:
-        with EmbeddedBroker(java_flags=archive.create_flags(new)):
-            pass  # starting loads nearly all classes that it will ever use
+        with EmbeddedBroker(java_flags=[f"-XX:ArchiveClassesAtExit={new}"]):
+            pass  # starting loads nearly all classes
         made = new.exists()
         if not made:
-            new.touch()  # an empty one is not used, and says that trying again is no use
+            new.touch()  # an empty archive says that this Java writes none
         new.replace(target)
     except OSError as error:
-        raise cache.cannot_write(error, target) from error
+        raise downloads.cannot_write(error, target) from error
     finally:
         new.unlink(missing_ok=True)
-    archive.remove_others(target)
+    java.remove_other_archives(target)
     return made
 
 

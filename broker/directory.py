@@ -15,40 +15,27 @@ LOG_BYTES = 64 << 10
 
 
 class BrokerDirectory:
-    """The given directory, kept for ever; or a temporary one, until `remove()`."""
+    """A directory that is kept, or without a path a temporary one, until `remove()`."""
 
     def __init__(self, path: Path | None) -> None:
         self._removal: weakref.finalize[[int, Path], BrokerDirectory] | None = None
         self._unlock: weakref.finalize[[int], BrokerDirectory] | None = None
         try:
             self.path = self._make_temporary() if path is None else path
+            self.data, self.logs = self.path / "data", self.path / "logs"
+            #: Output of the JVM itself: refused flags, crashes.
+            self.console = self.logs / "console.log"
+            self.server_properties = self.path / "server.properties"
             self.logs.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise BrokerError(
-                f"the broker cannot write its directory: {error}; make room there, or choose a disk with room "
+                f"the broker cannot write its directory: {error}; free space there, or choose another disk "
                 "(TMPDIR for temporary brokers)"
             ) from error
 
     @property
-    def data(self) -> Path:
-        return self.path / "data"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
-    @property
-    def console(self) -> Path:
-        """What the JVM itself prints: refused flags, crashes."""
-        return self.logs / "console.log"
-
-    @property
-    def server_properties(self) -> Path:
-        return self.path / "server.properties"
-
-    @property
     def temporary(self) -> list[Path]:
-        """What is to be deleted when nobody needs the broker any more."""
+        """The directories to delete with the broker."""
         return [] if self._removal is None else [self.path]
 
     @property
@@ -56,26 +43,26 @@ class BrokerDirectory:
         return (self.data / "meta.properties").exists()
 
     def lock(self) -> None:
-        """Keep all others from starting a broker here until `unlock()` or this process's end. Idempotent.
+        """Prevent other processes from starting a broker here until `unlock()` or this process's end. Idempotent.
 
         Kafka has a lock of its own, but takes it late: a second broker has written into the first one's metadata by
-        then, and on a slow machine it is the first one that ends. Raises BrokerError: somebody else has it.
+        then, and on a slow machine it is the first one that ends. Raises BrokerError: another broker has it.
         """
         if self._unlock is not None:
             return
         try:
             file = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
-            raise BrokerError(f"the broker cannot write its directory: {error}; make room there") from error
+            raise BrokerError(f"the broker cannot write its directory: {error}; free space there") from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(file)
-            raise BrokerError(f"another broker uses {self.path}: stop that one or choose another directory") from error
+            raise BrokerError(f"another broker uses {self.path}: stop it or choose another directory") from error
         self._unlock = weakref.finalize(self, os.close, file)
 
     def unlock(self) -> None:
-        """Let others start a broker here; does nothing if this one has no lock."""
+        """Let other processes start a broker here. Idempotent."""
         if self._unlock is not None:
             self._unlock()
             self._unlock = None
@@ -83,17 +70,17 @@ class BrokerDirectory:
     def write_settings(self, properties: Mapping[str, str]) -> None:
         try:
             self.server_properties.write_text(settings.render(properties), encoding="ascii")
-            # An error message quotes this start's log, not the last one's.
+            # An error message must quote the log of this start.
             (self.logs / "broker.log").unlink(missing_ok=True)
         except OSError as error:
-            raise BrokerError(f"the broker cannot write its settings: {error}; make room there") from error
+            raise BrokerError(f"the broker cannot write its settings: {error}; free space there") from error
 
     def log(self) -> str:
-        """What the broker and its JVM have written since the start; of much, the end."""
+        """Return the end of the log of the broker and its JVM, since the start."""
         return "\n".join([_end_of(self.console), _end_of(self.logs / "broker.log")]).strip()
 
     def remove(self) -> None:
-        """Delete it if it was a temporary one."""
+        """Delete a temporary directory."""
         if self._removal is not None:
             self._removal()
 

@@ -8,15 +8,14 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
-from broker import archive, failure, jars, java, ports, probe, settings
+from broker import downloads, errors, java, ports, settings
 from broker.directory import BrokerDirectory
 from broker.errors import BrokerError
-from broker.membership import FIRST_NODE_ID, Membership, new_cluster_id
-from broker.process import BrokerProcess
+from broker.process import Process
 from broker.security import Security
+from broker.settings import FIRST_NODE_ID, Membership, new_cluster_id
 
 START_LIMIT_SECONDS = 60.0
 STOP_LIMIT_SECONDS = 30.0
@@ -30,16 +29,18 @@ LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 class EmbeddedBroker:
     """One Kafka node on the loopback interface, with automatic topic creation off.
 
-    `address` is a fixed host:port; without it, free ports are chosen once and kept over restarts. `data_directory` is
-    kept for ever; without it, a temporary one lives until `close()`. `properties` go over the broker's own settings.
-    `heap` is Java's word for a size ("1g"); without it, $MARQ_BROKER_HEAP or 512m. `java_flags` replace those that make
-    the start quick; `environment` is added to the process's. Nothing happens before `start()`.
+    Args:
+        data_directory: kept after `close()` (default: a temporary one).
+        address: host:port (default: a free port, chosen once and kept over restarts).
+        properties: on top of the broker's own settings.
+        security: listeners with SASL and TLS, users and ACLs; the plain listener is then the administrator's.
+        membership: makes it a node of a cluster, which is ready only when most of its nodes run.
+        proxied: names of plain listeners behind a proxy each, with the ports on the same host that clients get.
+        environment: variables on top of this process's.
+        heap: as Java writes sizes ("1g"; default: $MARQ_BROKER_HEAP or 512m).
+        java_flags: instead of those that shorten the start.
 
-    `membership` makes it one node of a cluster, which is ready only when most of the nodes run. `proxied` adds plain
-    listeners that stand behind a proxy each: their names, and the ports on the same host that clients are told.
-
-    `security` adds listeners with SASL and TLS, users and ACLs (see `broker.security`); the plain one is then the
-    administrator's. For a service with a password of its own, on a broker where it may nothing yet:
+    A service with a password, on a broker where it has no permissions yet:
 
         certificates = Certificates.make(tmp_path)
         security = Security(["SASL_SSL"], users={"alice": "secret"}, certificates=certificates, acls=True)
@@ -63,8 +64,7 @@ class EmbeddedBroker:
         heap: str | None = None,
         java_flags: Sequence[str] | None = None,
     ) -> None:
-        self._given_directory = None if data_directory is None else Path(data_directory).resolve()
-        self._given_address = None if address is None else ports.split_address(address)
+        self._kept_directory = None if data_directory is None else Path(data_directory).resolve()
         self._security = security or Security(())
         self._properties = {**self._security.properties(), **(properties or {})}
         self._membership = membership
@@ -73,22 +73,19 @@ class EmbeddedBroker:
         self._further: dict[str, int] = {}
         self._heap = heap
         self._java_flags = java_flags
-        self._address = self._given_address
+        self._address = None if address is None else ports.split_address(address)
         self._directory: BrokerDirectory | None = None
-        self._process: BrokerProcess | None = None
+        self._process: Process | None = None
 
     @property
     def bootstrap_servers(self) -> str:
-        """host:port for clients; the same before and after a restart. Raises BrokerError before the first start."""
+        """host:port for clients, the same after a restart. Raises BrokerError before the first start."""
         if self._address is None:
             raise BrokerError("the embedded broker has no address before its first start()")
         return ports.join_address(*self._address)
 
     def listener(self, name: str) -> str:
-        """host:port of the listener with this security protocol or name; the same before and after a restart.
-
-        Raises BrokerError before the first start, and where neither `security` nor `proxied` names such a listener.
-        """
+        """Return host:port of a listener in `security` or `proxied`, the same after a restart. Raises BrokerError."""
         if self._address is None or name not in self._further:
             raise BrokerError(
                 f"the embedded broker has no listener {name!r}: name it in `security` or `proxied`, and start() it"
@@ -117,10 +114,10 @@ class EmbeddedBroker:
         """
         if self.running:
             return self
-        self.kill()  # what is left of a broker that ended by itself: its watchdog
-        runtime, class_path = java.find(), jars.class_path()
+        self.kill()  # the watchdog of a broker that ended by itself
+        runtime, class_path = java.find(), downloads.class_path()
         if self._directory is None:
-            self._directory = BrokerDirectory(self._given_directory)
+            self._directory = BrokerDirectory(self._kept_directory)
         command = self._java_command(runtime, class_path)
         for _ in range(PORT_ATTEMPTS):
             host, port = self._address or ("127.0.0.1", ports.free_port("127.0.0.1"))
@@ -128,10 +125,10 @@ class EmbeddedBroker:
             further = self._further or {name: ports.free_port(host) for name in names}
             refusal = self._try(command, host, port, further, limit_seconds)
             if refusal is None:
-                self._address, self._further = (host, port), further  # from now on clients know them
+                self._address, self._further = (host, port), further  # clients know them from now on
                 return self
-            # Between our look at a free port and the broker's bind somebody else may have taken it: only then again.
-            if not failure.is_port_conflict(self._started_directory().log()):
+            # Another process may have taken the free port before the broker's bind; only then try again.
+            if not errors.is_port_conflict(self._started_directory().log()):
                 break
         raise BrokerError(refusal)
 
@@ -161,27 +158,25 @@ class EmbeddedBroker:
             self._process.resume()
 
     def restart(self, limit_seconds: float = START_LIMIT_SECONDS) -> Self:
-        """Clean stop, then start on the same address with the same data."""
+        """Stop cleanly, then start on the same address with the same data."""
         self.stop()
         return self.start(limit_seconds)
 
     def close(self) -> None:
-        """Stop, and delete the data directory if it was a temporary one. `start()` then begins anew."""
+        """Stop, and delete a temporary data directory."""
         self.stop()
         if self._directory is not None:
             self._directory.remove()
             self._directory = None
 
     def log_tail(self) -> str:
-        """The end of what the broker and its JVM have written."""
-        return failure.end(self._started_directory().log())
+        """Return the end of the log of the broker and its JVM."""
+        return errors.end(self._started_directory().log())
 
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _unlock(self) -> None:
@@ -197,12 +192,11 @@ class EmbeddedBroker:
         heap = self._heap or os.environ.get("MARQ_BROKER_HEAP") or DEFAULT_HEAP
         flags = self._java_flags
         if flags is None:
-            flags = archive.use_flags(archive.path(runtime, class_path))
+            flags = java.archive_flags(java.archive_path(runtime, class_path))
         return [
             str(runtime.path),
             f"-Xmx{heap}",
-            # On two cores as fast to start as the others and the steadiest when topics are drained; the serial one
-            # falls to a third while it collects the old generation.
+            # The steadiest on two cores; the serial one falls to a third while it collects the old generation.
             "-XX:+UseParallelGC",
             *flags,
             f"-Dlog4j2.configurationFile={LOG_SETTINGS}",
@@ -214,9 +208,9 @@ class EmbeddedBroker:
     def _try(
         self, command: list[str], host: str, port: int, further: Mapping[str, int], limit_seconds: float
     ) -> str | None:
-        """Start once. Returns why not, or None when the broker is up."""
+        """Start once; return why it failed, or None."""
         if not ports.is_free(host, port):
-            raise BrokerError(failure.port_taken(host, port))
+            raise BrokerError(errors.port_taken(host, port))
         directory = self._started_directory()
         directory.lock()
         membership = self._membership or _alone()
@@ -234,7 +228,13 @@ class EmbeddedBroker:
         if not directory.formatted:
             _format(command, directory, membership.cluster_id, self._security.format_options())
         server = [*command, "kafka.Kafka", str(directory.server_properties)]
-        self._process = BrokerProcess(server, directory, self._environment)
+        self._process = Process(
+            server,
+            directory.console,
+            directory=directory.path,
+            environment={**os.environ, **self._environment},
+            temporary=directory.temporary,
+        )
         try:
             if _wait_until_ready(self._process, host, port, membership.node_id, limit_seconds):
                 return None
@@ -243,8 +243,8 @@ class EmbeddedBroker:
             self.kill()  # Ctrl-C while it starts
             raise
         self.kill()
-        what = failure.not_ready(exit_code, limit_seconds)
-        return failure.explain(what, log, directory=directory.path, address=ports.join_address(host, port))
+        what = errors.not_ready(exit_code, limit_seconds)
+        return errors.explain(what, log, directory=directory.path, address=ports.join_address(host, port))
 
 
 def _alone() -> Membership:
@@ -252,7 +252,7 @@ def _alone() -> Membership:
 
 
 def _format(command: list[str], directory: BrokerDirectory, cluster_id: str, options: Sequence[str]) -> None:
-    """Write the cluster id, the feature levels and the users, which Kafka does not do by itself."""
+    """Write the cluster id, the feature levels and the users, as Kafka requires before the first start."""
     tool = ["kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(directory.server_properties), *options]
     with directory.console.open("wb") as output:
         result = subprocess.run(
@@ -265,14 +265,14 @@ def _format(command: list[str], directory: BrokerDirectory, cluster_id: str, opt
         )
     if result.returncode != 0:
         what = "the broker's data directory cannot be prepared"
-        raise BrokerError(failure.explain(what, directory.log(), directory=directory.path, address=""))
+        raise BrokerError(errors.explain(what, directory.log(), directory=directory.path, address=""))
 
 
-def _wait_until_ready(process: BrokerProcess, host: str, port: int, node_id: int, limit_seconds: float) -> bool:
+def _wait_until_ready(process: Process, host: str, port: int, node_id: int, limit_seconds: float) -> bool:
     deadline = time.monotonic() + limit_seconds
     while process.running and time.monotonic() < deadline:
-        if probe.is_ready(host, port, node_id):
-            # Somebody else may answer on a port that our broker failed to get.
+        if ports.is_ready(host, port, node_id):
+            # Another process may answer on a port that this broker did not get.
             return process.running
         time.sleep(POLL_SECONDS)
     return False

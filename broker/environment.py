@@ -1,6 +1,6 @@
 """`python -m broker.environment`: the virtual environment .venv with exactly the locked packages.
 
-Run by the machine's own interpreter, before any package is there.
+The machine's own interpreter runs it, before any package is installed.
 """
 
 import sys
@@ -8,7 +8,7 @@ import time
 from hashlib import sha256
 from pathlib import Path
 
-from broker import command
+from broker.downloads import ToolFailed, run_tool
 from broker.errors import BrokerError
 
 LOCK = Path("requirements.lock")
@@ -18,24 +18,24 @@ VENV = Path(".venv")
 def main() -> int:
     try:
         ensure(LOCK, VENV)
-    except (command.Failed, BrokerError) as error:
-        print(f"error: {error.sentence() if isinstance(error, command.Failed) else error}", file=sys.stderr)
+    except BrokerError as error:
+        print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
 
 
 def ensure(lock: Path, venv: Path) -> None:
-    """Make the environment anew unless its stamp says that it was made from this lock. Raises command.Failed."""
+    """Make the environment unless its stamp says that it was made from this lock. Raises BrokerError."""
     stamp = venv / f"locked-{_digest(lock)}"
     python = venv / "bin" / "python"
     if stamp.exists() and python.exists():
         return
     began = time.monotonic()
-    # Anew, not on top: packages that left the lock would stay and hide a missing dependency.
+    # --clear: packages that left the lock would stay and hide a missing dependency.
     create: list[str | Path] = [sys.executable, "-m", "venv", "--clear", venv]
     try:
-        command.run(f"making {venv}", create)
-    except command.Failed as failed:
+        run_tool(f"making {venv}", create)
+    except ToolFailed as failed:
         if "ensurepip" not in failed.output:
             raise
         raise BrokerError(
@@ -44,7 +44,7 @@ def ensure(lock: Path, venv: Path) -> None:
         ) from failed
     print(f"    made {venv} with Python {sys.version.split()[0]}; installing {lock}", flush=True)
     pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
-    command.run("installing the locked packages", [*pip, "--require-hashes", "-r", lock])
+    run_tool("installing the locked packages", [*pip, "--require-hashes", "-r", lock])
     stamp.touch()
     print(f"    Python packages: {time.monotonic() - began:.1f} s", flush=True)
 

@@ -1,5 +1,57 @@
-"""One error for everything the tooling around the broker can run into."""
+"""The one error of everything around the broker, and its text when a broker does not start."""
+
+from pathlib import Path
 
 
 class BrokerError(Exception):
-    """Java, Kafka's jars or the broker itself cannot be had; the message says what is wrong and what to do."""
+    """Java, Kafka's jars or the broker is not available; the text says why and what to do."""
+
+
+LOG_TAIL_LINES = 15
+
+# Output of Kafka or the JVM, and its meaning for the user; the first match counts.
+_CAUSES = (
+    ("No space left on device", "the disk of {directory} is full: free space there or choose another directory"),
+    ("Failed to acquire lock", "another broker uses {directory}: stop that one or choose another directory"),
+    # A broker sees this while another one writes.
+    (
+        "CorruptRecordException",
+        "its data is damaged, or another broker uses {directory}: stop that one or choose another directory",
+    ),
+    ("Address already in use", "{address} is in use: stop what listens there or choose another address"),
+    ("Cannot assign requested address", "{address} is not an address of this machine: choose one that is"),
+    ("Invalid maximum heap size", "Java does not accept the heap size: set MARQ_BROKER_HEAP to e.g. 512m"),
+    ("Could not reserve enough space", "the machine lacks memory for the heap: set MARQ_BROKER_HEAP lower, e.g. 256m"),
+    ("OutOfMemoryError", "the heap is too small: set MARQ_BROKER_HEAP higher, e.g. 1g"),
+    ("ConfigException", "one of its settings is wrong: correct the properties given to it"),
+    ("Permission denied", "files in {directory} belong to another user: remove it or choose another directory"),
+)
+
+
+def is_port_conflict(log: str) -> bool:
+    """Whether another process took a port between the check and the broker's bind."""
+    return "Address already in use" in log
+
+
+def port_taken(host: str, port: int) -> str:
+    return (
+        f"{host}:{port} is in use: set MARQ_BOOTSTRAP_SERVERS to another host:port, or stop what listens there "
+        f"(to see it: lsof -i :{port}, or ss -ltnp)"
+    )
+
+
+def not_ready(exit_code: int | None, limit_seconds: float) -> str:
+    if exit_code is None:
+        return f"the broker was not ready within {limit_seconds:g} s"
+    return f"the broker ended with code {exit_code} while starting"
+
+
+def explain(what: str, log: str, *, directory: Path, address: str) -> str:
+    """Return what happened, why, what to do, and the end of the log; the cause may stand anywhere in the log."""
+    cause = next((means for printed, means in _CAUSES if printed in log), "see the end of its log")
+    return f"{what}; {cause.format(directory=directory, address=address)}\n{end(log)}"
+
+
+def end(log: str) -> str:
+    """Return as much of a log as an error message can quote."""
+    return "\n".join(log.splitlines()[-LOG_TAIL_LINES:])

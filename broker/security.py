@@ -1,14 +1,17 @@
-"""What makes an embedded broker one with users: listeners with SASL and TLS, and ACLs.
+"""Security of an embedded broker: listeners with SASL and TLS, users, ACLs, and certificates made by `openssl`.
 
-The plain listener (`EmbeddedBroker.bootstrap_servers`) stays as it is. With ACLs its principal, User:ANONYMOUS, is a
-super user: it is the administrator's door, and the broker's own.
+The plain listener (`EmbeddedBroker.bootstrap_servers`) remains. With ACLs its principal, User:ANONYMOUS, is a super
+user, for the administrator and for the broker itself.
 """
 
 import re
+import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
 
-from broker.certificates import Certificates
 from broker.errors import BrokerError
 
 PROTOCOLS = ("SASL_PLAINTEXT", "SSL", "SASL_SSL")
@@ -17,18 +20,89 @@ ADMINISTRATOR = "User:ANONYMOUS"
 _AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 _PLAIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 _SCRAM_MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule"
-# Both end up in Java's login configuration and in the storage tool's list, which have no escapes in common.
+# Java's login configuration and the storage tool's list have no escapes in common.
 _WORD = re.compile(r"[A-Za-z0-9._-]+")
+VALID_DAYS = 2
+LIMIT_SECONDS = 30.0
+_NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """PEM files in one directory: an authority, and its certificates for 127.0.0.1, localhost and clients."""
+
+    directory: Path
+
+    @classmethod
+    def make(cls, directory: Path) -> Self:
+        """Make an authority and a server's certificate. Raises BrokerError: openssl is missing or fails."""
+        made = cls(directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        authority = ["-addext", "keyUsage=critical,keyCertSign,cRLSign", "-days", str(VALID_DAYS)]
+        made._openssl("req", "-x509", *_NEW_KEY, "-keyout", "authority.key", "-out", "authority.pem", *authority)
+        made._sign("server", "subjectAltName=DNS:localhost,IP:127.0.0.1\nextendedKeyUsage=serverAuth\n")
+        return made
+
+    @property
+    def authority(self) -> Path:
+        """The authority that clients must trust (MARQ_SSL_CAFILE)."""
+        return self.directory / "authority.pem"
+
+    @property
+    def server(self) -> Path:
+        """The broker's key and certificate in one file, as Kafka reads them."""
+        return self.directory / "server.pem"
+
+    def client(self, name: str) -> Path:
+        """Key and certificate of a client in one file (MARQ_SSL_CERTFILE); the broker calls it User:`name`."""
+        path = self.directory / f"{name}.pem"
+        if not path.exists():
+            self._sign(name, "extendedKeyUsage=clientAuth\n")
+        return path
+
+    def _sign(self, name: str, extensions: str) -> None:
+        directory = self.directory
+        (directory / f"{name}.extensions").write_text(
+            f"basicConstraints=CA:FALSE\nkeyUsage=digitalSignature\nauthorityKeyIdentifier=keyid\n{extensions}"
+        )
+        self._openssl("req", "-new", *_NEW_KEY, "-keyout", f"{name}.key", "-out", f"{name}.request", name=name)
+        signing = ["-CA", "authority.pem", "-CAkey", "authority.key", "-CAcreateserial", "-days", str(VALID_DAYS)]
+        files = ["-in", f"{name}.request", "-out", f"{name}.certificate", "-extfile", f"{name}.extensions"]
+        self._openssl("x509", "-req", *signing, *files, name=None)
+        (directory / f"{name}.pem").write_bytes(
+            (directory / f"{name}.key").read_bytes() + (directory / f"{name}.certificate").read_bytes()
+        )
+
+    def _openssl(self, *arguments: str, name: str | None = "marq embedded broker") -> None:
+        tool = shutil.which("openssl")
+        if tool is None:
+            raise BrokerError("openssl is not on this machine, but makes the broker's certificates: install it")
+        subject = [] if name is None else ["-subj", f"/CN={name}"]
+        result = subprocess.run(
+            [tool, *arguments, *subject],
+            cwd=self.directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=LIMIT_SECONDS,
+            check=False,
+        )
+        if result.returncode != 0:
+            raise BrokerError(f"openssl {arguments[0]} failed: {result.stdout.strip()}")
 
 
 @dataclass(frozen=True)
 class Security:
-    """Listeners beside the plain one, each with a port of its own, and who may do what.
+    """Further listeners, each with its own port, and permissions.
 
-    `protocols`: of "SASL_PLAINTEXT", "SSL", "SASL_SSL". `users`: name -> password, by PLAIN, SCRAM-SHA-256 and
-    SCRAM-SHA-512 alike; fixed when the data directory is made. `certificates`: for TLS. `acls`: nothing is allowed
-    that no ACL allows, but for the plain listener and `super_users`. On "SSL" a client is User:NAME by its certificate
-    (`Certificates.client(NAME)`); without one it is User:ANONYMOUS, and so the administrator.
+    Args:
+        protocols: "SASL_PLAINTEXT", "SSL", "SASL_SSL". On "SSL" a client is User:NAME by its certificate
+            (`Certificates.client(NAME)`); without one it is User:ANONYMOUS, and so the administrator.
+        users: passwords by name, for PLAIN, SCRAM-SHA-256 and SCRAM-SHA-512; fixed when the data directory is created.
+        certificates: for TLS.
+        acls: allow only what ACLs allow, except on the plain listener and for `super_users`.
     """
 
     protocols: Sequence[str] = ("SASL_PLAINTEXT",)
@@ -45,23 +119,23 @@ class Security:
             raise BrokerError("a listener with TLS needs certificates: give it Certificates.make(directory)")
         for word in (*self.users, *self.users.values()):
             if not _WORD.fullmatch(word):
-                raise BrokerError(f"a user's name or password is of letters, digits, '.', '_' and '-', not {word!r}")
+                raise BrokerError(f"a user's name or password may have letters, digits, '.', '_' and '-', got {word!r}")
 
     def properties(self) -> dict[str, str]:
-        """The broker's settings for it, the listeners' addresses apart."""
-        found: dict[str, str] = {}
+        """Return the broker's settings, except the listeners' addresses."""
+        settings: dict[str, str] = {}
         for protocol in self.protocols:
             if "SASL" in protocol:
-                found |= self._sasl(f"listener.name.{protocol.lower()}")
+                settings |= self._sasl(f"listener.name.{protocol.lower()}")
         if self.certificates is not None:
-            found |= _tls(self.certificates)
+            settings |= _tls(self.certificates)
         if self.acls:
             supers = [ADMINISTRATOR, *(f"User:{name}" for name in self.super_users)]
-            found |= {"authorizer.class.name": _AUTHORIZER, "super.users": ";".join(supers)}
-        return found
+            settings |= {"authorizer.class.name": _AUTHORIZER, "super.users": ";".join(supers)}
+        return settings
 
     def format_options(self) -> list[str]:
-        """What the storage tool has to know of the users: SCRAM keeps them in the cluster's own log."""
+        """Return the users for the storage tool, because SCRAM keeps them in the cluster's own log."""
         return [
             part
             for name, password in self.users.items()

@@ -1,10 +1,13 @@
-"""The broker's server.properties: a KRaft node that is broker and controller, quick to start on two cores."""
+"""The broker's place in a cluster and its server.properties: a KRaft node that starts quickly on two cores."""
 
+import base64
+import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from broker.membership import Membership
+FIRST_NODE_ID = 1
 
-# Kafka's default is 50 each. Every partition costs files and time at start, and one node has nobody to share them with.
+# Kafka's default is 50 each, and every partition costs files and time at start.
 INTERNAL_TOPIC_PARTITIONS = 8
 # The default of 128 MB is a quarter of the small heap this broker gets.
 CLEANER_BUFFER_BYTES = 16 << 20
@@ -25,12 +28,26 @@ _FIXED: Mapping[str, str] = {
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
     "group.initial.rebalance.delay.ms": "0",
-    # After kill -9 the controller keeps the broker's old registration until its session has run out: with the default
-    # of 9 s every test of a crash would wait that long for the broker to come back.
+    # After kill -9 the controller keeps the broker's registration until its session ends: by default 9 s.
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
     "log.cleaner.dedupe.buffer.size": str(CLEANER_BUFFER_BYTES),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """A node of a cluster; ``controllers`` are the controller ports of all nodes on 127.0.0.1, by node id."""
+
+    node_id: int
+    controllers: Mapping[int, int]
+    cluster_id: str
+
+
+def new_cluster_id() -> str:
+    """Return an id for a cluster's data."""
+    # Begins with "u", because Kafka's tools would take a leading "-" for an option.
+    return "u" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
 
 
 def server_properties(
@@ -43,10 +60,10 @@ def server_properties(
     further: Mapping[str, int],
     proxied: Mapping[str, int],
 ) -> dict[str, str]:
-    """All settings of the broker; `extra` wins over the defaults.
+    """Return all settings; `extra` overrides the defaults.
 
-    `further`: the ports of more listeners, by name; `proxied`: of these, the ports that clients are told instead. A
-    listener that is not proxied has its security protocol as its name.
+    `further` has the ports of more listeners by name, `proxied` the ports that clients get instead. A listener that is
+    not proxied is named by its security protocol.
     """
     # IPv6 addresses need their brackets in a listener.
     name = f"[{host}]" if ":" in host else host
@@ -60,9 +77,11 @@ def server_properties(
         "advertised.listeners": ",".join(
             f"{listener}://{name}:{proxied.get(listener, at)}" for listener, at in listeners.items()
         ),
-        "listener.security.protocol.map": ",".join(f"{listener}:{each}" for listener, each in protocols.items()),
-        # A static voter, not a dynamic quorum: that one writes the controller's port into the data, and a data
-        # directory then could not be opened again on another port.
+        "listener.security.protocol.map": ",".join(
+            f"{listener}:{protocol}" for listener, protocol in protocols.items()
+        ),
+        # Static voters: a dynamic quorum writes the controller's port into the data, which could then not be opened on
+        # another port.
         "controller.quorum.voters": ",".join(f"{node}@127.0.0.1:{at}" for node, at in membership.controllers.items()),
         "log.dirs": log_directory,
     }
@@ -70,7 +89,7 @@ def server_properties(
 
 
 def render(properties: Mapping[str, str]) -> str:
-    """The text of a Java properties file."""
+    """Return the text of a Java properties file."""
     return "".join(f"{key}={_escaped(value)}\n" for key, value in properties.items())
 
 

@@ -1,9 +1,9 @@
-"""Kills a process group once the process that started it is gone, also when that one got kill -9.
+"""Kills a process group when the process that started it is gone, also after kill -9.
 
 Arguments: the parent, the group, then the temporary directories to delete after it.
 
-Run as a script of its own, a sibling of the broker. PR_SET_PDEATHSIG would be less code, but it follows the thread that
-forked: a broker started in a worker thread (asyncio.to_thread) would die with that thread's pool.
+It runs as a sibling of the broker. PR_SET_PDEATHSIG would be less code, but follows the thread that forked: a broker
+that was started in a worker thread (asyncio.to_thread) would die with it.
 """
 
 import os
@@ -17,7 +17,7 @@ INTERVAL_SECONDS = 0.25
 
 def main() -> None:
     parent, group = int(sys.argv[1]), int(sys.argv[2])
-    # An orphan gets another parent: this cannot be fooled by a reused process id.
+    # An orphan gets another parent, so a reused process id does no harm.
     while os.getppid() == parent:
         if not _exists(group):
             return

@@ -1,8 +1,7 @@
-"""Definitions of queues and schedules in a file, ``config/queues.toml``: read and checked.
+"""Definitions of queues and schedules in ``config/queues.toml``: read and checked.
 
-They are to be published by workers at their start.
-
-A worker does not use the file itself: what holds is in the queues topic (:mod:`marq.core.definitions`), for everybody.
+Workers publish them at their start. They use the definitions in the queues topic (:mod:`marq.settings.definitions`),
+not the file.
 """
 
 from __future__ import annotations
@@ -16,21 +15,20 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from marq.core.definitions import DEFAULTS_KEY, Definitions, layer_key
-from marq.core.errors import ConfigError
-from marq.core.names import check_queue_name
-from marq.core.queue import check_defaults, check_document
-from marq.core.schedules import LAYERS as SCHEDULE_LAYERS
-from marq.core.schedules import check_schedule, check_schedule_name, schedule_key, schedule_of
-from marq.cron import check_times
+from marq.settings.cron import check_times
+from marq.settings.definitions import DEFAULTS_KEY, Definitions, layer_key
+from marq.settings.queue import check_defaults, check_document
+from marq.settings.schedules import LAYERS as SCHEDULE_LAYERS
+from marq.settings.schedules import check_schedule, check_schedule_name, schedule_key, schedule_of
+from marq.wire.errors import ConfigError
+from marq.wire.names import check_queue_name
 
-#: Of the file's schedules.
 FILE_LAYER = SCHEDULE_LAYERS[0]
 
 
 @dataclass(frozen=True)
 class QueuesFile:
-    """What a file says, as documents: of all queues, of each by its name, and of schedules by theirs."""
+    """The documents of a file: defaults, queues by name, schedules by name."""
 
     path: Path
     defaults: Mapping[str, Any]
@@ -39,15 +37,15 @@ class QueuesFile:
 
     @property
     def fingerprint(self) -> str:
-        """The same for files that define the same, wherever they are and however they are laid out."""
-        said = json.dumps(
+        """Equal for files with equal definitions, whatever their path and layout."""
+        document = json.dumps(
             [self.defaults, self.queues, *([self.schedules] if self.schedules else [])], sort_keys=True, default=dict
         )
-        return f"{crc32(said.encode()):08x}"
+        return f"{crc32(document.encode()):08x}"
 
     @property
     def definitions(self) -> Definitions:
-        """What would hold if there were nothing but the file."""
+        """The definitions if there were nothing but the file."""
         definitions = Definitions()
         definitions.fold(DEFAULTS_KEY, self.defaults)
         for name, document in self.queues.items():
@@ -58,15 +56,10 @@ class QueuesFile:
 
 
 def load_queues(path: Path, decorated: Collection[str] | None = ()) -> QueuesFile:
-    """Read a file of queue definitions; one that does not exist defines nothing.
+    """Read a file of queue definitions; a missing file defines nothing.
 
-    ``decorated``: queues that have a handler in code; None where that is not known, for which a group of queues of
-    which only some have a handler is no mistake of the file.
-
-    Raises:
-        ConfigError: it is no TOML, or has an unknown key or a wrong value; the message names the queue (or schedule)
-            and the key. Or two queues have the same topic, or a group is to be read by workers and by consumers at
-            once.
+    ``decorated``: queues that have a handler in code; None if not known, in which case mixed groups are not rejected.
+    The ConfigError names the queue (or schedule) and the key.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -98,10 +91,10 @@ def _schedules(path: Path, tables: object) -> Mapping[str, Mapping[str, Any]]:
         raise ConfigError(f"{path}: expected tables [schedules.NAME], not {tables!r}")
     for name, table in tables.items():
         check_schedule(table, f"{path}: [schedules.{check_schedule_name(name)}]", whole=True)
-        found = schedule_of(name, table)
-        assert found is not None, "it was checked to be whole"
+        schedule = schedule_of(name, table)
+        assert schedule is not None, "it was checked to be whole"
         try:
-            check_times(found, time.time())
+            check_times(schedule, time.time())
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
     return tables

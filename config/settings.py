@@ -1,8 +1,7 @@
 """Settings of the Faust application: ``MARQ_…`` in the environment, else in ``.env``.
 
-The settings of clients (:mod:`marq.settings`) are read from the same place by a worker and by the commands; a service
-that only imports marq never reads a file.
-Durations are seconds, as everywhere in the public interface.
+Workers and commands read the settings of clients (:mod:`marq.settings.client`) from there too; a service that only
+imports marq never reads a file. Durations are in seconds.
 """
 
 from __future__ import annotations
@@ -16,16 +15,16 @@ from dotenv import dotenv_values
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from marq.core.errors import ConfigError
-from marq.core.names import PREFIX_RULE, Names
-from marq.settings import ClientSettings
+from marq.settings.client import ClientSettings
+from marq.wire.errors import ConfigError
+from marq.wire.names import PREFIX_RULE, Names
 
-#: Read from the directory that the worker or the command is started in.
+#: Read from the directory in which the worker or the command is started.
 ENV_FILE = Path(".env")
 
 
 class Role(StrEnum):
-    """What a worker may do: keep leases, run handlers, serve web pages."""
+    """What a worker does: keep leases, run handlers, serve web pages."""
 
     TRACKER = "tracker"
     HANDLERS = "handlers"
@@ -33,14 +32,12 @@ class Role(StrEnum):
 
 
 class LogFormat(StrEnum):
-    """How a worker's log is written."""
-
     TEXT = "text"
     JSON = "json"
 
 
 class AppSettings(BaseSettings):
-    """What a worker needs to know; see docs/operations.md for each setting's effect."""
+    """Settings of a worker; docs/operations/settings.md describes each one."""
 
     model_config = SettingsConfigDict(
         env_prefix="MARQ_", env_file=ENV_FILE, env_ignore_empty=True, extra="ignore", frozen=True
@@ -48,40 +45,37 @@ class AppSettings(BaseSettings):
 
     bootstrap_servers: str = "127.0.0.1:9092"
     prefix: str = "marq"
-    #: Where the lease table's RocksDB files are; each worker on a machine takes a folder of its own below it.
+    #: Parent of the RocksDB files; each worker on a machine takes a folder of its own below it.
     data_dir: Path = Path(".marq/data")
     queues_file: Path = Path("config/queues.toml")
     web_bind: str = "127.0.0.1"
     #: The first port to try; a second worker on the machine takes the next free one.
     web_port: Annotated[int, Field(ge=1, le=65535)] = 6066
-    #: The name or address by which other workers and people reach it.
+    #: The name or address by which other workers and users reach it.
     web_host: str | None = None
-    #: NAME:PASSWORD or NAME:HASH, and tokens, each separated by commas: who may act, and who may only look.
+    #: NAME:PASSWORD or NAME:HASH, and tokens, each separated by commas: operators may act, viewers only look.
     web_operators: SecretStr | None = None
     web_viewers: SecretStr | None = None
     web_operator_tokens: SecretStr | None = None
     web_viewer_tokens: SecretStr | None = None
-    #: Seconds after which a dead worker's partitions go to another one.
     session_timeout: Annotated[float, Field(ge=6, le=300)] = 10.0
     #: Seconds between two writes of the lease table; markers that end within it leave no row.
     flush_interval: Annotated[float, Field(gt=0, le=5)] = 1.0
-    #: Seconds that a shutdown may take before the process ends anyway.
+    #: Time limit of a shutdown; then the process ends anyway.
     stop_timeout: Annotated[float, Field(ge=1, le=300)] = 9.0
-    #: Seconds after which a worker that makes no progress ends itself, so that its supervisor starts it again.
+    #: A worker without progress for this long ends itself, so that its supervisor restarts it.
     watchdog: Annotated[float, Field(ge=5, le=3600)] = 60.0
-    #: Whether a tracker reads the keys of all messages, to count what waits in each queue.
-    census: bool = True
+    #: Whether a tracker reads the keys of all messages to count the backlog of each queue.
+    count_waiting: bool = True
     #: Static membership: restarts of this worker cause no rebalance.
     instance_id: str | None = None
-    #: Separated by commas in the environment.
     roles: Annotated[frozenset[Role], NoDecode] = frozenset(Role)
-    #: Modules with functions that are decorated with ``marq.handler``, separated by commas in the environment.
+    #: Modules with functions that are decorated with ``marq.handler``.
     handlers: Annotated[tuple[str, ...], NoDecode] = ()
 
     log_format: LogFormat = LogFormat.TEXT
-    #: Whether handlers are told of in spans, by OpenTelemetry.
     tracing: bool = False
-    #: Fields of JSON payloads, and headers, that pages do not show; separated by commas in the environment.
+    #: Fields of JSON payloads, and headers, that pages hide.
     redact: Annotated[tuple[str, ...], NoDecode] = ()
 
     @field_validator("prefix")
@@ -97,21 +91,21 @@ class AppSettings(BaseSettings):
     def _read_roles(cls, roles: object) -> object:
         if not isinstance(roles, str):
             return roles
-        found = _words(roles)
-        if not found or not set(found) <= set(Role):
+        names = _words(roles)
+        if not names or not set(names) <= set(Role):
             raise ValueError(f"expected one or more of {', '.join(Role)}, separated by commas")
-        return frozenset(map(Role, found))
+        return frozenset(map(Role, names))
 
     @field_validator("handlers", mode="before")
     @classmethod
     def _read_handlers(cls, modules: object) -> object:
         if not isinstance(modules, str):
             return modules
-        found = _words(modules)
-        for module in found:
+        names = _words(modules)
+        for module in names:
             if not all(part.isidentifier() for part in module.split(".")):
                 raise ValueError(f"expected names of modules, separated by commas: {module!r} is none")
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(names))
 
     @field_validator("redact", mode="before")
     @classmethod
@@ -128,25 +122,17 @@ def _words(text: str) -> list[str]:
 
 
 def read_environment() -> dict[str, str]:
-    """Return the variables of ``.env``, if there is one, and over them those of the environment that are not empty.
-
-    Raises:
-        ConfigError: the file can't be read.
-    """
+    """Return the variables of ``.env``, if there is one, overridden by non-empty ones of the environment."""
     try:
         written = dotenv_values(ENV_FILE) if ENV_FILE.is_file() else {}
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(error) from error
-    given = {name: value for name, value in os.environ.items() if value.strip()}
-    return {**{name: value for name, value in written.items() if value is not None}, **given}
+    environment = {name: value for name, value in os.environ.items() if value.strip()}
+    return {**{name: value for name, value in written.items() if value is not None}, **environment}
 
 
 def load_settings() -> AppSettings:
-    """Read the settings of a worker; a variable that is empty counts as one that is not there.
-
-    Raises:
-        ConfigError: a value has the wrong type or is out of range; the message names the setting.
-    """
+    """Read the settings of a worker; an empty variable counts as missing."""
     try:
         return AppSettings()
     except ValidationError as error:
@@ -156,11 +142,7 @@ def load_settings() -> AppSettings:
 
 
 def load_client_settings(settings: AppSettings) -> ClientSettings:
-    """Read the settings of a worker's clients; its address and prefix are those of the worker.
-
-    Raises:
-        ConfigError: a value has the wrong type or is out of range; the message names the setting.
-    """
+    """Read the settings of a worker's clients; address and prefix are those of the worker."""
     return ClientSettings.read(settings.bootstrap_servers, {"prefix": settings.prefix}, environment=read_environment())
 
 
@@ -169,7 +151,7 @@ def _unreadable(error: Exception) -> ConfigError:
 
 
 def _explain(error: ValidationError) -> str:
-    """Say of each mistake which variable is wrong, what was expected, and what was found."""
+    """Explain each mistake: the variable, what was expected, and what was found."""
     return "; ".join(
         f"MARQ_{str(mistake['loc'][0]).upper()}: {mistake['msg'].removeprefix('Value error, ')}"
         f" (found {mistake['input']!r})"

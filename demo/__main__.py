@@ -1,16 +1,17 @@
 """``python -m demo``: the main job, on an embedded broker or on that of MARQ_BOOTSTRAP_SERVERS.
 
-Exit code 0: each message is accounted for, by the demo and by the data pipeline's audit. 1: one was lost, the two
-accounts differ, or the demo could not do what it promises. 2: it could not
-be carried through. 130: Ctrl-C.
+Exit code 0: the checker and the data pipeline's audit account for each message. 1: one was lost, the two accounts
+differ, or the demo did not keep its own promises. 2: it could not be carried through. 130: Ctrl-C.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import secrets
+import shutil
 import signal
 import sys
 import tempfile
@@ -22,20 +23,23 @@ from rich.console import Console
 
 from broker import EmbeddedBroker
 from broker.errors import BrokerError
-from demo.audit import PREFIX, Audit, audit
-from demo.cleanup import delete_topics
-from demo.errors import DemoError
+from demo.figures import Result, result_of
 from demo.plan import Plan, read_plan
-from demo.processes import Cast
 from demo.progress import Display
 from demo.report import show
-from demo.run import Result, Run
-from marq.core.errors import MarqError
-from marq.settings import ClientSettings
-from marq.topics import ensure_topics
+from demo.run import Run
+from marq.kafka.topics import ensure_topics
+from marq.settings.client import ClientSettings
+from marq.wire.errors import MarqError
+from proof.history import Event
+from rig.audit import Audit, audit
+from rig.program import RigError
+from rig.topics import delete_topics
 
-#: The least that brokers allow by default: what a killed process had goes to others after this.
-SESSION_SECONDS = 6.0
+#: First part of each run's prefix.
+PREFIX = "demo-"
+#: Directory of the pipeline's data: the pipeline's own, unless it holds other data.
+DATA_VARIABLE, DEFAULT_DATA, OTHER_DATA = "MARQ_PIPELINE_DATA", Path(".marq/pipeline"), Path(".marq/demo")
 
 
 def main() -> int:
@@ -43,40 +47,55 @@ def main() -> int:
     # Explicitly: a shell that starts us in the background leaves SIGINT ignored, and SIGTERM takes the same way.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
-    # What the clients of this process meet is said once, as the reason why the demo ends.
+    # If clients of this process fail, the demo prints the reason once, at its end.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
-    notes = Console(stderr=True)
+    notes, data = Console(stderr=True), data_directory()
     try:
         with tempfile.TemporaryDirectory(prefix="marq-demo-", ignore_cleanup_errors=True) as folder:
-            result, audited = _run(plan, Path(folder), notes)
-    except (DemoError, BrokerError, MarqError) as error:
+            result, events, audited = _run(plan, Path(folder), data, notes)
+    except (RigError, BrokerError, MarqError) as error:
         notes.print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
         return 2
     except KeyboardInterrupt:
         notes.print("stopped; processes and files are gone")
         return 130
-    # A width of its own where there is no terminal, so that no table is folded.
-    right = show(result, audited, Console(width=None if sys.stdout.isatty() else 120))
+    # Without a terminal, a fixed width, so that tables are not folded.
+    right = show(result, events, audited, data, Console(width=None if sys.stdout.isatty() else 120))
     return 0 if right else 1
 
 
-def _run(plan: Plan, folder: Path, notes: Console) -> tuple[Result, Audit]:
+def _run(plan: Plan, folder: Path, data: Path, notes: Console) -> tuple[Result, list[Event], Audit | None]:
     with _broker(notes) as (servers, check):
         settings = ClientSettings.read(servers, {"prefix": f"{PREFIX}{secrets.token_hex(4)}"})
-        environment = {
-            "MARQ_BOOTSTRAP_SERVERS": servers,
-            "MARQ_PREFIX": settings.names.prefix,
-            "MARQ_SESSION_TIMEOUT": f"{SESSION_SECONDS:g}",
-        }
-        # Here, so that an address where no broker is gets one sentence, not five processes' logs.
-        asyncio.run(ensure_topics(settings))
+        # Here, so that a wrong address is one sentence and not five processes' logs.
+        partitions = asyncio.run(ensure_topics(settings)).markers_partitions
         try:
-            with Display(notes, plan.messages) as display, Cast(plan, environment, folder) as cast:
-                result = asyncio.run(Run(plan, settings, cast, display, check).play())
-            names = settings.names
-            return result, audit(servers, names.prefix, names.messages, result.tally.journals, notes.print)
+            with Display(notes, plan.messages) as display:
+                run = asyncio.run(_play(plan, settings, folder, partitions, display, check))
+            audited = None
+            if os.environ.get("SPARK") != "skip":
+                shutil.rmtree(data, ignore_errors=True)
+                audited = audit(settings, data, run.events, notes.print)
+            return result_of(run.events, run.kills, plan.least_held, run.seconds), run.events, audited
         finally:
             _clean_up(settings, notes)
+
+
+async def _play(
+    plan: Plan, settings: ClientSettings, folder: Path, partitions: int, display: Display, check: Callable[[], None]
+) -> Run:
+    async with Run(plan, settings, folder, partitions, display, check) as run:
+        await run.carry_out()
+    return run
+
+
+def data_directory() -> Path:
+    """Return the directory for this run's data; it replaces a former run's, but no other data."""
+    given = os.environ.get(DATA_VARIABLE, "").strip()
+    data = Path(given) if given else DEFAULT_DATA
+    about = data / "about.json"
+    ours = about.exists() and json.loads(about.read_text())["prefix"].startswith(PREFIX)
+    return data if "://" not in given and (ours or not data.exists()) else OTHER_DATA
 
 
 def _clean_up(settings: ClientSettings, notes: Console) -> None:
@@ -97,7 +116,7 @@ def _broker(notes: Console) -> Iterator[tuple[str, Callable[[], None]]]:
 
     def check() -> None:
         if not broker.running:
-            raise DemoError(f"the broker is gone:\n{broker.log_tail()}")
+            raise RigError(f"the broker is gone:\n{broker.log_tail()}")
 
     try:
         broker.start()

@@ -1,7 +1,7 @@
-"""One consumer process of the demo: ``python -m demo.consumer JOURNAL [options of the demo]``.
+"""One consumer process of the demo: ``python -m demo.consumer NAME HISTORY [options of the demo]``.
 
-It serves all queues, each with a `marq.Consumer` of its own. A message that it is to forget is simply left alone: it
-stays leased until ``max_lease``, and then comes back to whoever asks. One that is to fail raises in its handler.
+It serves all queues, each with a `marq.Consumer` of its own, and writes a history of what it does (proof/history.py).
+It forgets some messages: they stay leased until ``max_lease``, then the tracker redelivers them. Some handlers raise.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import asyncio
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import marq
-from demo.journal import Journal, What
 from demo.plan import Conduct, Plan, read_plan
+from rig.handling import Teller
+from rig.recorder import Recorder
 
 #: Messages of one receive, and how long it waits for the first.
 RECEIVE_MESSAGES = 250
@@ -22,15 +24,16 @@ RECEIVE_SECONDS = 5.0
 
 
 class Failure(Exception):
-    """What a handler raises that fails."""
+    """The error of a handler that fails."""
 
 
 class Server:
-    """Serves the queues of a plan and keeps the journal."""
+    """Serves the queues of a plan."""
 
-    def __init__(self, plan: Plan, journal: Journal) -> None:
+    def __init__(self, plan: Plan, recorder: Recorder) -> None:
         self._plan = plan
-        self._journal = journal
+        self._recorder = recorder
+        self._teller = Teller(recorder.add)
         self._starting = plan.queues
 
     async def serve_all(self) -> None:
@@ -41,52 +44,40 @@ class Server:
     async def _serve(self, queue: str) -> None:
         lease = self._plan.lease_seconds
         async with marq.Consumer(queue, lease=lease, max_lease=lease) as consumer:
-            self._started()
+            self._starting -= 1
+            if not self._starting:
+                self._recorder.add("info", "ready")
             while True:
                 messages = await consumer.receive(max_messages=RECEIVE_MESSAGES, wait=RECEIVE_SECONDS)
-                taken = [(message, await self._take(message)) for message in messages]
-                await consumer.flush()
-                for message, number in taken:
-                    if number is not None:
-                        self._note(What.ACKED, message, number)
+                await asyncio.gather(*map(self._handle, messages))
 
-    def _started(self) -> None:
-        self._starting -= 1
-        if not self._starting:
-            self._journal.note(What.READY)
-
-    async def _take(self, message: marq.Message) -> int | None:
-        """Return the number of a message that was handled and whose ack is queued; None of all others."""
+    async def _handle(self, message: marq.Message) -> None:
         number = self._plan.number(message.queue, message.value)
-        if number is None:
-            self._note(What.STRANGE, message)
-            await message.reject("the demo did not send this", wait=False)
-            return None
-        conduct = self._plan.conduct(number, message.attempt)
+        conduct = Conduct.ACK if number is None else self._plan.conduct(number, message.attempt)
         if conduct is Conduct.FORGET:
-            self._note(What.FORGOT, message, number)
-            return None
-        try:
-            async with message:
-                self._handle(message, number, conduct)
-        except Failure:
-            self._note(What.FAILED, message, number)
-            return None
-        return number
-
-    def _handle(self, message: marq.Message, number: int, conduct: Conduct) -> None:
-        if conduct is Conduct.FAIL:
-            raise Failure(f"message {number} fails at attempt {message.attempt}")
-        # Before the ack: a process that dies between the two has done the work and will be found to have done it.
-        self._note(What.HANDLED, message, number)
-
-    def _note(self, what: What, message: marq.Message, number: int = -1) -> None:
-        self._journal.note(what, number, message.attempt, message.partition, message.offset)
+            self._teller.forget(message)
+            return
+        # Before the ack: a process that dies between the two has done the work.
+        self._teller.deliver(message)
+        if number is None:
+            await self._teller.settle("reject", message, lambda: message.reject("the demo did not send this"))
+        elif conduct is Conduct.FAIL:
+            await self._teller.settle("release", message, lambda: _fail(message))
+        else:
+            await self._teller.settle("ack", message, message.ack)
 
 
-async def serve(plan: Plan, journal: Journal) -> None:
+async def _fail(message: marq.Message) -> None:
+    with suppress(Failure):
+        async with message:
+            raise Failure(f"message {message.id} fails at attempt {message.attempt}")
+    # The block has queued the release; this waits until it is durable.
+    await message.release()
+
+
+async def serve(plan: Plan, recorder: Recorder) -> None:
     """Serve until SIGTERM; then write what was decided, and leave."""
-    serving = asyncio.ensure_future(Server(plan, journal).serve_all())
+    serving = asyncio.ensure_future(Server(plan, recorder).serve_all())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
     await asyncio.wait([serving])
     if not serving.cancelled():
@@ -94,10 +85,9 @@ async def serve(plan: Plan, journal: Journal) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    plan = read_plan(arguments[1:])
+    name, history, *options = arguments
     try:
-        with Journal(Path(arguments[0])) as journal:
-            asyncio.run(serve(plan, journal))
+        asyncio.run(serve(read_plan(options), Recorder(name, Path(history))))
     except ExceptionGroup as group:
         known, unknown = group.split(marq.MarqError)
         if unknown is not None or known is None:

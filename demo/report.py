@@ -1,109 +1,76 @@
-"""What the demo shows at its end: tables for people, and one JSON object for programs."""
+"""The end of the demo: tables for people, and one JSON object for programs."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from demo.account import Duplicate, Ending, Reason, late_ms, percentile
-from demo.audit import SHARED, Audit
-from demo.journal import What
-from demo.run import Result
-from marq.core.markers import Cause
+from demo.figures import SHARED, Result, percentile
+from proof.causes import Why
+from proof.check import told
+from proof.history import Event
+from rig.audit import Audit
 
-#: Lines of a list of what should not be there.
+#: Findings and differences that are listed.
 MAX_LISTED = 10
 
 
-def figures(result: Result) -> dict[str, Any]:
-    """Return the JSON object: counts, times in ms, and seconds."""
-    account, late = result.account, list(result.trails.lateness())
-    entries = Counter(entry.what for journal in result.tally.journals.values() for entry in journal)
-    return {
-        "sent": account.sent,
-        "acked": len(account.acked),
-        "dead": len(account.dead),
-        "lost": len(account.lost),
-        "duplicates": len(account.duplicates),
-        "duplicates_unexplained": len(account.unexplained),
-        "acked_and_dead": len(account.acked & account.dead),
-        "from_nowhere": len(account.from_nowhere),
-        "false_acks": len(account.false_acks),
-        "redelivered": sum(result.trails.redelivered.values()),
-        "redelivered_expired": result.trails.redelivered[Cause.EXPIRED],
-        "redelivered_released": result.trails.redelivered[Cause.RELEASED],
-        "forgotten": entries[What.FORGOT],
-        "failed": entries[What.FAILED],
-        "lateness_p50_ms": percentile(late_ms(late), 0.5),
-        "lateness_p99_ms": percentile(late_ms(late), 0.99),
-        "lateness_owned_p99_ms": percentile(late_ms(late, inherited=False), 0.99),
-        "held_at_kill": result.held_at_kill,
-        "rows_at_worker_kill": result.rows_at_worker_kill,
-        "open_at_end": result.open_at_end,
-        "seconds": round(result.seconds, 1),
-    }
+def show(result: Result, events: Sequence[Event], audit: Audit | None, data: Path, console: Console) -> bool:
+    """Print the tables, the audit and the findings, then the JSON object as the last line.
 
+    Args:
+        result: the judged run.
+        events: its history, for the findings.
+        audit: the data pipeline's account; None if it was left out.
+        data: directory of the pipeline's data.
+        console: output.
 
-def show(result: Result, audit: Audit, console: Console) -> bool:
-    """Print the tables, the audit's verdict and what is wrong, then the JSON object as the last line.
-
-    Returns whether nothing is wrong.
+    Returns:
+        Whether the checker and the audit found nothing wrong.
     """
-    found = figures(result)
-    differences = audit.differences(found)
-    found["audit"] = "skipped" if audit.skipped else "differs" if differences else "agrees"
-    console.print(_messages(found), _attempts(result), _lateness(result), _duplicates(result))
-    console.print(_verdict(audit, differences), highlight=False)
-    for line in [*complaints(result), *_listed("THE AUDIT DIFFERS", "finding", differences)]:
-        console.print(line, style="bold red", highlight=False)
-    console.file.write(json.dumps(found) + "\n")
+    figures = result.figures()
+    differences = [] if audit is None else audit.differences(figures, {name: name for name in SHARED})
+    figures["audit"] = "skipped" if audit is None else "differs" if differences else "agrees"
+    console.print(_messages(figures), _attempts(result), _lateness(result), _duplicates(result))
+    console.print(_verdict(audit, differences, data), highlight=False)
+    for line in [*complaints(result, events), *_listed("THE AUDIT DIFFERS", differences)]:
+        console.print(line, style="bold red", highlight=False, soft_wrap=True)
+    console.file.write(json.dumps(figures) + "\n")
     console.file.flush()
-    return result.account.right and not result.broken and not differences
+    return not (result.report.violations or result.broken or differences)
 
 
-def _verdict(audit: Audit, differences: list[str]) -> str:
-    if audit.skipped:
+def complaints(result: Result, events: Sequence[Event]) -> list[str]:
+    """Return the broken promises, and what the checker found with the events that show it."""
+    lines = [f"NOT AS PROMISED: {text}" for text in result.broken]
+    for name, count in sorted(result.report.violations.items()):
+        lines.append(f"{name.upper()}: {count}")
+    return lines + told(result.report.findings[:MAX_LISTED], events)
+
+
+def _verdict(audit: Audit | None, differences: Sequence[str], data: Path) -> str:
+    if audit is None:
         return "audit: left out (SPARK=skip)"
     if differences:
-        return "audit: the data pipeline's account is another one"
+        return "audit: the data pipeline's account differs"
     told = ", ".join(f"{audit.figures[name]:,} {name}" for name in SHARED)
-    again = f"to see it again: .venv/bin/python -m pipeline audit --data {audit.data}"
+    again = f"to see it again: .venv/bin/python -m pipeline audit --data {data}"
     return f"audit: the data pipeline's account is the same: {told}\n  {again}"
 
 
-def complaints(result: Result) -> list[str]:
-    """Say what is not as it should be."""
-    account = result.account
-    lines = [f"NOT AS PROMISED: {text}" for text in result.broken]
-    lines += _listed("LOST", "message", account.lost)
-    lines += _listed("FROM NOWHERE", "delivery", account.from_nowhere)
-    lines += _listed("SAID TO BE DURABLE, AND NOT IN THE LOG", "ack", account.false_acks)
-    lines += _listed("UNEXPLAINED DUPLICATES", "message", [_told(each) for each in account.unexplained])
-    return lines
-
-
-def _listed(title: str, noun: str, items: list[Any]) -> list[str]:
+def _listed(title: str, items: Sequence[str]) -> list[str]:
     if not items:
         return []
-    shown = [f"    {noun} {item}" for item in items[:MAX_LISTED]]
     more = [f"    and {len(items) - MAX_LISTED} more"] if len(items) > MAX_LISTED else []
-    return [f"{title}: {len(items)}", *shown, *more]
+    return [f"{title}: {len(items)}", *[f"    {item}" for item in items[:MAX_LISTED]], *more]
 
 
-def _told(duplicate: Duplicate) -> str:
-    return f"{duplicate.number}: {_ending(duplicate.first)}, then {_ending(duplicate.second)}"
-
-
-def _ending(ending: Ending) -> str:
-    how = "dead letter" if ending.consumer is None else f"handled by {ending.consumer}"
-    return f"{how} at attempt {ending.attempt} (record {ending.key[0]}/{ending.key[1]}, {ending.at_ms} ms)"
-
-
-def _messages(found: dict[str, Any]) -> Table:
+def _messages(figures: dict[str, Any]) -> Table:
     table = _table("messages, by id", "", "count")
     for name, text in (
         ("sent", "sent"),
@@ -115,39 +82,35 @@ def _messages(found: dict[str, Any]) -> Table:
         ("held_at_kill", "leases held by the consumer that got kill -9"),
         ("rows_at_worker_kill", "rows open in the worker that got kill -9"),
     ):
-        table.add_row(text, f"{found[name]:,}")
+        table.add_row(text, f"{figures[name]:,}")
     return table
 
 
 def _attempts(result: Result) -> Table:
     table = _table("attempts", "ended at attempt", "acked", "dead")
-    acked, dead = result.account.acked_at, result.account.dead_at
-    for attempt in sorted({*acked, *dead}):
-        table.add_row(str(attempt), f"{acked[attempt]:,}", f"{dead[attempt]:,}")
+    for attempt in sorted({*result.acked_at, *result.dead_at}):
+        table.add_row(str(attempt), f"{result.acked_at[attempt]:,}", f"{result.dead_at[attempt]:,}")
     return table
 
 
 def _lateness(result: Result) -> Table:
-    late = list(result.trails.lateness())
     table = _table("lateness past the lease, ms", "", "redeliveries", "p50", "p99", "most")
     for text, inherited in (
         ("all", None),
-        ("fell due while its tracker lived", False),
-        ("fell due before its tracker had taken over", True),
+        ("lease ended while its tracker lived", False),
+        ("lease ended before its tracker had taken over", True),
     ):
-        values = late_ms(late, inherited=inherited)
+        values = result.late_ms(inherited=inherited)
         shares = [percentile(values, share) for share in (0.5, 0.99, 1.0)]
         table.add_row(text, f"{len(values):,}", *["-" if value is None else f"{value:,}" for value in shares])
     return table
 
 
 def _duplicates(result: Result) -> Table:
-    table = _table("duplicates, and why", "reason", "count")
-    reasons = result.account.reasons
-    for reason in Reason:
-        if reasons[reason]:
-            table.add_row(str(reason), f"{reasons[reason]:,}")
-    if not reasons:
+    table = _table("duplicates, by their cause in docs/guarantees.md", "cause", "count")
+    for cause, count in sorted(result.report.causes.items()):
+        table.add_row(f"{cause}: {Why(cause).name.lower().replace('_', ' ')}", f"{count:,}")
+    if not result.report.causes:
         table.add_row("none", "0")
     return table
 

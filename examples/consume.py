@@ -11,14 +11,14 @@ import marq
 async def main(queue: str, count: int | None = None) -> None:
     async with marq.Consumer(queue, lease=30) as consumer:
         async for message in consumer:
-            # A clean exit acknowledges. An exception gives the message back, to come again after the queue's backoff.
+            # A clean exit acks. An exception releases the message, which is redelivered after the queue's backoff.
             async with message:
                 print(message.id, "attempt", message.attempt, message.value, message.headers)
             if count is not None:
                 count -= 1
                 if not count:
                     break
-    # Leaving the consumer has written the acks and given back what was prefetched.
+    # The stopped consumer has written all acks and released its prefetched messages.
 
 
 if __name__ == "__main__":

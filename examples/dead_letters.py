@@ -1,4 +1,4 @@
-"""Shows the dead letters of a queue, and why they died: ``python -m examples.dead_letters QUEUE [--redrive]``."""
+"""Shows the dead letters of a queue and their reasons: ``python -m examples.dead_letters QUEUE [--redrive]``."""
 # ruff: noqa: T201 - printing is what an example is for
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Decides about messages by hand: ``python -m examples.decide QUEUE``."""
+"""Settles messages one by one: ``python -m examples.decide QUEUE``."""
 # ruff: noqa: T201 - printing is what an example is for
 
 import asyncio
@@ -8,15 +8,15 @@ import marq
 
 
 async def decide(message: marq.Message) -> str:
-    """Give the message the outcome that its value names; each call is durable when it returns."""
+    """Settle the message as its value says; each call is durable when it returns."""
     if message.value == b"later":
         await message.release(delay=60)
         return "released for a minute"
     if message.value == b"never":
-        await message.reject("nobody wants it")
+        await message.reject("not wanted")
         return "rejected"
     if message.value == b"long":
-        # Leases renew themselves up to max_lease; this one is to be longer than the others.
+        # The consumer renews leases up to max_lease; this message needs a longer one.
         await message.renew(600)
     await message.ack()
     return "acked"
@@ -29,7 +29,7 @@ async def main(queue: str) -> None:
                 try:
                     print(message.value, await decide(message))
                 except marq.LeaseLost as error:
-                    # Somebody else may have the message by now. An ack was written all the same.
+                    # Another consumer may have the message by now. The ack was written all the same.
                     print("too late:", error)
 
 

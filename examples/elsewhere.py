@@ -1,4 +1,4 @@
-"""Takes a message and lets another process finish it by its token: ``python -m examples.elsewhere QUEUE [TOKEN]``."""
+"""Receives a message, and acks it in another process by its token: ``python -m examples.elsewhere QUEUE [TOKEN]``."""
 # ruff: noqa: T201 - printing is what an example is for
 
 import asyncio
@@ -11,7 +11,7 @@ async def take(queue: str) -> None:
     async with marq.Consumer(queue, lease=300) as consumer:
         messages = await consumer.receive(max_messages=1, wait=20)
         for message in messages:
-            # Not acked here: whoever has the token may do that, until the lease ends.
+            # Any process with the token may ack the message until the lease ends.
             print(message.token)
 
 

@@ -20,11 +20,10 @@ class Email(BaseModel):
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-    # One producer for all requests of the process. A caller waits for its answer no longer than request_timeout.
+    # One producer for all requests of the process; a request waits at most request_timeout for it.
     async with marq.Producer(codec=marq.JSON, request_timeout=5) as producer:
         app.state.producer = producer
         yield
-    # Leaving it has waited for what was on its way.
 
 
 app = FastAPI(title="Emails", lifespan=lifespan)
@@ -32,14 +31,14 @@ app = FastAPI(title="Emails", lifespan=lifespan)
 
 @app.post("/emails", status_code=status.HTTP_202_ACCEPTED)
 async def accept(email: Email, request: Request) -> dict[str, str]:
-    """Accepted: the message is durable, and somebody will send the email."""
+    """The message is durable, so a handler will send the email."""
     receipt = await request.app.state.producer.send("emails", email)
     return {"id": receipt.id}
 
 
 @app.exception_handler(marq.BrokerUnavailable)
 async def unavailable(request: Request, error: marq.BrokerUnavailable) -> JSONResponse:
-    # Not known to be sent: the caller tries again, so now and then an email is sent twice rather than never.
+    # Unknown whether it was sent. The client retries, so an email may be sent twice, but is never lost.
     return JSONResponse(
         {"detail": "not known to be accepted, try again"},
         status_code=status.HTTP_503_SERVICE_UNAVAILABLE,
@@ -49,5 +48,5 @@ async def unavailable(request: Request, error: marq.BrokerUnavailable) -> JSONRe
 
 @app.get("/healthz")
 async def health() -> dict[str, str]:
-    """The process lives. It goes on without the broker and finds it again, so no restart would help."""
+    """The process reconnects to the broker by itself, so a restart would not help."""
     return {"status": "ok"}

@@ -13,11 +13,11 @@ log = logging.getLogger("examples")
 
 @marq.handler("emails", codec=marq.JSON)
 async def send_email(message: marq.Message) -> None:
-    """A coroutine function waits and never blocks; many of them share one thread."""
-    email = message.value  # as examples/fastapi_service.py sent it; what is no JSON becomes a dead letter here
+    """A coroutine function must not block; many share one thread."""
+    email = message.value  # from examples/fastapi_service.py; a value that is not JSON is dead-lettered
     if not email.get("to"):
-        raise marq.Reject("no address")  # another attempt would not help: to the dead letters
-    await asyncio.sleep(0.01)  # stands for a call to a mail server; an exception of it brings the message back
+        raise marq.Reject("no address")  # another attempt would not help: dead-letter it
+    await asyncio.sleep(0.01)  # stands for a call to a mail server; its exceptions cause a redelivery
     log.info("sent %r to %s, attempt %d", email["subject"], email["to"], message.attempt)
 
 
@@ -25,5 +25,5 @@ async def send_email(message: marq.Message) -> None:
 def make_thumbnail(message: marq.Message) -> None:
     """A plain function runs in a thread, so it may block or compute."""
     if message.attempt == 1:
-        raise marq.Retry(delay=0.1)  # not yet: again in 0.1 s instead of after the queue's backoff
+        raise marq.Retry(delay=0.1)  # redeliver in 0.1 s instead of after the queue's backoff
     log.info("thumbnail of %d bytes, attempt %d", len(message.value), message.attempt)

@@ -15,12 +15,12 @@ MESSAGES = os.environ.get("MARQ_PREFIX", "marq") + ".messages"
 
 
 def anywhere(key: bytes | None, partitions: Sequence[int], available: Sequence[int]) -> int:
-    """Spread a queue's messages: its name is their key, and the usual partitioner would put all into one partition."""
+    """Choose any partition: the key is the queue's name, so the default partitioner would choose only one."""
     return random.choice(available or partitions)
 
 
 async def send(queue: str) -> None:
-    # With acks="all", which comes with it, a confirmed message is as safe as one that marq.Producer has sent.
+    # Idempotence implies acks="all", so a confirmed message is as safe as one from marq.Producer.
     async with AIOKafkaProducer(bootstrap_servers=SERVERS, enable_idempotence=True, partitioner=anywhere) as producer:
         for number in range(1, 4):
             value = b'{"to": "somebody@example.org", "subject": "plain %d"}' % number
@@ -29,7 +29,7 @@ async def send(queue: str) -> None:
 
 
 async def send_to_own_topic(topic: str) -> None:
-    # A queue whose settings say `topic = "orders"` has all records of that topic, whatever their keys.
+    # A queue with the setting `topic = "orders"` receives all records of that topic, with any key.
     async with AIOKafkaProducer(bootstrap_servers=SERVERS, enable_idempotence=True) as producer:
         for customer in (b"ann", b"bob", b"cy"):
             await producer.send_and_wait(topic, b"one of everything", key=customer)
@@ -40,7 +40,7 @@ async def make_topic(topic: str) -> None:
     admin = AIOKafkaAdminClient(bootstrap_servers=SERVERS)
     await admin.start()
     try:
-        # Where the topic exists, the answer says so and nothing changes.
+        # If the topic exists, nothing changes.
         await admin.create_topics([NewTopic(topic, num_partitions=4, replication_factor=1)])
     finally:
         await admin.close()

@@ -1,4 +1,4 @@
-"""Takes messages in batches until none has come for some seconds: ``python -m examples.receive QUEUE``."""
+"""Receives messages in batches until none comes for some seconds: ``python -m examples.receive QUEUE``."""
 # ruff: noqa: T201 - printing is what an example is for
 
 import asyncio

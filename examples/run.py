@@ -10,7 +10,7 @@ import marq
 
 
 async def handle(message: marq.Message) -> None:
-    """Return: acked. Raise Reject: dead letter. Raise Retry, or anything else: again later."""
+    """Return to ack; raise Reject to dead-letter, Retry or any other exception to redeliver later."""
     if message.value == b"bad":
         raise marq.Reject("this can't be handled")
     print("handled", message.value, "attempt", message.attempt, flush=True)
@@ -21,7 +21,7 @@ async def main(queue: str) -> None:
         stopping: set[asyncio.Task[None]] = set()
 
         def stop() -> None:
-            # Handlers that run may end; what was prefetched goes back at once. run() then returns.
+            # Running handlers may end, and prefetched messages are released. Then run() returns.
             stopping.add(asyncio.create_task(consumer.stop()))
 
         for number in (signal.SIGINT, signal.SIGTERM):

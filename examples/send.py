@@ -11,7 +11,7 @@ async def main(queue: str, count: int) -> None:
     async with marq.Producer() as producer:
         receipt = await producer.send(queue, b"the first", headers={"to": b"somebody@example.org"})
         print("sent", receipt.id)
-        # Many at once: one call, and durable when it returns.
+        # One call for many messages, durable when it returns.
         receipts = await producer.send_many(queue, [b"message %d" % number for number in range(1, count)])
         print("sent", len(receipts), "more")
 

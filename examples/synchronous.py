@@ -8,7 +8,7 @@ import marq
 
 
 def main(queue: str, count: int) -> None:
-    # One for the whole process: what its threads send at the same time goes out together.
+    # One producer for the whole process: messages that threads send at the same time share batches.
     with marq.SyncProducer(codec=marq.JSON) as producer:
 
         def send(number: int) -> str:
@@ -17,7 +17,7 @@ def main(queue: str, count: int) -> None:
         with ThreadPoolExecutor(8) as threads:
             ids = set(threads.map(send, range(count)))
         print("sent", len(ids), "from threads")
-        # Each of these queues gets the message; one receipt for each.
+        # Each of these queues gets the message and a receipt.
         for receipt in producer.send([queue, f"{queue}-audit"], {"done": count}):
             print("sent", receipt.queue, receipt.id)
 

@@ -1,6 +1,6 @@
-"""``python -m faults``: play the scenarios, each under load on real parts, and let the checker judge each history.
+"""``python -m faults``: play the scenarios under load on real processes, and let the checker judge each history.
 
-The last line is one JSON object; exit 1 when something was lost, is unexplained, or could not be played.
+The last line is one JSON object. Exit code 1: a message was lost, a finding, or a scenario that could not be played.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ import time
 from collections.abc import Sequence
 
 from broker import EmbeddedBroker, java
-from faults import brokers, consumers, delays, disks, groups, networks, outages, times, upgrades, workers
+from faults import brokers, clocks, consumers, delays, disks, networks, workers
 from faults.report import DOCUMENT, write_table
-from faults.scenario import Result, Scenario, play
+from faults.scenario import DECLARED, Result, Scenario, play
 from faults.stage import SEED_VARIABLE
 
-SCENARIOS: Sequence[Scenario] = [
-    scenario
-    for module in (consumers, workers, groups, outages, brokers, disks, networks, times, upgrades, delays)
-    for scenario in module.SCENARIOS
-]
+_ORDER = [module.__name__ for module in (consumers, workers, brokers, disks, networks, clocks, delays)]
+SCENARIOS = sorted(DECLARED, key=lambda scenario: _ORDER.index(scenario.play.__module__))
 
 
 def chosen(only: str, *, quick: bool) -> list[Scenario]:
     """Return the scenarios whose names begin with one of those in ``only``, separated by commas; all without it.
 
     Raises:
-        ValueError: there is none that begins so.
+        ValueError: a name fits no scenario.
     """
     wanted = [name for name in only.split(",") if name]
     for name in wanted:
         if not any(scenario.name.startswith(name) for scenario in SCENARIOS):
             known = ", ".join(scenario.name for scenario in SCENARIOS)
-            raise ValueError(f"ONLY={name}: no scenario begins with that; there are {known}")
-    found = [each for each in SCENARIOS if not wanted or each.name.startswith(tuple(wanted))]
-    return [each for each in found if each.quick] if quick else found
+            raise ValueError(f"ONLY={name}: no scenario begins with it; there are {known}")
+    return [
+        scenario
+        for scenario in SCENARIOS
+        if (not wanted or scenario.name.startswith(tuple(wanted))) and (scenario.quick or not quick)
+    ]
 
 
 async def play_all(scenarios: Sequence[Scenario], *, audit: bool = False) -> list[Result]:
@@ -54,7 +54,7 @@ async def play_all(scenarios: Sequence[Scenario], *, audit: bool = False) -> lis
 
 
 def summary(results: Sequence[Result], seconds: float) -> dict[str, object]:
-    """Return what the last line says."""
+    """Return the last line of the output."""
     return {
         "scenarios": len(results),
         "passed": sum(result.passed for result in results),
@@ -66,31 +66,31 @@ def summary(results: Sequence[Result], seconds: float) -> dict[str, object]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m faults", description=__doc__)
-    parser.add_argument("--only", default="", metavar="NAME,…", help="scenarios whose names begin so")
-    parser.add_argument("--quick", action="store_true", help="the few that CI plays")
-    parser.add_argument("--list", action="store_true", help="say what there is")
-    parser.add_argument("--seed", type=int, default=1, help="of the scenarios that act by chance")
-    parser.add_argument("--audit", action="store_true", help="let the data pipeline audit each, too")
+    parser.add_argument("--only", default="", metavar="NAME,…", help="only scenarios whose names begin so")
+    parser.add_argument("--quick", action="store_true", help="only those that the tests play")
+    parser.add_argument("--list", action="store_true", help="list the scenarios")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random scenarios")
+    parser.add_argument("--audit", action="store_true", help="also let the data pipeline audit each")
     parser.add_argument("--write", action="store_true", help=f"write the table into {DOCUMENT.name}")
-    given = parser.parse_args()
+    options = parser.parse_args()
     try:
-        scenarios = chosen(given.only, quick=given.quick)
+        scenarios = chosen(options.only, quick=options.quick)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if given.list:
+    if options.list:
         print("\n".join(f"{scenario.name:36} {scenario.fault}" for scenario in scenarios))
         return 0
-    os.environ[SEED_VARIABLE] = str(given.seed)
-    # The outages are meant.
+    os.environ[SEED_VARIABLE] = str(options.seed)
+    # The outages are intended.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     began_s = time.monotonic()
-    results = asyncio.run(play_all(scenarios, audit=given.audit))
-    if given.write:
+    results = asyncio.run(play_all(scenarios, audit=options.audit))
+    if options.write:
         write_table(results, whole=len(scenarios) == len(SCENARIOS))
-    found = summary(results, time.monotonic() - began_s)
-    print(json.dumps(found))
-    return 0 if found["passed"] == len(results) and not found["lost"] else 1
+    totals = summary(results, time.monotonic() - began_s)
+    print(json.dumps(totals))
+    return 0 if totals["passed"] == len(results) and not totals["lost"] else 1
 
 
 if __name__ == "__main__":

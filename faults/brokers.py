@@ -1,144 +1,172 @@
-"""What happens to brokers: they are restarted, die, stay away, and are too few."""
+"""Faults of brokers: restarted, killed, away, too few; and all processes of Marq killed at once."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from broker import EmbeddedBroker
 from faults.cluster import Cluster
-from faults.scenario import Scenario, own_broker
-from faults.stage import Stage
+from faults.scenario import Play, own_broker, scenario
+from faults.stage import QUEUE, Stage
+from marq.dead_letters.dead_letters import DeadLetters
+from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from proof.causes import EVERYBODY
+from rig.program import RigError
 
-#: Messages before, between and after faults.
-SOME = 300
 AWAY_SECONDS = 30.0
 #: How long there are too few brokers: longer than leases and sessions.
 TOO_FEW_SECONDS = 10.0
-COPIES = 3
+REPLICAS = 3
 START_LIMIT_SECONDS = 120.0
+KILLS = 4
+MAX_ATTEMPTS = 3
+#: The firing in whose transaction a worker dies, after its redeliveries were written.
+FIRING = 20
 
 
-async def begin(stage: Stage, copies: int = 1) -> None:
-    await stage.worker(MARQ_REPLICATION_FACTOR=str(copies))
-    stage.load()
-    await stage.consumer()
-    await stage.consumer()
-    await stage.delivered_more(SOME)
+def down_twice(end: Callable[[EmbeddedBroker], None]) -> Play:
+    async def play(stage: Stage, broker: EmbeddedBroker) -> None:
+        await stage.begin()
+        for _ in range(2):
+            with stage.fault("cut", EVERYBODY):
+                await asyncio.to_thread(end, broker)
+                await asyncio.to_thread(broker.start)
+            await stage.delivered_more()
+
+    return play
 
 
-async def restarted(stage: Stage, broker: EmbeddedBroker) -> None:
-    await begin(stage)
-    for _ in range(2):
-        with stage.fault("cut", EVERYBODY):
-            await asyncio.to_thread(broker.restart)
-        await stage.delivered_more(SOME)
+scenario(
+    "broker-restarted",
+    "the only broker is stopped cleanly and started again under load, twice",
+    "everything waits; sends are tried again; leases that end meanwhile are redelivered",
+    own_broker,
+)(down_twice(EmbeddedBroker.stop))
+
+scenario(
+    "broker-killed",
+    "kill -9 of the only broker, which is started again at once, twice",
+    "the same",
+    own_broker,
+    quick=True,
+)(down_twice(EmbeddedBroker.kill))
 
 
-async def killed(stage: Stage, broker: EmbeddedBroker) -> None:
-    await begin(stage)
-    for _ in range(2):
-        with stage.fault("cut", EVERYBODY):
-            broker.kill()
-            await asyncio.to_thread(broker.start)
-        await stage.delivered_more(SOME)
-
-
+@scenario(
+    "broker-away",
+    f"kill -9 of the only broker, which stays away for {AWAY_SECONDS:.0f} s under load",
+    "sends fail with BrokerUnavailable after their time limit; the rest waits",
+    own_broker,
+)
 async def away(stage: Stage, broker: EmbeddedBroker) -> None:
-    await begin(stage)
+    await stage.begin()
     with stage.fault("cut", EVERYBODY):
         broker.kill()
         await stage.play(AWAY_SECONDS)
         await asyncio.to_thread(broker.start)
-    await stage.delivered_more(SOME)
+    await stage.delivered_more()
 
 
+@scenario(
+    "leader-killed",
+    "three brokers, replication factor 3: kill -9 of the leader of a markers partition, for each of them",
+    "a pause until another broker leads",
+    partial(Cluster, REPLICAS),
+)
 async def leader_killed(stage: Stage, cluster: Cluster) -> None:
-    """One broker of three: those that are left have all that was ever acknowledged."""
-    await begin(stage, COPIES)
-    markers = stage.settings.names.markers
+    """The remaining brokers have everything that was acknowledged."""
+    await stage.begin(MARQ_REPLICATION_FACTOR=str(REPLICAS))
     for partition in range(2):
-        leader = await leader_of(stage, cluster, markers, partition)
-        # The others answer all the while; who waits for this one learns at once that it is gone.
+        leader = await leader_of(stage, cluster, partition)
+        # The other brokers answer all the time; clients of this one notice its end immediately.
         with stage.fault("cut", EVERYBODY):
             await asyncio.to_thread(cluster.kill, leader)
-            await stage.delivered_more(SOME)
+            await stage.delivered_more()
         await asyncio.to_thread(cluster.start, leader)
-        await stage.delivered_more(SOME)
+        await stage.delivered_more()
 
 
-async def leader_of(stage: Stage, cluster: Cluster, topic: str, partition: int) -> int:
-    found: list[int] = []
+async def leader_of(stage: Stage, cluster: Cluster, partition: int) -> int:
+    """Return the node that leads a markers partition."""
+    topic = stage.settings.names.markers
+    leader: int | None = None
 
     async def led() -> bool:
+        nonlocal leader
         leader = await cluster.leader_of(topic, partition)
-        found.extend([leader] if leader is not None else [])
-        return bool(found)
+        return leader is not None
 
     await stage.until(led, f"{topic}/{partition} has a leader")
-    return found[0]
+    assert leader is not None
+    return leader
 
 
+@scenario(
+    "too-few-brokers",
+    f"three brokers, min.insync.replicas=3: one is away for {TOO_FEW_SECONDS:.0f} s, then two",
+    "sends fail with BrokerUnavailable after their time limit; the rest waits until all brokers are back",
+    partial(Cluster, REPLICAS, properties={"min.insync.replicas": str(REPLICAS)}),
+)
 async def too_few(stage: Stage, cluster: Cluster) -> None:
-    """All three must have a record: first one is away, and writes are refused; then two, and nobody leads."""
-    await begin(stage, COPIES)
-    leader = await leader_of(stage, cluster, stage.settings.names.markers, 0)
+    """With one broker away, writes are refused; with two away, no broker leads."""
+    await stage.begin(MARQ_REPLICATION_FACTOR=str(REPLICAS))
+    leader = await leader_of(stage, cluster, 0)
     others = [node for node in cluster.nodes if node != leader]
     for gone in ([leader], others):
         with stage.fault("cut", EVERYBODY):
             await asyncio.to_thread(cluster.kill, *gone)
             await stage.play(TOO_FEW_SECONDS)
             await asyncio.to_thread(cluster.start, *gone)
-        await stage.delivered_more(SOME, START_LIMIT_SECONDS)
+        await stage.delivered_more(limit=START_LIMIT_SECONDS)
 
 
-def three_brokers() -> Cluster:
-    return Cluster(COPIES)
+def everything_killed(start: str) -> Play:
+    """Kill a worker in a transaction, and all other processes right after that."""
+
+    async def play(stage: Stage, _: Any) -> None:
+        stage.define(max_attempts=MAX_ATTEMPTS)
+        consumer = ("--manner=hopeless", f"--start={start}")
+        data = [stage.folder / "data-1", stage.folder / "data-2"]
+        await stage.worker(data=data[1])
+        stage.load()
+        for _ in range(KILLS):
+            victim = await stage.worker(f"--die-in-transaction={FIRING}", data=data[0], ready=False)
+            await asyncio.gather(*[stage.consumer(*consumer) for _ in range(2)])
+            await stage.dead(victim)
+            await asyncio.gather(*[stage.kill(program) for program in stage.everybody if program.running])
+            await stage.worker(data=data[1], ready=False)
+        await stage.worker(data=data[0])
+        await stage.consumer(*consumer)
+        await stage.delivered_more()
+        await stage.stop_load()
+        await stage.drain()
+        if start == TRANSACTIONAL:
+            await no_message_is_dead_twice(stage)
+
+    return play
 
 
-@contextmanager
-def three_that_must_all_write() -> Iterator[Cluster]:
-    with Cluster(COPIES, properties={"min.insync.replicas": str(COPIES)}) as cluster:
-        yield cluster
+async def no_message_is_dead_twice(stage: Stage) -> None:
+    async with DeadLetters(stage.servers, prefix=stage.prefix) as letters:
+        ids = Counter([letter.id async for letter in letters.peek(QUEUE)])
+    if twice := [id_ for id_, count in ids.items() if count > 1]:
+        raise RigError(f"{len(twice)} of {len(ids)} messages have two dead letters: {', '.join(twice[:5])}")
 
 
-SCENARIOS = [
-    Scenario(
-        "broker-restarted",
-        "the only broker is stopped cleanly and started again under load, twice",
-        "everything waits; sends are tried again; leases that end meanwhile are redelivered",
-        restarted,
-        own_broker,
-    ),
-    Scenario(
-        "broker-killed",
-        "kill -9 of the only broker, which is started again at once, twice",
-        "the same",
-        killed,
-        own_broker,
-        quick=True,
-    ),
-    Scenario(
-        "broker-away",
-        f"kill -9 of the only broker, which stays away for {AWAY_SECONDS:.0f} s under load",
-        "sends fail with BrokerUnavailable after their time limit; the rest waits",
-        away,
-        own_broker,
-    ),
-    Scenario(
-        "leader-killed",
-        "three brokers, replication factor 3: kill -9 of the leader of a markers partition, for each of them",
-        "a pause until another broker leads",
-        leader_killed,
-        three_brokers,
-    ),
-    Scenario(
-        "too-few-brokers",
-        f"three brokers, min.insync.replicas=3: one is away for {TOO_FEW_SECONDS:.0f} s, then two",
-        "sends fail with BrokerUnavailable after their time limit; the rest waits until all brokers are back",
-        too_few,
-        three_that_must_all_write,
-    ),
-]
+scenario(
+    "everything-killed",
+    "kill -9 of both workers and both consumers at once, one worker in the middle of a transaction,"
+    f" {KILLS} times, while many messages fail",
+    "nothing is processed until new processes start; redeliveries of the aborted transactions are delivered too,"
+    " and some messages have two dead letters",
+)(everything_killed(MARKED))
+
+scenario(
+    "transactional-everything-killed",
+    "the same with `transactional=True`",
+    "no consumer receives redeliveries of aborted transactions, and no message has two dead letters",
+)(everything_killed(TRANSACTIONAL))

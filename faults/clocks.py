@@ -1,25 +1,35 @@
-"""Processes whose wall clock is wrong, from their start on or all of a sudden; their monotonic clock goes on as it is.
+"""Wrong wall clocks of consumers, workers and the broker; the monotonic clock stays correct.
 
-Debian's libfaketime is loaded into them and reads from a file by how much; whoever has the clock changes the file.
+Debian's libfaketime, loaded into the processes, reads the offset from a file.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from faults.errors import ConditionError
+from broker import EmbeddedBroker
+from faults.scenario import AtBroker, ConditionError, scenario
+from faults.stage import LEASE_SECONDS, Stage
+from proof.causes import EVERYBODY
 
-#: Where Debian, Ubuntu and Fedora put it. The variant for programs with threads.
+#: Paths in Debian, Ubuntu and Fedora of the variant for programs with threads.
 LIBRARIES = ("/usr/lib/*/faketime/libfaketimeMT.so.1", "/usr/lib*/faketime/libfaketimeMT.so.1")
-
-#: Within this time a move counts.
+#: Time within which a move takes effect.
 MOVE_SECONDS = 1
+AHEAD_SECONDS, BACK_SECONDS = 7200.0, -3600.0
+#: Long enough for leases to begin and end by the new clock.
+STAY_SECONDS = 2 * LEASE_SECONDS
+_STEPS = f"by {AHEAD_SECONDS / 3600:+.0f} h, then by {BACK_SECONDS / 3600:+.0f} h"
 
 
 class Clock:
-    """The wall clock of all processes that are started with `environment`; right until `move()`.
+    """The wall clock of all processes that start with `environment`; correct until `move()`.
 
     Raises:
         ConditionError: libfaketime is not installed.
@@ -32,30 +42,132 @@ class Clock:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs in its environment."""
+        """Variables for these processes."""
         return {
             "LD_PRELOAD": str(self._library),
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
-            # How often the file is read. At each look at the clock would be 5 us a look, and a JVM looks often.
+            # How often the file is read. Reading it at each call would take 5 us, and a JVM calls often.
             "FAKETIME_CACHE_DURATION": str(MOVE_SECONDS),
-            # Durations are measured by the monotonic clock, which no machine sets.
+            # Durations come from the monotonic clock, which no machine sets.
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "DONT_FAKE_MONOTONIC": "1",
-            # Switched off: with it, which is the default here, a JVM's timed waits return at once or never.
+            # With its default, a JVM's timed waits return at once or never.
             "FAKETIME_FORCE_MONOTONIC_FIX": "0",
         }
 
     def move(self, seconds: float) -> None:
-        """Put the clock this much before the machine's, or behind it if negative; not relative to earlier moves."""
+        """Set the clock this much ahead of the machine's, or behind it if negative."""
         new = self._file.with_name(f"{self._file.name}.{os.getpid()}.new")
         new.write_text(f"{seconds:+f}\n", encoding="ascii")
-        new.replace(self._file)  # never seen half written
+        new.replace(self._file)  # atomic for readers
 
 
 def _find(patterns: Sequence[str]) -> Path:
     for pattern in patterns:
-        for found in sorted(Path("/").glob(pattern.lstrip("/"))):
-            return found
+        for library in sorted(Path("/").glob(pattern.lstrip("/"))):
+            return library
     raise ConditionError(
         f"moving a process's clock needs libfaketime, which is not at {' or '.join(patterns)}: apt-get install faketime"
     )
+
+
+@dataclass(frozen=True)
+class MovableBroker(AtBroker):
+    """A broker whose wall clock can be moved."""
+
+    clock: Clock
+
+
+@contextmanager
+def movable_broker() -> Iterator[MovableBroker]:
+    with tempfile.TemporaryDirectory(prefix="marq-clock-") as folder:
+        clock = Clock(Path(folder) / "clock")
+        with EmbeddedBroker(environment=clock.environment) as broker:
+            yield MovableBroker(broker, clock)
+
+
+async def move(stage: Stage, clock: Clock, seconds: float, target: str) -> None:
+    """Move a clock, and let messages pass."""
+    stage.note("info", "clock", target=target, seconds=seconds)
+    clock.move(seconds)
+    await stage.play(MOVE_SECONDS + STAY_SECONDS)
+    await stage.delivered_more()
+
+
+@scenario(
+    "consumer-clock-moved",
+    f"the wall clock of a consumer is moved {_STEPS}; another one starts with it and is killed",
+    "nothing",
+)
+async def of_a_consumer(stage: Stage, _: Any) -> None:
+    """Clocks of clients are never compared with others."""
+    clock = Clock(stage.folder / "clock")
+    await stage.worker()
+    stage.load()
+    await stage.consumer()
+    moved = await stage.consumer(**clock.environment)
+    await stage.delivered_more()
+    for seconds in (AHEAD_SECONDS, BACK_SECONDS):
+        await move(stage, clock, seconds, moved.name)
+    # A consumer whose clock is wrong from its start, and which leaves messages behind.
+    victim = await stage.consumer(**clock.environment)
+    await stage.delivered_more()
+    await stage.kill(victim)
+    await stage.delivered_more()
+
+
+@scenario(
+    "worker-clock-moved",
+    f"the wall clock of the only worker is moved {_STEPS}; each time it is killed and comes back",
+    "nothing; redelivery stands still while there is no worker",
+)
+async def of_a_worker(stage: Stage, _: Any) -> None:
+    """Its tables contain times: it restarts with them and a clock that is an hour behind."""
+    clock = Clock(stage.folder / "clock")
+    worker = await stage.worker(**clock.environment)
+    stage.load()
+    await stage.consumer()
+    await stage.delivered_more()
+    for seconds in (AHEAD_SECONDS, BACK_SECONDS):
+        await move(stage, clock, seconds, worker.name)
+        await stage.kill(worker)
+        worker = await stage.worker(data=worker.data, **clock.environment)
+        await stage.delivered_more()
+
+
+async def of_the_broker(stage: Stage, here: MovableBroker, seconds: float) -> None:
+    """It stamps all markers, so leases follow its clock alone."""
+    await stage.begin()
+    await move(stage, here.clock, seconds, EVERYBODY)
+    # Its messages must return although time has jumped.
+    await stage.kill(stage.consumers[-1])
+    await stage.delivered_more()
+
+
+@scenario(
+    "broker-clock-ahead",
+    f"the wall clock of the broker is moved by {AHEAD_SECONDS / 3600:+.0f} h; then a consumer is killed",
+    "an alarm (`clock_jump_ms`); what was acquired or released at that moment comes back by so much later",
+    movable_broker,
+)
+async def of_the_broker_ahead(stage: Stage, here: MovableBroker) -> None:
+    """Messages that are acquired or released between the jump and the next TICK return that much too late.
+
+    So the clock jumps once more, while no worker runs: then nothing can tell the jump from time that passes.
+    """
+    await of_the_broker(stage, here, AHEAD_SECONDS)
+    [worker] = stage.workers
+    await stage.stop(worker)
+    await move(stage, here.clock, 2 * AHEAD_SECONDS, EVERYBODY)
+    await stage.worker(data=worker.data)
+    await stage.delivered_more()
+
+
+@scenario(
+    "broker-clock-back",
+    f"the wall clock of the broker is moved by {BACK_SECONDS / 3600:+.0f} h; then a consumer is killed",
+    "an alarm (`clock_jump_ms`)",
+    movable_broker,
+)
+async def of_the_broker_back(stage: Stage, here: MovableBroker) -> None:
+    await of_the_broker(stage, here, BACK_SECONDS)

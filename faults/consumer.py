@@ -1,14 +1,17 @@
 """A consumer that writes its history: ``python -m faults.consumer NAME HISTORY QUEUE [--die-at POINT --die-after N]``.
 
-What it does with a message is decided by the number that is the message's value: most are acknowledged, some given
-back, some rejected, some fail (``--manner``). At a point of the five steps it can kill itself with -9.
+The number in a message's value decides its outcome (``--manner``): most are acknowledged, some released, some rejected,
+some fail. The consumer can kill itself with -9 at each step. `handle` is a handler for workers that writes its history
+into that of its worker: ``handler = "faults.consumer:handle"``.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import itertools
+import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -18,29 +21,29 @@ from pathlib import Path
 from typing import Any
 
 import marq
-from faults import newer
-from faults.recording import Recorder
-from marq.core.marker_codec import decode
-from marq.core.markers import Ack, Acquire, Renew, Source, Spend
-from marq.flow import Flow
-from marq.reader import GroupReader
-from marq.starts import MARKED, STARTS
-from marq.transactions import MarkerTransactions
-from marq.writer import KafkaMarkerWriter, MarkerRecord
+from faults import variants
+from marq.consumer.receiver import Receiver
+from marq.kafka.acquire_strategies import MARKED, STARTS, TRANSACTIONAL
+from marq.kafka.reader import GroupReader
+from marq.kafka.transactions import MarkerTransactions
+from marq.kafka.writer import KafkaMarkerWriter, MarkerRecord
+from marq.wire.marker_codec import decode
+from marq.wire.markers import Ack, Acquire, Dispatch, Renew
 from proof import history
+from rig.handling import Teller
+from rig.recorder import Recorder
 
 #: Messages of one receive, and how long it waits for the first.
 RECEIVE_MESSAGES = 100
 RECEIVE_SECONDS = 1.0
-#: Of so many messages one each is given back, rejected and fails, at its first attempt.
 KINDS = 20
-#: What is done with these; all others are acknowledged.
+#: Outcomes of first attempts, by the message's number modulo KINDS; all others are acknowledged.
 MANNERS = {
     "mixed": {1: "later", 2: "release", 3: "reject"},
-    #: Also exceptions: by the queue's backoff, by their own, and the end by their own.
+    #: Also exceptions: with the queue's backoff, with their own delay, and one that rejects.
     "failing": {1: "later", 2: "release", 3: "reject", 4: RuntimeError, 5: TimeoutError, 6: ValueError},
     "rejecting": {3: "reject", 6: ValueError},
-    #: A quarter fails at every attempt, and another one at every second offset, whichever the attempt is.
+    #: A quarter fails at every attempt, and another one at every second offset.
     "hopeless": {**dict.fromkeys(range(5), "hopeless"), **dict.fromkeys(range(5, 10), "moody")},
     "patient": {},
 }
@@ -59,7 +62,7 @@ class Point(StrEnum):
 
 
 class Death:
-    """Comes at the n-th time that a point is passed."""
+    """Kills this process when it passes a point for the n-th time."""
 
     def __init__(self, recorder: Recorder, point: str | None, after: int) -> None:
         self._recorder = recorder
@@ -73,18 +76,18 @@ class Death:
 
 
 class Watched:
-    """Records what the library writes, and lets death come between."""
+    """Records the markers that the library writes, and kills the process between the steps."""
 
     def __init__(self, recorder: Recorder, death: Death, *, careless: bool) -> None:
         self._recorder = recorder
         self._death = death
         self._careless = careless
-        #: What the last ACQUIREs took: cycles never overlap, so it is what a commit is about.
+        #: The last ACQUIREs: cycles never overlap, so the next commit covers them.
         self._acquired: list[dict[str, Any]] = []
 
     def install(self) -> None:
-        """Put this around the library's own functions, of this whole process."""
-        write, commit, revoked = KafkaMarkerWriter.write, GroupReader.commit, Flow.revoked
+        """Wrap the library's functions in this process."""
+        write, commit, revoked = KafkaMarkerWriter.write, GroupReader.commit, Receiver.revoked
 
         async def watched_write(writer: KafkaMarkerWriter, records: Sequence[MarkerRecord], limit_s: float) -> None:
             await self._write(records, lambda: write(writer, records, limit_s))
@@ -92,7 +95,7 @@ class Watched:
         async def watched_commit(reader: GroupReader, offsets: Any) -> None:
             await self._commit(lambda: commit(reader, offsets))
 
-        async def watched_revoked(flow: Flow) -> None:
+        async def watched_revoked(flow: Receiver) -> None:
             self._recorder.add("info", "revoke", target=self._recorder.process)
             await revoked(flow)
 
@@ -118,7 +121,7 @@ class Watched:
         MarkerTransactions.write = watched_start  # type: ignore[method-assign]
         KafkaMarkerWriter.write = watched_write  # type: ignore[method-assign]
         GroupReader.commit = watched_commit  # type: ignore[method-assign]
-        Flow.revoked = watched_revoked  # type: ignore[method-assign]
+        Receiver.revoked = watched_revoked  # type: ignore[method-assign]
 
     async def _write(self, records: Sequence[MarkerRecord], write: Callable[[], Awaitable[None]]) -> None:
         batches = [decode(value) for _, value in records]
@@ -130,12 +133,12 @@ class Watched:
         if acquires:
             self._acquired = acquires
             self._death.at(Point.BEFORE_ACQUIRE)
-        # Outcomes are told by whoever decides them.
+        # The handler records outcomes.
         renews = [_names(batch) for batch in batches if isinstance(batch, Renew)]
-        spends = [_names(batch) for batch in batches if isinstance(batch, Spend)]
+        spends = [_names(batch) for batch in batches if isinstance(batch, Dispatch)]
         if spends:
             self._death.at(Point.BEFORE_SPEND)
-        with self._told("acquire", acquires), self._told("renew", renews), self._told("spend", spends):
+        with self._told("acquire", acquires), self._told("renew", renews), self._told("dispatch", spends):
             await write()
         if acquires:
             self._death.at(Point.AFTER_ACQUIRE)
@@ -169,73 +172,73 @@ class Watched:
                 self._recorder.add(outcome, op, **names, took_ms=took_ms)
 
 
-def _names(batch: Acquire | Renew | Spend) -> dict[str, Any]:
-    return _named(batch.holder, batch.source, list(batch.offsets))
-
-
-def _named(holder: int, source: Source, offsets: list[int]) -> dict[str, Any]:
-    return {"holder": history.holder_name(holder), "source": history.log_name(source), "offsets": offsets}
+def _names(batch: Acquire | Renew | Dispatch) -> dict[str, Any]:
+    named = {"holder": history.holder_name(batch.holder), "source": history.log_name(batch.source)}
+    return {**named, "offsets": list(batch.offsets)}
 
 
 class Handler:
-    """Works on one message after the other as its number says, and tells of it."""
+    """Works on messages as their numbers say, and records it."""
 
     def __init__(self, recorder: Recorder, death: Death, work_seconds: float, manner: str) -> None:
-        self._recorder = recorder
+        self._teller = Teller(recorder.add)
         self._death = death
         self._work_seconds = work_seconds
         self._manner = MANNERS[manner]
 
     async def handle(self, message: marq.Message) -> None:
-        record, lease = message._record, message._lease
-        self._recorder.add(
-            "ok", "deliver", group="g", queue=message.queue, attempt=message.attempt,
-            record=history.name_of(lease.source, message.offset), holder=history.holder_name(lease.holder),
-            content=history.content(message.queue, record.key, message._raw, record.headers),
-        )  # fmt: skip
+        self._teller.deliver(message)
         self._death.at(Point.IN_HANDLER)
         await asyncio.sleep(self._work_seconds)
         kind = self._kind_of(message)
         if kind == "later":
-            await self._settle("release", message, lambda: message.release(delay=0.5))
+            await self._teller.settle("release", message, lambda: message.release(delay=0.5))
         elif kind == "release":
-            await self._settle("release", message, message.release)
+            await self._teller.settle("release", message, message.release)
         elif kind == "reject":
-            await self._settle("reject", message, lambda: message.reject("by its number"))
+            await self._teller.settle("reject", message, lambda: message.reject("by its number"))
         elif kind is None:
-            await self._settle("ack", message, message.ack)
+            await self._teller.settle("ack", message, message.ack)
         else:
-            rejects = kind is ValueError or message._lease.spending is not None
-            await self._settle("reject" if rejects else "release", message, lambda: self._fail(message, kind))
+            rejects = kind is ValueError or message._held.at_most_once is not None
+            op = "reject" if rejects else "release"
+            await self._teller.settle(op, message, lambda: self._fail(op, message, kind))
 
     def _kind_of(self, message: marq.Message) -> Any:
-        """Return what to do with a message; None: acknowledge it."""
+        """Return the outcome of a message; None to acknowledge it."""
         kind = self._manner.get(int(message.body or b"0") % KINDS)
         if kind == "hopeless" or (kind == "moody" and message.offset % 2):
             return RuntimeError
         return kind if kind != "moody" and message.attempt == 1 else None
 
     @staticmethod
-    async def _fail(message: marq.Message, kind: Any) -> None:
-        """As a handler that raises."""
+    async def _fail(op: str, message: marq.Message, kind: Any) -> None:
+        """Act as a handler that raises."""
         with suppress(kind):
             async with message:
                 raise kind("by its number")
-        await message._settled("release", wait=True)
+        # The outcome is queued; this waits until it is durable.
+        await (message.reject() if op == "reject" else message.release())
 
-    async def _settle(self, op: str, message: marq.Message, settle: Callable[[], Awaitable[None]]) -> None:
-        names = _named(message._lease.holder, message._lease.source, [message.offset])
-        self._recorder.add("invoke", op, **names)
-        try:
-            await settle()
-        except marq.LeaseLost:
-            # An ack was written all the same, another outcome perhaps.
-            lost = {"lost": [message.offset]} if op == "ack" else {}
-            self._recorder.add("ok" if op == "ack" else "unknown", op, **names, **lost)
-        except marq.MarqError as error:
-            self._recorder.add("unknown", op, **names, error=str(error))
-        else:
-            self._recorder.add("ok", op, **names)
+
+#: In the environment: the file with the history of the worker that runs `handle`.
+HISTORY_VARIABLE = "FAULTS_HISTORY"
+WORK_SECONDS = 0.02
+
+
+@functools.cache
+def _worker_recorder() -> Recorder:
+    return Recorder("handlers", Path(os.environ[HISTORY_VARIABLE]))
+
+
+async def handle(message: marq.Message) -> None:
+    """Acknowledge a message, in a worker's handlers process."""
+    recorder, lease = _worker_recorder(), message._held
+    names = {"holder": history.holder_name(lease.holder), "source": history.log_name(lease.source)}
+    # Its ACQUIRE is durable by now, or the message would not be here.
+    for type_ in ("invoke", "ok"):
+        recorder.add(type_, "acquire", **names, offsets=[message.offset])
+    await Handler(recorder, Death(recorder, None, 1), WORK_SECONDS, "patient").handle(message)
 
 
 async def consume(queue: str, options: dict[str, Any], handler: Handler, recorder: Recorder) -> None:
@@ -260,22 +263,26 @@ def main() -> None:
     parser.add_argument("queue")
     parser.add_argument("--die-at", choices=list(Point))
     parser.add_argument("--die-after", type=int, default=1, metavar="N")
-    parser.add_argument("--work", type=float, default=0.02, metavar="SECONDS")
+    parser.add_argument("--work", type=float, default=WORK_SECONDS, metavar="SECONDS")
     parser.add_argument("--lease", type=float, metavar="SECONDS")
-    parser.add_argument("--instance-id", help="as of marq.Consumer")
-    parser.add_argument("--start", choices=STARTS, default=MARKED, help="as of marq.Consumer")
-    parser.add_argument("--manner", choices=MANNERS, default="mixed", help="what becomes of messages")
-    parser.add_argument("--careless", action="store_true", help="write no ACQUIREs: a loss, for the test of the check")
-    parser.add_argument("--newer", action="store_true", help="be of the next version")
-    given = parser.parse_args()
-    if given.newer:
-        newer.install()
-    recorder = Recorder(given.name, given.history)
-    death = Death(recorder, given.die_at, given.die_after)
-    Watched(recorder, death, careless=given.careless).install()
-    handler = Handler(recorder, death, given.work, given.manner)
-    options = {"lease": given.lease, "start": given.start, "instance_id": given.instance_id}
-    asyncio.run(consume(given.queue, options, handler, recorder))
+    parser.add_argument("--instance-id", help="as in marq.Consumer")
+    parser.add_argument("--start", choices=STARTS, default=MARKED, help="as in marq.Consumer")
+    parser.add_argument("--manner", choices=MANNERS, default="mixed", help="outcomes of messages")
+    parser.add_argument("--careless", action="store_true", help="write no ACQUIREs, for the test of the checker")
+    parser.add_argument("--newer", action="store_true", help="run as the next version")
+    options = parser.parse_args()
+    if options.newer:
+        variants.install_newer()
+    recorder = Recorder(options.name, options.history)
+    death = Death(recorder, options.die_at, options.die_after)
+    Watched(recorder, death, careless=options.careless).install()
+    handler = Handler(recorder, death, options.work, options.manner)
+    settings = {
+        "lease": options.lease,
+        "transactional": options.start == TRANSACTIONAL,
+        "instance_id": options.instance_id,
+    }
+    asyncio.run(consume(options.queue, settings, handler, recorder))
 
 
 if __name__ == "__main__":

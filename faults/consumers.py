@@ -1,22 +1,36 @@
-"""What happens to consumers: they die at each point of the five steps, stand still, and come back."""
+"""Faults of consumers and of members of groups: killed at each step, paused, replaced, without a broker."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
 from typing import Any
 
+import marq
+from broker import EmbeddedBroker
 from faults.consumer import Point
-from faults.scenario import Scenario
-from faults.stage import LEASE_SECONDS, SESSION_SECONDS, Stage
-from marq.starts import MARKED, TRANSACTIONAL
+from faults.scenario import Play, own_broker, scenario
+from faults.stage import LEASE_SECONDS, Stage
+from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
+from proof.causes import EVERYBODY
+from rig.stage import SESSION_SECONDS
 
-#: Messages before, between and after faults.
-SOME = 300
-#: Of all queues; nothing is spent where messages are delivered again.
+#: The points of all queues; only at-most-once queues have the others.
 POINTS = [point for point in Point if point not in (Point.BEFORE_SPEND, Point.AFTER_SPEND)]
+HANDLED = "handled"
+#: Time from the start of a handlers process until its broker is killed: then it joins its group.
+START_SECONDS = 0.3
+AWAY_SECONDS = 5.0
+#: Time limit until messages are handled; a group that assigned nothing would try again after five minutes.
+HANDLED_SECONDS = 30.0
+INSTANCE = "one"
+#: The watchdog is shorter than the session, so it ends a worker that waits for the session to end.
+STATIC = {"MARQ_INSTANCE_ID": INSTANCE, "MARQ_SESSION_TIMEOUT": "30", "MARQ_WATCHDOG": "20"}
+#: Less than that session.
+RESTART_SECONDS = 20.0
+FENCED_SECONDS = 30.0
 
 
-def killed_at_each_point(start: str) -> Callable[[Stage, Any], Awaitable[None]]:
+def killed_at_each_point(start: str) -> Play:
     async def play(stage: Stage, _: Any) -> None:
         await stage.worker()
         stage.load()
@@ -24,75 +38,118 @@ def killed_at_each_point(start: str) -> Callable[[Stage, Any], Awaitable[None]]:
         for point in POINTS:
             victim = await stage.consumer(f"--start={start}", f"--die-at={point}", "--die-after=3")
             await stage.dead(victim)
-            await stage.delivered_more(SOME)
+            await stage.delivered_more()
 
     return play
 
 
+scenario(
+    "consumer-killed-at-each-point",
+    "kill -9 of a consumer before ACQUIRE, between ACQUIRE and commit, after the commit, in a handler, before ACK",
+    "what it held comes back when its lease ends",
+    quick=True,
+)(killed_at_each_point(MARKED))
+
+scenario(
+    "transactional-consumer-killed",
+    "the same with `transactional=True`: within the transaction of ACQUIRE and commit, and around it",
+    "the same; an open transaction holds up redelivery in its markers partitions until the broker aborts it",
+)(killed_at_each_point(TRANSACTIONAL))
+
+
+@scenario(
+    "all-consumers-killed",
+    "kill -9 of all consumers at once, three times",
+    "nothing is received until another one comes; what they held comes back",
+)
 async def killed_with_all_others(stage: Stage, _: Any) -> None:
-    """Nobody is left to take over, until somebody comes."""
-    await stage.worker()
-    stage.load()
+    await stage.begin()
     for _ in range(3):
-        both = [await stage.consumer(), await stage.consumer()]
-        await stage.delivered_more(SOME)
-        for consumer in both:
+        for consumer in stage.consumers[-2:]:
             await stage.kill(consumer)
-    await stage.consumer()
-    await stage.delivered_more(SOME)
+        for _ in range(2):
+            await stage.consumer()
+        await stage.delivered_more()
 
 
-async def paused_past_the_lease(stage: Stage, _: Any) -> None:
-    await stage.worker()
+def paused(seconds: float) -> Play:
+    async def play(stage: Stage, _: Any) -> None:
+        await stage.begin()
+        await stage.pause(stage.consumers[-1], seconds)
+        await stage.delivered_more()
+
+    return play
+
+
+scenario(
+    "consumer-paused-past-the-lease",
+    "SIGSTOP of a consumer for longer than its lease, then SIGCONT",
+    "what it held is delivered to others; its own acks are late",
+    quick=True,
+)(paused(LEASE_SECONDS + 1))
+
+scenario(
+    "consumer-paused-past-the-session",
+    "SIGSTOP of a consumer for longer than its membership, then SIGCONT",
+    "its partitions go to others meanwhile; what it held is delivered to them",
+)(paused(SESSION_SECONDS + 2 * LEASE_SECONDS))
+
+
+@scenario(
+    "handlers-start-without-broker",
+    f"kill -9 of the only broker while a handlers process starts; it stays away for {AWAY_SECONDS:.0f} s",
+    "messages are handled as soon as the group has joined",
+    own_broker,
+)
+async def handlers_without_a_broker(stage: Stage, broker: EmbeddedBroker) -> None:
+    stage.define(f'[queues.{HANDLED}]\nhandler = "faults.consumer:handle"\n')
+    worker = await stage.worker(ready=False)
+    await stage.until(lambda: "HandlersApp]: Starting" in worker.log(), "a handlers process starts")
+    await stage.play(START_SECONDS)
+    with stage.fault("cut", EVERYBODY):
+        broker.kill()
+        await stage.play(AWAY_SECONDS)
+        await asyncio.to_thread(broker.start)
+    async with marq.Producer(stage.servers, prefix=stage.prefix) as producer:
+        await stage.send_one(producer, HANDLED)
+    await stage.delivered_more(1, HANDLED_SECONDS)
+    await stage.owned()
     stage.load()
     await stage.consumer()
-    paused = await stage.consumer()
-    await stage.delivered_more(SOME)
-    await stage.pause(paused, LEASE_SECONDS + 1)
-    await stage.delivered_more(SOME)
+    await stage.delivered_more()
 
 
-async def paused_past_the_session(stage: Stage, _: Any) -> None:
-    await stage.worker()
+@scenario(
+    "static-worker-restarted-elsewhere",
+    "kill -9 of the only worker, which has an instance id; it is started again with another web port, twice",
+    "the new process has the partitions at once, without waiting for the session timeout",
+)
+async def static_worker_elsewhere(stage: Stage, _: Any) -> None:
+    worker = await stage.worker(**STATIC)
     stage.load()
     await stage.consumer()
-    paused = await stage.consumer()
-    await stage.delivered_more(SOME)
-    await stage.pause(paused, SESSION_SECONDS + 2 * LEASE_SECONDS)
-    await stage.delivered_more(SOME)
+    for _ in range(2):
+        await stage.delivered_more()
+        await stage.kill(worker)
+        worker = await stage.worker(data=worker.data, ready=False, **STATIC)
+        await stage.owned(RESTART_SECONDS)
+    await stage.delivered_more()
 
 
-SCENARIOS = [
-    Scenario(
-        "consumer-killed-at-each-point",
-        "kill -9 of a consumer before ACQUIRE, between ACQUIRE and commit, after the commit, in a handler, before ACK",
-        "what it held comes back when its lease ends",
-        killed_at_each_point(MARKED),
-        quick=True,
-    ),
-    Scenario(
-        "transactional-consumer-killed",
-        'the same with `start="transactional"`: within the transaction of ACQUIRE and commit, and around it',
-        "the same; an open transaction holds up redelivery in its markers partitions until the broker aborts it",
-        killed_at_each_point(TRANSACTIONAL),
-    ),
-    Scenario(
-        "all-consumers-killed",
-        "kill -9 of all consumers at once, three times",
-        "nothing is received until another one comes; what they held comes back",
-        killed_with_all_others,
-    ),
-    Scenario(
-        "consumer-paused-past-the-lease",
-        "SIGSTOP of a consumer for longer than its lease, then SIGCONT",
-        "what it held is delivered to others; its own acks are late",
-        paused_past_the_lease,
-        quick=True,
-    ),
-    Scenario(
-        "consumer-paused-past-the-session",
-        "SIGSTOP of a consumer for longer than its membership, then SIGCONT",
-        "its partitions go to others meanwhile; what it held is delivered to them",
-        paused_past_the_session,
-    ),
-]
+@scenario(
+    "one-instance-id-twice",
+    "a second consumer, and a second worker, start with the instance id of the first",
+    "the first one stops with an error that names the id; the second one keeps running",
+)
+async def one_instance_id_twice(stage: Stage, _: Any) -> None:
+    first = await stage.worker(**STATIC)
+    stage.load()
+    former = await stage.consumer(f"--instance-id={INSTANCE}")
+    await stage.delivered_more()
+    await stage.consumer(f"--instance-id={INSTANCE}")
+    await stage.replaced(former, FENCED_SECONDS)
+    await stage.delivered_more()
+    await stage.worker(ready=False, **STATIC)
+    await stage.replaced(first, FENCED_SECONDS)
+    await stage.owned(FENCED_SECONDS)
+    await stage.delivered_more()

@@ -1,4 +1,4 @@
-"""What happens to messages that are delayed, retried, buried, redriven, or delivered at most once, under kills."""
+"""Kills while messages are delayed, retried, dead-lettered, redriven, or delivered at most once."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import marq
 from broker import EmbeddedBroker
 from faults.consumer import Point
 from faults.mix import Mix
-from faults.processes import WorkerProcess
-from faults.scenario import Scenario, own_broker
-from faults.stage import QUEUE, QUICK_BACKOFF, FaultError, Stage
-from marq.dead_letters import DeadLetters
+from faults.scenario import own_broker, scenario
+from faults.stage import QUEUE, QUICK_BACKOFF, Stage, WorkerProcess
+from marq.dead_letters.dead_letters import DeadLetters
 from proof.causes import EVERYBODY
+from rig.program import RigError
 
 #: Deliveries before, between and after faults.
 SOME = 150
 FEW = 60
-#: Retries by a list of delays, by an exception's own, and the end by another one.
+#: Retries by a list of delays, by an exception's own delay, and a reject by another exception.
 RETRIES = """backoff = [0.1, 0.4, 1]
 errors = { TimeoutError = [0.7], ValueError = "reject" }
 """
 BACKOFF = {"backoff": [1000, 2, 1000, False, [100, 400, 1000]]}
-#: Of a redrive: slow enough to be killed in.
+#: Rate of a redrive: slow enough for a kill during it.
 LETTERS_IN_A_SECOND = 30
 AGAIN_S = 0.5
 QUEUE_DELAY_S = 1.5
-#: Points at which consumers of a queue that delivers at most once die, and after how many passes.
+#: Points at which consumers of an at-most-once queue die, and after how many passes.
 SPENDING = {
     Point.AFTER_ACQUIRE: 3,
     Point.AFTER_COMMIT: 3,
@@ -41,7 +41,7 @@ SPENDING = {
 
 
 async def all_at_random(stage: Stage, rounds: int, some: int) -> None:
-    """A consumer and the worker are killed in each round; first the worker's data is kept, then it is lost."""
+    """Kill a consumer and the worker in each round; the worker keeps its data in the first round only."""
     chance = random.Random(stage.seed)
     stage.define(RETRIES, **BACKOFF)
     worker = await stage.worker()
@@ -63,22 +63,22 @@ async def all_at_random(stage: Stage, rounds: int, some: int) -> None:
 
 
 async def redrive(stage: Stage, *, killed: bool) -> None:
-    """Send all dead letters back, perhaps while the worker is killed."""
+    """Redrive all dead letters, perhaps while the worker is killed."""
     async with DeadLetters(stage.servers, prefix=stage.prefix) as letters:
-        places: dict[str, list[int]] = defaultdict(list)
+        offsets_of: dict[str, list[int]] = defaultdict(list)
         async for letter in letters.peek(QUEUE):
-            places[f"{stage.settings.names.dead_letters}/{letter.partition}"].append(letter.offset)
-        for source, offsets in places.items():
+            offsets_of[f"{stage.settings.names.dead_letters}/{letter.partition}"].append(letter.offset)
+        for source, offsets in offsets_of.items():
             stage.note("invoke", "redrive", process="redriver", source=source, offsets=offsets)
         redriving = asyncio.create_task(_redrive_all(letters))
         if killed:
             worker = stage.workers[-1]
-            await stage.delivered_more(sum(map(len, places.values())) // 3)
+            await stage.delivered_more(sum(map(len, offsets_of.values())) // 3)
             await stage.kill(worker)
             await stage.worker(data=worker.data)
         await stage.until(redriving.done, "all dead letters are redriven")
         await redriving
-        for source, offsets in places.items():
+        for source, offsets in offsets_of.items():
             stage.note("ok", "redrive", process="redriver", source=source, offsets=offsets)
 
 
@@ -92,21 +92,40 @@ async def _redrive_all(letters: DeadLetters) -> None:
             return
 
 
-async def under_kills(stage: Stage, _: object) -> None:
-    await all_at_random(stage, 2, SOME)
-    for consumer in stage.consumers:
-        if consumer.running:
-            await stage.stop(consumer)
-    # What comes back is handled well.
-    await stage.consumer("--manner=patient")
-    await redrive(stage, killed=True)
-
-
+@scenario(
+    "mixed-at-random",
+    "delays, cancels, moves, retries and rejects at random; kill -9 of a consumer and of the worker; then all dead"
+    " letters are redriven",
+    "later redelivery; nothing early, nothing cancelled delivered, each dead letter redriven once",
+    quick=True,
+)
 async def in_short(stage: Stage, _: object) -> None:
     await all_at_random(stage, 1, FEW)
     await redrive(stage, killed=False)
 
 
+@scenario(
+    "delays-under-kills",
+    "the same for longer: two consumers are killed, the worker twice, once without its data, and again while dead"
+    " letters are redriven",
+    "the same",
+)
+async def under_kills(stage: Stage, _: object) -> None:
+    await all_at_random(stage, 2, SOME)
+    for consumer in stage.consumers:
+        if consumer.running:
+            await stage.stop(consumer)
+    # It handles all redriven messages successfully.
+    await stage.consumer("--manner=patient")
+    await redrive(stage, killed=True)
+
+
+@scenario(
+    "delayed-broker-killed",
+    "kill -9 of the only broker, which is started again at once, twice, while messages are delayed",
+    "everything waits; what became due meanwhile is late",
+    own_broker,
+)
 async def broker_killed(stage: Stage, broker: EmbeddedBroker) -> None:
     await stage.worker()
     await stage.consumer()
@@ -121,8 +140,13 @@ async def broker_killed(stage: Stage, broker: EmbeddedBroker) -> None:
     await mix.stop()
 
 
+@scenario(
+    "queue-with-delay-killed",
+    "kill -9 of consumers and of the worker of a queue that delays all of its messages",
+    "nothing comes before its time; what was delayed and not marked is read again",
+)
 async def queue_delays(stage: Stage, _: object) -> None:
-    """Records that nobody delays but their queue, and that are written by any producer."""
+    """Only the queue delays these records; any producer writes them."""
     stage.define(f"delay = {QUEUE_DELAY_S}\n{QUICK_BACKOFF}", delay_ms=int(QUEUE_DELAY_S * 1000))
     worker = await stage.worker()
     stage.load(rate=100)
@@ -136,6 +160,11 @@ async def queue_delays(stage: Stage, _: object) -> None:
     await stage.delivered_more(SOME)
 
 
+@scenario(
+    "at-most-once-killed",
+    "kill -9 of consumers of a queue that delivers at most once, before and after each of their steps",
+    "what nobody has seen comes back; what was handed out is abandoned, and counted",
+)
 async def at_most_once(stage: Stage, _: object) -> None:
     stage.define(f'delivery = "at-most-once"\n{QUICK_BACKOFF}', delivery="at-most-once")
     worker = await stage.worker()
@@ -151,23 +180,29 @@ async def at_most_once(stage: Stage, _: object) -> None:
     counts = await counted(stage, worker)
     lost = stage.accepted - counts["acked"] - counts["dead"]
     if not 0 < counts["abandoned"] == lost:
-        raise FaultError(f"{stage.accepted} sent, {lost} neither done nor dead, but the worker counts {counts}")
+        raise RigError(f"{stage.accepted} sent, {lost} neither done nor dead, but the worker counts {counts}")
 
 
 async def counted(stage: Stage, worker: WorkerProcess) -> dict[str, float]:
-    """Return what a worker counts of the queue; a busy one may not answer at once."""
+    """Return a worker's counts of the queue; a busy one may not answer at once."""
     counts: dict[str, float] = {}
 
     async def answered() -> bool:
         counts.update(await asyncio.to_thread(worker.counts, QUEUE))
         return bool(counts)
 
-    await stage.until(answered, f"{worker.name} says what it counts")
+    await stage.until(answered, f"{worker.name} returns its counts")
     return counts
 
 
+@scenario(
+    "at-most-once-worker-killed",
+    "kill -9 of a consumer of such a queue before its messages are spent; then of the worker after it has sent them"
+    " again and before it commits, twice",
+    "the transaction is aborted; nobody sees its copies, and the next owner sends them again",
+)
 async def at_most_once_and_the_worker(stage: Stage, _: object) -> None:
-    """What nobody has seen is sent again by a worker that dies before it commits, and then by the next one."""
+    """A worker that dies before it commits redelivers messages that no handler has seen; then the next one does."""
     stage.define(f'delivery = "at-most-once"\n{QUICK_BACKOFF}', delivery="at-most-once")
     worker = await stage.worker("--die-in-transaction=1")
     mix = Mix(stage, delayed=0.0)
@@ -180,48 +215,3 @@ async def at_most_once_and_the_worker(stage: Stage, _: object) -> None:
         worker = await stage.worker(*options, data=worker.data)
         await stage.delivered_more(FEW)
     await mix.stop()
-
-
-SCENARIOS = [
-    Scenario(
-        "mixed-at-random",
-        "delays, cancels, moves, retries and rejects at random; kill -9 of a consumer and of the worker; then all dead"
-        " letters are redriven",
-        "later redelivery; nothing early, nothing cancelled delivered, each dead letter redriven once",
-        in_short,
-        quick=True,
-    ),
-    Scenario(
-        "delays-under-kills",
-        "the same for longer: two consumers are killed, the worker twice, once without its data, and again while dead"
-        " letters are redriven",
-        "the same",
-        under_kills,
-    ),
-    Scenario(
-        "delayed-broker-killed",
-        "kill -9 of the only broker, which is started again at once, twice, while messages are delayed",
-        "everything waits; what became due meanwhile is late",
-        broker_killed,
-        own_broker,
-    ),
-    Scenario(
-        "queue-with-delay-killed",
-        "kill -9 of consumers and of the worker of a queue that delays all of its messages",
-        "nothing comes before its time; what was delayed and not marked is read again",
-        queue_delays,
-    ),
-    Scenario(
-        "at-most-once-killed",
-        "kill -9 of consumers of a queue that delivers at most once, before and after each of their steps",
-        "what nobody has seen comes back; what was handed out is abandoned, and counted",
-        at_most_once,
-    ),
-    Scenario(
-        "at-most-once-worker-killed",
-        "kill -9 of a consumer of such a queue before its messages are spent; then of the worker after it has sent them"
-        " again and before it commits, twice",
-        "the transaction is aborted; nobody sees its copies, and the next owner sends them again",
-        at_most_once_and_the_worker,
-    ),
-]

@@ -1,23 +1,79 @@
-"""What happens to a worker's disk: it is full, and there is room again."""
+"""A full disk of a worker: a file system of a few MiB that can be filled and freed."""
 
 from __future__ import annotations
 
+import errno
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from broker import EmbeddedBroker
-from faults.disk import SmallDisk
-from faults.scenario import AtBroker, Scenario
+from faults.scenario import AtBroker, ConditionError, scenario
 from faults.stage import Stage
 
-#: Messages before and after the fault.
-SOME = 300
-#: Room for RocksDB's files of this scenario, several times over.
+#: Several times the size of RocksDB's files in this scenario.
 MEBIBYTES = 128
 FULL_SECONDS = 10.0
+LIMIT_SECONDS = 30.0
+BALLAST = "ballast"
+CHUNK = bytes(1 << 16)
+#: Unmounts at the end of its standard input, which the run closes, also when it dies.
+_KEEPER = """trap '' HUP INT TERM; cat >/dev/null; umount -l "$1" """
+
+
+class SmallDisk:
+    """A tmpfs of ``mebibytes`` on ``path``, within the context, and never longer than this process lives.
+
+    Raises:
+        ConditionError: this process may not mount.
+    """
+
+    def __init__(self, path: Path, mebibytes: int, mount: str = "mount") -> None:
+        self.path = path
+        self._mebibytes = mebibytes
+        self._mount = mount
+        self._keeper: subprocess.Popen[bytes] | None = None
+
+    def fill(self) -> None:
+        """Leave no free space."""
+        with (self.path / BALLAST).open("ab", buffering=0) as ballast:
+            size = len(CHUNK)
+            while size:
+                try:
+                    ballast.write(CHUNK[:size])
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    size //= 2
+
+    def free(self) -> None:
+        """Free the space again."""
+        (self.path / BALLAST).unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        self.path.mkdir(parents=True, exist_ok=True)
+        options = f"size={self._mebibytes}m,mode=0700"
+        command = [self._mount, "-t", "tmpfs", "-o", options, "marq-faults", str(self.path)]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=LIMIT_SECONDS)
+        except (OSError, subprocess.CalledProcessError) as error:
+            reason = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else str(error)
+            raise ConditionError(
+                f"a full disk needs the right to mount a tmpfs on {self.path} ({reason}): run this as root, in a"
+                " container with --cap-add SYS_ADMIN"
+            ) from error
+        self._keeper = subprocess.Popen(
+            ["sh", "-c", _KEEPER, "sh", str(self.path)], stdin=subprocess.PIPE, start_new_session=True
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._keeper is not None
+        self._keeper.communicate(timeout=LIMIT_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -37,32 +93,23 @@ def with_small_disk() -> Iterator[WithSmallDisk]:
         yield WithSmallDisk(broker, disk)
 
 
+@scenario(
+    "worker-disk-full",
+    f"the disk under the only worker's RocksDB is full for {FULL_SECONDS:.0f} s",
+    "redelivery stands still and the worker's log says why; it goes on by itself when there is room",
+    with_small_disk,
+)
 async def full(stage: Stage, here: WithSmallDisk) -> None:
-    """The table is whole in its changelog, so what the disk did not take is not lost."""
-    worker = await stage.worker(data=here.disk.path / "data")
-    stage.load()
-    await stage.consumer()
-    await stage.consumer()
-    await stage.delivered_more(SOME)
+    """The changelog has the whole table, so rows that the disk did not accept are not lost."""
+    worker = await stage.begin(data=here.disk.path / "data")
     with stage.fault("cut", worker.name):
         here.disk.fill()
-        await stage.until(lambda: stands_still(stage), "the worker notices that its disk is full")
+        await stage.until(lambda: stalled(stage), "the worker notices that its disk is full")
         await stage.play(FULL_SECONDS)
-        here.disk.make_room()
+        here.disk.free()
     await stage.owned()
-    await stage.delivered_more(SOME)
+    await stage.delivered_more()
 
 
-async def stands_still(stage: Stage) -> bool:
+async def stalled(stage: Stage) -> bool:
     return any(part["state"] != "owner" for part in await stage.partitions())
-
-
-SCENARIOS = [
-    Scenario(
-        "worker-disk-full",
-        f"the disk under the only worker's RocksDB is full for {FULL_SECONDS:.0f} s",
-        "redelivery stands still and the worker's log says why; it goes on by itself when there is room",
-        full,
-        with_small_disk,
-    ),
-]

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import marq
-from faults.stage import QUEUE, Stage
-from marq.inquiry import Inquiry
+from faults.stage import Stage
+from marq.producer.delay_control import DelayControl
 from proof import history
 
 #: Messages in a second; the longest delay, in seconds.
 RATE = 60
 LONGEST_S = 6.0
-#: Of the messages, those that are delayed; of these, those that somebody cancels, and that somebody moves.
+#: Share of delayed messages; of these, shares of cancelled and rescheduled ones.
 DELAYED, CANCELLED, MOVED = 0.6, 0.25, 0.25
-#: How long whoever asks may take in the end.
+#: Time limit for the last answers.
 ANSWERS_S = 60.0
 
 
@@ -33,7 +33,7 @@ class Mix:
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        #: Who asks in the log, by the message and the question.
+        #: Holder of each question in the log, by message and question.
         self._holders: dict[tuple[str, str], str] = {}
 
     def start(self) -> None:
@@ -45,17 +45,16 @@ class Mix:
         await self._stage.until(self._ended.is_set, "each question is answered", ANSWERS_S)
 
     async def _run(self) -> None:
-        stage, number = self._stage, 0
+        stage = self._stage
         async with marq.Producer(stage.servers, prefix=stage.prefix) as producer:
-            self._watch(producer._inquiry)
+            self._watch(producer._started().delay_control)
             while not self._stopping.is_set():
-                self._begin(producer, number)
-                number += 1
+                self._begin(producer)
                 await asyncio.sleep(self._chance.expovariate(RATE))
             await asyncio.gather(*self._tasks)
         self._ended.set()
 
-    def _begin(self, producer: marq.Producer, number: int) -> None:
+    def _begin(self, producer: marq.Producer) -> None:
         chance = self._chance
         delay_s = chance.uniform(0, LONGEST_S) if chance.random() < self._delayed else None
         fate = chance.random()
@@ -65,34 +64,24 @@ class Mix:
         waits_s = sorted(chance.uniform(0, 1.2 * (delay_s or 0)) for _ in questions)
         plan = [(wait_s, op, chance.uniform(0, LONGEST_S)) for wait_s, op in zip(waits_s, questions, strict=True)]
         absolute = chance.random() < 0.4
-        task = asyncio.create_task(self._live(producer, number, delay_s, absolute, plan))
+        task = asyncio.create_task(self._live(producer, delay_s, absolute, plan))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _live(
         self,
         producer: marq.Producer,
-        number: int,
         delay_s: float | None,
         absolute: bool,
         plan: Sequence[tuple[float, str, float]],
     ) -> None:
         """Send one message, and ask what is planned for it."""
-        stage, value = self._stage, b"%d" % number
-        headers = {"tenant": b"acme"} if number % 2 else {}
-        said = {"message": str(number), "queue": QUEUE, "process": "sender"}
-        said["content"] = history.content(QUEUE, None, value, tuple(headers.items()))
         when: dict[str, Any] = {}
         if delay_s is not None:
             when = {"at": _from_now(delay_s)} if absolute else {"delay": delay_s}
-        stage.note("invoke", "send", **said)
-        try:
-            receipt = await producer.send(QUEUE, value, headers=headers, **when)
-        except marq.MarqError:
-            stage.note("unknown", "send", **said)
+        receipt = await self._stage.send_one(producer, **when)
+        if receipt is None:
             return
-        stage.note("ok", "send", **said, record=receipt.id)
-        stage.accepted += 1
         began_s = time.monotonic()
         for wait_s, op, later_s in plan if delay_s is not None else ():
             await asyncio.sleep(max(0.0, began_s + wait_s - time.monotonic()))
@@ -110,8 +99,8 @@ class Mix:
         holder = self._holders[receipt.id, op]
         self._stage.note("ok", op, **names, holder=holder, outcomes=["DONE" if in_time else "TOO_LATE"])
 
-    def _watch(self, inquiry: Inquiry) -> None:
-        """Note each question as it goes into the log, with the number of whoever asks."""
+    def _watch(self, inquiry: DelayControl) -> None:
+        """Record each question as it is written to the log, with its holder."""
         records = inquiry._records
 
         def watched(questions: Any, holders: Any) -> Any:

@@ -1,135 +1,102 @@
-"""What happens to the network: it is slow, it is cut, or it swallows everything and says nothing."""
+"""Faults of the network: it is slow, it is cut, or it holds everything back silently."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from broker import EmbeddedBroker
-from faults.processes import Participant
 from faults.proxy import Proxy
-from faults.scenario import AtBroker, Scenario
-from faults.stage import LEASE_SECONDS, SESSION_SECONDS, FaultError, Stage
+from faults.scenario import AtBroker, Play, scenario
+from faults.stage import LEASE_SECONDS, Stage
 from proof.causes import EVERYBODY
+from rig.program import Program, RigError
+from rig.stage import SESSION_SECONDS
 
-#: Messages before, between and after faults.
-SOME = 300
-#: In each direction. A request and its answer take twice as long.
+#: Delay of each direction; a request and its response take twice as long.
 DELAY_SECONDS = 0.25
 #: Longer than leases and sessions.
 GONE_SECONDS = SESSION_SECONDS + 2 * LEASE_SECONDS
 #: Most attempts of one process without a broker, in any second.
 MAX_ATTEMPTS = 5
-#: A little less than a second: the limit holds when attempts begin, and they are counted when they arrive.
+#: A little less than a second, because attempts are limited when they begin and counted when they arrive.
 SECOND = 0.9
 #: Most log lines of one process, on average.
 MAX_LINES_PER_SECOND = 2.0
-#: Time limit from the broker's start until all clients have found it: two pauses, on a busy machine.
+#: Time limit from the broker's start until all clients are connected: two pauses, on a busy machine.
 RETURN_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class BehindProxies(AtBroker):
-    """A broker that some reach through a proxy, and all others without one."""
+    """A broker that some clients reach through a proxy."""
 
-    proxy: Proxy
+    proxies: Mapping[str, Proxy]
 
 
 @contextmanager
-def behind_proxies() -> Iterator[BehindProxies]:
-    with Proxy() as proxy, EmbeddedBroker(proxied={"PROXIED": proxy.port}) as broker:
-        proxy.forward_to(broker.listener("PROXIED"))
-        yield BehindProxies(broker, proxy)
+def behind_proxies(*clients: str) -> Iterator[BehindProxies]:
+    """Start a proxy for each of these clients, and a broker that may also be reached directly."""
+    with ExitStack() as stack:
+        proxies = {client: stack.enter_context(Proxy()) for client in clients}
+        broker = stack.enter_context(EmbeddedBroker(proxied={client: proxy.port for client, proxy in proxies.items()}))
+        for client, proxy in proxies.items():
+            proxy.forward_to(broker.listener(client))
+        yield BehindProxies(broker, proxies)
 
 
-async def consumer_behind(stage: Stage, here: BehindProxies) -> str:
-    """Begin, and return the name of the consumer that the proxy stands before; another one has none."""
-    await stage.worker()
-    stage.load()
-    await stage.consumer()
-    victim = await stage.consumer(MARQ_BOOTSTRAP_SERVERS=here.proxy.address)
-    await stage.delivered_more(SOME)
+async def begin(stage: Stage, client: str, address: str) -> str:
+    """Begin with a consumer among others, or the only worker, behind the proxy; return its name."""
+    if client == "worker":
+        return (await stage.begin(MARQ_BOOTSTRAP_SERVERS=address)).name
+    await stage.begin(consumers=1)
+    victim = await stage.consumer(MARQ_BOOTSTRAP_SERVERS=address)
+    await stage.delivered_more()
     return victim.name
 
 
-async def worker_behind(stage: Stage, here: BehindProxies) -> str:
-    """Begin, and return the name of the worker that the proxy stands before; it is the only one."""
-    victim = await stage.worker(MARQ_BOOTSTRAP_SERVERS=here.proxy.address)
-    stage.load()
-    await stage.consumer()
-    await stage.consumer()
-    await stage.delivered_more(SOME)
-    return victim.name
+def disturbed(client: str, *disturb: Callable[[Proxy], None], dead: bool = False) -> Play:
+    """Disturb the connections of a client for a while, in each of these ways.
 
-
-Begin = Callable[[Stage, BehindProxies], Awaitable[str]]
-
-
-def disturbed(begin: Begin, disturb: Callable[[Proxy], None]) -> Callable[[Stage, BehindProxies], Awaitable[None]]:
-    """Disturb the connections of somebody for a while; what the proxy holds then arrives at last."""
+    Then the proxy delivers what it held, or the old connections turn out to be ``dead``.
+    """
 
     async def play(stage: Stage, here: BehindProxies) -> None:
-        victim = await begin(stage, here)
-        with stage.fault("cut", victim):
-            disturb(here.proxy)
-            await stage.play(GONE_SECONDS)
-            here.proxy.restore()
-        await stage.delivered_more(SOME)
-
-    return play
-
-
-def slow_down(proxy: Proxy) -> None:
-    proxy.delay(DELAY_SECONDS)
-
-
-def half_open(begin: Begin) -> Callable[[Stage, BehindProxies], Awaitable[None]]:
-    """First nothing is answered, then nothing gets there; each time old connections turn out to be dead."""
-
-    async def play(stage: Stage, here: BehindProxies) -> None:
-        victim = await begin(stage, here)
-        for direction in ("to client", "to broker"):
+        proxy = here.proxies["PROXIED"]
+        victim = await begin(stage, client, proxy.address)
+        for way in disturb:
             with stage.fault("cut", victim):
-                here.proxy.freeze(direction)
+                way(proxy)
                 await stage.play(GONE_SECONDS)
-                here.proxy.cut()
-                here.proxy.restore()
-            await stage.delivered_more(SOME)
+                if dead:
+                    proxy.cut()
+                proxy.restore()
+            await stage.delivered_more()
 
     return play
-
-
-@dataclass(frozen=True)
-class BehindOneProxyEach(AtBroker):
-    """A broker that each of several clients reaches through a proxy of its own."""
-
-    proxies: Mapping[str, Proxy]
 
 
 CLIENTS = ("PRODUCER", "CONSUMER", "WORKER")
 
 
-@contextmanager
-def behind_one_proxy_each() -> Iterator[BehindOneProxyEach]:
-    with ExitStack() as stack:
-        proxies = {client: stack.enter_context(Proxy()) for client in CLIENTS}
-        ports = {client: proxy.port for client, proxy in proxies.items()}
-        broker = stack.enter_context(EmbeddedBroker(proxied=ports))
-        for client, proxy in proxies.items():
-            proxy.forward_to(broker.listener(client))
-        yield BehindOneProxyEach(broker, proxies)
-
-
-async def counted(stage: Stage, here: BehindOneProxyEach) -> None:
-    """A proxy accepts each connection, and closes it if the broker is down, so it counts all attempts."""
+@scenario(
+    "reconnects-are-few",
+    f"kill -9 of the only broker, which stays away for {GONE_SECONDS:.0f} s; each attempt to reach it is counted",
+    f"each process makes at most {MAX_ATTEMPTS} attempts a second and logs two lines; all continue when it is back",
+    partial(behind_proxies, *CLIENTS),
+    quick=True,
+)
+async def counted(stage: Stage, here: BehindProxies) -> None:
+    """A proxy counts all attempts, because it accepts connections even while the broker is down."""
     proxies = here.proxies
     worker = await stage.worker(MARQ_BOOTSTRAP_SERVERS=proxies["WORKER"].address)
     stage.load(servers=proxies["PRODUCER"].address)
     consumer = await stage.consumer(MARQ_BOOTSTRAP_SERVERS=proxies["CONSUMER"].address)
-    await stage.delivered_more(SOME)
+    await stage.delivered_more()
     with stage.fault("cut", EVERYBODY):
         here.broker.kill()
         began_s = time.monotonic()
@@ -139,11 +106,11 @@ async def counted(stage: Stage, here: BehindOneProxyEach) -> None:
         lines = {child: _lines(child)[count:] for child, count in before.items()}
         await asyncio.to_thread(here.broker.start)
     await stage.until(
-        lambda: all("broker reachable again" in "\n".join(_lines(child)) for child in lines),
+        lambda: all("broker reachable again" in child.log() for child in lines),
         "all clients have found the broker",
         RETURN_SECONDS,
     )
-    await stage.delivered_more(SOME)
+    await stage.delivered_more()
     for client, proxy in proxies.items():
         attempts = [at_s for at_s in proxy.accepted_at if began_s <= at_s <= ended_s]
         _require(bool(attempts), f"{client} made no attempt")
@@ -151,13 +118,13 @@ async def counted(stage: Stage, here: BehindOneProxyEach) -> None:
     for child, written in lines.items():
         limit = MAX_LINES_PER_SECOND * GONE_SECONDS
         _require(len(written) <= limit, f"{child.name} wrote {len(written)} lines, such as {written[-1:]}")
-        text = "\n".join(_lines(child))
+        text = child.log()
         for sentence in ("broker unreachable", "broker reachable again"):
             _require(text.count(sentence) == 1, f"{child.name} wrote {text.count(sentence)} times {sentence!r}")
 
 
-def _lines(child: Participant) -> Sequence[str]:
-    return child.log_file.read_text(encoding="utf-8", errors="replace").splitlines()
+def _lines(child: Program) -> Sequence[str]:
+    return child.log().splitlines()
 
 
 def _most(times: Sequence[float]) -> int:
@@ -166,64 +133,33 @@ def _most(times: Sequence[float]) -> int:
 
 def _require(holds: bool, otherwise: str) -> None:
     if not holds:
-        raise FaultError(otherwise)
+        raise RigError(otherwise)
 
 
-_SLOW = f"{DELAY_SECONDS * 1000:.0f} ms in each direction between {{}} and broker, for {GONE_SECONDS:.0f} s"
-_CUT = f"connections between {{}} and broker are cut and refused, for {GONE_SECONDS:.0f} s"
 _HALF_OPEN = (
     f"half-open connections between {{}} and broker: for {GONE_SECONDS:.0f} s no answer comes, then for as long no"
     " request arrives; each time the connections are dead afterwards"
 )
-_THAWED = f"the network between {{}} and broker holds everything for {GONE_SECONDS:.0f} s and then delivers it"
 _CONSUMER_SEEN = "its messages go to other consumers when their leases end; its late acks still count"
 _WORKER_SEEN = "redelivery stands still meanwhile"
 
-SCENARIOS = [
-    Scenario(
-        "reconnects-are-few",
-        f"kill -9 of the only broker, which stays away for {GONE_SECONDS:.0f} s; each attempt to reach it is counted",
-        f"each process makes at most {MAX_ATTEMPTS} attempts a second and logs two lines; all continue when it is back",
-        counted,
-        behind_one_proxy_each,
-        quick=True,
-    ),
-    Scenario(
-        "consumer-slow-network",
-        _SLOW.format("consumer"),
-        "lower throughput",
-        disturbed(consumer_behind, slow_down),
-        behind_proxies,
-    ),
-    Scenario(
-        "consumer-cut-off",
-        _CUT.format("consumer"),
-        _CONSUMER_SEEN,
-        disturbed(consumer_behind, Proxy.cut),
-        behind_proxies,
-    ),
-    Scenario(
-        "consumer-half-open", _HALF_OPEN.format("consumer"), _CONSUMER_SEEN, half_open(consumer_behind), behind_proxies
-    ),
-    Scenario(
-        "consumer-held-up",
-        _THAWED.format("consumer"),
-        _CONSUMER_SEEN,
-        disturbed(consumer_behind, Proxy.freeze),
-        behind_proxies,
-    ),
-    Scenario(
-        "worker-slow-network",
-        _SLOW.format("worker"),
-        "later redelivery",
-        disturbed(worker_behind, slow_down),
-        behind_proxies,
-    ),
-    Scenario(
-        "worker-cut-off", _CUT.format("worker"), _WORKER_SEEN, disturbed(worker_behind, Proxy.cut), behind_proxies
-    ),
-    Scenario("worker-half-open", _HALF_OPEN.format("worker"), _WORKER_SEEN, half_open(worker_behind), behind_proxies),
-    Scenario(
-        "worker-held-up", _THAWED.format("worker"), _WORKER_SEEN, disturbed(worker_behind, Proxy.freeze), behind_proxies
-    ),
-]
+
+def declare(client: str, slow_seen: str, seen: str) -> None:
+    """Declare the scenarios of one client."""
+    place = partial(behind_proxies, "PROXIED")
+    slow = f"{DELAY_SECONDS * 1000:.0f} ms in each direction between {client} and broker, for {GONE_SECONDS:.0f} s"
+    cut = f"connections between {client} and broker are cut and refused, for {GONE_SECONDS:.0f} s"
+    held = f"the network between {client} and broker holds everything for {GONE_SECONDS:.0f} s and then delivers it"
+    no_answer, no_request = (partial(Proxy.freeze, direction=way) for way in ("to client", "to broker"))
+    scenario(f"{client}-slow-network", slow, slow_seen, place)(
+        disturbed(client, partial(Proxy.delay, seconds=DELAY_SECONDS))
+    )
+    scenario(f"{client}-cut-off", cut, seen, place)(disturbed(client, Proxy.cut))
+    scenario(f"{client}-half-open", _HALF_OPEN.format(client), seen, place)(
+        disturbed(client, no_answer, no_request, dead=True)
+    )
+    scenario(f"{client}-held-up", held, seen, place)(disturbed(client, Proxy.freeze))
+
+
+declare("consumer", "lower throughput", _CONSUMER_SEEN)
+declare("worker", "later redelivery", _WORKER_SEEN)

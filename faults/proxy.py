@@ -13,7 +13,6 @@ import struct
 import threading
 import time
 from collections.abc import Coroutine
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from broker import ports
@@ -81,9 +80,7 @@ class Proxy:
         self.restore()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- in the thread ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a scenario is, and how one is judged."""
+"""Scenarios: how one is declared, played and judged."""
 
 from __future__ import annotations
 
@@ -13,14 +13,27 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from broker import EmbeddedBroker
-from faults.audited import differences
+from faults import variants
 from faults.stage import Stage, recovery_seconds
 from proof.check import told
 from proof.checker import check
+from rig.audit import audit as audited
+
+#: Figures of both the checker and the audit: the checker's names, the audit's.
+AUDITED = {
+    **{name: name for name in ("acked", "lost", "cancelled", "redelivered", "redriven", "expired_unread")},
+    "waiting": "delayed",
+    "abandoned": "abandoned",
+    "duplicates": "duplicates",
+}
+
+
+class ConditionError(Exception):
+    """This machine cannot create a condition that a scenario needs; the text says what to do."""
 
 
 class Place(Protocol):
-    """Where a scenario plays: a broker, or several, or one behind something."""
+    """Where a scenario plays: one broker or several, perhaps behind proxies."""
 
     @property
     def bootstrap_servers(self) -> str: ...
@@ -28,7 +41,7 @@ class Place(Protocol):
 
 @dataclass(frozen=True)
 class AtBroker:
-    """A place with one broker, and whatever else a scenario needs beside it."""
+    """A place with one broker, and the other resources of a scenario."""
 
     broker: EmbeddedBroker
 
@@ -37,24 +50,51 @@ class AtBroker:
         return self.broker.bootstrap_servers
 
 
+Play = Callable[[Stage, Any], Awaitable[None]]
+
+
 @dataclass(frozen=True)
 class Scenario:
-    """One fault, or one sequence of faults, under load."""
+    """One fault, or one sequence of faults, under load.
+
+    Args:
+        fault, seen: texts for the table in docs/guarantees.md: the fault, and its effect for a user.
+        place: for scenarios that stop or change the broker (default: the shared broker).
+        quick: whether the tests play it.
+    """
 
     name: str
-    #: What the table in docs/guarantees.md says of it: what happens, and what a user sees.
     fault: str
     seen: str
-    play: Callable[[Stage, Any], Awaitable[None]]
-    #: A broker of its own, for whoever stops or changes it; None: the one that all others share.
+    play: Play
     place: Callable[[], AbstractContextManager[Place]] | None = None
-    #: Whether it is among those that CI plays.
     quick: bool = False
+
+
+#: The scenarios of all modules that were imported.
+DECLARED: list[Scenario] = []
+
+
+def scenario(
+    name: str,
+    fault: str,
+    seen: str,
+    place: Callable[[], AbstractContextManager[Place]] | None = None,
+    *,
+    quick: bool = False,
+) -> Callable[[Play], Play]:
+    """Declare that a function plays a scenario; for the arguments see :class:`Scenario`."""
+
+    def declare(play: Play) -> Play:
+        DECLARED.append(Scenario(name, fault, seen, play, place, quick))
+        return play
+
+    return declare
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a scenario: the report's figures, and what is wrong."""
+    """The result of a scenario: the checker's counts, and its findings."""
 
     scenario: Scenario
     seconds: float
@@ -82,7 +122,7 @@ class Result:
 
 
 def dead_again(figures: Mapping[str, Any]) -> list[str]:
-    """Say how many messages have a second dead letter, and how many are dead although a handler finished them."""
+    """Return how many messages have a second dead letter, and how many are dead although a handler finished them."""
     texts = []
     if twice := figures.get("dead_twice"):
         texts.append(f"{twice} second dead letters")
@@ -93,9 +133,9 @@ def dead_again(figures: Mapping[str, Any]) -> list[str]:
 
 
 async def play(scenario: Scenario, shared: Place, *, audit: bool = False) -> Result:
-    """Play a scenario and let the checker judge its history; what it wrote is kept only if something is wrong.
+    """Play a scenario and let the checker judge its history; keep its files only if something is wrong.
 
-    ``audit``: let the data pipeline draw up its account, too, which must be the same.
+    With ``audit``, the data pipeline's account must be the same.
     """
     began_s = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix=f"marq-{scenario.name}-"))
@@ -104,12 +144,12 @@ async def play(scenario: Scenario, shared: Place, *, audit: bool = False) -> Res
         with place as here:
             async with Stage(here.bootstrap_servers, folder) as stage:
                 await scenario.play(stage, here)
-                await stage.finish()
+                await stage.finish(variants.readable)
                 report = check(stage.events)
                 wrong = told(report.findings[:5], stage.events)
                 if audit:
-                    asked = (here.bootstrap_servers, stage.prefix, folder, stage.events, report.summary())
-                    wrong += await asyncio.to_thread(differences, *asked)
+                    account = await asyncio.to_thread(audited, stage.settings, folder / "data", stage.events)
+                    wrong += account.differences(report.summary(), AUDITED)
     except Exception as error:
         return Result(scenario, time.monotonic() - began_s, wrong=[f"{type(error).__name__}: {error}", f"see {folder}"])
     if wrong:
@@ -121,6 +161,5 @@ async def play(scenario: Scenario, shared: Place, *, audit: bool = False) -> Res
     return Result(scenario, time.monotonic() - began_s, report.summary(), recovery, wrong)
 
 
-def own_broker() -> AbstractContextManager[Place]:
-    """Return a broker that a scenario may stop and kill."""
-    return EmbeddedBroker()
+#: A broker that the scenario may stop and kill.
+own_broker = EmbeddedBroker

@@ -22,10 +22,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from broker import EmbeddedBroker
-from faults.processes import ConsumerProcess, WorkerProcess
-from faults.stage import LEASE_SECONDS, SESSION_SECONDS, FaultError, Stage, recovery_seconds
+from faults.stage import LEASE_SECONDS, ConsumerProcess, Stage, WorkerProcess, recovery_seconds
 from proof.check import told
 from proof.checker import check
+from rig.program import RigError
+from rig.stage import SESSION_SECONDS
 
 RATE = 100
 CONSUMERS, WORKERS = 2, 2
@@ -47,7 +48,7 @@ class Sample:
     broker_mib: float
     #: Open files of the process that has the most, the broker aside.
     files: int
-    #: Open leases, and accepted messages that nobody has received yet.
+    #: Open leases, and accepted messages that no consumer has received yet.
     open: int
     backlog: int
 
@@ -176,7 +177,7 @@ def _files(pid: int) -> int:
 
 
 def unbounded(samples: Sequence[Sample]) -> list[str]:
-    """Say which figures grew from the first third of the samples to the last, beyond what is allowed."""
+    """Return the samples that grew from the first third of the run to the last by more than allowed."""
     third = len(samples) // 3
     found = []
     for name, slack in SLACK.items():
@@ -214,7 +215,7 @@ async def run(minutes: float, seed: int, drawing: Path) -> dict[str, object]:
     """Play, check, and draw.
 
     Raises:
-        FaultError: it could not be played to its end.
+        RigError: it could not be played to its end.
     """
     folder = Path(tempfile.mkdtemp(prefix="marq-soak-"))
     with EmbeddedBroker() as broker:
@@ -257,7 +258,7 @@ def main() -> int:
     seed = random.randrange(1_000_000) if given.seed is None else given.seed
     try:
         found = asyncio.run(run(given.minutes, seed, given.plot))
-    except FaultError as error:
+    except RigError as error:
         print(f"error: seed {seed}: {error}", file=sys.stderr)
         return 1
     print(json.dumps(found))

@@ -1,7 +1,7 @@
 """A worker that writes its history: ``python -m faults.worker NAME HISTORY [--die-in-transaction N]``, then as Faust.
 
-It tells when it takes a markers partition over and what it decides before it writes. It can kill itself with -9 after
-the copies and facts of its n-th firing are with the broker, and before their transaction is committed.
+It records when it takes over a markers partition and what it decides before it writes. It can kill itself with -9 after
+the broker has the copies and facts of its n-th firing, and before their transaction is committed.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ from typing import Any
 from faust.cli.faust import cli
 
 from agents.ownership import Ownership
-from agents.writing import Due
-from faults import newer, planted
-from faults.recording import Recorder
-from marq.core.errors import CorruptMarker
-from marq.core.fires import Fire
-from marq.core.marker_codec import decode
-from marq.core.markers import Source, Tick
+from faults import variants
+from marq.core.due_actions import DueAction
+from marq.owner.write import Write
+from marq.wire.errors import CorruptMarker
+from marq.wire.marker_codec import decode
+from marq.wire.markers import Source, Tick
 from proof import history
+from rig.recorder import Recorder
 
 
 class Watched:
-    """Records what the owners of markers partitions do."""
+    """Records the actions of the owners of markers partitions."""
 
     def __init__(self, recorder: Recorder, die_in_transaction: int | None) -> None:
         self._recorder = recorder
         self._dies_at = die_in_transaction
         self._firings = itertools.count(1)
-        #: Where the newest TICK of its own stands that each tracker has read back, by holder.
+        #: Offset of the newest own TICK that each tracker has read back, by holder.
         self._own_ticks: dict[int, int] = {}
 
     def install(self) -> None:
-        """Put this around Marq's own functions, of this whole process."""
-        take_over, write, halt = Ownership._take_over, Ownership._write, Ownership._halt
-        read = Ownership._read
+        """Wrap Marq's functions in this process."""
+        take_over, perform = Ownership._take_over, Ownership.perform
+        halt, read = Ownership._halt, Ownership._read
 
         async def watched_take_over(owner: Ownership) -> None:
             await take_over(owner)
             await self._note_owner(owner)
 
-        async def watched_write(owner: Ownership, *, due: Sequence[Due] = (), **others: Any) -> None:
-            self._note_fires(owner, [fire for fire, _ in due])
-            if due and next(self._firings) == self._dies_at:
+        async def watched_perform(owner: Ownership, write: Write) -> None:
+            self._note_fires(owner, [fire for fire, _ in write.due])
+            if write.due and next(self._firings) == self._dies_at:
                 self._die_before_commit(owner)
-            await write(owner, due=due, **others)
+            await perform(owner, write)
 
         async def watched_halt(owner: Ownership, alarm: str) -> None:
             self._recorder.add("ok", "halt", log=_log(owner), reason=alarm)
@@ -59,15 +59,15 @@ class Watched:
             self._note_ticks(owner, fetched.records)
 
         Ownership._take_over = watched_take_over  # type: ignore[method-assign]
-        Ownership._write = watched_write  # type: ignore[method-assign, assignment]
+        Ownership.perform = watched_perform  # type: ignore[method-assign]
         Ownership._halt = watched_halt  # type: ignore[method-assign]
         Ownership._read = watched_read  # type: ignore[method-assign]
 
     async def _note_owner(self, owner: Ownership) -> None:
-        # Its first TICK is written after this, so it stands behind the end as it is now.
-        _, end = await owner.around.log_range(owner.partition)
+        # It writes its first TICK after this, behind the present end.
+        _, end = await owner.context.log_range(owner.partition)
         self._own_ticks.pop(owner.tracker.holder, None)
-        holder, position = history.holder_name(owner.tracker.holder), owner._position
+        holder, position = history.holder_name(owner.tracker.holder), owner.position
         self._recorder.add("ok", "own", holder=holder, log=_log(owner), fenced_at=end, position=position)
 
     def _note_ticks(self, owner: Ownership, records: Sequence[Any]) -> None:
@@ -81,22 +81,18 @@ class Watched:
             if isinstance(batch, Tick) and batch.holder == owner.tracker.holder:
                 self._own_ticks[owner.tracker.holder] = record.offset
 
-    def _note_fires(self, owner: Ownership, fires: Sequence[Fire]) -> None:
+    def _note_fires(self, owner: Ownership, fires: Sequence[DueAction]) -> None:
         tracker = owner.tracker
-        holder, applied, tick = (
-            history.holder_name(tracker.holder),
-            tracker.book.applied,
-            self._own_ticks.get(tracker.holder),
-        )
+        holder, tick = history.holder_name(tracker.holder), self._own_ticks.get(tracker.holder)
         for fire in fires:
             self._recorder.add(
                 "invoke", "fire", holder=holder, source=history.log_name(fire.source), offset=fire.offset,
                 kind=fire.fact_kind.name, attempt=fire.attempt, cause=fire.cause.name, log=_log(owner),
-                applied=applied, tick=tick,
+                applied=tracker.book.applied, tick=tick,
             )  # fmt: skip
 
     def _die_before_commit(self, owner: Ownership) -> None:
-        producer = owner._writing.producer
+        producer = owner._writer.producer
         assert producer is not None
 
         async def commit_transaction() -> None:
@@ -106,7 +102,7 @@ class Watched:
 
 
 def _log(owner: Ownership) -> str:
-    return history.log_name(Source(owner.around.names.markers, owner.partition))
+    return history.log_name(Source(owner.context.names.markers, owner.partition))
 
 
 def main() -> None:
@@ -114,14 +110,14 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("history", type=Path)
     parser.add_argument("--die-in-transaction", type=int, metavar="N")
-    parser.add_argument("--newer", action="store_true", help="be of the next version")
-    parser.add_argument("--planted", action="store_true", help="be early and disobedient, for the test of the check")
-    given = parser.parse_args()
-    if given.newer:
-        newer.install()
-    if given.planted:
-        planted.install()
-    Watched(Recorder(given.name, given.history), given.die_in_transaction).install()
+    parser.add_argument("--newer", action="store_true", help="run as the next version")
+    parser.add_argument("--planted", action="store_true", help="plant defects, for the test of the checker")
+    options = parser.parse_args()
+    if options.newer:
+        variants.install_newer()
+    if options.planted:
+        variants.install_planted()
+    Watched(Recorder(options.name, options.history), options.die_in_transaction).install()
     cli(["-A", "app", "worker", "-l", "info"])
 
 

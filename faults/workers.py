@@ -1,4 +1,4 @@
-"""What happens to workers: they die, stand still, come and go, and lose what they had stored."""
+"""Faults of workers: killed, paused, restarted, replaced by a newer version, without their data."""
 
 from __future__ import annotations
 
@@ -6,159 +6,167 @@ import shutil
 import time
 from typing import Any
 
-from aiokafka.admin import AIOKafkaAdminClient
+from faults.scenario import Play, own_broker, scenario
+from faults.stage import Stage
+from rig.stage import SESSION_SECONDS
+from rig.topics import admin_of
 
-from faults.processes import WorkerProcess
-from faults.scenario import Scenario, own_broker
-from faults.stage import SESSION_SECONDS, Stage
-
-#: Messages before, between and after faults.
-SOME = 300
 #: How long workers join and leave, and how often.
 CHURN_SECONDS, CHURN_EVERY_SECONDS = 120.0, 6.0
 
 
-async def begin(stage: Stage) -> WorkerProcess:
-    worker = await stage.worker()
-    stage.load()
-    await stage.consumer()
-    await stage.consumer()
-    await stage.delivered_more(SOME)
-    return worker
+def killed(times: int = 1, *, data: bool = True, changelog: bool = True) -> Play:
+    """Kill the only worker and restart it with its data and the changelog, or without them."""
 
+    async def play(stage: Stage, _: Any) -> None:
+        worker = await stage.begin()
+        for _ in range(times):
+            await stage.kill(worker)
+            if not data:
+                shutil.rmtree(worker.data)
+            if not changelog:
+                await delete_topic(stage, stage.settings.names.changelog)
+            worker = await stage.worker(data=worker.data)
+            await stage.delivered_more()
 
-async def killed_with_its_data(stage: Stage, _: Any) -> None:
-    worker = await begin(stage)
-    for _ in range(2):
-        await stage.kill(worker)
-        worker = await stage.worker(data=worker.data)
-        await stage.delivered_more(SOME)
-
-
-async def killed_without_its_data(stage: Stage, _: Any) -> None:
-    worker = await begin(stage)
-    await stage.kill(worker)
-    shutil.rmtree(worker.data)
-    await stage.worker(data=worker.data)
-    await stage.delivered_more(SOME)
-
-
-async def killed_without_data_and_changelog(stage: Stage, _: Any) -> None:
-    """The markers are all still there, so the table is built again from them."""
-    worker = await begin(stage)
-    await stage.kill(worker)
-    shutil.rmtree(worker.data)
-    await delete_topic(stage, stage.settings.names.changelog)
-    await stage.worker(data=worker.data)
-    await stage.delivered_more(SOME)
+    return play
 
 
 async def delete_topic(stage: Stage, topic: str) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=stage.servers)
-    await admin.start()
-    try:
+    async with admin_of(stage.settings) as admin:
         await admin.delete_topics([topic])
 
         async def gone() -> bool:
             return topic not in await admin.list_topics()
 
         await stage.until(gone, f"topic {topic} is gone")
-    finally:
-        await admin.close()
 
 
+scenario(
+    "worker-killed",
+    "kill -9 of the only worker, twice; its RocksDB is kept",
+    "nothing is redelivered while there is no worker; consumers go on",
+    quick=True,
+)(killed(2))
+
+scenario(
+    "worker-killed-data-lost",
+    "kill -9 of the only worker, and its data directory is deleted",
+    "the same; the table is read from its changelog",
+)(killed(data=False))
+
+scenario(
+    "worker-killed-changelog-lost",
+    "kill -9 of the only worker; its data directory and the changelog topic are deleted",
+    "the same; the table is built from the markers (if these are gone, too: an alarm)",
+    own_broker,
+)(killed(data=False, changelog=False))
+
+
+@scenario(
+    "worker-killed-in-the-transaction",
+    "kill -9 of a worker after it has sent copies and facts and before it commits them, three times",
+    "the transaction is aborted; the next owner sends the copies",
+    quick=True,
+)
 async def killed_in_the_transaction(stage: Stage, _: Any) -> None:
-    await stage.worker("--die-in-transaction=20")
+    victim = await stage.worker("--die-in-transaction=20")
     stage.load()
     await stage.consumer()
-    victim = stage.workers[0]
-    for _ in range(2):
+    for options in (["--die-in-transaction=20"], ["--die-in-transaction=20"], []):
         await stage.dead(victim)
-        victim = await stage.worker("--die-in-transaction=20", data=victim.data)
-    await stage.dead(victim)
-    await stage.worker(data=victim.data)
-    await stage.delivered_more(SOME)
+        victim = await stage.worker(*options, data=victim.data)
+    await stage.delivered_more()
 
 
+@scenario(
+    "worker-paused-past-the-session",
+    "SIGSTOP of a worker until another one has its partitions, then SIGCONT",
+    "it is fenced and writes nothing more; redelivery stands still for the session timeout",
+)
 async def paused_past_the_session(stage: Stage, _: Any) -> None:
-    """Another worker takes its partitions over; it comes back and believes that it still has them."""
-    worker = await begin(stage)
+    worker = await stage.begin()
     await stage.worker()
-    await stage.delivered_more(SOME)
+    await stage.delivered_more()
     await stage.pause(worker, SESSION_SECONDS + 4)
     await stage.owned()
-    await stage.delivered_more(SOME)
+    await stage.delivered_more()
 
 
+@scenario(
+    "workers-restarted-one-by-one",
+    "two workers are stopped and started again, one after the other",
+    "redelivery stands still for a moment",
+)
 async def rolling_restart(stage: Stage, _: Any) -> None:
-    workers = [await begin(stage), await stage.worker()]
+    workers = [await stage.begin(), await stage.worker()]
     for worker in workers:
         await stage.stop(worker)
         await stage.worker(data=worker.data)
-        await stage.delivered_more(SOME)
+        await stage.delivered_more()
 
 
+@scenario(
+    "workers-join-and-leave",
+    f"a worker comes and goes every few seconds for {CHURN_SECONDS:.0f} s, every other time by kill -9",
+    "redelivery stands still at each change, for the session timeout after a kill",
+)
 async def join_and_leave(stage: Stage, _: Any) -> None:
-    await begin(stage)
+    await stage.begin()
     until_s = time.monotonic() + CHURN_SECONDS
-    kills = 0
+    end = stage.kill
     while time.monotonic() < until_s:
         guest = await stage.worker(ready=False)
         await stage.play(CHURN_EVERY_SECONDS)
-        kills += 1
-        if kills % 2:
-            await stage.kill(guest)
-        else:
-            await stage.stop(guest)
+        await end(guest)
+        end = stage.stop if end == stage.kill else stage.kill
         await stage.play(CHURN_EVERY_SECONDS / 2)
     await stage.owned()
-    await stage.delivered_more(SOME)
+    await stage.delivered_more()
 
 
-SCENARIOS = [
-    Scenario(
-        "worker-killed",
-        "kill -9 of the only worker, twice; its RocksDB is kept",
-        "nothing is redelivered while there is no worker; consumers go on",
-        killed_with_its_data,
-        quick=True,
-    ),
-    Scenario(
-        "worker-killed-data-lost",
-        "kill -9 of the only worker, and its data directory is deleted",
-        "the same; the table is read from its changelog",
-        killed_without_its_data,
-    ),
-    Scenario(
-        "worker-killed-changelog-lost",
-        "kill -9 of the only worker; its data directory and the changelog topic are deleted",
-        "the same; the table is built from the markers (if these are gone, too: an alarm)",
-        killed_without_data_and_changelog,
-        own_broker,
-    ),
-    Scenario(
-        "worker-killed-in-the-transaction",
-        "kill -9 of a worker after it has sent copies and facts and before it commits them, three times",
-        "the transaction is aborted; the next owner sends the copies",
-        killed_in_the_transaction,
-        quick=True,
-    ),
-    Scenario(
-        "worker-paused-past-the-session",
-        "SIGSTOP of a worker until another one has its partitions, then SIGCONT",
-        "it is fenced and writes nothing more; redelivery stands still for the session timeout",
-        paused_past_the_session,
-    ),
-    Scenario(
-        "workers-restarted-one-by-one",
-        "two workers are stopped and started again, one after the other",
-        "redelivery stands still for a moment",
-        rolling_restart,
-    ),
-    Scenario(
-        "workers-join-and-leave",
-        f"a worker comes and goes every few seconds for {CHURN_SECONDS:.0f} s, every other time by kill -9",
-        "redelivery stands still at each change, for the session timeout after a kill",
-        join_and_leave,
-    ),
-]
+@scenario(
+    "upgrade-workers-first",
+    "a newer version comes, process by process: workers, then consumers",
+    "while both kinds of worker run, partitions of the older one may stop with an alarm until it is replaced",
+)
+async def workers_first(stage: Stage, _: Any) -> None:
+    """The correct order."""
+    workers = [await stage.worker(), await stage.worker()]
+    stage.load()
+    consumers = [await stage.consumer(), await stage.consumer()]
+    await stage.delivered_more()
+    for worker in workers:
+        await stage.stop(worker)
+        await stage.worker("--newer", data=worker.data)
+        await stage.delivered_more()
+    for consumer in consumers:
+        await stage.stop(consumer)
+        await stage.consumer("--newer")
+        await stage.delivered_more()
+
+
+@scenario(
+    "upgrade-consumers-first",
+    "a newer consumer comes before the workers can read what it writes; then they are replaced",
+    "the partitions that it writes to stop with an alarm; nothing is redelivered there until the worker is newer",
+)
+async def consumers_first(stage: Stage, _: Any) -> None:
+    """The wrong order: workers stop at the newer consumer's markers, which they cannot read."""
+    worker = await stage.worker()
+    stage.load()
+    old = await stage.consumer()
+    await stage.delivered_more()
+    await stage.consumer("--newer")
+
+    async def halted() -> bool:
+        return any(part["state"] == "stopped" for part in await stage.partitions())
+
+    await stage.until(halted, "a worker has stopped a partition")
+    await stage.delivered_more()
+    await stage.worker("--newer", ready=False)
+    await stage.stop(worker)
+    await stage.owned()
+    await stage.delivered_more()
+    await stage.stop(old)
+    await stage.delivered_more()

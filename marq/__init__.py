@@ -2,12 +2,22 @@
 
 from typing import TYPE_CHECKING
 
-from marq.exports import loader
+from marq.client.exports import loader
 
 if TYPE_CHECKING:
-    from marq.codecs import BYTES, JSON, Codec, Model
-    from marq.consumer import Consumer
-    from marq.core.errors import (
+    from marq.client.codecs import BYTES, JSON, Codec, Model
+    from marq.client.dead_letter import DeadLetter
+    from marq.client.outcomes import DecodeError, Reject, Retry
+    from marq.client.receipt import Receipt
+    from marq.consumer.consumer import Consumer
+    from marq.consumer.handlers import handler
+    from marq.consumer.message import Message
+    from marq.dead_letters.dead_letters import DeadLetters, Deleted, Redriven
+    from marq.producer.producer import Producer, SendManyFailed
+    from marq.producer.sync import SyncProducer
+    from marq.queues.queues import Queues
+    from marq.queues.schedules import Schedules
+    from marq.wire.errors import (
         BrokerUnavailable,
         ConfigError,
         CorruptMarker,
@@ -16,16 +26,6 @@ if TYPE_CHECKING:
         MessageTooLarge,
         UnknownQueue,
     )
-    from marq.dead_letter import DeadLetter
-    from marq.dead_letters import DeadLetters, Deleted, Redriven
-    from marq.handlers import handler
-    from marq.message import Message
-    from marq.outcomes import Reject, Retry, Undecodable
-    from marq.producer import Producer, SendManyFailed
-    from marq.queues import Queues
-    from marq.receipt import Receipt
-    from marq.schedules import Schedules
-    from marq.sync import SyncProducer
 
 __all__ = [
     "BYTES",
@@ -37,6 +37,7 @@ __all__ = [
     "CorruptMarker",
     "DeadLetter",
     "DeadLetters",
+    "DecodeError",
     "Deleted",
     "LeaseLost",
     "MarqError",
@@ -52,39 +53,38 @@ __all__ = [
     "Schedules",
     "SendManyFailed",
     "SyncProducer",
-    "Undecodable",
     "UnknownQueue",
     "handler",
 ]
 
 _HOMES = {
-    "BYTES": "marq.codecs",
-    "BrokerUnavailable": "marq.core.errors",
-    "Codec": "marq.codecs",
-    "ConfigError": "marq.core.errors",
-    "Consumer": "marq.consumer",
-    "CorruptMarker": "marq.core.errors",
-    "DeadLetter": "marq.dead_letter",
-    "DeadLetters": "marq.dead_letters",
-    "Deleted": "marq.dead_letters",
-    "JSON": "marq.codecs",
-    "LeaseLost": "marq.core.errors",
-    "MarqError": "marq.core.errors",
-    "Message": "marq.message",
-    "MessageTooLarge": "marq.core.errors",
-    "Model": "marq.codecs",
-    "Producer": "marq.producer",
-    "Queues": "marq.queues",
-    "Receipt": "marq.receipt",
-    "Redriven": "marq.dead_letters",
-    "Reject": "marq.outcomes",
-    "Retry": "marq.outcomes",
-    "Schedules": "marq.schedules",
-    "SendManyFailed": "marq.producer",
-    "SyncProducer": "marq.sync",
-    "Undecodable": "marq.outcomes",
-    "UnknownQueue": "marq.core.errors",
-    "handler": "marq.handlers",
+    "BYTES": "marq.client.codecs",
+    "BrokerUnavailable": "marq.wire.errors",
+    "Codec": "marq.client.codecs",
+    "ConfigError": "marq.wire.errors",
+    "Consumer": "marq.consumer.consumer",
+    "CorruptMarker": "marq.wire.errors",
+    "DeadLetter": "marq.client.dead_letter",
+    "DeadLetters": "marq.dead_letters.dead_letters",
+    "Deleted": "marq.dead_letters.dead_letters",
+    "JSON": "marq.client.codecs",
+    "LeaseLost": "marq.wire.errors",
+    "MarqError": "marq.wire.errors",
+    "Message": "marq.consumer.message",
+    "MessageTooLarge": "marq.wire.errors",
+    "Model": "marq.client.codecs",
+    "Producer": "marq.producer.producer",
+    "Queues": "marq.queues.queues",
+    "Receipt": "marq.client.receipt",
+    "Redriven": "marq.dead_letters.dead_letters",
+    "Reject": "marq.client.outcomes",
+    "Retry": "marq.client.outcomes",
+    "Schedules": "marq.queues.schedules",
+    "SendManyFailed": "marq.producer.producer",
+    "SyncProducer": "marq.producer.sync",
+    "DecodeError": "marq.client.outcomes",
+    "UnknownQueue": "marq.wire.errors",
+    "handler": "marq.consumer.handlers",
 }
 
 if not TYPE_CHECKING:

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from marq.consumer import Consumer
-from marq.crew import is_coroutine_function
-from marq.handlers import Handler
-from marq.message import Message
-from marq.outcomes import Reject, Retry
-from marq.producer import Producer
+from marq.client.outcomes import Reject, Retry
+from marq.consumer.consumer import Consumer
+from marq.consumer.handler_pool import is_coroutine_function
+from marq.consumer.handlers import Handler
+from marq.consumer.message import Message
+from marq.producer.producer import Producer
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Histogram
@@ -46,7 +46,7 @@ class ClientCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Return the metrics, as prometheus_client asks for them."""
-        yield from self._held()
+        yield from self._in_flight()
         breakers = GaugeMetricFamily(
             "marq_consumer_breaker_open", "Whether the circuit breaker of a queue is open here.", labels=["queue"]
         )
@@ -65,18 +65,19 @@ class ClientCollector(Collector):
             sum(each.failed for each in self._producers),
         )
 
-    def _held(self) -> Iterator[Metric]:
-        held = GaugeMetricFamily(
-            "marq_consumer_messages_held", "Messages that are leased and not finished.", labels=["consumer"]
+    def _in_flight(self) -> Iterator[Metric]:
+        in_flight = GaugeMetricFamily(
+            "marq_consumer_messages_in_flight", "Messages that are leased and not finished.", labels=["consumer"]
         )
-        taken = GaugeMetricFamily(
-            "marq_consumer_messages_taken", "Of these, what handlers or callers work on.", labels=["consumer"]
+        processing = GaugeMetricFamily(
+            "marq_consumer_messages_processing", "Of these, what handlers or callers work on.", labels=["consumer"]
         )
         for consumer in self._consumers:
-            if (figures := consumer.holding) is not None:
-                held.add_metric([consumer.name], figures[0])
-                taken.add_metric([consumer.name], figures[1])
-        yield from (held, taken)
+            if consumer.in_flight is not None:
+                in_flight.add_metric([consumer.name], consumer.in_flight)
+            if consumer.processing is not None:
+                processing.add_metric([consumer.name], consumer.processing)
+        yield from (in_flight, processing)
 
 
 class HandlerMetrics:

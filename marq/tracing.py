@@ -1,13 +1,13 @@
 """OpenTelemetry spans of what clients and handlers do, by its conventions for messaging: the extra ``marq[otel]``.
 
-``marq.tracing.instrument()`` puts itself around the calls of this process' clients; without it they cost nothing. The
-context of a message is in its headers, which every copy of it keeps: a message that is delayed, released or redelivered
-is processed in the trace in which it was sent, each attempt in a span of its own. No span has anything of a payload.
+``marq.tracing.instrument()`` wraps points of this process' clients (:mod:`marq.client.hooks`); without it they cost
+nothing. The context of a message is in its headers, which every copy of it keeps: a message that is delayed, released
+or redelivered is processed in the trace in which it was sent, each attempt in its own span. No span contains any part
+of a payload.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -15,15 +15,14 @@ from time import time_ns
 from types import TracebackType
 from typing import Any
 
-from marq.batches import BatchWorkers
-from marq.consumer import Consumer
-from marq.crew import is_coroutine_function
-from marq.message import Message
-from marq.outcomes import Reject, Retry
-from marq.producer import Producer
-from marq.receipt import Receipt
-from marq.sync import _ProducerThread
-from marq.workers import Workers
+from marq.client import hooks
+from marq.client.outcomes import Reject, Retry
+from marq.client.receipt import Receipt
+from marq.consumer import settlement
+from marq.consumer.consumer import Consumer
+from marq.consumer.handler_pool import is_coroutine_function
+from marq.consumer.message import Message
+from marq.producer.producer import Producer
 
 try:
     from opentelemetry import context as contexts
@@ -36,8 +35,8 @@ except ImportError as error:
 MAX_LINKS = 128
 
 _Attributes = dict[str, str | int | float]
-#: What was there before; empty: nothing is instrumented.
-_originals: list[tuple[type, str, Any]] = []
+#: The calls that end the wrapping; empty: nothing is instrumented.
+_wrapped: list[Callable[[], None]] = []
 _tracer: Tracer = trace.NoOpTracer()
 #: Spans of ``async with message`` that are open, by the message's identity; None: it is in a handler, which has one.
 _blocks: dict[int, Any] = {}
@@ -49,20 +48,15 @@ def instrument(tracer_provider: TracerProvider | None = None) -> None:
     ``tracer_provider``: else the global one, as OpenTelemetry's SDK sets it up.
     """
     global _tracer
-    if _originals:
-        return
-    _tracer = trace.get_tracer("marq", tracer_provider=tracer_provider)
-    for owner, name, around in _INSTRUMENTED:
-        original = getattr(owner, name)
-        _originals.append((owner, name, original))
-        setattr(owner, name, functools.wraps(original)(around(original)))
+    if not _wrapped:
+        _tracer = trace.get_tracer("marq", tracer_provider=tracer_provider)
+        _wrapped.extend(hooks.wrap(point, around) for point, around in _POINTS.items())
 
 
 def uninstrument() -> None:
     """Let clients be as they were."""
-    while _originals:
-        owner, name, original = _originals.pop()
-        setattr(owner, name, original)
+    while _wrapped:
+        _wrapped.pop()()
 
 
 # --- send -------------------------------------------------------------------------------------------------------------
@@ -90,22 +84,6 @@ def _send_many(original: Any) -> Any:
             return await original(self, queue, items, headers=_with_context(headers), **more)
 
     return send_many
-
-
-def _from_thread(original: Any) -> Any:
-    def call(self: Any, send: Callable[[Producer], Any]) -> Any:
-        ours = contexts.get_current()
-
-        async def send_there(producer: Producer) -> Any:
-            token = contexts.attach(ours)
-            try:
-                return await send(producer)
-            finally:
-                contexts.detach(token)
-
-        return original(self, send_there)
-
-    return call
 
 
 def _with_context(headers: Any) -> Any:
@@ -151,18 +129,14 @@ def _receive(original: Any) -> Any:
 # --- process ----------------------------------------------------------------------------------------------------------
 
 
-def _workers(original: Any) -> Any:
-    def init(self: Workers, shelf: Any, outbox: Any, handler: Any, *more: Any, **options: Any) -> None:
-        original(self, shelf, outbox, _traced(handler), *more, **options)
+def _handlers(traced: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def around(original: Any) -> Any:
+        def init(self: Any, buffer: Any, acks: Any, handler: Any, *more: Any, **options: Any) -> None:
+            original(self, buffer, acks, traced(handler), *more, **options)
 
-    return init
+        return init
 
-
-def _batch_workers(original: Any) -> Any:
-    def init(self: BatchWorkers, shelf: Any, outbox: Any, handler: Any, *more: Any, **options: Any) -> None:
-        original(self, shelf, outbox, _traced_batch(handler), *more, **options)
-
-    return init
+    return around
 
 
 def _traced(handler: Any) -> Any:
@@ -177,10 +151,10 @@ def _traced(handler: Any) -> Any:
     async def call(message: Message) -> None:
         with _process([message]), _in_handler(message):
             await handler(message)
-            if message._offset not in message._lease.decided:
+            if message._offset not in message._held.decided:
                 # What follows the return of a handler, a moment before.
                 with _span("ack", "settle", message.queue, SpanKind.CLIENT, _of(message)):
-                    message._ack_later()
+                    settlement.ack(message)
 
     return call
 
@@ -273,18 +247,18 @@ def _settle(name: str) -> Callable[[Any], Any]:
 def _fail(original: Any) -> Any:
     """What follows an exception: a release, or a reject where the exception or the queue's rules want that."""
 
-    def fail(self: Message, error: BaseException, *more: Any) -> None:
-        lease = self._lease
-        if self._offset in lease.decided:
-            original(self, error, *more)
+    def fail(message: Message, error: BaseException, *more: Any) -> None:
+        held = message._held
+        if message._offset in held.decided:
+            original(message, error, *more)
             return
         # The handler's span is over by then; that of a block is not.
-        parent = None if trace.get_current_span().get_span_context().is_valid else _context(self)
-        rejected = len(lease.rejected)
-        with _span("release", "settle", self.queue, SpanKind.CLIENT, _of(self), parent=parent) as span:
-            original(self, error, *more)
-            if len(lease.rejected) > rejected:
-                span.update_name(f"reject {self.queue}")
+        parent = None if trace.get_current_span().get_span_context().is_valid else _context(message)
+        rejected = len(held.rejected)
+        with _span("release", "settle", message.queue, SpanKind.CLIENT, _of(message), parent=parent) as span:
+            original(message, error, *more)
+            if len(held.rejected) > rejected:
+                span.update_name(f"reject {message.queue}")
                 span.set_attribute("messaging.operation.name", "reject")
 
     return fail
@@ -373,17 +347,16 @@ def _context(message: Message) -> contexts.Context:
     return propagate.extract(carrier, context=contexts.Context())
 
 
-#: Class, method, and what makes the method that takes its place.
-_INSTRUMENTED: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
-    (Producer, "send", _send),
-    (Producer, "send_many", _send_many),
-    (_ProducerThread, "call", _from_thread),
-    (Consumer, "receive", _receive),
-    (Consumer, "ack", _ack),
-    (Workers, "__init__", _workers),
-    (BatchWorkers, "__init__", _batch_workers),
-    (Message, "__aenter__", _enter),
-    (Message, "__aexit__", _exit),
-    (Message, "_fail", _fail),
-    *((Message, name, _settle(name)) for name in ("ack", "release", "reject", "renew")),
-)
+#: By the point, what makes the method that takes the place of its method.
+_POINTS: dict[str, Callable[[Any], Any]] = {
+    "send": _send,
+    "send_many": _send_many,
+    "receive": _receive,
+    "ack_many": _ack,
+    "handlers": _handlers(_traced),
+    "batch_handlers": _handlers(_traced_batch),
+    "enter": _enter,
+    "exit": _exit,
+    "fail": _fail,
+    **{name: _settle(name) for name in ("ack", "release", "reject", "renew")},
+}

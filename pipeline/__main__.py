@@ -1,10 +1,10 @@
-"""``python -m pipeline JOB …``, and the file that spark-submit is given."""
+"""``python -m pipeline JOB …``, and the file for spark-submit."""
 
 import sys
 from pathlib import Path
 
 if not __package__:
-    # Run as a file: its own directory would come first, and hide packages that are called like modules in it.
+    # Run as a file: its directory would come first and hide packages with the names of its modules.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from pipeline.cli import main

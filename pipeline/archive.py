@@ -1,8 +1,8 @@
-"""A class data sharing archive of Spark: Java maps it instead of loading and checking thousands of classes.
+"""A class data sharing archive of Spark, which Java maps instead of loading and verifying thousands of classes.
 
-It takes two fifths of the processor time of a start and a first query away (measured on two busy cores: 17.6 and 19.1 s
-without it, 11.7 and 11.8 s with it). Set-up writes it into the cache, ``python -m pipeline.archive``. Without it
-everything works, only slower, and a Java that finds that an archive does not fit ignores it.
+It saves two fifths of the processor time of a start and a first query (on two busy cores: 17.6 and 19.1 s without it,
+11.7 and 11.8 s with it). ``make setup`` writes it into the cache with ``python -m pipeline.archive``. It is optional:
+Java ignores an archive that does not fit.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pipeline.java import home
 
 PREFIX = "spark-classes-"
 WRITE_LIMIT_SECONDS = 300.0
-#: Archives of other checkouts, of 160 MB each, are deleted when they are older than this.
+#: Other checkouts leave archives of 160 MB each, which are deleted after this time.
 KEPT_SECONDS = 30 * 24 * 3600
-#: Java says much about what it does not archive, and that an archive does not fit; neither is news to anybody.
+#: Silences Java's reports on classes that it leaves out and on archives that do not fit.
 _QUIET = "-Xlog:cds*=off"
 #: What most jobs do: Parquet, grouping, windows, functions in Python.
 _TYPICAL = """
@@ -40,17 +40,13 @@ rows.groupBy("seven").agg(F.max(F.struct("id", "at")), F.collect_list("id")).wri
 spark.read.parquet(sys.argv[1]).orderBy("seven").collect()
 process = spark.sparkContext._gateway.proc
 spark.stop()
-process.stdin.close()  # that ends Java in good order, and only then it writes the archive
+process.stdin.close()  # Java ends normally, and only then writes the archive
 process.wait()
 """
 
 
 def path() -> Path:
-    """Return where the archive of this Java and this Spark is, or would be.
-
-    Raises:
-        PipelineError: there is no Java that Spark starts on.
-    """
+    """Return the path of the archive for this Java and this Spark, which may not exist yet."""
     chosen = home()
     java = Path(shutil.which("java") or "java") if chosen is None else chosen / "bin" / "java"
     if chosen is None and "JAVA_HOME" in os.environ:
@@ -62,32 +58,27 @@ def path() -> Path:
 
 
 def flags() -> list[str]:
-    """Return what makes Java start from the archive; nothing where there is none."""
+    """Return the options that make Java start from the archive; none if there is no archive."""
     archive = path()
-    # An empty file stands for a Java that writes none.
+    # An empty file marks a Java that can't write archives.
     usable = archive.exists() and archive.stat().st_size > 0
     return [f"-XX:SharedArchiveFile={archive}", _QUIET] if usable else []
 
 
 def write(target: Path) -> bool:
-    """Write the archive; return whether this Java does."""
+    """Write the archive; return whether this Java supports it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     new = target.with_name(f".{target.name}.{os.getpid()}.new")
     environment = {**os.environ, "SPARK_SUBMIT_OPTS": f"-XX:ArchiveClassesAtExit={new} {_QUIET}"}
     with tempfile.TemporaryDirectory(prefix="marq-archive-") as folder:
         subprocess.run(
-            [sys.executable, "-c", _TYPICAL, f"{folder}/rows"],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            timeout=WRITE_LIMIT_SECONDS,
-            check=True,
-        )
+            [sys.executable, "-c", _TYPICAL, f"{folder}/rows"], env=environment, stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, timeout=WRITE_LIMIT_SECONDS, check=True,
+        )  # fmt: skip
     written = new.exists()
     if not written:
         new.touch()
     new.replace(target)
-    # Each checkout has its own: Java compares the paths of Spark's jars.
     for other in target.parent.glob(f"{PREFIX}*.jsa"):
         if other.stat().st_mtime < time.time() - KEPT_SECONDS:
             other.unlink(missing_ok=True)
@@ -101,10 +92,10 @@ def main() -> int:
     try:
         target = path()
         if not target.exists():
-            told = str(target) if write(target) else "this Java writes none: Spark starts more slowly"
-            print(f"    archive of Spark's classes: {told}\n    {time.monotonic() - began:.1f} s", flush=True)
+            result = str(target) if write(target) else "not supported by this Java: Spark starts more slowly"
+            print(f"    archive of Spark's classes: {result}\n    {time.monotonic() - began:.1f} s", flush=True)
     except PipelineError as error:
-        # The tests say it, and what to install.
+        # The tests also fail with this message.
         print(f"    no archive of Spark's classes: {error}", flush=True)
     except (subprocess.SubprocessError, OSError) as error:
         output = getattr(error, "stderr", None) or b""

@@ -1,13 +1,13 @@
-"""The account of a lifecycle: of each queue, what was sent and what became of it.
+"""The audit of a lifecycle: for each queue, what was sent and how it ended.
 
-The equation that must hold, message by message and so in sum::
+This equation must hold, message by message and so in sum::
 
     sent + acked_and_dead = acked + dead + open + delayed + cancelled + abandoned + expired_unread + lost
 
-``lost`` must be 0, and no message may have a difference (:mod:`pipeline.lifecycle`). What consumers did is not in the
-topics: that a lease ran out does not say whether its message was processed. So ``duplicates`` counts the deliveries
-that nobody asked for, each of which may have doubled work; where handlers say what they have finished (the table
-``handled``), it counts what was finished or died more than once, exactly.
+``lost`` must be 0, and no message may have a difference (:mod:`pipeline.lifecycle`). The topics do not show what
+consumers did: an expired lease does not tell whether the message was processed. So ``duplicates`` counts the deliveries
+without a cause that asks for them, each of which may have doubled work. If handlers report what they finished (the
+table ``handled``), it counts exactly what was finished or dead-lettered more than once.
 """
 
 from __future__ import annotations
@@ -16,71 +16,73 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from pipeline.lifecycle import OPEN
+from pipeline.parts import KEY
 
-#: Figures of a queue; each is a sum over its messages.
+#: Counts of a queue; each is a sum over its messages.
 FIGURES = (
     "sent", "acked", "dead", "acked_and_dead", "open", "delayed", "cancelled", "abandoned", "expired_unread", "lost",
     "redelivered", "redriven", "duplicates", "differences", "pending", "unknown",
 )  # fmt: skip
 
-#: Causes of duplicates by their numbers in docs/guarantees.md, as far as the topics show them.
+#: Causes of duplicates that the topics show, with their numbers in docs/guarantees.md.
 CAUSES = {
-    "ended while held": "1, 2: the lease ran out, and its consumer has said nothing",
-    "acked late": "3: the ack came after the lease had run out",
-    "acked behind the copy": "4: the ack came between copy and fact",
+    "ended while held": "1, 2: the lease expired without a word from its consumer",
+    "acked late": "3: the ack came after the lease had expired",
+    "acked behind the copy": "4: the ack came between redelivery and fact",
     "acquired again": "5, 8, 9, 13: the record was acquired more than once",
-    "aborted copy": "6: a copy of a transaction that was aborted",
+    "aborted copy": "6: a redelivery of a transaction that was aborted",
 }
 
 
-def chosen(lifecycle: DataFrame, queue: str | None, since: str | None, until: str | None) -> DataFrame:
-    """Return the messages of a queue, sent in a time range: from ``since`` on, before ``until``."""
+def chosen(lifecycle: DataFrame, queue: str | None, begin_ms: int | None, end_ms: int | None) -> DataFrame:
+    """Return the messages of a queue that were sent in a time range; the end is excluded."""
+    sent_ms = F.unix_millis("sent_at")
     rows = lifecycle if queue is None else lifecycle.where(F.col("queue") == queue)
-    rows = rows if since is None else rows.where(F.col("sent_at") >= F.to_timestamp(F.lit(since)))
-    return rows if until is None else rows.where(F.col("sent_at") < F.to_timestamp(F.lit(until)))
+    rows = rows if begin_ms is None else rows.where(sent_ms >= begin_ms)
+    return rows if end_ms is None else rows.where(sent_ms < end_ms)
 
 
 def judged(messages: DataFrame, handled: DataFrame | None = None) -> DataFrame:
-    """Return a row for each message, with a 0 or 1, or a number, for each of :data:`FIGURES`, and ``causes``.
+    """Return a row for each message, with a number for each of :data:`FIGURES`, and ``causes``.
 
-    ``handled``: what handlers say they have finished: topic, partition and offset of each.
+    ``handled`` has topic, partition and offset of each delivery that a handler finished.
     """
-    known = F.col("known")
-    still_dead = F.col("state") == "dead"
+    known, state = F.col("known"), F.col("state")
     acked_dead = F.col("acked") & (F.col("dead_letters") > F.col("redrives"))
     rows = messages if handled is None else messages.join(_finished(messages, handled), "id", "left")
     duplicates = _surplus() if handled is None else _ends() - 1
-    figures = {
+    values = {
         "sent": known,
         "acked": known & F.col("acked"),
-        "dead": known & (still_dead | acked_dead),
+        "dead": known & ((state == "dead") | acked_dead),
         "acked_and_dead": known & acked_dead,
-        "open": known & F.col("state").isin(*[state for state in OPEN if state != "delayed"], "on_the_way"),
-        "delayed": known & (F.col("state") == "delayed"),
-        **{name: known & (F.col("state") == name) for name in ("cancelled", "abandoned", "expired_unread", "lost")},
+        "open": known & state.isin(*[name for name in OPEN if name != "delayed"], "on_the_way"),
+        **{name: known & (state == name) for name in ("delayed", "cancelled", "abandoned", "expired_unread", "lost")},
         "redelivered": F.col("redeliveries"),
         "redriven": F.col("redrives"),
         "duplicates": F.greatest(F.lit(0), duplicates),
         "differences": F.size("differences") > 0,
         "pending": F.size("pending") > 0,
-        "unknown": ~known & (F.col("state") != "nobody"),
+        "unknown": ~known & (state != "nobody"),
     }
-    numbers = {name: F.coalesce(value.cast("long"), F.lit(0)) for name, value in figures.items()}
-    told = (
+    return rows.select(
+        "queue",
+        "sent_at",
         "id",
         "state",
-        # Of one that is acked, too: a copy of it may be leased.
+        # Also of acked messages, of which a redelivery may be leased.
         F.coalesce("open", F.lit(False)).alias("unfinished"),
         F.col("differences").alias("why"),
         F.col("pending").alias("may_be"),
+        _causes().alias("causes"),
+        *[F.coalesce(value.cast("long"), F.lit(0)).alias(name) for name, value in values.items()],
     )
-    return rows.select("queue", "sent_at", *told, _causes().alias("causes"), *[v.alias(n) for n, v in numbers.items()])
 
 
 def wrong(*, drained: bool) -> Column:
-    """Whether a judged message is not as it must be; ``drained``: it must have come to its end, too."""
-    found = (F.col("differences") > 0) | (F.col("lost") > 0)
-    return found | F.col("unfinished") | (F.col("pending") > 0) if drained else found
+    """Return whether a judged message is wrong; ``drained``: it must also have ended."""
+    differs = (F.col("differences") > 0) | (F.col("lost") > 0)
+    return differs | F.col("unfinished") | (F.col("pending") > 0) if drained else differs
 
 
 def account(judged: DataFrame) -> DataFrame:
@@ -89,55 +91,50 @@ def account(judged: DataFrame) -> DataFrame:
 
 
 def causes(judged: DataFrame) -> DataFrame:
-    """Return how often each cause was found on messages that have duplicates: cause, count."""
-    found = judged.where(F.col("duplicates") > 0).select(F.explode("causes").alias("cause"))
-    return found.groupBy("cause").count().orderBy("cause")
+    """Return how often messages with duplicates show each cause: cause, count."""
+    rows = judged.where(F.col("duplicates") > 0).select(F.explode("causes").alias("cause"))
+    return rows.groupBy("cause").count().orderBy("cause")
 
 
 def balanced(figures: dict[str, int]) -> bool:
-    """Whether the equation holds."""
+    """Return whether the equation holds."""
     ends = ("acked", "dead", "open", "delayed", "cancelled", "abandoned", "expired_unread", "lost")
     return figures["sent"] + figures["acked_and_dead"] == sum(figures[name] for name in ends)
 
 
-def _handed_out() -> Column:
-    return F.filter("deliveries", lambda each: each["handed_out"])
-
-
 def _surplus() -> Column:
-    """Deliveries that nobody asked for: not the first one, no redrive, and not behind a release."""
+    """Return the number of deliveries besides the first one, redrives, and those that follow a release."""
 
-    def asks(each: Column) -> Column:
-        # What is released for the last time becomes a dead letter: no copy follows.
-        return ((each["outcome"] == "released") & each["copied"]) | (
-            (each["outcome"] == "delivered") & each["redriven"]
-        )
+    def explains(delivery: Column) -> Column:
+        # After the last attempt, a release leads to a dead letter instead of a redelivery.
+        released = (delivery["outcome"] == "released") & delivery["copied"]
+        return released | ((delivery["outcome"] == "delivered") & delivery["redriven"])
 
-    return F.size(_handed_out()) - 1 - F.size(F.filter("deliveries", asks))
+    received = F.filter("deliveries", lambda delivery: delivery["handed_out"])
+    return F.size(received) - 1 - F.size(F.filter("deliveries", explains))
 
 
 def _ends() -> Column:
-    # A dead letter that was sent back was no end.
+    # A redriven dead letter is not an end.
     return F.coalesce(F.col("finished"), F.lit(0)) + F.greatest(F.lit(0), F.col("dead_letters") - F.col("redrives"))
 
 
 def _finished(messages: DataFrame, handled: DataFrame) -> DataFrame:
-    places = ("topic", "partition", "offset")
     records = messages.select("id", F.explode("deliveries").alias("delivery"))
-    records = records.select("id", *[F.col(f"delivery.{name}") for name in places])
-    return handled.select(*places).join(records, list(places)).groupBy("id").agg(F.count("*").alias("finished"))
+    records = records.select("id", *[F.col(f"delivery.{name}") for name in KEY])
+    return handled.select(*KEY).join(records, list(KEY)).groupBy("id").agg(F.count("*").alias("finished"))
 
 
 def _causes() -> Column:
-    """The causes that a message's deliveries show."""
+    """Return the causes of duplicates that a message's deliveries show."""
 
-    def cause(each: Column) -> Column:
-        ended = each["ended_at"]
+    def cause(delivery: Column) -> Column:
+        expired = delivery["outcome"] == "expired"
         return (
-            F.when(~each["committed"] & ~each["redriven"] & each["handed_out"], "aborted copy")
-            .when((each["outcome"] == "expired") & (each["acked_at"] >= ended), "acked late")
-            .when(each["outcome"] == "expired", "ended while held")
-            .when(each["acquisitions"] > 1, "acquired again")
+            F.when(~delivery["committed"] & ~delivery["redriven"] & delivery["handed_out"], "aborted copy")
+            .when(expired & (delivery["acked_at"] >= delivery["ended_at"]), "acked late")
+            .when(expired, "ended while held")
+            .when(delivery["acquisitions"] > 1, "acquired again")
         )
 
     behind = F.when((F.col("redeliveries") == 0) & (F.size("deliveries") > 1) & F.col("acked"), "acked behind the copy")

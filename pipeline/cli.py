@@ -1,52 +1,58 @@
-"""``python -m pipeline JOB …``: the arguments that all jobs share, and what ends a job.
+"""``python -m pipeline JOB …``: options that all jobs share, errors, and exit codes.
 
-Exit code 0: done. 1: done, and the job found a difference (audit). 2: it could not be carried through; one sentence
-says why. 130: Ctrl-C. 141: nobody reads the output any more.
+Exit code 0: success. 1: success, and the job found a difference (audit). 2: failure, with one sentence. 130: Ctrl-C.
+141: standard output was closed.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
 import importlib
 import logging
 import os
-import pkgutil
 import re
 import shlex
 import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib.util import find_spec
 from types import ModuleType
 
-from marq.core.errors import MarqError
-from pipeline import jobs
+from marq.wire.errors import MarqError
 from pipeline.errors import PipelineError
 from pipeline.sentences import sentence
 
 PROGRAM = "python -m pipeline"
 DEFAULT_DATA = ".marq/pipeline"
+#: The jobs, modules of :mod:`pipeline.jobs`. Importing one imports Spark, which would delay the help.
+JOBS = {
+    "ingest": "read Kafka's topics into Parquet, up to now or continuously",
+    "lifecycle": "make one row for each message, with all of its deliveries",
+    "audit": "prove that no message was lost, queue by queue",
+    "stats": "compute rates, times, attempts and lateness by queue and window",
+    "plan": "plan partitions, workers, disk and memory for a target load",
+    "redrive": "redrive or delete dead letters chosen by SQL",
+    "load": "send rows of files or a table as messages of a queue",
+}
 _MEMORY = re.compile(r"\d+[kmgt]b?", re.IGNORECASE)
-#: The end of what Spark is started with, where nobody said otherwise.
+#: The last word of PYSPARK_SUBMIT_ARGS.
 _SHELL = "pyspark-shell"
 
 
 def main(words: Sequence[str]) -> int:
     """Run one job and return the exit code."""
-    # Explicitly: a shell that starts us in the background leaves SIGINT ignored, and SIGTERM takes the same way.
+    # A shell that starts us in the background leaves SIGINT ignored; SIGTERM ends a job like SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
-    # What the bridge to Java logs comes to us as an exception, too; without any handler Python would print it.
+    # Without a handler, Python would print what the bridge to Java logs, which is also raised as an exception.
     logging.getLogger().addHandler(logging.NullHandler())
     try:
         code = _run(words)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Python flushes once more at its end, and would complain.
+        # Python flushes once more when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:
@@ -56,56 +62,35 @@ def main(words: Sequence[str]) -> int:
 
 
 def _run(words: Sequence[str]) -> int:
-    names = _jobs()
     if not words or words[0] in ("-h", "--help"):
-        print(_help(names))
+        print(f"usage: {PROGRAM} JOB …\n\nJobs on Marq's topics; each has --help.\n")
+        print("\n".join(f"  {name:10} {text}" for name, text in JOBS.items()))
         return 0
     name, *rest = words
-    if name not in names:
-        print(f"error: there is no job {name!r}: expected one of {', '.join(names)}", file=sys.stderr)
+    if name not in JOBS:
+        print(f"error: there is no job {name!r}: expected one of {', '.join(JOBS)}", file=sys.stderr)
         return 2
-    whole = "--traceback" in rest
+    with_traceback = "--traceback" in rest
     try:
-        module = importlib.import_module(f"{jobs.__name__}.{name}")
-        arguments = _parser(name, module).parse_args(rest)
-        _tell_spark(arguments)
-        return int(module.run(arguments))
-    except (BrokenPipeError, KeyboardInterrupt):
+        module = importlib.import_module(f"pipeline.jobs.{name}")
+        options = _parser(name, module).parse_args(rest)
+        _configure_spark(options)
+        return int(module.run(options))
+    except BrokenPipeError:
         raise
-    except (PipelineError, MarqError) as error:
-        return _failed(str(error), whole)
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        return _failed(f"the Python package {missing} is not installed: run `make setup`", whole)
     except Exception as error:
-        hint = "" if whole else f" (the whole: {PROGRAM} {name} … --traceback)"
-        return _failed(f"{sentence(error)}{hint}", whole)
+        if with_traceback:
+            traceback.print_exc()
+        print(f"error: {_text(error, name, with_traceback)}", file=sys.stderr)
+        return 2
 
 
-def _failed(text: str, whole: bool) -> int:
-    if whole:
-        traceback.print_exc()
-    print(f"error: {text}", file=sys.stderr)
-    return 2
-
-
-def _jobs() -> list[str]:
-    """By file names: importing a job imports Spark, and help is to come at once."""
-    return sorted(module.name for module in pkgutil.iter_modules(jobs.__path__))
-
-
-def _help(names: Sequence[str]) -> str:
-    lines = [f"usage: {PROGRAM} JOB …", "", "Jobs on what the queues did; each has --help.", ""]
-    lines += [f"  {name:10} {_first_line(name)}" for name in names]
-    return "\n".join(lines)
-
-
-def _first_line(name: str) -> str:
-    spec = find_spec(f"{jobs.__name__}.{name}")
-    source = spec.loader.get_source(spec.name) if spec and spec.loader else None  # type: ignore[attr-defined]
-    text = ast.get_docstring(ast.parse(source or "")) or ""
-    # "``ingest``: from Kafka to Parquet." -> "from Kafka to Parquet"
-    return text.partition("\n")[0].removeprefix(f"``{name}``:").strip().rstrip(".")
+def _text(error: Exception, job: str, with_traceback: bool) -> str:
+    if isinstance(error, PipelineError | MarqError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        return f"the Python package {(error.name or '').partition('.')[0]} is not installed: run `make setup`"
+    return sentence(error) + ("" if with_traceback else f" (details: {PROGRAM} {job} … --traceback)")
 
 
 def _parser(name: str, module: ModuleType) -> argparse.ArgumentParser:
@@ -122,42 +107,44 @@ def _parser(name: str, module: ModuleType) -> argparse.ArgumentParser:
         default=os.environ.get("MARQ_PIPELINE_DATA") or DEFAULT_DATA,
         help="directory or URI of the tables (default: $MARQ_PIPELINE_DATA, else .marq/pipeline)",
     )
-    shared.add_argument("--traceback", action="store_true", help="where it fails, print all that is known")
-    spark = parser.add_argument_group("Spark, where spark-submit did not say it")
-    spark.add_argument("--master", help="where it runs (default: this machine, local[*])")
+    shared.add_argument("--traceback", action="store_true", help="print the traceback of an error")
+    spark = parser.add_argument_group("Spark, if not set by spark-submit")
+    spark.add_argument("--master", help="where to run (default: this machine, local[*])")
     spark.add_argument("--driver-memory", metavar="SIZE", help="heap of its Java process (default: 2g)")
-    spark.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="any setting of Spark")
+    spark.add_argument(
+        "--conf", action="append", default=[], metavar="NAME=VALUE", help="any Spark setting; repeatable"
+    )
     return parser
 
 
-def _tell_spark(arguments: argparse.Namespace) -> None:
-    """Put what was given behind what the environment says already: the last one counts."""
-    given: list[str] = []
-    if arguments.driver_memory is not None:
-        if not _MEMORY.fullmatch(arguments.driver_memory):
-            raise PipelineError(f"--driver-memory {arguments.driver_memory}: expected a size such as 2g or 1500m")
-        given += ["--driver-memory", arguments.driver_memory]
-    if arguments.master is not None:
-        given += ["--master", arguments.master]
-    for setting in arguments.conf:
+def _configure_spark(options: argparse.Namespace) -> None:
+    """Append the options to the environment's settings of Spark, where the last one counts."""
+    words: list[str] = []
+    if options.driver_memory is not None:
+        if not _MEMORY.fullmatch(options.driver_memory):
+            raise PipelineError(f"--driver-memory {options.driver_memory}: expected a size such as 2g or 1500m")
+        words += ["--driver-memory", options.driver_memory]
+    if options.master is not None:
+        words += ["--master", options.master]
+    for setting in options.conf:
         if not re.fullmatch(r"spark\.[\w.-]+=.*", setting, re.DOTALL):
             raise PipelineError(f"--conf {setting}: expected spark.NAME=VALUE")
-        given += ["--conf", setting]
-    if not given:
+        words += ["--conf", setting]
+    if not words:
         return
     if "PYSPARK_GATEWAY_PORT" in os.environ:
-        raise PipelineError(f"spark-submit has started Spark already: give {given[0]} to it, before the file")
+        raise PipelineError(f"spark-submit has started Spark already: give {words[0]} to it, before the file")
     before = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", _SHELL))
-    end = [before.pop()] if before and before[-1] == _SHELL else [_SHELL]
-    os.environ["PYSPARK_SUBMIT_ARGS"] = shlex.join([*before, *given, *end])
+    last = before.pop() if before and before[-1] == _SHELL else _SHELL
+    os.environ["PYSPARK_SUBMIT_ARGS"] = shlex.join([*before, *words, last])
 
 
 def _stop_spark() -> None:
-    # Only where a job brought it in.
+    # Only if a job imported it.
     pyspark = sys.modules.get("pyspark")
     if pyspark is None or pyspark.SparkContext._active_spark_context is None:
         return
-    # Its Java process ends with us in any case.
+    # Its Java process ends with ours in any case.
     with contextlib.suppress(Exception, KeyboardInterrupt):
-        pyspark.SparkContext._active_spark_context.setLogLevel("OFF")  # tasks that are stopped complain
+        pyspark.SparkContext._active_spark_context.setLogLevel("OFF")  # stopped tasks log errors
         pyspark.SparkContext._active_spark_context.stop()

@@ -1,23 +1,23 @@
-"""``stats.json``: the table ``stats`` for a dashboard, small, and of bounded size.
+"""``stats.json``: the table ``stats`` for dashboards, with bounded size.
 
 ::
 
     {"version": 1,
      "generated_at": "2026-11-21T10:00:00.000Z",
-     "from": "2026-11-21T08:00:00.000Z", "to": "2026-11-21T09:00:00.000Z",   what the totals are about
+     "from": "2026-11-21T08:00:00.000Z", "to": "2026-11-21T09:00:00.000Z",   the range of the totals
      "window_seconds": 60.0,
-     "queues_left_out": 0,                      of more than 50 queues, the least busy ones are left out
+     "queues_left_out": 0,                      beyond 50 queues, the least busy ones are left out
      "queues": {
        "emails": {
          "total": {"sent": 1000, …, "wait_p50_ms": 12, …, "attempts": {"1": 990, "2": 10}, …},
-         "windows_left_out": 0,                 of more than 500 windows, the oldest ones are left out
-         "windows": {                           columns, of equal length, in the order of time
+         "windows_left_out": 0,                 beyond 500 windows, the oldest ones are left out
+         "windows": {                           columns of equal length, in the order of time
            "starts_at": ["2026-11-21T08:00:00.000Z", …],
            "sent_per_second": [16.7, …], …}}}}
 
-``total`` has every column of the table but ``queue``, ``scope``, ``starts_at`` and ``ends_at``; ``windows`` has those
-of :data:`SERIES`. Names end in their unit. ``null`` is what was not measured. Readers pass over names that they do not
-know; one that is taken away, or means something else, is a new version.
+``total`` has every column of the table except ``queue``, ``scope``, ``starts_at`` and ``ends_at``; ``windows`` has
+those of :data:`SERIES`. Names end in their unit. ``null`` means not measured. Readers ignore unknown names; removing a
+name or changing its meaning needs a new version.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NOT_IN_TOTAL = ("queue", "scope", "starts_at", "ends_at")
 
 def document(rows: pd.DataFrame, *, generated_at: datetime, window_ms: int) -> dict[str, Any]:
     """Return the document from rows of the table ``stats``, ready for ``json.dumps``."""
-    totals = rows[rows["scope"] == "total"].sort_values(["sent", "queue"], ascending=[False, True])
+    totals = busiest_first(rows)
     shown = totals[:MAX_QUEUES]
     return {
         "version": VERSION,
@@ -56,6 +56,11 @@ def document(rows: pd.DataFrame, *, generated_at: datetime, window_ms: int) -> d
         "queues_left_out": len(totals) - len(shown),
         "queues": {total["queue"]: _queue(rows, total) for total in shown.to_dict("records")},
     }
+
+
+def busiest_first(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the totals of each queue."""
+    return rows[rows["scope"] == "total"].sort_values(["sent", "queue"], ascending=[False, True])
 
 
 def _queue(rows: pd.DataFrame, total: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,11 +74,9 @@ def _queue(rows: pd.DataFrame, total: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it: whole numbers stay so, others get three decimals, nothing is null."""
-    if isinstance(value, Mapping):
-        return {str(name): plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):  # a map of a table, as pyarrow gives it
-        return {str(name): plain(each) for name, each in value}
+    """Return a value for JSON: whole numbers stay whole, others get three decimals, missing ones are null."""
+    if isinstance(value, Mapping | list | tuple):  # pyarrow returns a map of a table as pairs
+        return {str(name): plain(item) for name, item in dict(value).items()}
     if value is None or value is pd.NaT or value is pd.NA:
         return None
     if isinstance(value, datetime):

@@ -1,7 +1,7 @@
-"""What became of one record: from its parts to its delivery, and to what its message has to know of it.
+"""The end of each record: from its parts to its delivery, and to what its message must know of it.
 
-A record is *opened* by the first ACQUIRE or DELAY that speaks of it, and *closed* by the first ACK or fact behind that;
-what comes later changes nothing (docs/protocol.md, what the tracker does with a marker).
+A record is *opened* by the first ACQUIRE or DELAY that names it, and *closed* by the first ACK or fact after that;
+later markers change nothing (docs/protocol.md, The tracker's state machine).
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, LongType, StructField, StructType
 
-from marq.core.names import is_drawn
+from marq.wire.names import is_synthetic
 from pipeline.parts import KEY, PARTS
 from pipeline.tables import LAST_MS, columns
 
-#: {topic: {partition: offset}}, partitions as text.
+#: {topic: {partition: offset}}, with partitions as text.
 Offsets = Mapping[str, Mapping[str, int]]
 
-#: A row that ought to have been sent is missed when its tracker has been seen so much later.
+#: A due row is overdue if its tracker was active this much later.
 OVERDUE = "INTERVAL 10 MINUTES"
 
-#: Columns of the struct that ``deliveries`` of a message are made of.
+#: The elements of a message's ``deliveries``.
 DELIVERY = columns(
     "topic string, partition long, offset long, attempt int, available_at timestamp, holder string,"
     " acquired_at timestamp, lease_ms long, renewals long, acquisitions long, outcome string,"
@@ -32,7 +32,7 @@ DELIVERY = columns(
     " copied boolean"
 )
 
-#: Outcome of a record that a tracker ended, by the cause of its fact.
+#: Outcomes of records that a tracker ended, by the cause of the fact.
 _OUTCOMES = {
     "EXPIRED": "expired",
     "RELEASED": "released",
@@ -44,8 +44,7 @@ _OUTCOMES = {
 }
 _COPIES = ("REDELIVERED", "DELIVERED")
 
-
-#: Which offsets of a partition a queue has read: runs of the first and the last.
+#: The offsets of a partition that a queue has read, as runs: pairs of the first and the last.
 MARKS = StructType(
     [
         *columns("queue string, topic string, partition long").fields,
@@ -55,25 +54,25 @@ MARKS = StructType(
 
 
 def reads(markers: DataFrame) -> DataFrame:
-    """Return the rows of :data:`MARKS` that ACQUIREs tell: each says where its read began, and where it ends."""
+    """Return the rows of :data:`MARKS` from ACQUIREs, each of which names the first and the last offset of its read."""
     place = ("queue", "topic", "partition")
     acquires = markers.where(F.col("kind") == "ACQUIRE").groupBy(*place, "log_partition", "log_offset")
     batches = acquires.agg(F.min("from_offset").alias("first"), F.max("offset").alias("last"))
     in_order = Window.partitionBy(*place).orderBy("first", "last")
     before = F.max("last").over(in_order.rowsBetween(Window.unboundedPreceding, -1))
     runs = batches.withColumn("begins", F.coalesce(F.col("first") > before + 1, F.lit(True)).cast("int"))
-    runs = runs.withColumn("run", F.sum("begins").over(in_order)).groupBy(*place, "run")
-    whole = runs.agg(F.array(F.min("first"), F.max("last")).alias("each"))
-    return whole.groupBy(*place).agg(F.collect_list("each").alias("runs"))
+    runs = runs.withColumn("number", F.sum("begins").over(in_order)).groupBy(*place, "number")
+    whole = runs.agg(F.array(F.min("first"), F.max("last")).alias("run")).drop("number")
+    return whole.groupBy(*place).agg(F.collect_list("run").alias("runs"))
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Where the tables end, which decides what can be said of a record.
+    """The ends of the tables, which limit what can be concluded about a record.
 
-    ``marks``: what each queue has read (:func:`reads`). ``clocks``: when a tracker was last
-    seen (log_partition, seen_at). ``first`` and ``begins``: where partitions began when they were first ingested, and
-    where they begin now. ``held_back``: partitions whose readers an open transaction holds back.
+    ``marks``: what each queue has read (:func:`reads`). ``clocks``: the last activity of each tracker (log_partition,
+    seen_at). ``first`` and ``begins``: the first offset of each partition at its first ingest, and now. ``held_back``:
+    partitions whose readers an open transaction holds back.
     """
 
     marks: DataFrame
@@ -89,7 +88,7 @@ class Cut:
 
 
 def deliveries(parts: DataFrame, cut: Cut) -> DataFrame:
-    """Return one row for each record of some parts: ``id`` of its message, ``delivery``, and what decides its state."""
+    """Return one row for each record: the ``id`` of its message, its ``delivery``, and what its state follows from."""
     rows = parts.join(F.broadcast(cut.marks), ["queue", "topic", "partition"], "left")
     rows = rows.join(F.broadcast(cut.clocks), "log_partition", "left")
     rows = rows.join(F.broadcast(_bounds(parts.sparkSession, cut)), ["topic", "partition"], "left")
@@ -106,7 +105,7 @@ def _bounds(spark: SparkSession, cut: Cut) -> DataFrame:
 
 
 def _opened(rows: DataFrame, cut: Cut) -> DataFrame:
-    """Add what follows from the order of a record's markers."""
+    """Add what the order of a record's markers implies."""
     place = F.concat_ws("/", "topic", "partition", "offset")
     rows = rows.withColumns(
         {
@@ -134,24 +133,24 @@ def _opened(rows: DataFrame, cut: Cut) -> DataFrame:
     )
 
 
-#: What the topics of drawn sources begin with, and no topic of Kafka's.
+#: The prefix of synthetic topics, which Kafka's own topics can't have.
 _DRAWN = "~"
-assert is_drawn(_DRAWN)
+assert is_synthetic(_DRAWN)
 
 
 def _held(rows: DataFrame) -> DataFrame:
-    """Add who had it, until when, and what that consumer said."""
+    """Add the consumer that held it, until when, and that consumer's markers."""
     last, first = F.col("acquired_last"), F.col("acquired")
-    # Who acquired it when it was closed did not get it.
+    # An ACQUIRE after the end has no effect.
     names = PARTS["acquired_last"].dataType.names
     in_time = ~F.col("closed") | (last["pos"] < F.col("close_pos"))
     rows = rows.withColumn("taken", F.when(in_time, last).otherwise(F.struct(*[first[name] for name in names])))
     taken = F.col("taken")
 
     def by_holder(name: str) -> Column:
-        said = F.col(name)
-        right = (said["pos"] > taken["pos"]) & (said["holder"] == taken["holder"])
-        return F.when(right & (~F.col("closed") | (said["pos"] < F.col("close_pos"))), said)
+        marker = F.col(name)
+        valid = (marker["pos"] > taken["pos"]) & (marker["holder"] == taken["holder"])
+        return F.when(valid & (~F.col("closed") | (marker["pos"] < F.col("close_pos"))), marker)
 
     return rows.withColumns(
         {
@@ -167,47 +166,39 @@ def _held(rows: DataFrame) -> DataFrame:
 def _ended(rows: DataFrame) -> DataFrame:
     """Add outcome and times."""
     taken, back, refused, kept, end = (F.col(name) for name in ("taken", "given_back", "refused", "kept", "end"))
-    causes = F.create_map(*[F.lit(each) for pair in _OUTCOMES.items() for each in pair])
+    causes = F.create_map(*[F.lit(text) for pair in _OUTCOMES.items() for text in pair])
     outcome = (
         F.when(F.col("closed") & F.col("by_ack"), "acked")
         .when(end["kind"] == "ABANDONED", "abandoned")
         .when(end.isNotNull(), F.coalesce(causes[end["cause"]], F.lit("delivered")))
     )
     waits = F.col("wait_until").isNotNull()
-    # Who cancels what is held comes too late.
+    # A CANCEL of a leased message is too late.
     cancelled = F.col("cancelled.pos") > F.coalesce(back["pos"], F.col("open_pos"))
     later = _later(back["at"], back["delay_ms"])
-    # After the last attempt a tracker does not wait for the delay that the RELEASE names.
+    # After the last attempt, the tracker ignores the delay of the RELEASE.
     later = F.when(later > F.when(end["kind"] == "DEAD_LETTERED", end["at"]), end["at"]).otherwise(later)
-    due = F.when(
-        waits | back.isNotNull(),
-        F.coalesce(
-            F.when(cancelled, F.col("cancelled.at")),
-            "moved.due_at",
-            "wait_until",
-            later,
-        ),
-    ).otherwise(F.greatest(_later(taken["at"], taken["lease_ms"]), _later(kept["at"], kept["lease_ms"])))
+    waiting_due = F.coalesce(F.when(cancelled, F.col("cancelled.at")), "moved.due_at", "wait_until", later)
+    lease_due = F.greatest(_later(taken["at"], taken["lease_ms"]), _later(kept["at"], kept["lease_ms"]))
+    due = F.when(waits | back.isNotNull(), waiting_due).otherwise(lease_due)
     rows = rows.withColumns({"outcome": outcome, "due": due})
     settled = (
         F.when(F.col("outcome") == "acked", F.col("acked.at"))
         .when(back.isNotNull(), back["at"])
         .when(refused.isNotNull(), refused["at"])
     )
-    available = F.coalesce("wait_until", "record.at", "acquired.record_at")
+    sent = F.coalesce("record.at", "acquired.record_at")
     return rows.withColumns(
         {
             "settled_at": settled,
-            "available_at": F.when(F.col("handed_out"), F.coalesce("record.at", "acquired.record_at")).otherwise(
-                available
-            ),
+            "available_at": F.when(F.col("handed_out"), sent).otherwise(F.coalesce("wait_until", sent)),
             "ended_at": F.when(F.col("by_ack"), F.col("acked.at")).otherwise(end["at"]),
         }
     )
 
 
 def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
-    """Return the columns that a message is made of."""
+    """Return the columns that messages are computed from."""
     taken, end, handed_out = F.col("taken"), F.col("end"), F.col("handed_out")
     delivery = F.struct(
         *KEY,
@@ -252,11 +243,11 @@ def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
         F.coalesce("record.size", "acquired.size", "delayed.size").alias("size"),
         F.col("death.reason").alias("reason"),
         count["deaths"].alias("deaths"),
-        # As a copy it is out although an ack came before its fact.
+        # Counted by the fact: the dead letter exists even if an ack came before its fact.
         _count(F.col("fact.kind") == "DEAD_LETTERED").alias("died"),
         _count(end["kind"] == "REDELIVERED").alias("redelivered"),
         _count(F.col("redriven")).alias("redrives"),
-        # Each copy has a fact of the same attempt: their numbers are equal, and so are the sums of attempts.
+        # Each copy has a fact with the same attempt, so their counts and sums of attempts are equal.
         _count(F.col("fact.kind").isin(*_COPIES)).alias("copy_facts"),
         F.when(F.col("fact.kind").isin(*_COPIES), F.col("fact.attempt")).otherwise(0).alias("copy_fact_attempts"),
         F.when(is_copy, count["records"]).otherwise(0).alias("copies"),
@@ -264,7 +255,7 @@ def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
         (F.col("offset") < F.col("first_offset")).alias("before_first"),
         _overdue().alias("overdue"),
         _differences(held_back).alias("differences"),
-        # Consumers read what is behind an open transaction, and ingest does not.
+        # Consumers may read past an open transaction, and ingest does not.
         F.when(_absent() & held_back, F.concat_ws(": ", F.lit(_NO_RECORD), F.col("place"))).alias("pending"),
         F.struct(*PARTS.names).alias("parts"),
     )
@@ -280,10 +271,9 @@ def _state() -> Column:
     )
     return (
         F.when(F.col("open_pos").isNull(), unread)
-        # Not to be taken for what waits because it was released or rejected.
-        .when(
-            F.col("closed"), F.when(F.col("outcome").isin("released", "rejected"), "ended").otherwise(F.col("outcome"))
-        )
+        # Outcomes that are also names of open states.
+        .when(F.col("closed") & F.col("outcome").isin("released", "rejected"), "ended")
+        .when(F.col("closed"), F.col("outcome"))
         .when(F.col("wait_until").isNotNull(), "delayed")
         .when(F.col("refused").isNotNull(), "rejected")
         .when(F.col("given_back").isNotNull(), "released")
@@ -292,7 +282,7 @@ def _state() -> Column:
 
 
 def _passed_over() -> Column:
-    """Whether its queue has read on behind a record that is there, or has read it, and has not acquired it."""
+    """Return whether its queue read it or later records, and did not acquire it."""
     within = F.exists("runs", lambda run: F.col("offset").between(run[0], run[1]))
     behind = F.exists("runs", lambda run: F.col("offset") < run[0]) & (F.col("offset") >= F.col("begin_offset"))
     return F.coalesce(within | behind, F.lit(False))
@@ -304,18 +294,15 @@ def _overdue() -> Column:
 
 
 def _differences(held_back: Column) -> Column:
-    """What there must be of this record, and is not: one text, or null."""
+    """Return what contradicts the protocol: one text, or null."""
     unread, record = F.col("open_pos").isNull(), F.col("record")
     known = F.col("first_offset").isNull() | (F.col("offset") >= F.col("first_offset"))
-    told = F.col("acked").isNotNull() | F.col("fact").isNotNull() | F.col("death").isNotNull()
+    ended = F.col("acked").isNotNull() | F.col("fact").isNotNull() | F.col("death").isNotNull()
     text = (
         F.when(F.col("records") > 1, "ingested twice")
         .when(F.col("facts") > 1, "two facts")
-        .when(unread & told & known, "ended, and nobody has acquired or delayed it")
-        .when(
-            unread & record.isNotNull() & F.col("queue").isNotNull() & _passed_over(),
-            "passed over",
-        )
+        .when(unread & ended & known, "ended, and nobody has acquired or delayed it")
+        .when(unread & record.isNotNull() & F.col("queue").isNotNull() & _passed_over(), "passed over")
         .when(_absent() & ~held_back, _NO_RECORD)
     )
     return F.when(text.isNotNull(), F.concat_ws(": ", text, F.col("place")))
@@ -325,7 +312,7 @@ _NO_RECORD = "acquired, and there is no such record"
 
 
 def _absent() -> Column:
-    """Whether a record was acquired, and is not there, that is no copy of a transaction that was aborted."""
+    """Return whether a record was acquired but does not exist, and is not a copy of an aborted transaction."""
     sent = ~F.col("copy") & ~F.col("drawn") & ~F.col("redriven") & (F.col("offset") >= F.col("first_offset"))
     return F.coalesce(F.col("open_pos").isNotNull() & F.col("record").isNull() & sent, F.lit(False))
 
@@ -336,7 +323,7 @@ def _count(test: Column) -> Column:
 
 def _later(at: Column, by_ms: Column) -> Column:
     later = F.unix_millis(at) + by_ms
-    # Not F.least, for which null is more than any time.
+    # F.least ignores nulls.
     return F.timestamp_millis(F.when(later > LAST_MS, LAST_MS).otherwise(later))
 
 

@@ -1,7 +1,7 @@
-"""One error for all that keeps a job from being carried through."""
+"""The one error for everything that stops a job."""
 
 from __future__ import annotations
 
 
 class PipelineError(Exception):
-    """One sentence for the user: it names the thing, says what was expected and what to do."""
+    """One sentence for the user: what failed, why, and what to do."""

@@ -1,59 +1,90 @@
 """From Kafka's topics to tables, each record once.
 
-Three streams, in this order: markers, messages, dead letters. A fact among the markers stands in one transaction with
-the copy or dead letter that it tells of; so whoever reads the markers to some end, and after that the other topics to
-theirs, has the copy of each fact, unless an open transaction holds a topic's readers back. What is held back is
-remembered in the round's commit. *The other way round* each running system would seem to lose what is just on its way.
+There are three streams, in this order: markers, messages, dead letters. A fact among the markers is in one transaction
+with the redelivery or dead letter that it reports. So a round that reads the markers to some end, and then the other
+topics to their ends, has the record of each fact, unless an open transaction holds the readers of a topic back. The
+round's commit records which partitions were held back. *In the opposite order* every running system would seem to lose
+messages.
 
-Within a stream Spark remembers, before it reads a batch, which offsets the batch has; a batch that did not end is read
-once more, with the same number and offsets. What a batch writes counts by its commit (:mod:`pipeline.lake`).
+Before it reads a batch, Spark records the batch's offsets; a batch that did not finish is read again, with the same
+number and offsets. The rows of a batch count once its commit exists (:mod:`pipeline.lake`).
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from marq.settings.definitions import Definitions
+from marq.wire.errors import ConfigError
 from pipeline import records
-from pipeline.definitions import Said, said
 from pipeline.errors import PipelineError
 from pipeline.kafka import Connection, Topics
 from pipeline.lake import Commit, Lake
 from pipeline.markers import decoded
 from pipeline.tables import CORRUPT, DEAD_LETTERS, MARKERS, MESSAGES
 
-#: Records of the markers topic in a batch of ours, and of the other topics: what a process that dies reads again.
+#: Records per batch, of the markers topic and of the others: a process that dies has to read these again.
 MARKERS_LIMIT, RECORDS_LIMIT = 20_000, 2_000_000
 ROUNDS = "rounds"
-#: {topic: {partition: offset}}, partitions as text, as in JSON.
+#: {topic: {partition: offset}}, with partitions as text, as in JSON.
 Offsets = dict[str, dict[str, int]]
+
+_TABLES = {"markers": MARKERS, "corrupt": CORRUPT, "messages": MESSAGES, "dead_letters": DEAD_LETTERS}
+_START_OVER = "Start over with an empty data directory (--data)"
 
 
 @dataclass(frozen=True)
 class Stream:
-    """One of the streams: what it reads, and the tables that it fills.
-
-    ``rows`` makes rows of records; ``parts`` says which part of the staged files each table is, "" all of them.
-    """
+    """What a stream reads, and how: ``rows`` makes rows of records, ``day_of`` is the time that dates them."""
 
     name: str
     topics: list[str]
     rows: Callable[[DataFrame], DataFrame]
-    parts: Mapping[str, str]
-    partition_by: tuple[str, ...]
     limit: int
-    headers: bool = True
+    day_of: str = "sent_at"
+
+    @property
+    def parts(self) -> Mapping[str, str]:
+        """The tables that it fills, with their parts of the staged files ("" for all)."""
+        if self.name == "markers":
+            return {"markers": "corrupt=false", "corrupt": "corrupt=true"}
+        return {self.name: ""}
+
+
+@dataclass
+class History:
+    """The queues topic: current definitions, and former settings that still matter."""
+
+    #: The queue of each topic that is or was a queue's own.
+    own_topics: dict[str, str] = field(default_factory=dict)
+    #: Queues whose last deliveries may leave no dead letter; "*" stands for all.
+    without_dead_letters: set[str] = field(default_factory=set)
+    current: Definitions = field(default_factory=Definitions)
+
+    def fold(self, key: bytes | None, value: bytes | None) -> None:
+        """Apply a record; ignore invalid ones."""
+        with suppress(ConfigError, ValueError):
+            queue = self.current.fold(key, None if value is None else json.loads(value))
+            for name in [queue] if queue is not None else self.current.names():
+                settings = self.current.settings(name)
+                if settings.topic is not None:
+                    self.own_topics[settings.topic] = name
+                if not settings.dead_letter:
+                    self.without_dead_letters.add(name)
+            if self.current.defaults.get("dead_letter") is False:
+                self.without_dead_letters.add("*")
 
 
 class Ingest:
-    """Ingests one installation; ``say`` is told of each batch."""
+    """Ingests one namespace; ``say`` is called with each batch."""
 
     def __init__(
         self,
@@ -74,15 +105,15 @@ class Ingest:
         self._say = say
         self._limits = limits
         self._rows: Counter[str] = Counter()
-        #: Records of newer versions that operators ordered into quarantine: partition, offset and digest.
-        self._ordered: list[str] = []
+        #: Records of newer versions that operators quarantined: partition, offset and digest.
+        self._quarantined: list[str] = []
 
     def round(self) -> dict[str, int]:
-        """Bring everything up to what is now the end; return how many rows each table got.
+        """Ingest all records up to the current end; return the number of new rows of each table.
 
         Raises:
-            PipelineError: topics are missing, the directory is another installation's, retention has removed what was
-                not ingested, a marker is of a newer version, another ingest is at work.
+            PipelineError: topics are missing, the directory belongs to another namespace, retention removed records
+                that were not ingested, a marker has a newer version, or another ingest is running.
         """
         with self._lake.alone("ingest"):
             return self._round()
@@ -94,53 +125,44 @@ class Ingest:
         if missing:
             raise PipelineError(
                 f"there is no topic {missing[0]} on {self._connection.bootstrap_servers}: is"
-                f" MARQ_PREFIX={names.prefix} right, and has anybody used Marq there yet?"
+                f" MARQ_PREFIX={names.prefix} right, and was Marq ever used there?"
             )
         self._lake.belong(self._topics.cluster_id(), names.prefix)
-        told = self._definitions() if names.queues in existing else Said()
-        self._ordered = [f"{order.place}/{order.sha256}" for order in told.definitions.quarantines()]
-        streams = [
-            Stream("markers", [names.markers], decoded, _BY_READABILITY, ("corrupt", "date"), self._limits[0], False),
-            self._messages(told, existing),
-            Stream(
-                "dead_letters",
-                [names.dead_letters],
-                lambda rows: records.dead_letters(rows, payload=self._payload),
-                {"dead_letters": ""},
-                ("date",),
-                self._limits[1],
-            ),
-        ]
-        self._rows = Counter(dict.fromkeys(_READ, 0))
-        self._bring(streams[0])
-        behind = streams[1].topics + streams[2].topics
-        # Each copy of which the markers tell stands before these ends, whether its readers are let to it yet or not.
-        written = _named(self._topics.ends(behind, committed=False))
-        self._bring(streams[1])
-        self._bring(streams[2])
-        self._close(streams, told, written)
+        history = self._definitions() if names.queues in existing else History()
+        self._quarantined = [f"{order.place}/{order.sha256}" for order in history.current.quarantines()]
+        own = {topic: queue for topic, queue in history.own_topics.items() if topic in existing}
+        markers_limit, records_limit = self._limits
+        markers = Stream("markers", [names.markers], decoded, markers_limit, "logged_at")
+        messages = Stream(
+            "messages",
+            [names.messages, *sorted(own)],
+            lambda rows: records.messages(rows, own, payload=self._payload),
+            records_limit,
+        )
+        dead_letters = Stream(
+            "dead_letters",
+            [names.dead_letters],
+            lambda rows: records.dead_letters(rows, payload=self._payload),
+            records_limit,
+        )
+        self._rows = Counter(dict.fromkeys(_TABLES, 0))
+        self._ingest(markers)
+        # Every record that the markers report is before these ends, whether its readers may read it yet or not.
+        written = _named(self._topics.ends(messages.topics + dead_letters.topics, committed=False))
+        self._ingest(messages)
+        self._ingest(dead_letters)
+        self._close([markers, messages, dead_letters], history, written)
         return dict(self._rows)
 
-    def _messages(self, told: Said, existing: Iterable[str]) -> Stream:
-        own = {topic: queue for topic, queue in told.own_topics.items() if topic in existing}
-        return Stream(
-            "messages",
-            [self._connection.names.messages, *sorted(own)],
-            lambda rows: records.messages(rows, own, payload=self._payload),
-            {"messages": ""},
-            ("date",),
-            self._limits[1],
-        )
-
-    def _definitions(self) -> Said:
+    def _definitions(self) -> History:
         reader = self._spark.read.format("kafka").options(**self._connection.options())
         read = reader.option("subscribe", self._connection.names.queues).load()
-        rows = read.orderBy("partition", "offset").select("key", "value").collect()
-        return said((_bytes(row.key), _bytes(row.value)) for row in rows)
+        history = History()
+        for row in read.orderBy("partition", "offset").select("key", "value").collect():
+            history.fold(*(None if content is None else bytes(content) for content in row))
+        return history
 
-    # --- one stream ---------------------------------------------------------------------------------------------------
-
-    def _bring(self, stream: Stream) -> None:
+    def _ingest(self, stream: Stream) -> None:
         begins = _named(self._topics.begins(stream.topics))
         self._check_gaps(stream, begins)
         options = {
@@ -149,7 +171,7 @@ class Ingest:
             "subscribe": ",".join(stream.topics),
             "startingOffsets": json.dumps(begins),
             "failOnDataLoss": "true",
-            "includeHeaders": str(stream.headers).lower(),
+            "includeHeaders": str(stream.name != "markers").lower(),
             "maxOffsetsPerTrigger": str(stream.limit),
         }
         read = self._spark.readStream.format("kafka").options(**options).load()
@@ -159,7 +181,7 @@ class Ingest:
             try:
                 self._take(stream, batch, number, begins)
             except Exception as error:
-                # Through Spark its text would come back, in the midst of others.
+                # Spark would embed its text in other messages.
                 failures.append(error)
                 raise
 
@@ -174,14 +196,14 @@ class Ingest:
             raise _explained(error, stream) from error
 
     def _check_gaps(self, stream: Stream, begins: Offsets) -> None:
-        """A batch that is not committed begins where the last commit ends."""
+        """Check that the topics still have all records after the last commit."""
         last = self._lake.last_commit(stream.name)
         if last is None:
             return
         if not self._lake.exists(f"_checkpoints/{stream.name}/offsets"):
             raise PipelineError(
-                f"{self._lake.path}: the checkpoint of {stream.name} is gone, and without it records would be ingested"
-                " twice. Begin anew with an empty data directory (--data)"
+                f"{self._lake.path}: the checkpoint of {stream.name} is missing, and without it records would be"
+                f" ingested twice. {_START_OVER}"
             )
         ends = _named(self._topics.ends(stream.topics))
         for topic, partitions in last["end"].items():
@@ -192,73 +214,75 @@ class Ingest:
                 if begin > position:
                     raise PipelineError(
                         f"retention has removed records {position} to {begin - 1} of {topic}/{partition} before they"
-                        " were ingested: what was said there is not known. Begin anew with an empty data directory"
-                        " (--data), and let ingest run more often than the topic's retention"
+                        f" were ingested, so their content is unknown. {_START_OVER}, and run ingest more often than"
+                        " the topic's retention"
                     )
                 if ends[topic][partition] < position:
                     raise PipelineError(
                         f"{topic}/{partition} ends at {ends[topic][partition]}, and {position} were ingested: the"
-                        " topic was made anew. Begin anew with an empty data directory (--data)"
+                        f" topic was recreated. {_START_OVER}"
                     )
 
     def _take(self, stream: Stream, batch: DataFrame, number: int, begins: Offsets) -> None:
         before = self._lake.commit(stream.name, number - 1) if number else None
-        range_ = {
-            "begin": begins if before is None else _joined(begins, before["end"]),
-            "end": self._planned(stream, number),
-        }
+        # Spark recorded the end of the batch before it passed the batch on.
+        planned = self._lake.read_text(f"_checkpoints/{stream.name}/offsets/{number}")
+        assert planned is not None
+        end: Offsets = json.loads(planned.splitlines()[-1])
         done = self._lake.commit(stream.name, number)
         if done is not None:
-            if done["end"] != range_["end"]:
+            if done["end"] != end:
                 raise PipelineError(
-                    f"{self._lake.path}: batch {number} of {stream.name} was ingested with another end: its checkpoint"
-                    " is not the one that belongs to it. Begin anew with an empty data directory (--data)"
+                    f"{self._lake.path}: batch {number} of {stream.name} was ingested with another end, so the"
+                    f" checkpoint is not the one that belongs to it. {_START_OVER}"
                 )
-            return  # whoever committed it died before Spark knew
-        rows = stream.rows(batch)
+            return  # the process that committed it died before Spark's own commit
+        rows = stream.rows(batch).withColumn("date", F.to_date(stream.day_of))
+        partition_by = ["date"]
+        if "corrupt" in stream.parts:
+            rows = rows.withColumn("corrupt", F.col("error").isNotNull())
+            partition_by = ["corrupt", "date"]
         stage = self._lake.stage(stream.name, number)
-        if "corrupt" in stream.partition_by:
-            rows = rows.withColumn("corrupt", F.col("error").isNotNull()).withColumn("date", F.to_date("logged_at"))
-        else:
-            rows = rows.withColumn("date", F.to_date("sent_at"))
-        rows.write.partitionBy(*stream.partition_by).parquet(stage)
+        rows.write.partitionBy(*partition_by).parquet(stage)
         counts = self._counts(stream, number, stage)
-        self._lake.publish(stream.name, number, stream.parts, {**range_, "rows": counts, "payload": self._payload})
+        commit = {
+            "begin": begins if before is None else _joined(begins, before["end"]),
+            "end": end,
+            "rows": counts,
+            "payload": self._payload,
+        }
+        self._lake.publish(stream.name, number, stream.parts, commit)
         self._rows.update(counts)
-        told = ", ".join(f"{count:,} {table}" for table, count in counts.items() if count or table != "corrupt")
-        self._say(f"batch {number} of {stream.name}: {told}")
-
-    def _planned(self, stream: Stream, number: int) -> Offsets:
-        """Where a batch ends: Spark has written it down before it gave us the batch."""
-        text = self._lake.read_text(f"_checkpoints/{stream.name}/offsets/{number}")
-        assert text is not None
-        return json.loads(text.splitlines()[-1])
+        shown = ", ".join(f"{count:,} {table}" for table, count in counts.items() if count or table != "corrupt")
+        self._say(f"batch {number} of {stream.name}: {shown}")
 
     def _counts(self, stream: Stream, number: int, stage: str) -> dict[str, int]:
-        """Count what is staged, by the files' own footers; refuse markers that this pipeline does not know."""
+        """Count the staged rows from the files' footers; refuse markers of unknown versions."""
         counts = {}
         for table, part in stream.parts.items():
             if not self._lake.staged(stream.name, number, part):
                 counts[table] = 0
                 continue
-            found = self._spark.read.schema(_READ[table]).parquet(f"{stage}/{part}")
-            counts[table] = found.count()
-            if table == "corrupt" and counts[table]:
-                # Like the trackers, pass over a newer version only if an operator ordered the record into quarantine.
-                record = F.concat_ws("/", "log_partition", "log_offset", F.sha2("raw", 256))
-                unknown = F.col("error").startswith("unknown version") & ~record.isin(self._ordered)
-                newer = found.where(unknown).first()
-                if newer is not None:
-                    raise PipelineError(
-                        f"{self._connection.names.markers}/{newer.log_partition}/{newer.log_offset}: {newer.error}."
-                        " None of its batch was ingested. Use the pipeline of a newer Marq; if no newer Marq wrote the"
-                        f" record: faust -A app quarantine {newer.log_partition} {newer.log_offset}"
-                    )
+            rows = self._spark.read.schema(_TABLES[table]).parquet(f"{stage}/{part}")
+            counts[table] = rows.count()
+            if table == "corrupt":
+                self._check_versions(rows)
         return counts
 
-    # --- the round ----------------------------------------------------------------------------------------------------
+    def _check_versions(self, corrupt: DataFrame) -> None:
+        """Like the trackers, skip a marker of a newer version only if an operator quarantined its record."""
+        record = F.concat_ws("/", "log_partition", "log_offset", F.sha2("raw", 256))
+        unknown = F.col("error").startswith("unknown version") & ~record.isin(self._quarantined)
+        newer = corrupt.where(unknown).first()
+        if newer is not None:
+            raise PipelineError(
+                f"{self._connection.names.markers}/{newer.log_partition}/{newer.log_offset}: {newer.error}."
+                " None of its batch was ingested. Use the pipeline of a newer Marq; if no newer Marq wrote the"
+                f" record: faust -A app quarantine {newer.log_partition} {newer.log_offset}"
+            )
 
-    def _close(self, streams: list[Stream], told: Said, written: Offsets) -> None:
+    def _close(self, streams: list[Stream], history: History, written: Offsets) -> None:
+        """Commit the round."""
         lasts = {stream.name: self._lake.last_commit(stream.name) for stream in streams}
         begins = _named(self._topics.begins(written))
         end = _joined(begins, *[last["end"] for last in lasts.values() if last is not None])
@@ -268,44 +292,32 @@ class Ingest:
             for partition, position in partitions.items()
             if end[topic].get(partition, 0) < position
         )
-        round_ = {
+        commit = {
             "last": {name: -1 if last is None else last["batch"] for name, last in lasts.items()},
             "end": end,
             "begins": begins,
             "first": {name: first["begin"] for name in lasts if (first := self._lake.commit(name, 0)) is not None},
             "held_back": held_back,
-            "without_dead_letters": sorted(told.without_dead_letters),
+            "without_dead_letters": sorted(history.without_dead_letters),
         }
         before = self._lake.last_commit(ROUNDS)
-        number = 0 if before is None else before["batch"] + 1
-        self._lake.publish(ROUNDS, number, {}, round_)
-
-
-#: The markers' staged files are in a directory for what could be read, and one for what could not.
-_BY_READABILITY = {"markers": "corrupt=false", "corrupt": "corrupt=true"}
-_READ = {
-    "markers": MARKERS,
-    "corrupt": CORRUPT,
-    "messages": MESSAGES,
-    "dead_letters": DEAD_LETTERS,
-}
+        self._lake.publish(ROUNDS, 0 if before is None else before["batch"] + 1, {}, commit)
 
 
 def _joined(*offsets: Offsets) -> Offsets:
-    """Return offsets of several topics as one; of a partition that is named twice the last."""
-    found: Offsets = {}
-    for each in offsets:
-        for topic, partitions in each.items():
-            found.setdefault(topic, {}).update(partitions)
-    return found
+    """Merge offsets; the last counts if several have the same partition."""
+    joined: Offsets = {}
+    for topics in offsets:
+        for topic, partitions in topics.items():
+            joined.setdefault(topic, {}).update(partitions)
+    return joined
 
 
 def _named(offsets: Mapping[str, Mapping[int, int]]) -> Offsets:
-    return {topic: {str(each): offset for each, offset in found.items()} for topic, found in offsets.items()}
-
-
-def _bytes(value: Any) -> bytes | None:
-    return None if value is None else bytes(value)
+    return {
+        topic: {str(partition): offset for partition, offset in partitions.items()}
+        for topic, partitions in offsets.items()
+    }
 
 
 def _explained(error: PySparkException, stream: Stream) -> PipelineError:
@@ -317,9 +329,9 @@ def _explained(error: PySparkException, stream: Stream) -> PipelineError:
 
 
 def batches(lake: Lake, stream: str, after: int, to: int) -> Iterator[Commit]:
-    """Return the commits of a stream after one batch, up to another."""
+    """Yield the commits of a stream after one batch, up to another."""
     for number in range(after + 1, to + 1):
         commit = lake.commit(stream, number)
         if commit is None:
-            raise PipelineError(f"{lake.path}: batch {number} of {stream} is gone; was something deleted by hand?")
+            raise PipelineError(f"{lake.path}: batch {number} of {stream} is missing; were files deleted?")
         yield commit

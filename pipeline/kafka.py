@@ -1,14 +1,14 @@
-"""The way to Kafka: what the environment says, as options of Spark's connector, and what only Kafka itself can tell.
+"""The connection to Kafka: options for Spark's connector from the environment, and questions to the cluster.
 
-The variables and their rules are those of all of Marq (``MARQ_BOOTSTRAP_SERVERS``, ``MARQ_PREFIX``,
-``MARQ_SECURITY_PROTOCOL``, ``MARQ_SASL_…``, ``MARQ_SSL_…``). Certificates go to executors as text: their machines need
-not have the files.
+The variables are those of every Marq client (``MARQ_BOOTSTRAP_SERVERS``, ``MARQ_PREFIX``, ``MARQ_SECURITY_PROTOCOL``,
+``MARQ_SASL_…``, ``MARQ_SSL_…``). Executors get certificates as text, because their machines may lack the files.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,15 +18,12 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.sql import SparkSession
 
-from marq.core.errors import ConfigError
-from marq.core.names import DEFAULT_PREFIX, Names, check_prefix
+from marq.settings.client import DEFAULT_BOOTSTRAP_SERVERS, MEMORY_SCHEME, ClientSettings
+from marq.wire.names import Names
 from pipeline.errors import PipelineError
 from pipeline.sentences import root_cause, sentence
 
-DEFAULT_BOOTSTRAP_SERVERS = "127.0.0.1:9092"
-SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-#: How long a question to the cluster may take; a broker that is away is said to be after this.
+#: Time limit of a request to the cluster.
 ANSWER_LIMIT_MS = 10_000
 _MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
@@ -43,7 +40,7 @@ Offsets = dict[str, dict[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Where the cluster is, how to log in, and the names of this installation on it."""
+    """Where the cluster is, how to log in, and the names of a namespace on it."""
 
     bootstrap_servers: str = DEFAULT_BOOTSTRAP_SERVERS
     names: Names = field(default_factory=Names)
@@ -52,32 +49,33 @@ class Connection:
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> Connection:
-        """Return what the environment says.
+        """Return the connection that the environment describes.
 
         Raises:
-            PipelineError: a value is missing or wrong; the text names the variable and says what was expected.
+            ConfigError, PipelineError: a value is missing or invalid; the text names the variable.
         """
-        values = _Values(environment)
-        try:
-            names = Names(check_prefix(values.text("PREFIX") or DEFAULT_PREFIX, "MARQ_PREFIX"))
-        except ConfigError as error:
-            raise PipelineError(str(error)) from error
-        return cls(_servers(values), names, _security(values))
+        # Java reads the certificates; a context of any kind keeps Python from loading them.
+        options = {"ssl_context": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)}
+        settings = ClientSettings.read(None, options, environment=environment)
+        servers = settings.bootstrap_servers
+        if servers.startswith(MEMORY_SCHEME):
+            raise PipelineError(f"MARQ_BOOTSTRAP_SERVERS={servers!r}: expected host:port, several separated by commas")
+        return cls(servers, settings.names, _security(settings, environment))
 
     def options(self) -> dict[str, str]:
         """Return options for ``spark.read.format("kafka")`` and its kin."""
         return {f"kafka.{name}": value for name, value in self.client().items()}
 
     def client(self) -> dict[str, str]:
-        """Return the same as Kafka's own clients take it."""
+        """Return properties for Kafka's own Java clients."""
         return {"bootstrap.servers": self.bootstrap_servers, **self.security}
 
 
 class Topics:
-    """What the cluster knows of its topics, asked by Kafka's own AdminClient in Spark's Java process.
+    """Asks the cluster about topics, with Kafka's AdminClient in Spark's Java process.
 
-    Every method raises PipelineError, after about 10 seconds at most: the broker is away, refuses the login or the
-    right, or has no such topic.
+    Every method raises PipelineError within about 10 seconds if the broker does not answer, refuses the login or
+    permission, or lacks the topic.
     """
 
     def __init__(self, spark: SparkSession, connection: Connection) -> None:
@@ -85,7 +83,7 @@ class Topics:
         self._connection = connection
 
     def existing(self) -> set[str]:
-        """Return the names of all topics that one may see."""
+        """Return the names of all visible topics."""
         with self._admin("listing topics") as admin:
             return set(_answer(admin.listTopics().names()))
 
@@ -95,23 +93,23 @@ class Topics:
             return self._partitions(admin, topics)
 
     def ends(self, topics: Iterable[str], committed: bool = True) -> Offsets:
-        """Return the offset after the last record; ``committed``: after the last that read_committed gives now."""
+        """Return the offset after the last record; ``committed``: after the last that read_committed returns now."""
         return self._offsets(topics, self._jvm.org.apache.kafka.clients.admin.OffsetSpec.latest(), committed)
 
     def begins(self, topics: Iterable[str]) -> Offsets:
-        """Return the offset of the first record that is still kept."""
+        """Return the offset of the first retained record."""
         return self._offsets(topics, self._jvm.org.apache.kafka.clients.admin.OffsetSpec.earliest(), False)
 
     def settings(self, topic: str) -> dict[str, str]:
-        """Return the topic's settings as they apply, defaults of the broker included."""
+        """Return the topic's effective settings, including the broker's defaults."""
         java = self._jvm.org.apache.kafka.common.config
         resource = java.ConfigResource(java.ConfigResource.Type.TOPIC, topic)
         with self._admin(f"looking at the settings of {topic}") as admin:
-            found = _answer(admin.describeConfigs(self._list([resource])).all()).get(resource)
-            return {entry.name(): entry.value() for entry in self._jvm.java.util.ArrayList(found.entries())}
+            config = _answer(admin.describeConfigs(self._list([resource])).all()).get(resource)
+            return {entry.name(): entry.value() for entry in self._jvm.java.util.ArrayList(config.entries())}
 
     def cluster_id(self) -> str:
-        """Return the cluster's own name for itself: offsets mean nothing on another one."""
+        """Return the cluster's id: offsets are meaningless on another cluster."""
         with self._admin("asking for the cluster's id") as admin:
             return str(_answer(admin.describeCluster().clusterId()))
 
@@ -124,10 +122,10 @@ class Topics:
             for topic, count in counts.items():
                 for partition in range(count):
                     wanted.put(java.common.TopicPartition(topic, partition), which)
-            found = _answer(admin.listOffsets(wanted, java.clients.admin.ListOffsetsOptions(level)).all())
+            answers = _answer(admin.listOffsets(wanted, java.clients.admin.ListOffsetsOptions(level)).all())
             offsets: Offsets = {topic: {} for topic in counts}
-            for place in wanted.keySet():
-                offsets[place.topic()][place.partition()] = found.get(place).offset()
+            for partition in wanted.keySet():
+                offsets[partition.topic()][partition.partition()] = answers.get(partition).offset()
         return {topic: dict(sorted(partitions.items())) for topic, partitions in offsets.items()}
 
     def _partitions(self, admin: Any, topics: Iterable[str]) -> dict[str, int]:
@@ -142,15 +140,15 @@ class Topics:
                     raise
                 raise PipelineError(
                     f"there is no topic {topic} on {self._connection.bootstrap_servers}: check MARQ_BOOTSTRAP_SERVERS "
-                    "and MARQ_PREFIX; the first worker or client that starts makes Marq's topics"
+                    "and MARQ_PREFIX; the first worker or client that starts creates Marq's topics"
                 ) from None
         return counts
 
     def _list(self, items: Iterable[object]) -> Any:
-        found = self._jvm.java.util.ArrayList()
+        array = self._jvm.java.util.ArrayList()
         for item in items:
-            found.add(item)
-        return found
+            array.add(item)
+        return array
 
     @contextmanager
     def _admin(self, doing: str) -> Iterator[Any]:
@@ -176,118 +174,69 @@ class Topics:
         servers = self._connection.bootstrap_servers
         if isinstance(error, Py4JNetworkError):
             return sentence(error)
-        name, said = root_cause(error)
+        name, text = root_cause(error)
         if name in ("SaslAuthenticationException", "SslAuthenticationException"):
-            return f"{servers} refused the login ({said}): check MARQ_SECURITY_PROTOCOL, MARQ_SASL_… and MARQ_SSL_…"
+            return f"{servers} refused the login ({text}): check MARQ_SECURITY_PROTOCOL, MARQ_SASL_… and MARQ_SSL_…"
         if name.endswith("AuthorizationException"):
-            return f"{doing}: {servers} refused for want of a right ({said})"
-        if name in ("TimeoutException", "DisconnectException") or "bootstrap" in said:
+            return f"{doing}: {servers} permission denied ({text})"
+        if name in ("TimeoutException", "DisconnectException") or "bootstrap" in text:
             return (
-                f"{servers} does not answer ({said}): start Kafka there (`make broker`), or set MARQ_BOOTSTRAP_SERVERS "
+                f"{servers} does not answer ({text}): start Kafka there (`make broker`), or set MARQ_BOOTSTRAP_SERVERS "
                 "and MARQ_SECURITY_PROTOCOL to those of yours"
             )
-        return f"{doing} on {servers} failed: {name}: {said}"
+        return f"{doing} on {servers} failed: {name}: {text}"
 
 
-class _Values:
-    """The variables, without the spaces that files leave around values."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = environment
-
-    def text(self, name: str) -> str:
-        return self._environment.get(f"MARQ_{name}", "").strip()
-
-    def choice(self, name: str, allowed: tuple[str, ...]) -> str:
-        value = self.text(name) or allowed[0]
-        if value.upper() not in allowed:
-            raise PipelineError(f"MARQ_{name}={value!r}: expected one of {', '.join(allowed)}")
-        return value.upper()
-
-    def file(self, name: str) -> str | None:
-        path = self.text(name)
-        if not path:
-            return None
-        try:
-            return Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no text: expected PEM"
-            raise PipelineError(f"MARQ_{name}={path!r} can't be read: {reason}") from error
-
-
-def _servers(values: _Values) -> str:
-    servers = values.text("BOOTSTRAP_SERVERS") or DEFAULT_BOOTSTRAP_SERVERS
-    for server in servers.split(","):
-        host, _, port = server.strip().rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
-            raise PipelineError(f"MARQ_BOOTSTRAP_SERVERS={servers!r}: expected host:port, several separated by commas")
-    return servers
-
-
-def _security(values: _Values) -> dict[str, str]:
-    protocol = values.choice("SECURITY_PROTOCOL", SECURITY_PROTOCOLS)
-    mechanism = values.choice("SASL_MECHANISM", SASL_MECHANISMS)
+def _security(settings: ClientSettings, environment: Mapping[str, str]) -> dict[str, str]:
+    protocol = settings.security_protocol
     if protocol == "PLAINTEXT":
         return {}
-    found = {"security.protocol": protocol}
+    properties = {"security.protocol": protocol}
     if "SASL" in protocol:
-        found |= _login(values, protocol, mechanism)
-    if "SSL" in protocol.split("_"):
-        found |= _tls(values)
-    return found
+        module = _MODULES[settings.sasl_mechanism.partition("-")[0]]
+        login = (settings.sasl_username or "", settings.sasl_password or "")
+        name, password = (value.translate(_ESCAPES) for value in login)
+        properties["sasl.mechanism"] = settings.sasl_mechanism
+        properties["sasl.jaas.config"] = f'{module} required username="{name}" password="{password}";'
+    return properties | _tls(environment) if "SSL" in protocol.split("_") else properties
 
 
-def _login(values: _Values, protocol: str, mechanism: str) -> dict[str, str]:
-    given = {name: values.text(name) for name in ("SASL_USERNAME", "SASL_PASSWORD")}
-    for name, value in given.items():
-        if not value:
-            raise PipelineError(f"MARQ_{name} is missing: MARQ_SECURITY_PROTOCOL={protocol} logs in with it")
-    module = _MODULES[mechanism.partition("-")[0]]
-    name, password = (value.translate(_ESCAPES) for value in given.values())
-    return {
-        "sasl.mechanism": mechanism,
-        "sasl.jaas.config": f'{module} required username="{name}" password="{password}";',
-    }
+def _tls(environment: Mapping[str, str]) -> dict[str, str]:
+    names = ("MARQ_SSL_CAFILE", "MARQ_SSL_CERTFILE", "MARQ_SSL_KEYFILE", "MARQ_SSL_PASSWORD")
+    authorities, certificate, key, password = ((name, environment.get(name, "").strip()) for name in names)
+    properties = {}
+    if authorities[1]:
+        trusted = _pem(*authorities, "CERTIFICATE")
+        properties |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": trusted}
+    if certificate[1]:
+        properties |= {
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.certificate.chain": _pem(*certificate, "CERTIFICATE"),
+            # One file may contain both, as for Python's own clients.
+            "ssl.keystore.key": _pem(*(key if key[1] else certificate), "PRIVATE KEY"),
+        }
+        if password[1]:
+            properties["ssl.key.password"] = password[1]
+    return properties
 
 
-def _tls(values: _Values) -> dict[str, str]:
-    found = {}
-    authorities = values.file("SSL_CAFILE")
-    if authorities is not None:
-        _expect("SSL_CAFILE", values, authorities, "CERTIFICATE")
-        found |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": _blocks(authorities, "CERTIFICATE")}
-    certificate = values.file("SSL_CERTFILE")
-    if certificate is None:
-        return found
-    _expect("SSL_CERTFILE", values, certificate, "CERTIFICATE")
-    key = values.file("SSL_KEYFILE")
-    # One file may have both, as with Python's own clients.
-    _expect("SSL_CERTFILE" if key is None else "SSL_KEYFILE", values, key or certificate, "PRIVATE KEY")
-    found |= {
-        "ssl.keystore.type": "PEM",
-        "ssl.keystore.certificate.chain": _blocks(certificate, "CERTIFICATE"),
-        "ssl.keystore.key": _blocks(key or certificate, "PRIVATE KEY"),
-    }
-    if password := values.text("SSL_PASSWORD"):
-        found["ssl.key.password"] = password
-    return found
-
-
-def _expect(name: str, values: _Values, text: str, block: str) -> None:
-    path = values.text(name)
+def _pem(variable: str, path: str, block: str) -> str:
+    """Return the PEM blocks of one kind in a file, without the text around them."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text: expected PEM"
+        raise PipelineError(f"{variable}={path!r} can't be read: {reason}") from error
     if block == "PRIVATE KEY" and _OLD_KEY.search(text):
         raise PipelineError(
-            f"MARQ_{name}={path!r}: Java reads private keys as PKCS#8 only; "
-            "rewrite it: openssl pkcs8 -topk8 -nocrypt -in OLD -out NEW"
+            f"{variable}={path!r}: Java reads private keys as PKCS#8 only; "
+            "convert it: openssl pkcs8 -topk8 -nocrypt -in OLD -out NEW"
         )
-    if not _blocks(text, block):
-        raise PipelineError(f"MARQ_{name}={path!r}: expected PEM with -----BEGIN {block}-----")
-
-
-def _blocks(text: str, block: str) -> str:
-    """The PEM blocks of one kind, without what stands around them."""
     pattern = rf"-----BEGIN (?:ENCRYPTED )?{block}-----.*?-----END (?:ENCRYPTED )?{block}-----"
-    return "\n".join(re.findall(pattern, text, re.DOTALL))
+    blocks = re.findall(pattern, text, re.DOTALL)
+    if not blocks:
+        raise PipelineError(f"{variable}={path!r}: expected PEM with -----BEGIN {block}-----")
+    return "\n".join(blocks)
 
 
 def _answer(future: Any) -> Any:

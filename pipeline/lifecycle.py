@@ -1,7 +1,7 @@
-"""One row for each message, across its redeliveries: records that have one id are one message.
+"""One row for each message, across its redeliveries: records with the same id are one message.
 
-From what became of its records follow a message's state and its *differences*: what the topics must hold, by the rules
-of docs/protocol.md, and do not. A difference that the next ``ingest`` may still settle is *pending*.
+From the ends of its records follow a message's state and its *differences*: what the topics must contain by the rules
+of docs/protocol.md, and do not. A difference that the next ``ingest`` may still resolve is *pending*.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 from pipeline.deliveries import DELIVERY, Cut, deliveries
 from pipeline.tables import columns
 
-#: A copy that was sent so shortly before the end of the markers may be ahead of its fact.
+#: A copy that was sent this shortly before the end of the markers may be ahead of its fact.
 AHEAD = "INTERVAL 30 SECONDS"
 
 _TEXTS = ArrayType(StringType())
@@ -30,12 +30,12 @@ LIFECYCLE = StructType(
     ]
 )
 
-#: States in which a message waits for something, the first that one of its records has.
+#: Open states; a message has the first that one of its records has.
 OPEN = ("leased", "released", "rejected", "delayed", "waiting")
 
 
 def lifecycle(parts: DataFrame, cut: Cut) -> DataFrame:
-    """Return the rows of :data:`LIFECYCLE` for some parts, with these parts in an array (``parts``)."""
+    """Return the rows of :data:`LIFECYCLE`, each with its parts in an array (``parts``)."""
     records = deliveries(parts, cut)
     has = {name: F.max(F.col("state") == name).alias(f"is_{name}") for name in (*OPEN, *_ENDED)}
     messages = records.groupBy("id").agg(
@@ -91,7 +91,7 @@ def _rows(messages: DataFrame, cut: Cut) -> DataFrame:
             "differences": F.array_compact(F.concat("own_differences", F.array(*wrong))),
             "pending": F.array_compact(F.concat("own_pending", F.array(*pending))),
             "ended_at": F.when(~F.col("open"), F.col("last_end")),
-            "deliveries": F.transform("told", lambda each: each["delivery"]),
+            "deliveries": F.transform("told", lambda record: record["delivery"]),
             "redeliveries": F.col("redelivered"),
             "dead_letters": F.col("deaths"),
         }
@@ -101,13 +101,13 @@ def _rows(messages: DataFrame, cut: Cut) -> DataFrame:
 
 
 def _differences(cut: Cut, held_back: Column) -> tuple[list[Column], list[Column]]:
-    """Return what is wrong, and what is wrong unless the next round says otherwise; null where it is not."""
+    """Return differences, and pending ones, which the next round may resolve; null if there is none."""
     keeps = F.lit("*" not in cut.without_dead_letters) & ~F.col("queue").isin(*cut.without_dead_letters)
-    # Messages are read after the markers: what was sent shortly before their end may be ahead of them.
+    # Messages are read after the markers, so those sent shortly before the end may be ahead of their markers.
     ahead = F.coalesce(F.col("last_at") + F.expr(AHEAD) > F.col("seen_at"), F.lit(True))
     earlier = F.coalesce(F.col("before_first"), F.lit(False)) | F.lit(cut.truncated)
     other = (F.col("copy_facts") == F.col("copies")) & (F.col("copy_fact_attempts") != F.col("copy_attempts"))
-    found = {
+    tests = {
         "a copy is missing that a fact tells of": (F.col("lacks_copy"), held_back),
         "a copy that no fact tells of": ((F.col("copies") > F.col("copy_facts")) & ~earlier, ahead),
         "copies of other attempts than facts tell of": (other & ~earlier, F.lit(False)),
@@ -119,5 +119,5 @@ def _differences(cut: Cut, held_back: Column) -> tuple[list[Column], list[Column
             held_back,
         ),
     }
-    wrong = [F.when(test & ~excuse, F.lit(text)) for text, (test, excuse) in found.items()]
-    return wrong, [F.when(test & excuse, F.lit(text)) for text, (test, excuse) in found.items()]
+    wrong = [F.when(test & ~excuse, F.lit(text)) for text, (test, excuse) in tests.items()]
+    return wrong, [F.when(test & excuse, F.lit(text)) for text, (test, excuse) in tests.items()]

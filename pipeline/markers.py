@@ -1,12 +1,12 @@
-"""Marker batches as rows: the bytes are read by ``marq.core``'s own codec, and its columns become Arrow's.
+"""Rows from marker batches: ``marq.core``'s own codec decodes the bytes, and its columns become Arrow columns.
 
-Decoding in Python costs a batch some microseconds and a marker some hundred nanoseconds, because what differs between
-the markers of a batch stands in columns already. A record that holds no batch becomes a row with an ``error`` and its
-bytes, and nothing else.
+Decoding a batch takes some microseconds plus some hundred nanoseconds per marker, because whatever differs between the
+markers of a batch is already in columns. A record that is not a batch becomes a row with only an ``error`` and its
+bytes.
 
-The format allows numbers that no table can say. They are cut, not set aside, for the markers count: a time behind the
-year 9999 is its end, an attempt of 2^31 and more is 2^31 - 1. What is below 0 stands for nothing (a release without a
-delay of its own, a record without a timestamp) and is null.
+Numbers that tables can't express are capped, because their markers still count: a time after the year 9999 becomes its
+end, an attempt of 2^31 or more becomes 2^31 - 1. Negative numbers mean absence (a RELEASE without a delay of its own, a
+record without a timestamp) and become null.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from marq.core.errors import CorruptMarker, UnknownVersion
-from marq.core.marker_codec import VERSION, decode
-from marq.core.markers import (
+from marq.wire.errors import CorruptMarker, UnknownVersion
+from marq.wire.marker_codec import VERSION, decode
+from marq.wire.markers import (
     Acquire,
     Answer,
     Batch,
     Cause,
     Delay,
+    Dispatch,
     Fact,
     Kind,
     Outcome,
@@ -36,17 +36,16 @@ from marq.core.markers import (
     Release,
     Renew,
     Reschedule,
-    Spend,
     Tick,
 )
-from marq.core.names import ID_HEADER
+from marq.wire.names import ID_HEADER
 from pipeline.tables import CORRUPT, LAST_MS, MARKERS, MOST_ATTEMPTS
 
-#: Rows that leave Python at a time.
+#: Rows that leave Python at once.
 _ROWS_AT_ONCE = 20_000
-#: Bytes of records that are kept for rows: one may have a megabyte, and a column of Arrow's takes two gigabytes.
+#: Bytes of records buffered for rows: one may have a megabyte, and an Arrow column is limited to two gigabytes.
 _BYTES_AT_ONCE = 64 * 2**20
-#: Stands for null in columns of numbers, as all that is below 0.
+#: Stands for null in columns of numbers, like all negative numbers.
 _NULL = -1
 
 _DECODED = StructType([*MARKERS.fields, *[CORRUPT[name] for name in ("error", "raw")]])
@@ -55,36 +54,19 @@ _MICROSECONDS = pa.timestamp("us", tz="UTC")
 
 
 def decoded(records: DataFrame) -> DataFrame:
-    """Return the rows of :data:`~pipeline.tables.MARKERS`, with ``error`` and ``raw`` of records that hold no batch.
-
-    ``records``: partition, offset, timestamp and value of records of the markers topic.
-    """
+    """Return the rows of :data:`~pipeline.tables.MARKERS`; records that are not batches have ``error`` and ``raw``."""
     chosen = records.select("partition", "offset", "timestamp", "value")
     return chosen.mapInArrow(_decode_all, _DECODED)
-
-
-def readable(rows: DataFrame) -> DataFrame:
-    """Return the markers of decoded rows."""
-    return rows.where(F.col("error").isNull()).select(*MARKERS.names)
-
-
-def corrupt(rows: DataFrame) -> DataFrame:
-    """Return what could not be decoded."""
-    return rows.where(F.col("error").isNotNull()).select(*CORRUPT.names)
 
 
 def _decode_all(tables: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     rows = _Rows()
     for table in tables:
         times = table.column("timestamp").cast(_MICROSECONDS).cast(pa.int64()).to_numpy() // 1000
-        places = zip(
-            table.column("partition").to_pylist(),
-            table.column("offset").to_pylist(),
-            times.tolist(),
-            table.column("value"),
-            strict=True,
-        )
-        for partition, offset, logged_ms, value in places:
+        partitions, offsets = (table.column(name).to_pylist() for name in ("partition", "offset"))
+        for partition, offset, logged_ms, value in zip(
+            partitions, offsets, times.tolist(), table.column("value"), strict=True
+        ):
             rows.add(partition, offset, logged_ms, value.as_py())
             if rows.count >= _ROWS_AT_ONCE or rows.size_bytes >= _BYTES_AT_ONCE:
                 yield rows.take()
@@ -93,7 +75,7 @@ def _decode_all(tables: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class _Rows:
-    """Rows that are collected; what is equal for a whole batch is repeated only when they are taken."""
+    """A buffer of rows, which repeats the values shared by a batch only when it is taken."""
 
     def __init__(self) -> None:
         self._clear()
@@ -102,9 +84,9 @@ class _Rows:
         self.count = 0
         self.size_bytes = 0
         self._counts: list[int] = []
-        #: Of each batch: what all of its markers have in common.
+        #: Per batch: values shared by all of its markers.
         self._common: dict[str, list[Any]] = {name: [] for name in _COMMON}
-        #: Of each marker.
+        #: Per marker.
         self._numbers: dict[str, list[np.ndarray]] = {name: [] for name in _NUMBERS}
         self._texts: dict[str, list[str | None]] = {name: [] for name in _TEXTS}
 
@@ -132,7 +114,7 @@ class _Rows:
             texts.extend(columns.get(name) or [None] * count)
 
     def take(self) -> pa.RecordBatch:
-        """Return what was collected, and begin anew."""
+        """Return the buffered rows, and clear the buffer."""
         indices = pa.array(np.repeat(np.arange(len(self._counts), dtype=np.int32), self._counts))
         arrays: dict[str, pa.Array] = {}
         for name, values in self._common.items():
@@ -146,8 +128,8 @@ class _Rows:
         starts = np.cumsum(self._counts) - self._counts
         arrays["index"] = pa.array((np.arange(self.count) - np.repeat(starts, self._counts)).astype(np.int32))
         self._clear()
-        ordered = [arrays[field.name] for field in _DECODED.fields]
-        ordered = [each.cast(_MICROSECONDS) if each.type == _MILLISECONDS else each for each in ordered]
+        ordered = [arrays[name] for name in _DECODED.names]
+        ordered = [array.cast(_MICROSECONDS) if array.type == _MILLISECONDS else array for array in ordered]
         return pa.RecordBatch.from_arrays(ordered, names=_DECODED.names)
 
 
@@ -158,7 +140,7 @@ _COMMON = (
 _NUMBERS = ("offset", "attempt", "due_at", "delay_ms", "record_at", "size")
 _TEXTS = ("text", "cause", "outcome", "id")
 _LONGEST = 2**63 - 1
-#: Of a column that says less than its field of the format.
+#: Limits of columns that are narrower than their fields in the format.
 _MOST = {"attempt": MOST_ATTEMPTS, **dict.fromkeys(("due_at", "record_at", "delay_ms"), LAST_MS)}
 _ARROW = {
     **dict.fromkeys(("log_partition", "version", "attempt", "size"), pa.int32()),
@@ -179,7 +161,7 @@ def _numbers(values: Any, count: int) -> np.ndarray:
 
 
 def _columns(batch: Batch, logged_ms: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what all markers of a batch have in common, and what each has."""
+    """Return the values shared by all markers of a batch, and the columns that differ."""
     if isinstance(batch, Tick):
         return {"kind": Kind.TICK.name, "holder": f"{batch.holder:016x}"}, {}
     common: dict[str, Any] = {
@@ -193,12 +175,12 @@ def _columns(batch: Batch, logged_ms: int) -> tuple[dict[str, Any], dict[str, An
     if isinstance(batch, Acquire | Delay):
         columns |= _payload_columns(batch.payloads)
         common["from_offset"] = batch.from_offset
-    if isinstance(batch, Acquire | Renew | Spend):
+    if isinstance(batch, Acquire | Renew | Dispatch):
         common["lease_ms"] = batch.lease_ms
     if isinstance(batch, Acquire) and batch.dues_ms is not None:
         columns["due_at"] = batch.dues_ms
     elif isinstance(batch, Delay | Reschedule):
-        # Cut before they are added, or the sum would be a time long ago.
+        # Capped before the addition, which would overflow.
         columns["due_at"] = np.minimum(batch.times_ms, LAST_MS) + (logged_ms if batch.relative else 0)
     elif isinstance(batch, Release):
         columns["delay_ms"] = batch.delays_ms
@@ -218,7 +200,7 @@ def _kind(batch: Batch) -> Kind:
     return batch.kind if isinstance(batch, Fact) else _KINDS.get(type(batch).__name__) or Kind.ANSWERED
 
 
-#: Each batch is named as its kind, but for facts, which say theirs, and answers.
+#: Batch classes are named like their kinds, except facts, which have an attribute for it, and answers.
 _KINDS = {kind.name.title(): kind for kind in Kind}
 
 
@@ -233,10 +215,10 @@ def _payload_columns(payloads: Sequence[Payload]) -> dict[str, Any]:
 
 
 def _id(payload: Payload) -> str | None:
-    found = [value for name, value in payload.headers if name == ID_HEADER and value is not None]
-    return found[-1].decode("utf-8", "replace") or None if found else None
+    ids = [value for name, value in payload.headers if name == ID_HEADER and value is not None]
+    return ids[-1].decode("utf-8", "replace") or None if ids else None
 
 
 def _name(names: Any, number: int) -> str:
-    # A later version may name more of them.
+    # A later version may have more names.
     return names(number).name if number in names._value2member_map_ else str(number)

@@ -1,17 +1,18 @@
-"""What is known of each record that was delivered: the parts of its story, which add up in any order.
+"""What is known of each delivered record: parts that add up in any order.
 
-A row of *parts* has a record's place (topic, partition, offset) and, in each of its other columns, what one kind of
-event says: the first ACK, the last RENEW, how many ACQUIREs there were. Each column has a rule by which two of its
-values become one (:data:`RULES`), and no rule cares for order. So rows of new markers and rows that an earlier run
-carried forward are simply put together, and a marker that comes late finds its place.
+A row of *parts* has a record's place (topic, partition, offset) and a column for each kind of event: the first ACK, the
+last RENEW, the number of ACQUIREs. Each column has a rule that merges two of its values (:data:`RULES`), independent of
+their order. So rows of new markers and rows that an earlier run carried forward are simply concatenated, and a late
+marker has the same effect as one in time.
 
-``pos`` says where a marker stands in its partition of the markers topic. All markers of one record are in one such
-partition, so of two of them ``pos`` tells which came first.
+``pos`` is the position of a marker in its partition of the markers topic. All markers of one record are in one such
+partition, so ``pos`` tells which of two came first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -24,18 +25,15 @@ KEY = ("topic", "partition", "offset")
 _ACQUIRED = "pos long, at timestamp, holder string, attempt int, lease_ms long, due_at timestamp"
 _PAYLOAD = "id string, record_at timestamp, size int"
 
-#: The columns of parts, each with its rule; what has several fields is a struct.
+#: The columns of parts with their rules; a column with several fields is a struct.
 _COLUMNS: Mapping[str, tuple[str, str]] = {
     "queue": ("max", "string"),
     "log_partition": ("max", "int"),
     "last_at": ("max", "timestamp"),
     # The record itself, from its topic.
     "records": ("sum", "long"),
-    "record": (
-        "max",
-        "at timestamp, id string, attempt int, first_sent_at timestamp, deliver_at timestamp, size int",
-    ),
-    # What was said of it.
+    "record": ("max", "at timestamp, id string, attempt int, first_sent_at timestamp, deliver_at timestamp, size int"),
+    # Its markers.
     "acquisitions": ("sum", "long"),
     "acquired": ("min", f"{_ACQUIRED}, {_PAYLOAD}"),
     "acquired_last": ("max", _ACQUIRED),
@@ -49,10 +47,10 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "cancelled": ("max", "pos long, at timestamp"),
     "acks": ("sum", "long"),
     "acked": ("min", "pos long, at timestamp, holder string"),
-    # What the tracker did.
+    # The tracker's facts.
     "facts": ("sum", "long"),
     "fact": ("min", "pos long, at timestamp, kind string, attempt int, cause string"),
-    # The dead letter that was made of it.
+    # Its dead letter.
     "deaths": ("sum", "long"),
     "death": ("min", "at timestamp, reason string, topic string, partition int, offset long, id string"),
 }
@@ -68,81 +66,76 @@ PARTS = StructType(
 )
 
 _FACTS = ("REDELIVERED", "DEAD_LETTERED", "DELIVERED", "CANCELLED", "ABANDONED")
+#: The kinds of markers that columns count or keep.
+_KINDS: Mapping[str, tuple[str, ...]] = {
+    "acquisitions": ("ACQUIRE",),
+    "acquired": ("ACQUIRE",),
+    "acquired_last": ("ACQUIRE",),
+    "delayed": ("DELAY",),
+    "moved": ("RESCHEDULE",),
+    "renewals": ("RENEW",),
+    "renewed": ("RENEW",),
+    "spent": ("DISPATCH",),
+    "released": ("RELEASE",),
+    "rejected": ("REJECT",),
+    "cancelled": ("CANCEL",),
+    "acks": ("ACK",),
+    "acked": ("ACK",),
+    "facts": _FACTS,
+    "fact": _FACTS,
+}
 
 
 def of_markers(markers: DataFrame) -> DataFrame:
-    """Return the parts that markers tell."""
+    """Return the parts in markers."""
     about_records = markers.where(~F.col("kind").isin("TICK", "ANSWERED", "DISCARD"))
-    # Shifted, because a batch has at most 2^16 markers.
-    rows = about_records.withColumn("pos", F.col("log_offset") * 65_536 + F.col("index")).withColumnRenamed(
-        "logged_at", "at"
-    )
+    # A batch has at most 2^16 markers.
+    pos = F.col("log_offset") * 65_536 + F.col("index")
+    rows = about_records.withColumn("pos", pos).withColumnRenamed("logged_at", "at")
     kind = F.col("kind")
-    opening = kind.isin("ACQUIRE", "DELAY")
-    said = {
-        # Others may name any queue.
-        "queue": F.when(opening | kind.isin(*_FACTS), F.col("queue")),
+    columns = {
+        # The other kinds may name any queue.
+        "queue": F.when(kind.isin("ACQUIRE", "DELAY", *_FACTS), F.col("queue")),
         "log_partition": F.col("log_partition"),
         "last_at": F.col("at"),
-        "acquisitions": F.when(kind == "ACQUIRE", 1),
-        "acquired": F.when(kind == "ACQUIRE", _struct("acquired")),
-        "acquired_last": F.when(kind == "ACQUIRE", _struct("acquired_last")),
-        "delayed": F.when(kind == "DELAY", _struct("delayed")),
-        "moved": F.when(kind == "RESCHEDULE", _struct("moved")),
-        "renewals": F.when(kind == "RENEW", 1),
-        "renewed": F.when(kind == "RENEW", _struct("renewed")),
-        "spent": F.when(kind == "SPEND", _struct("spent")),
-        "released": F.when(kind == "RELEASE", _struct("released")),
-        "rejected": F.when(kind == "REJECT", _struct("rejected")),
-        "cancelled": F.when(kind == "CANCEL", _struct("cancelled")),
-        "acks": F.when(kind == "ACK", 1),
-        "acked": F.when(kind == "ACK", _struct("acked")),
-        "facts": F.when(kind.isin(*_FACTS), 1),
-        "fact": F.when(kind.isin(*_FACTS), _struct("fact")),
+        **{name: F.when(kind.isin(*kinds), _value(name)) for name, kinds in _KINDS.items()},
     }
-    return _row(rows, said)
+    return _row(rows, columns)
 
 
 def of_messages(messages: DataFrame) -> DataFrame:
-    """Return the parts that records of messages tell."""
+    """Return the parts in records of messages."""
     rows = messages.withColumnRenamed("sent_at", "at")
-    return _row(
-        rows,
-        {"queue": F.col("queue"), "last_at": F.col("at"), "records": F.lit(1), "record": _struct("record")},
-    )
+    columns = {"queue": F.col("queue"), "last_at": F.col("at"), "records": F.lit(1), "record": _value("record")}
+    return _row(rows, columns)
 
 
 def of_dead_letters(letters: DataFrame) -> DataFrame:
-    """Return the parts that dead letters tell of the records that they were made of."""
-    rows = letters.where(F.col("origin_offset").isNotNull()).select(
-        F.col("origin_topic").alias("topic"),
-        F.col("origin_partition").alias("partition"),
-        F.col("origin_offset").alias("offset"),
-        F.struct(F.coalesce("died_at", "sent_at").alias("at"), "reason", "topic", "partition", "offset", "id").alias(
-            "death"
-        ),
+    """Return the parts in dead letters, for the records that became them."""
+    death = F.struct(
+        F.coalesce("dead_lettered_at", "sent_at").alias("at"), "reason", "topic", "partition", "offset", "id"
     )
+    place = [F.col(f"origin_{name}").alias(name) for name in KEY]
+    rows = letters.where(F.col("origin_offset").isNotNull()).select(*place, death.alias("death"))
     return _row(rows, {"last_at": F.col("death.at"), "deaths": F.lit(1), "death": F.col("death")})
 
 
 def added_up(*frames: DataFrame) -> DataFrame:
-    """Return one row for each record, of rows of parts."""
-    rows = frames[0]
-    for frame in frames[1:]:
-        rows = rows.unionByName(frame)
-    rules = {"min": F.min, "max": F.max, "sum": F.sum}
-    # Brought together first: the sums of each part alone would be wider than the rows, and hardly fewer.
-    together = rows.repartition(*KEY)
-    return together.groupBy(*KEY).agg(*[rules[rule](name).alias(name) for name, rule in RULES.items()])
+    """Merge rows of parts into one row for each record."""
+    rows = reduce(DataFrame.unionByName, frames)
+    # Repartitioned first: partial sums would be wider than the rows, and hardly fewer.
+    grouped = rows.repartition(*KEY).groupBy(*KEY)
+    return grouped.agg(*[getattr(F, rule)(name).alias(name) for name, rule in RULES.items()])
 
 
-def _struct(name: str) -> Column:
-    return F.struct(*PARTS[name].dataType.names)
+def _value(name: str) -> Column:
+    """Return a struct column, or 1 for a column that counts."""
+    return F.lit(1) if RULES[name] == "sum" else F.struct(*PARTS[name].dataType.names)
 
 
-def _row(rows: DataFrame, said: Mapping[str, Column]) -> DataFrame:
+def _row(rows: DataFrame, columns: Mapping[str, Column]) -> DataFrame:
     chosen = [
-        said.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name)
+        columns.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name)
         for field in PARTS.fields
         if field.name not in KEY
     ]

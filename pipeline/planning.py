@@ -1,32 +1,33 @@
-"""What a plan is made of: a target, measured figures, and the formulas in words; :mod:`pipeline.capacity` computes.
+"""Capacity planning: what a target load needs, computed from queue profiles and measured constants.
 
-The model is a list of :class:`Line`: each is one figure, with its formula and its inputs in words, so that whoever
-doubts one can check it and put his own in its place. It is simple on purpose: rates times bytes, rates times seconds
-(Little's law: how many are in a place is how many come a second times how long each stays), and what was measured of
-Marq, all of which is in :data:`CONSTANTS`. What it does not know: how long handlers compute, the brokers' processors,
-compression (it takes bytes as they are), and anything beyond the sizes that were measured, which becomes a warning.
-
-Headroom is one factor on all rates where processes are counted, 2 unless another one is asked for. Disks are to be full
-to 70 % at most.
+A plan is a list of :class:`Line`, each with its formula and inputs, so that readers can check a number and substitute
+their own. The model is deliberately simple: rates times bytes, rates times seconds (Little's law), and what was
+measured of Marq, all of it in :data:`CONSTANTS`. It leaves out the processor time of handlers and brokers, and
+compression. Anything beyond the measured sizes becomes a warning.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeline.errors import PipelineError
-from pipeline.profiles import Profile
-from pipeline.spans import DAY_MS
+from pipeline.profiles import Profile, Target
+from pipeline.spans import DAY_MS, show_ms
 
 MIB, GIB = 1 << 20, 1 << 30
+#: Marq's default number of partitions, and the fewest workers that survive the loss of one.
+LEAST_PARTITIONS, LEAST_WORKERS = 4, 2
+DEAD_LETTERS_DAYS = 30
+#: More RocksDB instances than this in one worker were never measured.
+MANY_PARTITIONS = 100
+_DAY_S = DAY_MS // 1_000
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A figure of Marq's or Kafka's; ``source`` says where it stands, ``command`` what measures it anew."""
+    """A measured or documented number: ``source`` says where it comes from, ``command`` measures it again."""
 
     value: float
     unit: str
@@ -39,243 +40,94 @@ _BENCH = "bench/results/2026-11-21T123923.json"
 _MILLION = "bench/results/delays-2026-11-21T214929.json"
 _TEN_MILLION = "bench/results/delays-2026-11-21T223020.json"
 _DELAYS = f"{_MILLION} and {_TEN_MILLION}"
+_MAKE_DELAYS = "make delays PENDING=10000000"
 
-# Of 1,000,000 and of 10,000,000 messages that wait: the most memory, and seconds until a killed worker delivers.
+# With 1,000,000 and 10,000,000 delayed messages: peak memory, and seconds until a killed worker delivers again.
 _FEW_BYTES, _MANY_BYTES, _MORE_ROWS = 594.71 * MIB, 2978.52 * MIB, 9_000_000
 _FEW_SECONDS, _MANY_SECONDS = 5.36, 44.08
 _PARTITION_BYTES, _MEASURED_PARTITIONS = 24 * MIB, 4
 _ROW_BYTES = (_MANY_BYTES - _FEW_BYTES) / _MORE_ROWS
 _ROW_SECONDS = (_MANY_SECONDS - _FEW_SECONDS) / _MORE_ROWS
+_WORKER_BYTES = _FEW_BYTES - _MEASURED_PARTITIONS * _PARTITION_BYTES - 1_000_000 * _ROW_BYTES
+_RESTART = f"{_DELAYS}: restart_seconds 5.36 and 44.08"
 
-#: All that the model takes from measurements and from Kafka: nowhere else is there a figure of this kind.
+#: Every number that the model takes from measurements or from Kafka.
 CONSTANTS: Mapping[str, Constant] = {
     "marker_cpu": Constant(
-        0.66 / 800_000,
-        "s",
-        "processor time of a worker for a marker that leaves no row",
-        f"{_BENCH}: tracker_cpu_seconds 0.66 for 400,000 messages, two markers each",
-        "make bench",
+        0.66 / 800_000, "s", "worker processor time per marker that leaves no row",
+        f"{_BENCH}: tracker_cpu_seconds 0.66 for 400,000 messages, two markers each", "make bench",
     ),
     "record_cpu": Constant(
-        1 / 98_000,
-        "s",
-        "processor time of a worker for a record of the markers topic, as a prototype needed it",
+        1 / 98_000, "s", "worker processor time per record of the markers topic, measured on a prototype",
         "docs/decisions/0001: 98,000 single markers a second",
     ),
     "rows_rate": Constant(
-        55_228,
-        "rows/s",
-        "rows that one worker opens a second, the broker on the same 2 cores",
-        f"{_TEN_MILLION}: known_per_second",
-        "make delays PENDING=10000000",
+        55_228, "rows/s", "rows that one worker opens per second, with the broker on the same 2 cores",
+        f"{_TEN_MILLION}: known_per_second", _MAKE_DELAYS,
     ),
     "due_rate": Constant(
-        5_000,
-        "rows/s",
-        "due messages that one worker sends a second in time; more was not measured",
-        f"{_TEN_MILLION}: rate, lateness_p99_ms 228",
-        "make delays PENDING=10000000",
+        5_000, "rows/s", "due messages that one worker sends per second without delay; higher rates were not measured",
+        f"{_TEN_MILLION}: rate, lateness_p99_ms 228", _MAKE_DELAYS,
     ),
     "consumer_rate": Constant(
-        156_038,
-        "messages/s",
-        "messages that a consumer process reads and acks a second, its handler doing nothing",
-        f"{_BENCH}: marq.rate",
-        "make bench",
+        156_038, "messages/s", "messages that one consumer process reads and acks per second with an empty handler",
+        f"{_BENCH}: marq.rate", "make bench",
     ),
     "row_memory": Constant(
-        _ROW_BYTES,
-        "bytes",
-        "memory of a worker for each open or delayed message that it owns",
-        f"{_DELAYS}: pending_peak_mib 594.71 and 2978.52",
-        "make delays PENDING=10000000",
+        _ROW_BYTES, "bytes", "worker memory per open or delayed message",
+        f"{_DELAYS}: pending_peak_mib 594.71 and 2978.52", _MAKE_DELAYS,
     ),
     "worker_memory": Constant(
-        _FEW_BYTES - _MEASURED_PARTITIONS * _PARTITION_BYTES - 1_000_000 * _ROW_BYTES,
-        "bytes",
-        "memory of a worker without rows and without RocksDB",
-        f"{_DELAYS}: what rows and 4 partitions leave of pending_peak_mib",
-        "make delays",
+        _WORKER_BYTES, "bytes", "memory of a worker without rows and RocksDB",
+        f"{_DELAYS}: pending_peak_mib minus rows and 4 partitions", "make delays",
     ),
     "partition_memory": Constant(
-        _PARTITION_BYTES,
-        "bytes",
-        "cache and write buffers of RocksDB for each markers partition",
-        "docs/operations.md, Partitions",
+        _PARTITION_BYTES, "bytes", "RocksDB cache and write buffers per markers partition",
+        "docs/operations/topics.md, Partition counts",
     ),
     "restart_base": Constant(
-        _FEW_SECONDS - 1_000_000 * _ROW_SECONDS,
-        "s",
-        "kill -9 of a worker until it delivers again, with an empty table",
-        f"{_DELAYS}: restart_seconds 5.36 and 44.08",
-        "make delays",
+        _FEW_SECONDS - 1_000_000 * _ROW_SECONDS, "s", "time until a killed worker delivers again, with an empty table",
+        _RESTART, "make delays",
     ),
     "restart_row": Constant(
-        _ROW_SECONDS,
-        "s",
-        "the same, for each open or delayed message",
-        f"{_DELAYS}: restart_seconds 5.36 and 44.08",
-        "make delays PENDING=10000000",
+        _ROW_SECONDS, "s", "additional restart time per open or delayed message", _RESTART, _MAKE_DELAYS
     ),
-    "measured_rows": Constant(
-        10_000_000, "rows", "the most of one worker that was measured", _TEN_MILLION, "make delays PENDING=10000000"
-    ),
-    "record_frame": Constant(15, "bytes", "Kafka's own of a record in a large batch", "Kafka's record format 2"),
-    "batch_frame": Constant(76, "bytes", "Kafka's own of a record alone in its batch", "Kafka's record format 2"),
-    "marker_frame": Constant(31, "bytes", "head and frame of a marker batch, but names", "docs/protocol.md, Frame"),
+    "measured_rows": Constant(10_000_000, "rows", "most rows measured in one worker", _TEN_MILLION, _MAKE_DELAYS),
+    "record_frame": Constant(15, "bytes", "Kafka's overhead per record in a large batch", "Kafka's record format 2"),
+    "batch_frame": Constant(76, "bytes", "Kafka's overhead for a batch of one record", "Kafka's record format 2"),
+    "marker_frame": Constant(31, "bytes", "frame of a marker batch without names", "docs/protocol.md, Frame"),
     "batch_time": Constant(
-        0.005, "s", "markers of a queue and partition within it share a batch", "a guess: batches grow under load"
+        0.005, "s", "time within which markers of a queue and partition share a batch",
+        "an estimate: batches grow under load",
     ),
-    "row_frame": Constant(110, "bytes", "key and lease of a row, but names and value", "marq/core/rows.py"),
-    "copy_headers": Constant(150, "bytes", "headers of a copy or dead letter", "docs/protocol.md, The message record"),
-    "partition_rate": Constant(10 * MIB, "bytes/s", "what a partition is to take", "usual practice with Kafka"),
-    "segment": Constant(GIB, "bytes", "the part of a partition that is not compacted", "Kafka's segment.bytes"),
-    "session": Constant(10, "s", "until a dead worker's partitions move", "docs/operations.md, MARQ_SESSION_TIMEOUT"),
-    "disk_full": Constant(0.7, "", "how full a disk is to be at most", "a choice"),
-}
-
-
-@dataclass(frozen=True)
-class Words:
-    """What a figure is, its unit, and how it is computed."""
-
-    what: str
-    unit: str
-    formula: str
-
-
-#: The model, in the order in which it is computed.
-FORMULAS: Mapping[str, Words] = {
-    "rate": Words("messages sent", "/s", "the target's rates together"),
-    "deliveries": Words("deliveries", "/s", "rate x deliveries of a message"),
-    "due": Words(
-        "copies that workers send", "/s", "deliveries after the first ones + rate x share of delayed messages"
+    "row_frame": Constant(110, "bytes", "key and lease of a row without names and value", "marq/core/storage/rows.py"),
+    "copy_headers": Constant(
+        150, "bytes", "headers of a redelivery or dead letter", "docs/protocol.md, The message record"
     ),
-    "markers": Words(
-        "markers",
-        "/s",
-        "for each delivery ACQUIRE, its end, and its renewals; for each copy a fact; for each delayed message a DELAY",
+    "partition_rate": Constant(10 * MIB, "bytes/s", "planned load of a partition", "usual practice with Kafka"),
+    "segment": Constant(GIB, "bytes", "part of a partition that is not compacted", "Kafka's segment.bytes"),
+    "session": Constant(
+        10, "s", "time until a dead worker's partitions move", "docs/operations/settings.md, MARQ_SESSION_TIMEOUT"
     ),
-    "concurrency": Words(
-        "messages at work at a time", "", "deliveries x mean run time x headroom: the concurrency of all consumers"
-    ),
-    "delayed": Words(
-        "messages that wait for their time", "", "what is given, else rate x share of delayed messages x mean delay"
-    ),
-    "open": Words(
-        "open messages in the lease table",
-        "",
-        "deliveries x mean time until closed, backoff included + messages that wait for their time",
-    ),
-    "rows": Words("rows written", "/s", "deliveries x share of those open for 1 s or longer + delayed messages"),
-    "tracker_cores": Words(
-        "processor of all workers",
-        "cores",
-        "markers x time of a marker + their records x time of a record + rows written / rows that a worker opens",
-    ),
-    "workers": Words(
-        "workers",
-        "",
-        "the most of: 2, so that one can take over; headroom x cores, as each uses one; headroom x copies / copies that"
-        " one sends in time",
-    ),
-    "consumers": Words(
-        "consumer processes of a group",
-        "",
-        "headroom x records of the messages topic / what a process reads and acks, as each group reads the whole topic;"
-        " more where handlers compute",
-    ),
-    "partitions": Words(
-        "partitions of messages and of markers",
-        "",
-        "the most of: 4, Marq's default; workers; consumer processes; headroom x bytes / bytes of a partition",
-    ),
-    "messages_disk": Words(
-        "disk of the messages topic",
-        "bytes",
-        "(messages + copies with their headers) x (value + queue's name + record frame) x retention x replication",
-    ),
-    "markers_disk": Words(
-        "disk of the markers topic",
-        "bytes",
-        "(of each delivery ACQUIRE with the value, its end, its renewals; facts; DELAYs with the value; their parts of"
-        " the batches' frames) x retention x replication",
-    ),
-    "changelog_disk": Words(
-        "disk of the changelog",
-        "bytes",
-        "(2 x open messages x row, as half of it may be old + of each partition the segment that is written, at most"
-        " the rows of a week) x replication",
-    ),
-    "dead_letters_disk": Words(
-        "disk of 30 days of dead letters",
-        "bytes",
-        "rate x share of dead messages x record with its headers x 30 days x replication; they are kept for ever",
-    ),
-    "broker_disk": Words("disk of all brokers", "bytes", "messages + markers + changelog + dead letters, 70 % full"),
-    "worker_disk": Words(
-        "disk of each worker",
-        "bytes",
-        "2 x open messages x row, until RocksDB has compacted, 70 % full; each worker keeps the whole table",
-    ),
-    "worker_memory": Words(
-        "memory of each worker",
-        "bytes",
-        "worker without rows + partitions x RocksDB of one + rows when one worker is away x memory of a row",
-    ),
-    "restart": Words("a killed worker is back after", "s", "start + its rows x time to read one back"),
-    "takeover": Words(
-        "others deliver for a dead worker after", "s", "session timeout + rows that each takes over x time to read one"
-    ),
-}
-
-
-@dataclass(frozen=True)
-class Target:
-    """What is planned for: messages a second of each queue, and how long Kafka keeps what.
-
-    Raises:
-        PipelineError: a figure makes no sense.
-    """
-
-    rates: Mapping[str, float]
-    retention_ms: float = 7 * DAY_MS
-    markers_retention_ms: float = 7 * DAY_MS
-    replication: int = 3
-    #: Messages that wait for their time; None: as many as the measured delays make.
-    delayed: float | None = None
-    headroom: float = 2.0
-
-    def __post_init__(self) -> None:
-        if not self.rates:
-            raise PipelineError("there is no queue to plan for: give --rate, or run lifecycle when messages were sent")
-        for queue, rate in self.rates.items():
-            if not (math.isfinite(rate) and rate > 0):
-                raise PipelineError(f"--rate {rate:g} of queue {queue}: expected more than 0 messages a second")
-        if self.replication < 1:
-            raise PipelineError(f"--replication {self.replication}: expected 1 or more copies of each partition")
-        if not (math.isfinite(self.headroom) and self.headroom >= 1):
-            raise PipelineError(f"--headroom {self.headroom:g}: expected a factor of 1 or more, such as 2")
-        if self.delayed is not None and self.delayed < 0:
-            raise PipelineError(f"--delayed {self.delayed:g}: expected 0 or more messages that wait for their time")
+    "disk_full": Constant(0.7, "", "planned disk usage", "a choice"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Line:
-    """One figure of a plan, and the numbers that went in."""
+    """One quantity of a plan, with its formula in words and the numbers that went in."""
 
     key: str
+    what: str
+    unit: str
+    formula: str
     value: float
-    inputs: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def words(self) -> Words:
-        return FORMULAS[self.key]
+    inputs: Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The lines in the order of :data:`FORMULAS`; ``guess``: what queues are like was given, not measured."""
+    """The lines in the order of computation; ``guess``: the profiles were not measured."""
 
     target: Target
     profiles: Sequence[Profile]
@@ -287,13 +139,249 @@ class Plan:
         return next(line.value for line in self.lines if line.key == key)
 
     def document(self) -> dict[str, Any]:
-        """Return the plan as JSON has it."""
+        """Return the plan for ``json.dumps``."""
         return {
             "version": 1,
             "guess": self.guess,
             "target": asdict(self.target),
             "queues": [asdict(profile) for profile in self.profiles],
-            "plan": [{**asdict(line), **asdict(line.words)} for line in self.lines],
+            "plan": [asdict(line) for line in self.lines],
             "warnings": list(self.warnings),
             "constants": {name: asdict(constant) for name, constant in CONSTANTS.items()},
         }
+
+
+def plan(profiles: Sequence[Profile], target: Target, *, guess: bool = False) -> Plan:
+    """Return what a target needs, for queues with these profiles."""
+    planned = [profile for profile in profiles if profile.queue in target.rates]
+    model = _Model(planned, target)
+    model.traffic()
+    model.processes()
+    model.topics()
+    model.machines()
+    return Plan(target, planned, model.lines, model.warnings(), guess)
+
+
+def _c(name: str) -> float:
+    return CONSTANTS[name].value
+
+
+def _name_bytes(profile: Profile) -> int:
+    return len(profile.queue.encode())
+
+
+def _record_bytes(profile: Profile) -> float:
+    return profile.size_bytes + _name_bytes(profile) + _c("record_frame")
+
+
+class _Model:
+    """Adds one line after the other; later lines use earlier ones."""
+
+    def __init__(self, profiles: Sequence[Profile], target: Target) -> None:
+        self.profiles = profiles
+        self.target = target
+        self.lines: list[Line] = []
+        self._values: dict[str, float] = {}
+
+    def _add(self, key: str, what: str, unit: str, formula: str, value: float, **inputs: float) -> float:
+        self.lines.append(Line(key, what, unit, formula, value, inputs))
+        self._values[key] = value
+        return value
+
+    def _total(self, per_message: Callable[[Profile], float]) -> float:
+        """Return a quantity per second over all queues."""
+        return sum(self.target.rates[profile.queue] * per_message(profile) for profile in self.profiles)
+
+    def traffic(self) -> None:
+        """Add what happens per second, and how much of it exists at any time."""
+        rate = self._add("rate", "messages sent", "/s", "sum of the target rates", sum(self.target.rates.values()))
+        deliveries = self._add(
+            "deliveries", "deliveries", "/s", "rate x deliveries per message",
+            self._total(lambda profile: profile.deliveries), rate=rate,
+        )  # fmt: skip
+        delays = self._total(lambda profile: profile.delayed_share)
+        redeliveries = max(0.0, deliveries - rate)
+        due = self._add(
+            "due", "redeliveries and delayed messages that workers send", "/s",
+            "deliveries after the first + rate x share of delayed messages",
+            redeliveries + delays, redeliveries=redeliveries, delayed=delays,
+        )  # fmt: skip
+        renewals = self._total(lambda profile: profile.deliveries * profile.renewals)
+        self._add(
+            "markers", "markers", "/s",
+            "per delivery an ACQUIRE, its end and its renewals; per message that a worker sends a fact; per delayed"
+            " message a DELAY",
+            2 * deliveries + renewals + due + delays,
+            deliveries=deliveries, renewals=renewals, facts=due, delays=delays,
+        )  # fmt: skip
+        running, headroom = self._total(lambda p: p.deliveries * p.run_ms / 1000), self.target.headroom
+        self._add(
+            "concurrency", "messages processed at the same time", "",
+            "deliveries x mean run time x headroom: the concurrency of all consumers",
+            math.ceil(running * headroom), at_work=running, headroom=headroom,
+        )  # fmt: skip
+        measured = self._total(lambda p: p.delayed_share * p.delay_ms / 1000)
+        delayed = self._add(
+            "delayed", "delayed messages at any time", "",
+            "--delayed, else rate x share of delayed messages x mean delay",
+            measured if self.target.delayed is None else self.target.delayed, measured=measured,
+        )  # fmt: skip
+        held = self._total(lambda p: p.deliveries * p.hold_ms / 1000)
+        self._add(
+            "open", "open messages in the lease table", "",
+            "deliveries x mean time until closed, backoff included + delayed messages",
+            held + delayed, held=held, delayed=delayed,
+        )  # fmt: skip
+        written = self._total(lambda profile: profile.deliveries * profile.rows_share)
+        self._add(
+            "rows", "rows written", "/s", "deliveries x share of those open for 1 s or longer + delayed messages",
+            written + delays, of_deliveries=written, delays=delays,
+        )  # fmt: skip
+
+    def processes(self) -> None:
+        """Add workers, consumers and partitions."""
+        values, headroom = self._values, self.target.headroom
+        # Counts the ACQUIRE and the end of each delivery, the most frequent markers.
+        records = self._total(lambda p: 2 * p.deliveries / self._batch(p, LEAST_PARTITIONS))
+        cores = self._add(
+            "tracker_cores", "processor of all workers", "cores",
+            "markers x time per marker + their records x time per record + rows written / rows that a worker opens",
+            values["markers"] * _c("marker_cpu") + records * _c("record_cpu") + values["rows"] / _c("rows_rate"),
+            markers=values["markers"], marker_cpu=_c("marker_cpu"), records=records, record_cpu=_c("record_cpu"),
+            rows=values["rows"], rows_rate=_c("rows_rate"),
+        )  # fmt: skip
+        for_due = headroom * values["due"] / _c("due_rate")
+        workers = self._add(
+            "workers", "workers", "",
+            "the largest of: 2, so that one can take over; headroom x cores, because each worker uses one; headroom x"
+            " messages that workers send / what one worker sends on time",
+            max(LEAST_WORKERS, math.ceil(headroom * cores), math.ceil(for_due)),
+            least=LEAST_WORKERS, cores=cores, due=values["due"], due_rate=_c("due_rate"), headroom=headroom,
+        )  # fmt: skip
+        read = values["rate"] + values["due"]
+        consumers = self._add(
+            "consumers", "consumer processes of a group", "",
+            "headroom x records of the messages topic / what one process reads and acks, because each group reads the"
+            " whole topic; more if handlers compute",
+            max(1, math.ceil(headroom * read / _c("consumer_rate"))),
+            records=read, consumer_rate=_c("consumer_rate"), headroom=headroom,
+        )  # fmt: skip
+        # Markers partitions also hold the values of acquired messages.
+        arriving = self._total(lambda p: (p.deliveries + p.delayed_share) * _record_bytes(p))
+        self._add(
+            "partitions", "partitions of messages and of markers", "",
+            "the largest of: 4, Marq's default; workers; consumer processes; headroom x bytes / bytes of a partition",
+            max(LEAST_PARTITIONS, workers, consumers, math.ceil(headroom * arriving / _c("partition_rate"))),
+            least=LEAST_PARTITIONS, workers=workers, consumers=consumers, bytes_per_second=arriving,
+            partition_rate=_c("partition_rate"), headroom=headroom,
+        )  # fmt: skip
+
+    def topics(self) -> None:
+        """Add the disk space of each topic, all replicas included."""
+        target, values, replication = self.target, self._values, self.target.replication
+        headers = _c("copy_headers")
+        first = self._total(lambda p: (1 - p.delayed_share) * _record_bytes(p))
+        again = self._total(lambda p: (p.deliveries - 1 + p.delayed_share) * (_record_bytes(p) + headers))
+        retention_s = target.retention_ms / 1000
+        self._add(
+            "messages_disk", "disk of the messages topic", "bytes",
+            "(messages + redeliveries with headers) x (value + queue name + record frame) x retention x replication",
+            (first + again) * retention_s * replication,
+            first_bytes_per_second=first, copies_bytes_per_second=again, retention_s=retention_s,
+            replication=replication,
+        )  # fmt: skip
+        markers, retention_s = self._total(self._marker_bytes), target.markers_retention_ms / 1000
+        self._add(
+            "markers_disk", "disk of the markers topic", "bytes",
+            "(per delivery the ACQUIRE with the value, its end and its renewals; facts; DELAYs with the value; their"
+            " shares of batch frames) x retention x replication",
+            markers * retention_s * replication,
+            bytes_per_second=markers, retention_s=retention_s, replication=replication,
+        )  # fmt: skip
+        row = self._row_bytes()
+        segments = min(values["partitions"] * _c("segment"), values["rows"] * row * 7 * _DAY_S)
+        self._add(
+            "changelog_disk", "disk of the changelog", "bytes",
+            "(2 x open messages x row, as half may be outdated + the active segment of each partition, at most the"
+            " rows of a week) x replication",
+            (2 * values["open"] * row + segments) * replication,
+            open=values["open"], row_bytes=row, segments_bytes=segments, replication=replication,
+        )  # fmt: skip
+        dead = self._total(lambda p: p.dead_share * (_record_bytes(p) + 2 * headers))
+        self._add(
+            "dead_letters_disk", "disk of 30 days of dead letters", "bytes",
+            "rate x share of dead letters x record with its headers x 30 days x replication; they have no retention",
+            dead * DEAD_LETTERS_DAYS * _DAY_S * replication,
+            bytes_per_second=dead, days=DEAD_LETTERS_DAYS, replication=replication,
+        )  # fmt: skip
+
+    def machines(self) -> None:
+        """Add disks, the memory of a worker while another is down, and recovery times."""
+        values, full, row = self._values, _c("disk_full"), self._row_bytes()
+        used = sum(values[name] for name in ("messages_disk", "markers_disk", "changelog_disk", "dead_letters_disk"))
+        self._add(
+            "broker_disk", "disk of all brokers", "bytes", "messages + markers + changelog + dead letters, 70 % full",
+            used / full, used=used, disk_full=full,
+        )  # fmt: skip
+        self._add(
+            "worker_disk", "disk of each worker", "bytes",
+            "2 x open messages x row, until RocksDB has compacted, 70 % full; each worker keeps the whole table",
+            2 * values["open"] * row / full, open=values["open"], row_bytes=row, disk_full=full,
+        )  # fmt: skip
+        others = max(1, values["workers"] - 1)
+        rows, partitions = values["open"] / others, values["partitions"]
+        self._add(
+            "worker_memory", "memory of each worker", "bytes",
+            "worker without rows + partitions x RocksDB of one + rows while one worker is down x memory of a row",
+            _c("worker_memory") + partitions * _c("partition_memory") + rows * _c("row_memory"),
+            worker_memory=_c("worker_memory"), partitions=partitions, partition_memory=_c("partition_memory"),
+            rows=rows, row_memory=_c("row_memory"),
+        )  # fmt: skip
+        start, row_time = _c("restart_base"), _c("restart_row")
+        self._add(
+            "restart", "time until a killed worker delivers again", "s", "start + its rows x time to recover one",
+            start + rows * row_time, start=start, rows=rows, row_time=row_time,
+        )  # fmt: skip
+        taken = values["open"] / values["workers"] / others
+        self._add(
+            "takeover", "time until others deliver for a dead worker", "s",
+            "session timeout + rows that each takes over x time to recover one",
+            _c("session") + taken * row_time, session=_c("session"), rows=taken, row_time=row_time,
+        )  # fmt: skip
+
+    def _row_bytes(self) -> float:
+        # The queue name occurs twice: in the lease and in the record key.
+        total = self._total(lambda p: _c("row_frame") + 2 * _name_bytes(p) + p.size_bytes)
+        return total / self._values["rate"]
+
+    def _marker_bytes(self, profile: Profile) -> float:
+        """Return the bytes of all markers of one message; simultaneous markers share a batch frame."""
+        frames = _c("batch_frame") + _c("marker_frame") + _name_bytes(profile) + len("marq.messages")
+        frame = frames / self._batch(profile, self._values["partitions"])
+        # After the frame: lease, from_offset, a time, a length, the value; an offset; a lease; attempt and cause.
+        acquire, end, renewal, fact = frame + 24 + profile.size_bytes, frame + 4, frame + 8, frame + 9
+        again = (profile.deliveries - 1) * (fact + _c("copy_headers"))
+        delay = profile.delayed_share * (frame + 28 + profile.size_bytes + fact)
+        return profile.deliveries * (acquire + end + profile.renewals * renewal) + again + delay
+
+    def _batch(self, profile: Profile, partitions: float) -> float:
+        """Return how many markers of a queue share a record."""
+        return max(1.0, self.target.rates[profile.queue] * profile.deliveries / partitions * _c("batch_time"))
+
+    def warnings(self) -> list[str]:
+        """Return what exceeds the measurements, and leases that are shorter than the work."""
+        values, most = self._values, _c("measured_rows")
+        texts = [
+            f"queue {profile.queue}: 1 of 100 runs takes {show_ms(profile.run_p99_ms)} or longer, its lease is"
+            f" {show_ms(profile.lease_ms)}: such runs depend on renewal"
+            for profile in self.profiles
+            if profile.run_p99_ms > profile.lease_ms
+        ]
+        if values["delayed"] and not any(profile.delayed_share for profile in self.profiles):
+            texts.append("the rate of due delayed messages was not measured: workers are planned without them")
+        rows = values["open"] / max(1, values["workers"] - 1)
+        if rows > most:
+            texts.append(f"{rows:,.0f} open messages of a worker are more than the {most:,.0f} that were measured")
+        if values["partitions"] > MANY_PARTITIONS:
+            texts.append(f"{values['partitions']:,.0f} partitions: so many RocksDBs in a worker were not measured")
+        return texts

@@ -1,8 +1,8 @@
-"""Plots of the table ``stats``, for people: each is a PNG, in a light and a dark version.
+"""Plots of the table ``stats``: each is a PNG, in a light and a dark version.
 
-One row of axes for each queue, the busiest first and :data:`MAX_QUEUES` of them at most: lines of several queues in one
-pair of axes can't be told apart where each has several percentiles. Times are UTC. A gap in a line is a window in which
-nothing was measured; a dot is a value between two gaps.
+Each queue has its own row of axes, because several queues with several percentiles each are unreadable in one. Only the
+:data:`MAX_QUEUES` busiest queues are plotted. Times are UTC. A gap in a line is a window without measurements; a dot is
+a value between two gaps.
 """
 
 from __future__ import annotations
@@ -16,29 +16,24 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.dates import AutoDateLocator, DateFormatter
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from pipeline.spans import show_ms
 
-#: Queues that have axes of their own; a page with more is not looked at.
 MAX_QUEUES = 8
-#: Characters of a queue's name in a plot.
+#: Characters of a queue name in a plot.
 MAX_NAME = 32
 DPI = 110
 WIDTH_INCHES, ROW_INCHES = 10.0, 2.1
-#: Inches for the title and (a part of it) the legend above, and for the times below.
+#: Inches above the axes for the title and the legend, and below them for the times.
 HEAD_INCHES, LEGEND_INCHES, FOOT_INCHES = 1.05, 0.35, 0.55
-
-#: Colours that can be told apart by people who do not see all of them (Okabe and Ito), for light and for dark ground.
-_LIGHT = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#8C6D00", "#4B4B4B", "#56B4E9", "#6A3D9A")
-_DARK = ("#56B4E9", "#F0883E", "#2EC4A0", "#E39AC6", "#F0E442", "#C9C9C9", "#3F8FD9", "#B79BE8")
 
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of a version."""
+    """Colours of a version; those of lines suit colour-blind readers (Okabe and Ito)."""
 
     name: str
     ground: str
@@ -47,18 +42,26 @@ class Theme:
     lines: Sequence[str]
 
 
-LIGHT = Theme("light", "#ffffff", "#1f2328", "#d8dee4", _LIGHT)
-DARK = Theme("dark", "#161b22", "#e6edf3", "#30363d", _DARK)
+LIGHT = Theme(
+    "light", "#ffffff", "#1f2328", "#d8dee4",
+    ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#8C6D00", "#4B4B4B", "#56B4E9", "#6A3D9A"),
+)  # fmt: skip
+DARK = Theme(
+    "dark", "#161b22", "#e6edf3", "#30363d",
+    ("#56B4E9", "#F0883E", "#2EC4A0", "#E39AC6", "#F0E442", "#C9C9C9", "#3F8FD9", "#B79BE8"),
+)  # fmt: skip
+
+Draw = Callable[[Figure, pd.DataFrame, Theme], None]
 
 
 @dataclass(frozen=True)
 class Plot:
-    """A plot of this name; ``text`` says what is seen, for a page and for those who can't see it."""
+    """One plot; ``text`` describes it on the page and for screen readers."""
 
     name: str
     title: str
     text: str
-    draw: Callable[[Figure, pd.DataFrame, Theme], None]
+    draw: Draw
 
 
 def draw(plot: Plot, rows: pd.DataFrame, theme: Theme = LIGHT) -> bytes:
@@ -67,7 +70,7 @@ def draw(plot: Plot, rows: pd.DataFrame, theme: Theme = LIGHT) -> bytes:
         "text.color": theme.text, "axes.labelcolor": theme.text, "xtick.color": theme.text, "ytick.color": theme.text,
         "axes.edgecolor": theme.grid, "axes.facecolor": theme.ground, "grid.color": theme.grid, "font.size": 9,
         "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
-        # A queue may be called "$x$", which is no formula.
+        # A queue may be called "$x$", which is not a formula.
         "text.parse_math": False,
     }  # fmt: skip
     with mpl.rc_context(settings):
@@ -88,7 +91,8 @@ def shown_queues(rows: pd.DataFrame) -> list[str]:
 
 
 def _windows(rows: pd.DataFrame, queue: str) -> pd.DataFrame:
-    return rows[(rows["scope"] == "window") & (rows["queue"] == queue)].sort_values("starts_at")
+    windows = rows[(rows["scope"] == "window") & (rows["queue"] == queue)].sort_values("starts_at")
+    return windows.assign(middle=windows["starts_at"] + (windows["ends_at"] - windows["starts_at"]) / 2)
 
 
 def _axes(figure: Figure, rows: int, columns: int, *, legend: bool = True) -> np.ndarray:
@@ -101,69 +105,54 @@ def _axes(figure: Figure, rows: int, columns: int, *, legend: bool = True) -> np
 
 
 def _legend(figure: Figure, *axes: Axes) -> None:
-    found = [each.get_legend_handles_labels() for each in axes]
-    handles, labels = ([item for pair in found for item in pair[part]] for part in (0, 1))
+    labelled = [panel.get_legend_handles_labels() for panel in axes]
+    handles, labels = ([item for pair in labelled for item in pair[part]] for part in (0, 1))
     top = 1 - 0.38 / figure.get_figheight()
     figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(0.005, top), ncols=min(len(labels), 8), fontsize=9)
 
 
 def _name(queue: str) -> str:
-    """Return a queue's name for a title: short, and only characters that every font has a picture for."""
-    printable = "".join(each if each.isprintable() else "?" for each in queue)
+    """Return a queue name for a title: short, without characters that fonts lack."""
+    printable = "".join(character if character.isprintable() else "?" for character in queue)
     return printable if len(printable) <= MAX_NAME else printable[: MAX_NAME - 1] + "…"
 
 
 def _line(axes: Axes, times: pd.Series, values: pd.Series, **style: object) -> None:
-    """Draw a line with gaps, and a dot where a value stands alone."""
+    """Draw a line with gaps, and a dot for a value between two gaps."""
     numbers = pd.to_numeric(values, errors="coerce").to_numpy(dtype=float, na_value=np.nan)
-    there = ~np.isnan(numbers)
-    beside = np.concatenate([[False], there[:-1]]) | np.concatenate([there[1:], [False]])
-    moments = times.to_numpy()
-    (line,) = axes.plot(moments, numbers, **{"linewidth": 1.4, **style})
-    alone = there & ~beside
+    padded = np.concatenate([[np.nan], numbers, [np.nan]])
+    alone = ~np.isnan(numbers) & np.isnan(padded[:-2]) & np.isnan(padded[2:])
+    (line,) = axes.plot(times.to_numpy(), numbers, **{"linewidth": 1.4, **style})
     if alone.any():
-        axes.plot(moments[alone], numbers[alone], "o", markersize=3, color=line.get_color())
+        axes.plot(times.to_numpy()[alone], numbers[alone], "o", markersize=3, color=line.get_color())
 
 
-def _times(axes: np.ndarray, rows: pd.DataFrame) -> None:
-    """Label the times: as much of them as differs, the rest is said once."""
-    begin, end = rows["starts_at"].min(), rows["ends_at"].max()
-    seconds = (end - begin).total_seconds()
-    form = next((form for limit, form in _TIME_FORMS if seconds <= limit), "%Y-%m-%d")
-    first, last = (moment.strftime("%Y-%m-%d") for moment in (begin, end))
-    said = {"%Y-%m-%d": "", "%m-%d %H:%M": f", {first[:4]}"}.get(form, f", {first}")
-    if first != last and form.startswith("%H"):
-        said += f" to {last}"
-    for each in axes.flat:
-        each.xaxis.set_major_locator(AutoDateLocator(minticks=3, maxticks=7 if axes.shape[1] > 1 else 10))
-        each.xaxis.set_major_formatter(DateFormatter(form))
-        each.grid(visible=True, linewidth=0.6)
-        each.set_axisbelow(True)
+def _times(axes: np.ndarray) -> None:
+    for panel in axes.flat:
+        locator = AutoDateLocator(minticks=3, maxticks=7 if axes.shape[1] > 1 else 10)
+        panel.xaxis.set_major_locator(locator)
+        panel.xaxis.set_major_formatter(ConciseDateFormatter(locator))
+        panel.grid(visible=True, linewidth=0.6)
+        panel.set_axisbelow(True)
     for lowest in axes[-1]:
-        lowest.set_xlabel(f"time (UTC{said})")
-
-
-#: Up to how many seconds which part of a time is enough.
-_TIME_FORMS = ((20 * 60, "%H:%M:%S"), (36 * 3600, "%H:%M"), (4 * 24 * 3600, "%m-%d %H:%M"))
+        lowest.set_xlabel("time (UTC)")
 
 
 def _durations(axes: Axes) -> None:
-    """Make the vertical axis one of durations: logarithmic, since they differ by factors."""
-    values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.get_lines()] or [np.array([])])
+    """Make the vertical axis one of durations, logarithmic if they differ by factors."""
+    values = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.get_lines()])
     values = values[~np.isnan(values)]
     if not len(values):
         axes.set_yticks([])
         axes.text(0.5, 0.5, "none measured", transform=axes.transAxes, ha="center", va="center", alpha=0.6)
         return
-    axes.set_yscale("symlog", linthresh=1)
     least, most = max(values.min(), 0), max(values.max(), 1)
-    decades = np.log10(most / max(least, 1)) if most > 0 else 0
-    if decades >= 1:
+    if most >= 10 * max(least, 1):
+        axes.set_yscale("symlog", linthresh=1)
         axes.set_ylim(0 if least < 1 else least / 1.5, most * 1.6)
         ticks = [tick for tick in _DURATION_TICKS if max(least, 1) / 1.5 <= tick <= most * 1.6]
-        axes.set_yticks(_thinned(ticks, 5))
+        axes.set_yticks(ticks[:: -(-len(ticks) // 5)])
     else:
-        axes.set_yscale("linear")
         axes.set_ylim(0, most * 1.15)
         axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: "0" if value == 0 else show_ms(value)))
@@ -176,110 +165,87 @@ _DURATION_TICKS = (
 )  # fmt: skip
 
 
-def _thinned(ticks: Sequence[float], most: int) -> Sequence[float]:
-    step = -(-len(ticks) // most)
-    return ticks[::step] if ticks else ticks
-
-
 def _counts(axes: Axes) -> None:
-    axes.set_ylim(bottom=0)
-    if not axes.dataLim.y1 > 0:
-        axes.set_ylim(0, 1)
-        axes.set_yticks([0])
-        return
-    axes.yaxis.set_major_locator(MaxNLocator(4, integer=False))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
-
-
-def _short(value: float) -> str:
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= limit:
-            return f"{value / limit:.4g}{unit}"
-    return f"{value:.3g}"
+    axes.set_ylim(0, None if axes.dataLim.y1 > 0 else 1)
+    axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def _counted(count: int) -> str:
-    return f"{count:,}" if count < 100_000 else _short(count)
-
-
-def _middle(rows: pd.DataFrame) -> pd.Series:
-    return rows["starts_at"] + (rows["ends_at"] - rows["starts_at"]) / 2
+    return f"{count:,}" if count < 100_000 else EngFormatter(sep="")(count)
 
 
 def _rates(figure: Figure, rows: pd.DataFrame, theme: Theme) -> None:
-    """Draw what nearly every message does at the left, and what few do, on a scale of its own, at the right."""
+    """Draw the usual events on the left and failures, which are rarer, on their own scale on the right."""
     queues = shown_queues(rows)
     axes = _axes(figure, len(queues), 2)
     for queue, (left, right) in zip(queues, axes, strict=True):
-        found = _windows(rows, queue)
-        times = _middle(found).to_numpy()
-        # Equal rates lie on top of each other: an area, a line and dashes are all seen.
-        left.fill_between(times, found["sent_per_second"], color=theme.lines[0], alpha=0.3, linewidth=0, label="sent")
-        left.plot(times, found["delivered_per_second"], color=theme.lines[1], linewidth=1.8, label="delivered")
-        left.plot(
-            times, found["acked_per_second"], color=theme.text, linewidth=1.2, linestyle=(0, (3, 3)), label="acked"
-        )
+        windows = _windows(rows, queue)
+        times = windows["middle"].to_numpy()
+        # Equal rates cover each other: an area, a line and dashes stay visible.
+        left.fill_between(times, windows["sent_per_second"], color=theme.lines[0], alpha=0.3, linewidth=0, label="sent")
+        left.plot(times, windows["delivered_per_second"], color=theme.lines[1], linewidth=1.8, label="delivered")
+        dashes = {"color": theme.text, "linewidth": 1.2, "linestyle": (0, (3, 3))}
+        left.plot(times, windows["acked_per_second"], label="acked", **dashes)
         for at, kind in enumerate(("released", "rejected", "expired", "dead")):
             style = {"color": theme.lines[at + 2], "linestyle": ("-", "--", "-", ":")[at]}
-            right.plot(times, found[f"{kind}_per_second"], linewidth=1.4, label=kind, **style)
+            right.plot(times, windows[f"{kind}_per_second"], linewidth=1.4, label=kind, **style)
         left.set_title(_name(queue), loc="left")
         left.set_ylabel("messages/s")
-        right.set_title(f"{_name(queue)}: what went wrong", loc="left")
-        for each in (left, right):
-            _counts(each)
-    _times(axes, rows)
+        right.set_title(f"{_name(queue)}: failures", loc="left")
+        _counts(left)
+        _counts(right)
+    _times(axes)
     _legend(figure, *axes[0])
 
 
-def _percentiles(*parts: tuple[str, str], shares: Sequence[str]) -> Callable[[Figure, pd.DataFrame, Theme], None]:
-    """Return what draws a column of axes for each part that was measured: (prefix of the table's columns, title)."""
+def _percentiles(parts: Sequence[tuple[str, str]], shares: Sequence[str]) -> Draw:
+    """Return a function that draws a column of axes for each measured part: (prefix of the table's columns, title)."""
 
     def draw_percentiles(figure: Figure, rows: pd.DataFrame, theme: Theme) -> None:
         queues = shown_queues(rows)
         shown = rows[rows["queue"].isin(queues)]
-        measured = [part for part in parts if shown[f"{part[0]}_max_ms"].notna().any()] or list(parts)
+        measured = [part for part in parts if shown[f"{part[0]}_max_ms"].notna().any()] or parts
         axes = _axes(figure, len(queues), len(measured))
         for queue, line_of_axes in zip(queues, axes, strict=True):
-            found = _windows(rows, queue)
-            for (prefix, title), each in zip(measured, line_of_axes, strict=True):
+            windows = _windows(rows, queue)
+            for (prefix, title), panel in zip(measured, line_of_axes, strict=True):
                 for share in shares:
-                    style = _SHARE_STYLES[share]
-                    color = theme.text if share == "max" else theme.lines[_SHARE_COLORS[share]]
-                    _line(each, _middle(found), found[f"{prefix}_{share}_ms"], color=color, label=share, **style)
-                each.set_title(f"{_name(queue)}: {title}", loc="left")
-                _durations(each)
+                    color, style = _SHARE_STYLES[share]
+                    style = {"color": theme.text if color is None else theme.lines[color], **style}
+                    _line(panel, windows["middle"], windows[f"{prefix}_{share}_ms"], label=share, **style)
+                panel.set_title(f"{_name(queue)}: {title}", loc="left")
+                _durations(panel)
             line_of_axes[0].set_ylabel("duration")
-        _times(axes, rows)
+        _times(axes)
         _legend(figure, axes[0][0])
 
     return draw_percentiles
 
 
-#: Equal percentiles lie on top of each other: what is drawn later is thinner, so that all are seen.
-_SHARE_STYLES: Mapping[str, Mapping[str, object]] = {
-    "p50": {"linewidth": 2.8},
-    "p95": {"linewidth": 1.9},
-    "p99": {"linewidth": 1.1},
-    "max": {"linewidth": 0.9, "linestyle": (0, (2, 2))},
+#: Colour and line; equal percentiles cover each other, so later ones are thinner.
+_SHARE_STYLES: Mapping[str, tuple[int | None, Mapping[str, object]]] = {
+    "p50": (0, {"linewidth": 2.8}),
+    "p95": (1, {"linewidth": 1.9}),
+    "p99": (2, {"linewidth": 1.1}),
+    "max": (None, {"linewidth": 0.9, "linestyle": (0, (2, 2))}),
 }
-_SHARE_COLORS = {"p50": 0, "p95": 1, "p99": 2}
 
 
 def _standing(figure: Figure, rows: pd.DataFrame, theme: Theme) -> None:
-    queues = shown_queues(rows)
-    windows = {queue: _windows(rows, queue) for queue in queues}
-    waits = any(found["delayed"].any() for found in windows.values())
+    windows = {queue: _windows(rows, queue) for queue in shown_queues(rows)}
     panels = [("open", "open at the end of a window", "messages", _counts)]
-    panels += [("delayed", "delayed, at the end of a window", "messages", _counts)] if waits else []
-    panels += [("oldest_open_ms", "age of the oldest open message", "age", _durations)]
+    if any(of_queue["delayed"].any() for of_queue in windows.values()):
+        panels.append(("delayed", "delayed, at the end of a window", "messages", _counts))
+    panels.append(("oldest_open_ms", "age of the oldest open message", "age", _durations))
     axes = _axes(figure, len(panels), 1)
-    for (column, title, unit, scale), (each,) in zip(panels, axes, strict=True):
-        for at, (queue, found) in enumerate(windows.items()):
-            _line(each, found["ends_at"], found[column], color=theme.lines[at], label=_name(queue))
-        each.set_title(title, loc="left")
-        each.set_ylabel(unit)
-        scale(each)
-    _times(axes, rows)
+    for (column, title, unit, scale), (panel,) in zip(panels, axes, strict=True):
+        for at, (queue, of_queue) in enumerate(windows.items()):
+            _line(panel, of_queue["ends_at"], of_queue[column], color=theme.lines[at], label=_name(queue))
+        panel.set_title(title, loc="left")
+        panel.set_ylabel(unit)
+        scale(panel)
+    _times(axes)
     _legend(figure, axes[0][0])
 
 
@@ -288,13 +254,13 @@ def _attempts(figure: Figure, rows: pd.DataFrame, theme: Theme) -> None:
     columns = min(2, len(queues))
     axes = _axes(figure, -(-len(queues) // columns), columns, legend=False)
     totals = rows[rows["scope"] == "total"].set_index("queue")
-    found = {queue: _mapping(totals.loc[queue, "attempts"]) for queue in queues}
-    most = max([1, *(attempt for counts in found.values() for attempt in counts)])
-    for queue, each in zip(queues, axes.flat, strict=False):
-        _bars(each, found[queue], most, theme)
-        each.set_title(f"{_name(queue)}: {_counted(sum(found[queue].values()))} ended", loc="left")
-    for each in axes.flat[len(queues) :]:
-        each.set_visible(False)
+    counts = {queue: _mapping(totals.loc[queue, "attempts"]) for queue in queues}
+    most = max([1, *(attempt for of_queue in counts.values() for attempt in of_queue)])
+    for queue, panel in zip(queues, axes.flat, strict=False):
+        _bars(panel, counts[queue], most, theme)
+        panel.set_title(f"{_name(queue)}: {_counted(sum(counts[queue].values()))} ended", loc="left")
+    for panel in axes.flat[len(queues) :]:
+        panel.set_visible(False)
     for lowest in axes.flat[max(0, len(queues) - columns) : len(queues)]:
         lowest.set_xlabel("attempts until it ended")
         lowest.tick_params(labelbottom=True)
@@ -315,33 +281,32 @@ def _bars(axes: Axes, counts: Mapping[int, int], most: int, theme: Theme) -> Non
     axes.set_axisbelow(True)
 
 
-def _mapping(found: object) -> Mapping[int, int]:
-    """Return a map of the table, which pyarrow gives as pairs."""
-    pairs = found.items() if isinstance(found, Mapping) else (found if found is not None else ())
-    return dict(sorted((int(attempt), int(count)) for attempt, count in pairs))
+def _mapping(cell: object) -> Mapping[int, int]:
+    """Return a map of the table, which pyarrow may return as pairs."""
+    return {int(attempt): int(count) for attempt, count in sorted(dict(cell if cell is not None else {}).items())}
 
 
 PLOTS = (
-    Plot("rates", "Rates: messages per second", "How many messages were sent, delivered, acked … a second.", _rates),
+    Plot("rates", "Rates: messages per second", "Messages sent, delivered, acked, and failures, per second.", _rates),
     Plot(
         "times",
         "Wait and run times",
-        "How long messages waited until somebody acquired them, and how long from then until they were settled.",
-        _percentiles(("wait", "wait"), ("run", "run"), shares=("p50", "p95", "p99", "max")),
+        "How long messages waited until a consumer acquired them, and from then until they were settled.",
+        _percentiles((("wait", "wait"), ("run", "run")), ("p50", "p95", "p99", "max")),
     ),
     Plot(
         "open",
         "Open and delayed messages",
-        "How many had not ended, how many were not out yet, and the age of the oldest.",
+        "Messages that had not ended, messages still delayed, and the age of the oldest.",
         _standing,
     ),
-    Plot("attempts", "Attempts", "Of the messages that ended: at which attempt. The number is how many.", _attempts),
+    Plot("attempts", "Attempts", "Messages that ended, by their last attempt; each number is a count.", _attempts),
     Plot(
         "lateness",
         "Lateness",
-        "How long after the lease's end or the delay's time the tracker sent the copy.",
+        "How long after the end of the lease or delay the tracker sent the message.",
         _percentiles(
-            ("late_redelivery", "redeliveries"), ("late_delivery", "delayed ones"), shares=("p50", "p99", "max")
+            (("late_redelivery", "redeliveries"), ("late_delivery", "delayed messages")), ("p50", "p99", "max")
         ),
     ),
 )

@@ -1,7 +1,7 @@
-"""Records of the messages and dead-letters topics as rows: what their keys, headers and times say.
+"""Rows from records of the messages and dead-letters topics: their keys, headers and times.
 
-The rules are those of docs/protocol.md: a header that can't be read counts as absent, and where one occurs twice the
-last one counts.
+The rules are those of docs/protocol.md: an unreadable header counts as absent, and of several headers with one name the
+last counts.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from functools import reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
-from marq.core.names import (
+from marq.wire.names import (
     ATTEMPT_HEADER,
+    DEAD_LETTERED_AT_HEADER,
     DELIVER_AT_HEADER,
-    DIED_AT_HEADER,
     ERROR_HEADER,
     FIRST_SENT_HEADER,
     ID_HEADER,
     MAX_QUEUE_NAME_BYTES,
     ORIGIN_HEADER,
     REASON_HEADER,
+    RESERVED_HEADER,
     SETTLED_HEADER,
 )
 from pipeline.tables import DEAD_LETTERS, LAST_MS, MESSAGES, MOST_ATTEMPTS, PAYLOAD
@@ -31,84 +33,67 @@ _PLACE = r"^(.+)/([0-9]{1,10})/([0-9]{1,19})$"
 
 
 def messages(records: DataFrame, own_topics: Mapping[str, str], *, payload: bool = False) -> DataFrame:
-    """Return the rows of :data:`~pipeline.tables.MESSAGES`.
-
-    ``records``: records with their headers; ``own_topics``: the queue of each topic that is a queue's own.
-    """
-    rows = _with_headers(records).select(
-        "topic",
-        "partition",
-        "offset",
-        F.col("timestamp").alias("sent_at"),
-        _queue_of(own_topics).alias("queue"),
-        F.length("value").alias("size"),
-        _text(ID_HEADER).alias("id"),
-        _attempt().alias("attempt"),
-        _time(FIRST_SENT_HEADER).alias("first_sent_at"),
-        _time(DELIVER_AT_HEADER).alias("deliver_at"),
-        _text(ERROR_HEADER).alias("error"),
-        *_payload(payload),
+    """Return the rows of :data:`~pipeline.tables.MESSAGES`; ``own_topics`` maps topics of a single queue to it."""
+    queue = reduce(
+        lambda rest, own: F.when(F.col("topic") == own[0], F.lit(own[1])).otherwise(rest),
+        sorted(own_topics.items()),
+        _queue(),
     )
-    return rows.select(*MESSAGES.names, *PAYLOAD.names * payload)
+    columns = {"queue": queue, "deliver_at": _time(DELIVER_AT_HEADER), "error": _text(ERROR_HEADER)}
+    return _rows(_with_headers(records), columns, MESSAGES, payload)
 
 
 def dead_letters(records: DataFrame, *, payload: bool = False) -> DataFrame:
-    """Return the rows of :data:`~pipeline.tables.DEAD_LETTERS`; notes on what became of them are left out."""
+    """Return the rows of :data:`~pipeline.tables.DEAD_LETTERS`, without notes."""
     letters = _with_headers(records).where(_header(SETTLED_HEADER).isNull() & _queue().isNotNull())
-    origin = _text(ORIGIN_HEADER)
-    rows = letters.select(
-        "topic",
-        "partition",
-        "offset",
-        F.col("timestamp").alias("sent_at"),
-        _queue().alias("queue"),
-        F.length("value").alias("size"),
-        _text(ID_HEADER).alias("id"),
-        _attempt().alias("attempt"),
-        _time(FIRST_SENT_HEADER).alias("first_sent_at"),
-        _time(DIED_AT_HEADER).alias("died_at"),
-        _text(REASON_HEADER).alias("reason"),
-        _text(ERROR_HEADER).alias("error"),
-        place(origin, 1).alias("origin_topic"),
-        place(origin, 2).cast("long").alias("origin_partition"),
-        place(origin, 3).try_cast("long").alias("origin_offset"),
-        *_payload(payload),
+    topic, partition, offset = (
+        F.nullif(F.regexp_extract(_text(ORIGIN_HEADER), _PLACE, part), F.lit("")) for part in (1, 2, 3)
     )
-    return rows.select(*DEAD_LETTERS.names, *PAYLOAD.names * payload)
+    columns = {
+        "queue": _queue(),
+        "dead_lettered_at": _time(DEAD_LETTERED_AT_HEADER),
+        "reason": _text(REASON_HEADER),
+        "error": _text(ERROR_HEADER),
+        "origin_topic": topic,
+        "origin_partition": partition.cast("long"),
+        "origin_offset": offset.try_cast("long"),
+    }
+    return _rows(letters, columns, DEAD_LETTERS, payload)
 
 
-def place(text: Column, part: int) -> Column:
-    """Return a part of "topic/partition/offset", counted from 1; null where the text is no place."""
-    return F.nullif(F.regexp_extract(text, _PLACE, part), F.lit(""))
+def _rows(records: DataFrame, columns: Mapping[str, Column], schema: StructType, payload: bool) -> DataFrame:
+    number = _digits(ATTEMPT_HEADER)
+    shared = {
+        "sent_at": F.col("timestamp"),
+        "size": F.length("value"),
+        "id": _text(ID_HEADER),
+        # Capped as in markers, so that a redelivery and its fact have the same attempt.
+        "attempt": F.when(number.between(1, 2**32 - 1), F.least(number, F.lit(MOST_ATTEMPTS)).cast("int")),
+        "first_sent_at": _time(FIRST_SENT_HEADER),
+    }
+    return records.withColumns({**shared, **columns}).select(*schema.names, *PAYLOAD.names * payload)
 
 
 def _with_headers(records: DataFrame) -> DataFrame:
-    """Keep marq's own headers apart: most records have none, and nothing is looked for in them."""
-    own = F.filter("headers", lambda header: header["key"].startswith("marq-"))
+    """Separate Marq's own headers: most records have none, so nothing is searched in them."""
+    own = F.filter("headers", lambda header: header["key"].startswith(RESERVED_HEADER))
     return records.withColumn("own", F.when(F.size("headers") > 0, own))
 
 
 def _header(name: str) -> Column:
-    # The last one counts; in a reversed list that is the first.
-    found = F.filter("own", lambda header: (header["key"] == name) & header["value"].isNotNull())
-    return F.try_element_at(found, F.lit(-1))["value"]
+    values = F.filter("own", lambda header: (header["key"] == name) & header["value"].isNotNull())
+    return F.try_element_at(values, F.lit(-1))["value"]
 
 
 def _text(name: str) -> Column:
-    # Anybody may write a header: what is no text would stop readers that are stricter than Spark.
+    # Any client may write a header, and readers that are stricter than Spark would stop at invalid UTF-8.
     return F.nullif(F.make_valid_utf8(_header(name).cast("string")), F.lit(""))
 
 
 def _digits(name: str) -> Column:
-    """As long as they may be, leading zeros among them; so more than a long can have."""
+    """Return a number of up to 20 digits, leading zeros included, which may exceed a long."""
     text = _text(name)
     return F.when(text.rlike(r"\A[0-9]{1,20}\z"), text.cast("decimal(20,0)"))
-
-
-def _attempt() -> Column:
-    number = _digits(ATTEMPT_HEADER)
-    # Cut as it is in markers, so that a copy and its fact say the same.
-    return F.when(number.between(1, 2**32 - 1), F.least(number, F.lit(MOST_ATTEMPTS)).cast("int"))
 
 
 def _time(name: str) -> Column:
@@ -119,16 +104,3 @@ def _time(name: str) -> Column:
 def _queue() -> Column:
     text = F.col("key").cast("string")
     return F.when(F.length("key").between(1, MAX_QUEUE_NAME_BYTES) & F.is_valid_utf8(text), text)
-
-
-def _queue_of(own_topics: Mapping[str, str]) -> Column:
-    """The key says it, but in a topic that is a queue's own."""
-    return reduce(
-        lambda rest, own: F.when(F.col("topic") == own[0], F.lit(own[1])).otherwise(rest),
-        sorted(own_topics.items()),
-        _queue(),
-    )
-
-
-def _payload(wanted: bool) -> list[Column]:
-    return [F.col(name) for name in PAYLOAD.names] if wanted else []

@@ -1,7 +1,7 @@
-"""``report.html``: the plots and a table for each queue on one page, which needs no network.
+"""``report.html``: the plots and a table for each queue on one self-contained page.
 
-Names of queues are anybody's: they are escaped. Each plot is in the page twice, and the browser takes the version that
-goes with its light or dark ground.
+Queue names are untrusted and therefore escaped. The page has each plot twice; the browser shows the one for its light
+or dark mode.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 import pandas as pd
 
 from pipeline import plots
-from pipeline.dashboard import plain
+from pipeline.dashboard import busiest_first, plain
 from pipeline.spans import show_ms
 
-#: Queues that have a table; what is less busy is in the table ``stats``.
+#: Queues with a table of their own; less busy ones are only in the table ``stats``.
 MAX_QUEUES = 200
 
 _COUNTS = (
@@ -29,7 +29,7 @@ _DURATIONS = (
     ("wait until acquired", "wait"),
     ("run until settled", "run"),
     ("redeliveries late by", "late_redelivery"),
-    ("delayed ones late by", "late_delivery"),
+    ("delayed messages late by", "late_delivery"),
 )
 _SHARES = ("p50", "p95", "p99", "max")
 
@@ -49,50 +49,43 @@ th, td { padding: .25rem .75rem; text-align: right; border-bottom: 1px solid var
 th { font-weight: 600; } th:first-child, td:first-child { text-align: left; padding-left: 0; }
 """
 
-
-#: By name of the plot and of the theme.
+#: PNGs by the names of plot and theme.
 Pictures = Mapping[tuple[str, str], bytes]
 
 
 def pictures(rows: pd.DataFrame) -> Pictures:
-    """Return the PNG of each plot in each theme."""
-    return {
-        (plot.name, theme.name): plots.draw(plot, rows, theme)
-        for plot in plots.PLOTS
-        for theme in (plots.LIGHT, plots.DARK)
-    }
+    """Draw each plot in each theme."""
+    themes = (plots.LIGHT, plots.DARK)
+    return {(plot.name, theme.name): plots.draw(plot, rows, theme) for plot in plots.PLOTS for theme in themes}
 
 
 def page(rows: pd.DataFrame, drawn: Pictures, *, generated_at: datetime, window_ms: int) -> str:
-    """Return the page from rows of the table ``stats``, and the pictures of its plots."""
-    totals = rows[rows["scope"] == "total"].sort_values(["sent", "queue"], ascending=[False, True])
-    begin, end = (_moment(found) for found in (totals["starts_at"].min(), totals["ends_at"].max()))
-    sections = [_queue(total) for total in totals[:MAX_QUEUES].to_dict("records")]
-    left_out = len(totals) - len(sections)
-    notes = (
-        [f"<p>{left_out:,} less busy queues are not on this page; the table stats has them.</p>"] if left_out else []
+    """Return the page from rows of the table ``stats`` and the pictures of its plots."""
+    totals = busiest_first(rows)
+    begin, end, now = (
+        f"{moment:%Y-%m-%d %H:%M:%S}" for moment in (totals["starts_at"].min(), totals["ends_at"].max(), generated_at)
     )
+    shown = totals[:MAX_QUEUES].to_dict("records")
+    notes = []
+    if left_out := len(totals) - len(shown):
+        notes.append(f"<p>{left_out:,} less busy queues are not on this page; the table stats has them.</p>")
     if len(totals) > plots.MAX_QUEUES:
         notes.append(f"<p>The plots show the {plots.MAX_QUEUES} busiest of {len(totals):,} queues.</p>")
     return "\n".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>Marq: what the queues did</title><style>{_STYLE}</style></head><body>",
-            "<h1>What the queues did</h1>",
-            f"<p>{begin} to {end} UTC, in windows of {show_ms(window_ms)}; made at {_moment(generated_at)} UTC.",
-            "Percentiles are approximate: the rank is wrong by 1 in 10,000 at most.</p>",
+            f"<title>Marq: queue statistics</title><style>{_STYLE}</style></head><body>",
+            "<h1>Queue statistics</h1>",
+            f"<p>{begin} to {end} UTC, in windows of {show_ms(window_ms)}; generated at {now} UTC.",
+            "Percentiles are approximate: their rank is off by at most 1 in 10,000.</p>",
             *notes,
-            _overview(totals[:MAX_QUEUES].to_dict("records")),
+            _overview(shown),
             *(_picture(plot, drawn) for plot in plots.PLOTS),
-            *sections,
+            *(_queue(total) for total in shown),
             "</body></html>\n",
         ]
     )
-
-
-def _moment(moment: datetime) -> str:
-    return moment.strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _picture(plot: plots.Plot, drawn: Pictures) -> str:
@@ -108,13 +101,10 @@ def _picture(plot: plots.Plot, drawn: Pictures) -> str:
 
 def _overview(totals: Sequence[Mapping[str, Any]]) -> str:
     heads = ("queue", "sent/s", "sent", "acked", "dead", "open", "delayed", "wait p99", "run p99", "oldest open")
+    counts = ("sent_per_second", "sent", "acked", "dead", "open", "delayed")
+    durations = ("wait_p99_ms", "run_p99_ms", "oldest_open_ms")
     lines = [
-        [
-            total["queue"],
-            _number(total["sent_per_second"]),
-            *(_number(total[name]) for name in ("sent", "acked", "dead", "open", "delayed")),
-            *(_duration(total[name]) for name in ("wait_p99_ms", "run_p99_ms", "oldest_open_ms")),
-        ]
+        [total["queue"], *(_number(total[name]) for name in counts), *(_duration(total[name]) for name in durations)]
         for total in totals
     ]
     return f"<h2>All queues</h2>{_table(heads, lines)}"
@@ -127,7 +117,7 @@ def _queue(total: Mapping[str, Any]) -> str:
         [[title, *(_duration(total.get(f"{name}_{share}_ms")) for share in _SHARES)] for title, name in _DURATIONS],
     )
     attempts = ", ".join(f"{count:,} at {attempt}" for attempt, count in (plain(total["attempts"]) or {}).items())
-    sizes = f"{_number(total['size_mean_bytes'])} bytes in the mean, p99 {_number(total['size_p99_bytes'])}"
+    sizes = f"{_number(total['size_mean_bytes'])} bytes on average, p99 {_number(total['size_p99_bytes'])}"
     return (
         f"<section><h2>{escape(total['queue'])}</h2>{counts}{durations}"
         f"<p>Ended at attempt: {attempts or 'none'}. Values: {sizes}.</p></section>"
@@ -141,12 +131,12 @@ def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def _number(value: Any) -> str:
-    found = plain(value)
-    if found is None:
+    number = plain(value)
+    if number is None:
         return "-"
-    return f"{found:,}" if isinstance(found, int) else f"{found:,.3g}" if found < 100 else f"{found:,.0f}"
+    return f"{number:,}" if isinstance(number, int) else f"{number:,.3g}" if number < 100 else f"{number:,.0f}"
 
 
 def _duration(value: Any) -> str:
-    found = plain(value)
-    return "-" if found is None else show_ms(found)
+    ms = plain(value)
+    return "-" if ms is None else show_ms(ms)

@@ -1,4 +1,4 @@
-"""One sentence out of what Spark, Java or a Python worker threw; the whole is for ``--traceback``."""
+"""Reduces an exception of Spark, Java or a Python worker to one sentence; ``--traceback`` prints all of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PYTHON = re.compile(r"^(?!\s)(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit)
 _PACKAGE = re.compile(r"^(?:[a-z]\w*\.)+([A-Z]\w*(?=:|$))")
 _OUT_OF_MEMORY = ("OutOfMemoryError", "GC overhead limit")
 _MEMORY = "Spark ran out of memory: give it more with --driver-memory 4g (now: {now})"
-_GONE = "Spark's Java process ended by itself, perhaps for want of memory on this machine"
+_GONE = "Spark's Java process ended unexpectedly; this machine may be short of memory"
 LIMIT = 600
 
 
@@ -27,34 +27,30 @@ def sentence(error: BaseException) -> str:
         return _GONE
     if ours := _OURS.search(text):
         return ours[1]
-    if "Traceback (most recent call last)" in text and (found := _PYTHON.findall(text.partition("Traceback")[2])):
-        return one_line(found[0])
+    if "Traceback (most recent call last)" in text and (lines := _PYTHON.findall(text.partition("Traceback")[2])):
+        return one_line(lines[0])
     return one_line(next((line for line in text.splitlines() if line.strip()), type(error).__name__))
 
 
 def root_cause(error: BaseException) -> tuple[str, str]:
-    """Return the name of the deepest cause's class, without its package, and what it says in one line."""
+    """Return the class name of the deepest cause, without its package, and its message in one line."""
     java = getattr(error, "java_exception", None)
     if java is None:
         return type(error).__name__, one_line(str(error))
     deepest = _deepest(java)
     name = deepest.getClass().getName().rpartition(".")[2]
-    lines = (deepest.getMessage() or name).strip().splitlines()
-    return name, one_line(lines[0])
+    return name, one_line((deepest.getMessage() or name).strip().splitlines()[0])
 
 
 def _text(error: BaseException) -> str:
     java = getattr(error, "java_exception", None)
-    if java is None:
-        return str(error)
     try:
-        return f"{_deepest(java).toString()}\n{java.toString()}"
-    except Exception:  # Java is gone
+        return str(error) if java is None else f"{_deepest(java).toString()}\n{java.toString()}"
+    except Exception:  # the Java process has ended
         return str(error)
 
 
 def _deepest(java: Any) -> Any:
-    """The cause that has none."""
     for _ in range(20):
         cause = java.getCause()
         if cause is None:
@@ -64,6 +60,6 @@ def _deepest(java: Any) -> Any:
 
 
 def one_line(line: str) -> str:
-    """Return it without the package of Java's class before it, and not too long."""
+    """Return a line without the package of a Java class before it, and not too long."""
     line = _PACKAGE.sub(r"\1", line.strip().rstrip(";"))
     return line if len(line) <= LIMIT else f"{line[:LIMIT]}…"

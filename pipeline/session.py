@@ -1,7 +1,7 @@
-"""The Spark session: one machine unless Spark's own settings say otherwise, which go before everything here.
+"""The Spark session: on this machine by default; Spark's own settings take precedence.
 
-A setting of the user (spark-submit, ``--conf``, spark-defaults.conf, PYSPARK_SUBMIT_ARGS) is never overridden but for
-the time zone: tables would be cut into other days by each user's own.
+Settings of the user (spark-submit, ``--conf``, spark-defaults.conf, PYSPARK_SUBMIT_ARGS) are never overridden, except
+the time zone, because the days by which tables are divided must not depend on it.
 """
 
 from __future__ import annotations
@@ -24,55 +24,45 @@ from pyspark.sql import SparkSession
 
 from pipeline import archive, jars, java
 from pipeline.errors import PipelineError
-from pipeline.java_errors import JavaErrors
 from pipeline.sentences import sentence
 
-#: Heap of the one Java process on one machine. With what Java takes beside it (0.6 GiB), this process, and a Python
-#: worker of 0.3 GiB for each of two cores, the whole stays below 4 GiB.
+#: Heap of the Java process on one machine. With Java's other memory (0.6 GiB), this process, and a Python worker of
+#: 0.3 GiB for each of two cores, a job stays below 4 GiB.
 DRIVER_MEMORY = "2g"
-#: Java interprets methods of more than 8,000 bytes for ever, and Spark writes such for tables as wide as ours.
+#: Java never compiles methods of more than 8,000 bytes by default, and Spark generates such for tables as wide as ours.
 COMPILE_ALL = "-XX:-DontCompileHugeMethods"
-#: Partitions after a shuffle on one machine. Spark's 200 are for clusters: on two cores most of the time of a small job
-#: would go into starting tasks.
+#: Partitions after a shuffle on one machine. With Spark's 200, a small job would mostly start tasks.
 LOCAL_SHUFFLE_PARTITIONS = 4
-#: Rows that go to Python at once. A row may be a record of a megabyte, so Spark's 10,000 could take gigabytes; below a
-#: few hundred, each batch's own cost begins to show.
+#: Rows sent to Python at once. A row may be a record of a megabyte, so Spark's 10,000 could take gigabytes; below a few
+#: hundred, the cost of each batch shows.
 ARROW_ROWS = 1_000
 
 ROOT = Path(__file__).resolve().parents[1]
 _LOG_SETTINGS = "log4j2.properties"
-#: What Spark calls an application that nobody gave a name.
+#: Spark's names for an application without a name.
 _NAMELESS = {"", "pyspark-shell", "__main__.py"}
 
 
 def session(name: str) -> SparkSession:
-    """Return the session, started if there is none; ``name`` is what Spark's pages call the job.
-
-    Raises:
-        PipelineError: no Java that Spark starts on, no connector, or Spark refused to start.
-    """
+    """Return the session, started if there is none; ``name`` is the job's name in Spark's UI."""
     running = SparkSession.getActiveSession()
     if running is not None:
         return running
-    _quiet()
+    # PySpark writes some exceptions as JSON in addition to raising them.
+    for logger in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(logger).setLevel(logging.CRITICAL)
     _connect_to_java()
-    configuration = SparkConf()  # with all that the user set: spark-submit has put it together
+    configuration = SparkConf()  # with all settings of the user, which spark-submit collected
     if configuration.get("spark.app.name", "") in _NAMELESS:
         configuration.setAppName(f"marq {name}")
     for setting, value in _defaults(configuration).items():
         configuration.setIfMissing(setting, value)
     configuration.set("spark.sql.session.timeZone", "UTC")
     if not sys.stderr.isatty():
-        # spark-submit asks for it on every terminal, real or not.
+        # spark-submit switches it on even without a terminal.
         configuration.set("spark.ui.showConsoleProgress", "false")
-    _bring_connector(configuration)
+    _add_connector(configuration)
     return _start(configuration)
-
-
-def _quiet() -> None:
-    """PySpark writes some exceptions as JSON beside raising them."""
-    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _connect_to_java() -> None:
@@ -81,22 +71,21 @@ def _connect_to_java() -> None:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else the first python3 on PATH, without our packages
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit started Java, and then us
         SparkContext._ensure_initialized()
-        _log_as_ours()
+        _configure_log()
         return
     home = java.home()
     if home is not None:
         os.environ["JAVA_HOME"] = str(home)
-    # Spark looks at this variable last, so every other way to say it goes before.
+    # Spark reads this variable last, so every other way to set it takes precedence.
     os.environ.setdefault("SPARK_DRIVER_MEMORY", DRIVER_MEMORY)
-    # First: of two that contradict each other Java takes the last, which is the user's.
-    options = [COMPILE_ALL, os.environ.get("SPARK_SUBMIT_OPTS", "")]
+    # The user's options come last: of two contradictory options Java takes the last.
+    users = os.environ.get("SPARK_SUBMIT_OPTS", "")
+    options = [] if "ArchiveClassesAtExit" in users else archive.flags()
+    options += [COMPILE_ALL, users]
     if not _has_log_settings():
-        settings = Path(__file__).with_name(_LOG_SETTINGS)
-        options.append(f"-Dlog4j2.configurationFile={settings.as_uri()}")
+        options.append(f"-Dlog4j2.configurationFile={Path(__file__).with_name(_LOG_SETTINGS).as_uri()}")
     os.environ["SPARK_SUBMIT_OPTS"] = " ".join(filter(None, options))
-    if "ArchiveClassesAtExit" not in os.environ.get("SPARK_SUBMIT_OPTS", ""):
-        os.environ["SPARK_SUBMIT_OPTS"] = " ".join([*archive.flags(), os.environ.get("SPARK_SUBMIT_OPTS", "")])
-    with JavaErrors() as errors:
+    with java.JavaErrors() as errors:
         try:
             gateway = launch_gateway(popen_kwargs={"stderr": errors.write_end})
         except Exception as error:
@@ -105,75 +94,78 @@ def _connect_to_java() -> None:
 
 
 def _has_log_settings() -> bool:
-    given = os.environ.get("SPARK_CONF_DIR")
-    return "log4j2.configurationFile" in os.environ.get("SPARK_SUBMIT_OPTS", "") or (
-        given is not None and (Path(given) / _LOG_SETTINGS).exists()
-    )
+    directory = os.environ.get("SPARK_CONF_DIR")
+    in_directory = directory is not None and (Path(directory) / _LOG_SETTINGS).exists()
+    return in_directory or "log4j2.configurationFile" in os.environ.get("SPARK_SUBMIT_OPTS", "")
 
 
-def _log_as_ours() -> None:
-    """Java was started without our settings of its log; where somebody gave it others, these stay."""
+def _configure_log() -> None:
+    """Apply our log settings to a Java that spark-submit started, unless the user configured others."""
     jvm: Any = SparkContext._jvm
-    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    given = jvm.java.lang.System.getProperty("log4j2.configurationFile")
-    if given is not None or loader.getResource(_LOG_SETTINGS) is not None:
+    configured = jvm.java.lang.System.getProperty("log4j2.configurationFile")
+    if configured is not None or _class_loader().getResource(_LOG_SETTINGS) is not None:
         return
     with contextlib.suppress(Exception), resources.as_file(resources.files("pipeline") / _LOG_SETTINGS) as settings:
-        # Else Spark would take the first start of its own log for a reason to load its own settings over ours.
+        # Otherwise Spark's first log line would load Spark's own settings over ours.
         getattr(getattr(jvm.org.apache.spark.util, "Utils$"), "MODULE$").initializeLogIfNecessary(False, True)
         jvm.org.apache.logging.log4j.core.config.Configurator.reconfigure(jvm.java.net.URI(settings.as_uri()))
 
 
+def _class_loader() -> Any:
+    jvm: Any = SparkContext._jvm
+    return jvm.java.lang.Thread.currentThread().getContextClassLoader()
+
+
 def _defaults(configuration: SparkConf) -> dict[str, str]:
-    found = {
+    settings = {
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_ROWS),
-        # Nearly each message is a group of its own: hashing them first is in vain (a tenth of lifecycle's time).
+        # Almost every message is a group of its own, so hashing them first is wasted (a tenth of lifecycle's time).
         "spark.sql.execution.useObjectHashAggregateExec": "false",
     }
     if not configuration.get("spark.master", "local").startswith("local"):
-        return found
-    return found | {
-        "spark.ui.enabled": "false",  # 0.5 s of each start, and a port that may be taken
+        return settings
+    return settings | {
+        "spark.ui.enabled": "false",  # takes 0.5 s of each start, and a port
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.shuffle.partitions": str(LOCAL_SHUFFLE_PARTITIONS),
-        # Not in the directory that somebody happens to be in.
+        # The default is the current directory.
         "spark.sql.warehouse.dir": str(Path(tempfile.gettempdir()) / "spark-warehouse"),
-        # Python workers import our functions; they need not be started from the checkout.
+        # Python workers import our functions from any directory.
         "spark.executorEnv.PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }
 
 
-def _bring_connector(configuration: SparkConf) -> None:
-    """Have the connector known here and by executors, unless the user brought one."""
+def _add_connector(configuration: SparkConf) -> None:
+    """Load the connector in the driver and the executors, unless the user brought one."""
     jvm: Any = SparkContext._jvm
-    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    loader = _class_loader()
     with contextlib.suppress(Exception):
         jvm.java.lang.Class.forName(jars.CONNECTOR_CLASS, False, loader)
         return
-    found = jars.find()
-    for jar in found:
+    connector = jars.find()
+    for jar in connector:
         loader.addURL(jvm.java.io.File(str(jar)).toURI().toURL())
-    given = configuration.get("spark.jars", "")
-    configuration.set("spark.jars", ",".join([*filter(None, [given]), *map(str, found)]))
+    users = configuration.get("spark.jars", "")
+    configuration.set("spark.jars", ",".join([*filter(None, [users]), *map(str, connector)]))
 
 
 def _start(configuration: SparkConf) -> SparkSession:
-    _keep_artifacts_apart()
+    _move_artifacts()
     interrupt = signal.getsignal(signal.SIGINT)
     try:
         return SparkSession.builder.config(conf=configuration).getOrCreate()
     except Exception as error:
         raise PipelineError(f"Spark does not start: {sentence(error)}") from error
     finally:
-        # Spark's own handler for Ctrl-C calls Java in the middle of a call to Java, which fails with stack traces.
+        # Spark's own Ctrl-C handler calls Java in the middle of a call to Java, which fails with stack traces.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, interrupt)
 
 
-def _keep_artifacts_apart() -> None:
-    """Spark 4.0 makes a directory `artifacts` where one is, and fails where one may not write; a later one need not."""
+def _move_artifacts() -> None:
+    """Keep Spark 4.0 from creating a directory `artifacts` in the current directory, which may not be writable."""
     jvm: Any = SparkContext._jvm
     with contextlib.suppress(Exception):
         manager = jvm.java.lang.Class.forName("org.apache.spark.sql.artifact.ArtifactManager$")

@@ -1,9 +1,13 @@
-"""Durations, moments, and sizes as people write them: ``90s``, ``7d``, ``2026-11-21T08:00``, ``4KiB``."""
+"""Durations, times and sizes as users write them: ``90s``, ``7d``, ``2026-11-21T08:00``, ``4KiB``.
+
+Errors name the option (``name``) that a text came from.
+"""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from pipeline.errors import PipelineError
@@ -12,32 +16,34 @@ SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
 _UNITS_MS = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS}
 _BYTES = {"": 1, "B": 1, "kB": 1000, "KiB": 1 << 10, "MB": 1000**2, "MiB": 1 << 20}
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([a-zA-Z]*)")
-#: A hundred years: longer ones are mistakes, and would pass what a timestamp can hold.
+#: A hundred years: longer durations are mistakes and exceed what a timestamp can hold.
 MAX_MS = 100 * 365 * DAY_MS
 
 
 def duration_ms(name: str, text: str, *, least_ms: int = 1) -> int:
-    """Return a duration in ms; ``name`` is the option's, for the error.
-
-    Raises:
-        PipelineError: it is none, or is too short or too long.
-    """
-    match = _NUMBER.fullmatch(text.strip())
-    factor = _UNITS_MS.get(match[2]) if match else None
-    if match is None or factor is None:
-        raise PipelineError(f"{name} {text!r}: expected a number and a unit (ms, s, m, h, d), as in 30s or 7d")
-    found = float(match[1]) * factor
-    if not least_ms <= found <= MAX_MS:
+    """Return a duration in ms."""
+    ms = _number(name, text, _UNITS_MS, "a number and a unit (ms, s, m, h, d), as in 30s or 7d")
+    if not least_ms <= ms <= MAX_MS:
         raise PipelineError(f"{name} {text!r}: expected at least {show_ms(least_ms)} and at most 100 years")
-    return round(found)
+    return round(ms)
 
 
-def moment_ms(name: str, text: str) -> int:
-    """Return a moment in ms since 1970; without a zone it is UTC.
+def size_bytes(name: str, text: str) -> int:
+    """Return a size in bytes."""
+    return round(_number(name, text, _BYTES, "bytes, as in 200 or 4KiB (B, kB, KiB, MB, MiB)"))
 
-    Raises:
-        PipelineError: it is none.
-    """
+
+def _number(name: str, text: str, units: Mapping[str, int], expected: str) -> float:
+    match = _NUMBER.fullmatch(text.strip())
+    if match is None or match[2] not in units:
+        raise PipelineError(f"{name} {text!r}: expected {expected}")
+    return float(match[1]) * units[match[2]]
+
+
+def moment_ms(name: str, text: str | None) -> int | None:
+    """Return a time in ms since 1970, without a zone in UTC; None if the option is not set."""
+    if text is None:
+        return None
     try:
         moment = datetime.fromisoformat(text.strip())
         zoned = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
@@ -46,21 +52,8 @@ def moment_ms(name: str, text: str) -> int:
         raise PipelineError(f"{name} {text!r}: expected a time such as 2026-11-21T08:00 (UTC)") from error
 
 
-def size_bytes(name: str, text: str) -> int:
-    """Return a size in bytes.
-
-    Raises:
-        PipelineError: it is none.
-    """
-    match = _NUMBER.fullmatch(text.strip())
-    factor = _BYTES.get(match[2]) if match else None
-    if match is None or factor is None:
-        raise PipelineError(f"{name} {text!r}: expected bytes, as in 200 or 4KiB ({', '.join(filter(None, _BYTES))})")
-    return round(float(match[1]) * factor)
-
-
 def show_ms(ms: float) -> str:
-    """Return a duration in the largest unit that leaves at least 1 of it: ``90 s`` is ``1.5 m``."""
+    """Return a duration in the largest unit of which it has at least 1: ``90 s`` is ``1.5m``."""
     for unit in ("d", "h", "m", "s"):
         if ms >= _UNITS_MS[unit]:
             return f"{ms / _UNITS_MS[unit]:.3g}{unit}"
@@ -68,5 +61,5 @@ def show_ms(ms: float) -> str:
 
 
 def show_moment(ms: int) -> str:
-    """Return a moment in UTC, to the second."""
+    """Return a time in UTC, to the second."""
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")

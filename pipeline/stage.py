@@ -1,11 +1,10 @@
-"""Where a load keeps what it sends: rows, rows set aside, and how far it is, in ``DATA/loads/NAME``.
+"""The stages of loads in ``DATA/loads/NAME``: numbered rows, rejected rows, and the position.
 
-A stage is written to a hidden name and renamed when it is whole: there is all of it, or none. Of two that stage the
-same load at the same time one wins, and both send what the winner has. From then on the input is not looked at any
-more, so that each row has one number for ever.
+A stage is written under a hidden name and renamed when it is complete. If two processes stage the same load, one wins,
+and both send the winner's rows. After that the input is not read again, so each row keeps its number.
 
-``position`` says how many rows are known to be durable. It only saves work: who loses it writes rows again, and
-trackers count each once.
+``position`` counts the rows known to be durable. It only saves work: without it, a load writes rows again, and trackers
+count each once.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from marq.core.names import drawn_topic
+from marq.wire.names import synthetic_topic
 from pipeline.errors import PipelineError
 from pipeline.lake import Lake
 
-_LOADS, _TOLD, _POSITION = "loads", "load.json", "position"
+_ABOUT, _POSITION = "load.json", "position"
 
 
 @dataclass(frozen=True)
-class Told:
-    """What is said of a stage beside its rows; ``drawn`` was drawn for it, and nobody else has it."""
+class Stage:
+    """The content of ``load.json``; ``drawn`` is random and unique to the stage."""
 
     name: str
     queue: str
@@ -46,12 +45,12 @@ class Told:
 
     @property
     def topic(self) -> str:
-        """What stands for a topic in the identities of its rows."""
-        return drawn_topic(int.from_bytes(self._digest()[:16]))
+        """The synthetic topic in the identities of its rows."""
+        return synthetic_topic(int.from_bytes(self._digest()[:16]))
 
     @property
     def holder(self) -> int:
-        """Who writes its markers; nobody holds its messages."""
+        """The writer of its markers; no consumer has this number."""
         return int.from_bytes(self._digest()[16:24]) >> 1 | 1
 
     def _digest(self) -> bytes:
@@ -65,33 +64,33 @@ class Stages:
         self._lake = Lake(spark, data)
 
     def path(self, name: str, part: str = "") -> str:
-        """Return where a stage is, or a part of it."""
+        """Return the path of a stage, or of a part of it."""
         return f"{self._lake.path}/{_place(name, part)}"
 
     def hidden(self, name: str) -> str:
-        """Return a name for a stage that is being made: readers pass over it."""
+        """Return a name for an incomplete stage, which readers ignore."""
         return f".{name}-{uuid.uuid4().hex}"
 
-    def find(self, name: str) -> Told | None:
-        """Return what is said of a stage; None where there is none."""
-        text = self._lake.read_text(_place(name, _TOLD))
+    def find(self, name: str) -> Stage | None:
+        """Return a stage; None if it does not exist."""
+        text = self._lake.read_text(_place(name, _ABOUT))
         try:
-            return None if text is None else Told(**json.loads(text))
+            return None if text is None else Stage(**json.loads(text))
         except (ValueError, TypeError) as error:
             raise PipelineError(
-                f"{self.path(name, _TOLD)} can't be read ({error}): another version wrote it; take another --name"
+                f"{self.path(name, _ABOUT)} can't be read ({error}): another version wrote it; use another --name"
             ) from error
 
-    def publish(self, hidden: str, told: Told) -> Told:
-        """Give a stage its name; return what is said of the one that has it now."""
-        self._lake.write_text(_place(hidden, _TOLD), json.dumps(asdict(told), indent=1))
-        if self._lake.claim(_place(hidden), _place(told.name)):
-            return told
+    def publish(self, hidden: str, stage: Stage) -> Stage:
+        """Give a complete stage its name; return the stage that has the name now."""
+        self._lake.write_text(_place(hidden, _ABOUT), json.dumps(asdict(stage), indent=1))
+        if self._lake.claim(_place(hidden), _place(stage.name)):
+            return stage
         self.remove(hidden)
-        found = self.find(told.name)
-        if found is None:
-            raise PipelineError(f"{self.path(told.name)} is there and is no load: take another --name")
-        return found
+        winner = self.find(stage.name)
+        if winner is None:
+            raise PipelineError(f"{self.path(stage.name)} exists and is not a load: use another --name")
+        return winner
 
     def position(self, name: str) -> int:
         """Return how many rows are known to be durable."""
@@ -99,16 +98,16 @@ class Stages:
         return int(text) if text.isdecimal() else 0
 
     def advance(self, name: str, rows: int) -> None:
-        """Note that the first rows are durable."""
-        # Two that send the same load may be in each other's way here.
+        """Record that the first ``rows`` rows are durable."""
+        # Another process may send the same load and write the same file.
         with contextlib.suppress(Py4JError):
             self._lake.write_text(_place(name, _POSITION), f"{rows}\n")
 
     def remove(self, name: str, part: str = "") -> None:
-        """Take a stage away, or a part of it."""
+        """Delete a stage, or a part of it."""
         with contextlib.suppress(Py4JError):
             self._lake.delete(_place(name, part))
 
 
 def _place(name: str, part: str = "") -> str:
-    return f"{_LOADS}/{name}/{part}".rstrip("/")
+    return f"loads/{name}/{part}".rstrip("/")

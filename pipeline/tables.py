@@ -1,49 +1,32 @@
-"""The tables of the data directory: what each column is. Times are UTC, exact to the millisecond.
+"""The schemas of the tables. Times are UTC, exact to the millisecond.
 
 ``markers`` has one row for each marker: a batch of a thousand ACKs is a thousand rows. ``log_partition``,
-``log_offset`` and ``index`` say where it stands in the markers topic, ``topic``, ``partition`` and ``offset`` of which
-record it speaks; the partition of a source that a sender has drawn may be any number of 32 bits. A row of ``messages``
-is a record of the messages topic or of a queue's own. ``id`` is that of the message whose copy the record is, and null
-in a first delivery, whose id is its own place.
+``log_offset`` and ``index`` are its position in the markers topic; ``topic``, ``partition`` and ``offset`` name the
+record that it is about. The partition of a synthetic source may be any number of 32 bits. A row of ``messages`` is a
+record of the messages topic or of a queue's own topic. ``id`` is the id of the message that the record redelivers, and
+null in a first delivery, whose id is its own place.
 
-Columns are added, never renamed, and what older files lack is null; a change that is more than that gets a new
-:data:`FORMAT`.
+Columns are added, never renamed, and are null in older files; any other change needs a new :data:`FORMAT`.
 """
 
 from __future__ import annotations
 
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DataType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
-
-_TYPES: dict[str, type[DataType]] = {
-    "binary": BinaryType,
-    "boolean": BooleanType,
-    "int": IntegerType,
-    "long": LongType,
-    "string": StringType,
-    "timestamp": TimestampType,
-}
+from pyspark.sql import types
+from pyspark.sql.types import ArrayType, StructField, StructType
 
 
 def columns(text: str) -> StructType:
-    """Return columns that are written as "name type, name type, …"; Spark's own parser needs a session."""
+    """Return columns written as "name type, name type, …"; Spark's own parser needs a session."""
     pairs = [column.split() for column in text.split(",")]
-    return StructType([StructField(name, _TYPES[kind]()) for name, kind in pairs])
+    classes = {"int": "IntegerType"}
+    return StructType(
+        [StructField(name, getattr(types, classes.get(kind, f"{kind.title()}Type"))()) for name, kind in pairs]
+    )
 
 
-#: Of the whole data directory: an older pipeline refuses a newer one.
+#: The format of a data directory; older pipelines refuse newer ones.
 FORMAT = 1
-#: The last millisecond that can be said: what is later is cut to it, or null where a header said it.
+#: The last time that tables can express: later times of markers are capped to it, those of headers are null.
 LAST_MS = 253_402_300_799_999
 MOST_ATTEMPTS = 2**31 - 1
 
@@ -57,7 +40,7 @@ MARKERS = columns(
     record_at timestamp, id string, size int
     """
 )
-#: Records of the markers topic that hold no batch.
+#: Records of the markers topic that are not marker batches.
 CORRUPT = columns("log_partition int, log_offset long, logged_at timestamp, error string, raw binary")
 MESSAGES = columns(
     """
@@ -65,13 +48,17 @@ MESSAGES = columns(
     id string, attempt int, first_sent_at timestamp, deliver_at timestamp, error string
     """
 )
-_HEADER = columns("key string, value binary")
-#: What ``ingest --payload`` adds to messages and dead letters.
-PAYLOAD = StructType([*columns("key binary, value binary").fields, StructField("headers", ArrayType(_HEADER))])
+#: Columns that ``ingest --payload`` adds to messages and dead letters.
+PAYLOAD = StructType(
+    [
+        *columns("key binary, value binary").fields,
+        StructField("headers", ArrayType(columns("key string, value binary"))),
+    ]
+)
 DEAD_LETTERS = columns(
     """
     topic string, partition int, offset long, sent_at timestamp, queue string, size int,
-    id string, attempt int, first_sent_at timestamp, died_at timestamp, reason string, error string,
+    id string, attempt int, first_sent_at timestamp, dead_lettered_at timestamp, reason string, error string,
     origin_topic string, origin_partition long, origin_offset long
     """
 )

@@ -1,36 +1,44 @@
-"""Markers on their way from rows to Kafka, and how large and how many they may be.
+"""Writes markers to Kafka: topic limits, pace and progress of the jobs that send.
 
-A record is written with ``acks=all`` by an idempotent producer, into the partition that its row names; a step that
-returns is durable. A task that Spark tries again writes its markers once more: each job says why that changes nothing.
+An idempotent producer writes each record with ``acks=all`` into the partition of its row, so a step that returns is
+durable. A task that Spark retries writes its markers again; each job explains why that is harmless.
 """
 
 from __future__ import annotations
 
+import sys
 import time
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, TypeVar
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from marq.core.topic_rules import LIMIT
+from marq.settings.topic_rules import LIMIT
 from pipeline.errors import PipelineError
 from pipeline.kafka import Connection, Topics
 from pipeline.sentences import sentence
 
-#: What Kafka's framing adds to a record, at the most (docs/protocol.md, "The marker record").
+#: The most that Kafka's framing adds to a record (docs/protocol.md, "The marker record").
 FRAME_BYTES = 512
 #: The columns that Spark's Kafka sink takes.
 RECORDS = "topic string, partition int, value binary"
-#: Of Kafka's producer; more where a record may be larger.
+HEADERS = "array<struct<key:string,value:binary>>"
+MAX_RATE = 1_000_000
+#: The producer's buffer, unless four records need more.
 _BUFFER_BYTES = 32 << 20
-#: Bytes that go to a Python worker at once, so that rows of a megabyte don't come by the thousand.
-_ARROW_BYTES = 32 << 20
-_ARROW_ROWS = 1_000
+#: Limits of a batch for a Python worker, so that rows of a megabyte do not arrive by the thousand.
+_ARROW_BYTES, _ARROW_ROWS = 32 << 20, 1_000
+#: Seconds between progress lines: where they stay, and where each overwrites the one before.
+_QUIET_S, _SMOOTH_S = 10.0, 0.1
+_CLEAR_LINE = "\r\x1b[K"
+
+Item = TypeVar("Item")
 
 
 class Markers(NamedTuple):
-    """The markers topic: how many partitions, and the largest record batch that it accepts."""
+    """The markers topic, with the largest record batch that it accepts."""
 
     topic: str
     partitions: int
@@ -43,22 +51,18 @@ class Markers(NamedTuple):
 
 
 def markers_of(topics: Topics, connection: Connection) -> Markers:
-    """Look the markers topic up in the cluster; raises PipelineError where there is none, or no broker answers."""
+    """Ask the cluster for the markers topic; raises PipelineError if it does not exist or no broker answers."""
     topic = connection.names.markers
     return Markers(topic, topics.partitions([topic])[topic], limit_of(topics, topic))
 
 
 def limit_of(topics: Topics, topic: str) -> int:
-    """Return the largest record batch that a topic accepts; raises as :func:`markers_of`."""
+    """Return the largest record batch that a topic accepts."""
     return int(topics.settings(topic)[LIMIT])
 
 
 def write(frame: DataFrame, connection: Connection, markers: Markers) -> None:
-    """Write records (:data:`RECORDS`) and return when they are durable.
-
-    Raises:
-        PipelineError: they are not known to be.
-    """
+    """Write records (:data:`RECORDS`); return when they are durable, raise PipelineError if that is unknown."""
     limit = markers.limit_bytes
     options = connection.options() | {
         "kafka.acks": "all",
@@ -70,34 +74,93 @@ def write(frame: DataFrame, connection: Connection, markers: Markers) -> None:
         frame.write.format("kafka").options(**options).save()
     except (PySparkException, Py4JError) as error:
         raise PipelineError(
-            f"markers for {markers.topic} are not known to be written ({sentence(error)}): run the same command again,"
-            " what was written counts once"
+            f"writing markers to {markers.topic} was not confirmed ({sentence(error)}): run the same command again,"
+            " markers that were written count once"
         ) from error
 
 
-def keep_rows_small(spark: SparkSession, largest_bytes: int) -> None:
-    """Have no more rows go to Python at once than memory has room for."""
+def limit_arrow_batches(spark: SparkSession, largest_bytes: int) -> None:
+    """Send Python workers no more rows at once than fit into memory."""
     rows = max(1, min(_ARROW_ROWS, _ARROW_BYTES // max(1, largest_bytes)))
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(rows))
 
 
-class Pace:
-    """At most so many a second; None: as fast as it goes."""
+def check_limits(rate: float | None, limit: int | None, unit: str) -> None:
+    """Check the options --rate and --limit."""
+    if rate is not None and not 0 < rate <= MAX_RATE:
+        raise PipelineError(f"--rate {rate:g}: expected {unit} a second, more than 0 and at most {MAX_RATE:,}")
+    if limit is not None and limit < 1:
+        raise PipelineError(f"--limit {limit}: expected a number of {unit}, 1 or more")
 
-    #: What a step lasts at the least: starting one costs some tenths of a second.
+
+def runs(
+    items: Iterable[Item],
+    partition_of: Callable[[Item], int],
+    size_of: Callable[[Item], int],
+    most: int,
+    most_bytes: int,
+) -> Iterator[list[Item]]:
+    """Divide items into runs of one partition that fit into one marker each, without buffering more than one."""
+    run: list[Item] = []
+    run_bytes = 0
+    for item in items:
+        item_bytes = size_of(item)
+        full = len(run) == most or run_bytes + item_bytes > most_bytes
+        if run and (full or partition_of(item) != partition_of(run[-1])):
+            yield run
+            run, run_bytes = [], 0
+        run.append(item)
+        run_bytes += item_bytes
+    if run:
+        yield run
+
+
+class Pace:
+    """Spreads steps over time, at most ``rate`` rows a second; None: without pauses."""
+
+    #: Seconds that a step lasts at least, because starting one takes some tenths of a second.
     STEP_S = 1.0
 
     def __init__(self, rate: float | None, most: int) -> None:
         self._rate = rate
         self._next_s = time.monotonic()
-        #: How many go in one step.
+        #: Rows in one step.
         self.step = most if rate is None else max(1, min(most, int(rate * self.STEP_S)))
 
-    def wait_s(self) -> float:
-        """How long until the next step may begin."""
-        return max(0.0, self._next_s - time.monotonic())
-
-    def took(self, count: int) -> None:
-        """So many were in the step that begins now."""
+    def wait(self, count: int) -> None:
+        """Sleep until the next step may begin, which has ``count`` rows."""
+        time.sleep(max(0.0, self._next_s - time.monotonic()))
         if self._rate is not None:
             self._next_s = max(self._next_s, time.monotonic()) + count / self._rate
+
+
+class Progress:
+    """Reports count and rate on standard error: one line that changes on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, verb: str, total: int, before: int = 0) -> None:
+        self._verb = verb
+        self._total = total
+        self._before = before
+        self._terminal = sys.stderr.isatty()
+        self._began_s = time.monotonic()
+        # Without a terminal, a short job prints nothing.
+        self._next_s = self._began_s + (0.0 if self._terminal else _QUIET_S)
+
+    def show(self, done: int) -> None:
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + (_SMOOTH_S if self._terminal else _QUIET_S)
+        rate = (done - self._before) / max(now_s - self._began_s, 0.001)
+        line = f"{self._verb} {done:,} of {self._total:,} ({rate:,.0f} a second)"
+        _write(f"{_CLEAR_LINE}{line}" if self._terminal else f"{line}\n")
+
+    def clear(self) -> None:
+        """Empty the line for the next output."""
+        if self._terminal:
+            _write(_CLEAR_LINE)
+
+
+def _write(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()

@@ -28,9 +28,9 @@ class Why(IntEnum):
     TAKEN_BY_LATE_MARKER = 13
 
 
-#: What may befall a process so that it does not renew in time.
+#: Faults that may keep a process from renewing in time.
 _HINDRANCES = {"pause", "cut"}
-#: What may make it drop messages that it has acquired and not handed out.
+#: Faults that may make it drop messages that it has acquired and not delivered.
 _INTERRUPTIONS = {"stop", "revoke"}
 EVERYBODY = "*"
 
@@ -82,7 +82,7 @@ def deliveries_asked_for(trails: Sequence[Trail]) -> int:
 
 
 def why_read_again(trail: Trail, moved: Collection[str], lost_offsets: bool) -> Why | None:
-    """Say why one record was handed out more than once; ``moved`` are the queues that changed their groups."""
+    """Return why one record was delivered more than once; ``moved`` are the queues that changed their groups."""
     if lost_offsets:
         return Why.OFFSETS_LOST
     # One group hands a record out once, wherever its queue has been meanwhile.
@@ -94,7 +94,7 @@ def why_delivered_again(
 ) -> list[Why]:
     """Return a cause for each delivery of a message that may have been one too many.
 
-    ``expiries`` has why the leases of records ran out, ``read_again`` why some were handed out more than once.
+    ``expiries`` has why the leases of records ran out, ``read_again`` why some were delivered more than once.
     """
     found: list[Why] = []
     for trail in trails:

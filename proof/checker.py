@@ -1,56 +1,55 @@
-"""One checker of a history: it reads each event once, and needs no search, for the log tells the order of what matters.
+"""One checker of a history: it reads each event once and needs no search, because the log orders what matters.
 
 ==================  ==================================================================================================
-property            what it says when it does not hold
+property            meaning of a violation
 ==================  ==================================================================================================
-``lost``            an accepted message is neither acknowledged nor dead nor cancelled, nor counted as removed by
-                    retention, nor delayed until after the history's end
-``silent``          retention removed a message before it was read, and no consumer says that it passed over it
-``from-nowhere``    something was delivered, marked, copied or made a dead letter that nobody sent or asked for
-``not-durable``     a client was told that its outcome is durable, and the log does not hold it
-``after-ack``       a copy was decided after the message's ack had been read back
-``early``           … of a message that was not due by the log's clock at the tracker's own TICK; or a record was handed
-                    out that its sender delays
-``renewed``         … of one whose lease had been renewed
-``moved``           … of one that would have been due, had it not been moved
-``not-open``        … of one that nobody had acquired
-``fired-twice``     … of one whose fact was in the log already
-``before-own-tick`` … before the tracker had read a TICK that it wrote after it had fenced its predecessor
-``wrong-cause``     … for another cause than the log gives
-``attempts``        an attempt does not follow from the one before, or passes the limit
-``dead-letter``     dead before its last attempt, or not dead after it, or too large and is not
-``cancelled``       a copy of a message that is cancelled, or CANCELLED is one that nobody cancels
-``answered``        somebody is told that its RESCHEDULE or CANCEL came in time or too late, and the log does not say so
-``redriven``        a dead letter was sent back that is none, or noted as settled otherwise than once; or somebody was
-                    told that it is sent back, and it is not
-``spent``           a message of a queue that delivers at most once was seen twice, or before it was durable that it is
-                    spent; or ABANDONED is one that was not spent
-``dead-twice``      a message has more dead letters than redrives and copies of aborted transactions account for
+``lost``            an accepted message is neither acknowledged, dead, cancelled, counted as removed by retention, nor
+                    delayed past the end of the history
+``silent``          retention removed a message before it was read, and no consumer reported that it skipped it
+``from-nowhere``    a delivery, marker, redelivery or dead letter has no send or request behind it
+``not-durable``     a client was told that its outcome is durable, but the log does not contain it
+``after-ack``       a redelivery was decided after the message's ack had been read back
+``early``           a redelivery was decided before the message was due by the log's clock at the tracker's own TICK,
+                    or a record was delivered that its sender delays
+``renewed``         a redelivery ignored a renewed lease
+``moved``           a redelivery ignored that the message had been rescheduled
+``not-open``        a redelivery concerned a message that no consumer had acquired
+``fired-twice``     a redelivery was decided although its fact was in the log already
+``before-own-tick`` a redelivery was decided before the tracker had read a TICK that it wrote after fencing its
+                    predecessor
+``wrong-cause``     a fact names another cause than the log shows
+``attempts``        an attempt does not follow from the previous one, or exceeds the limit
+``dead-letter``     a message is dead before its last attempt, or not dead after it, or dead as too large and is not
+``cancelled``       a cancelled message was redelivered, or CANCELLED answers no request
+``answered``        a caller was told that its RESCHEDULE or CANCEL was in time or too late, and the log differs
+``redriven``        a redrive concerned a record that is not a dead letter, was noted as settled more or less than once,
+                    or was reported and did not happen
+``dispatched``      a message of an at-most-once queue was delivered twice, or before its DISPATCH was durable; or
+                    ABANDONED concerns one that was not dispatched
+``dead-twice``      a message has more dead letters than its redrives and copies of aborted transactions explain
 ``rejected``        a reject did not end in exactly one dead letter
-``transaction``     a copy without its fact, or a fact without its copy
-``fidelity``        key, value, headers, id or first sending differ from what the sender sent
-``misplaced``       a copy went to another queue
-``delivered-twice`` one record was handed out twice, and its group neither lost its offsets nor changed
-``unexplained``     a lease ran out, a copy was sent or a message delivered again, and nothing in the history says why
+``transaction``     a redelivery without its fact, or a fact without its redelivery
+``fidelity``        key, value, headers, id or first sending differ from the original
+``misplaced``       a redelivery went to another queue
+``delivered-twice`` one record was delivered twice, and its group neither lost its offsets nor changed
+``unexplained``     a lease ran out, or a message was delivered again, and the history shows no cause
 ``budget``          there were more duplicates than allowed
-``lease-not-noticed``  an ack was said to be in time, and the tracker had sent a copy before
-``position-lost``   a tracker read on although records that it needed were gone
-``quarantine``      an unreadable marker that was not put aside, or another one that was
-``not-drained``     at the end something is open, or was never read
+``lease-not-noticed``  an ack was reported as in time although the tracker had redelivered the message before
+``position-lost``   a tracker continued although records that it needed were gone
+``quarantine``      an unreadable marker is not in quarantine, or a readable one is
+``not-drained``     a message is open at the end, or was never read
 ==================  ==================================================================================================
 
-"No delayed message before its time" is ``early`` and ``moved``; "delivered once" is what it is for all messages:
-``transaction``, ``fired-twice`` and, of what is handed out, ``unexplained``.
+"No delayed message before its time" is ``early`` and ``moved``. "Delivered once" is the same for all messages:
+``transaction``, ``fired-twice`` and, for deliveries, ``unexplained``.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-from marq.core.names import is_drawn
-from proof.answers import judge_answers
+from marq.wire.names import is_synthetic
 from proof.causes import (
     EVERYBODY,
     Why,
@@ -60,13 +59,13 @@ from proof.causes import (
     why_expired,
     why_read_again,
 )
+from proof.copies import judge_answers, judge_copies
 from proof.decisions import HEADER_ROOM_BYTES, decided_on, judge_decision, judge_fact
-from proof.evidence import Evidence
+from proof.evidence import Evidence, gather
 from proof.findings import Report
 from proof.fold import (
     ABANDONED,
     CANCELLED,
-    COPIED,
     DEAD_LETTERED,
     DEFAULT_LIMIT,
     DELAYED,
@@ -75,19 +74,21 @@ from proof.fold import (
     Standing,
 )
 from proof.history import Event
-from proof.trail import ACK, BITS, REJECT, RELEASE, Fact, Trail
+from proof.trail import ACK, BITS, REJECT, RELEASE, Fact, Trail, events_of
 
 
 def check(events: Iterable[Event], budget: int | None = None) -> Report:
     """Check a whole history; ``budget``: how many duplicates are allowed."""
-    evidence = Evidence()
-    for event in events:
-        evidence.take(event)
+    return judge(gather(events), budget)
+
+
+def judge(evidence: Evidence, budget: int | None = None) -> Report:
+    """Judge a history, at most once."""
     return _Verdict(evidence).give(budget)
 
 
 class _Verdict:
-    """Goes through all records, then through all messages, then through the logs."""
+    """Judges all records, then all messages, then the logs."""
 
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence
@@ -96,10 +97,10 @@ class _Verdict:
         self._trails = evidence.trails
         #: All records of each message, by its id.
         self._messages: dict[str, list[Trail]] = {}
-        #: Why the leases of records ran out, and why records were handed out more than once.
+        #: Causes of leases that ended, and of records that were delivered more than once.
         self._expiries: dict[str, Why] = {}
         self._read_again: dict[str, Why] = {}
-        #: Messages that came to an end, or whose end nobody can expect.
+        #: Messages that ended, or that cannot have ended yet.
         self._done: set[str] = set()
 
     def give(self, budget: int | None) -> Report:
@@ -127,7 +128,7 @@ class _Verdict:
         if not trail.id and trail.key in evidence.letters:
             return  # a dead letter that was deleted
         if not trail.id:
-            self._find("from-nowhere", f"{trail.key}: there is no such record", trail.events)
+            self._find("from-nowhere", f"{trail.key}: the record is missing", trail.events)
             return
         self._judge_contents(trail)
         if len(trail.deliveries) > 1:
@@ -144,7 +145,7 @@ class _Verdict:
         self._judge_deaths(trail)
         judge_answers(report, trail)
         if trail.deliver_at_ms is not None and trail.id == trail.key and trail.deliveries:
-            self._find("early", f"{trail.key}: handed out, to be delivered at {trail.deliver_at_ms}", trail.events)
+            self._find("early", f"{trail.key}: delivered, although due at {trail.deliver_at_ms}", trail.events)
         if trail.deliveries and self._is_spent(trail.queue):
             self._judge_spent(trail)
         self._judge_delay(trail)
@@ -163,13 +164,15 @@ class _Verdict:
     def _judge_spent(self, trail: Trail) -> None:
         seen = trail.deliveries[0][0]
         if trail.spent_at is None or trail.spent_at > seen:
-            self._find("spent", f"{trail.key}: handed out by event {seen}, spent by {trail.spent_at}", trail.events)
+            self._find(
+                "dispatched", f"{trail.key}: delivered by event {seen}, dispatched by {trail.spent_at}", trail.events
+            )
 
     def _judge_delay(self, trail: Trail) -> None:
-        """Of a record, by its queue's settings; its sender's own word comes first."""
+        """Judge the delay that the queue's settings give a record; the sender's comes first."""
         versions = self._evidence.versions.values()
         delays_ms = {_of(each, trail.queue).get("delay_ms", 0) for each in versions} or {0}
-        if trail.id != trail.key or is_drawn(trail.key) or trail.deliver_at_ms is not None or 0 in delays_ms:
+        if trail.id != trail.key or is_synthetic(trail.key) or trail.deliver_at_ms is not None or 0 in delays_ms:
             return
         first = next((standing for _, standing in trail.changes), None)
         dues_ms = {trail.time_ms + delay_ms for delay_ms in delays_ms}
@@ -182,7 +185,7 @@ class _Verdict:
         delivered = [fact for fact in trail.facts if fact.kind == DELIVERED]
         report.redriven += bool(delivered)
         if letter is None:
-            self._find("redriven", f"{trail.key}: there is no such dead letter", trail.events)
+            self._find("redriven", f"{trail.key}: the dead letter is missing", trail.events)
         elif (letter["id"], letter["content"]) != (trail.id, trail.content):
             text = f"{trail.key}: {letter['id']} {letter['content']} came back as {trail.id} {trail.content}"
             self._find("fidelity", text, trail.events)
@@ -202,17 +205,17 @@ class _Verdict:
                 self._find("attempts" if attempt else "fidelity", text, trail.events)
 
     def _judge_outcomes(self, trail: Trail) -> None:
-        """What clients asked for, what they were told, and what the log holds."""
+        """Compare requests of clients, confirmations to them, and the log."""
         expected = self._evidence.told | ACK | RELEASE | REJECT
         if unsaid := trail.written & ~trail.said & expected:
-            self._find("from-nowhere", f"{trail.key}: {_names(unsaid)} that nobody asked for", trail.events)
+            self._find("from-nowhere", f"{trail.key}: {_names(unsaid)} without a request", trail.events)
         if trail.said & ACK and not trail.deliveries:
-            self._find("from-nowhere", f"{trail.key}: an ack of what was never handed out", trail.events)
+            self._find("from-nowhere", f"{trail.key}: an ack without a delivery", trail.events)
         if missing := trail.confirmed & ~trail.written:
             self._find("not-durable", f"{trail.key}: {_names(missing)} not in the log", trail.events)
 
     def _limits_of(self, trail: Trail, version: int | None) -> set[int]:
-        """What max_attempts may have been: of a tracker's version, else of all that were published."""
+        """Return the possible max_attempts: of a tracker's version, or of all published versions."""
         versions = self._evidence.versions
         chosen = [versions[version]] if version in versions else versions.values()
         return {_of(each, trail.queue).get("max_attempts", DEFAULT_LIMIT) for each in chosen} or {DEFAULT_LIMIT}
@@ -229,7 +232,7 @@ class _Verdict:
             self._find("dead-letter", f"{trail.key}: {trail.size} bytes are not too large", trail.events)
         asked = {"RELEASED": RELEASE, "REJECTED": REJECT}.get(fact.cause)
         if asked is not None and not trail.said & asked:
-            self._find("unexplained", f"{trail.key}: {fact.cause}, and nobody asked for it", trail.events)
+            self._find("unexplained", f"{trail.key}: {fact.cause} without a request", trail.events)
         if fact.cause == "EXPIRED":
             self._judge_expiry(trail, fact)
 
@@ -241,16 +244,16 @@ class _Verdict:
         trail.read_again = any(offset >= until for offset in trail.acquired_at)
         why = why_expired(trail, fact, holder, evidence.process_of, evidence.processes)
         if why is None:
-            self._find("unexplained", f"{trail.key}: its lease ran out, and nothing was wrong", trail.events)
+            self._find("unexplained", f"{trail.key}: its lease ended without a cause", trail.events)
         else:
             self._expiries[trail.key] = why
             self._report.expiries[int(why)] += 1
         self._judge_notice(trail, fact, holder)
 
     def _judge_notice(self, trail: Trail, fact: Fact, holder: str) -> None:
-        """By its own clock the holder knew no later than the tracker that the lease was over."""
+        """Judge whether the holder noticed the end of its lease, no later than the tracker."""
         late = trail.acked_at is not None and trail.acked_at > fact.offset
-        # Read again after the copy was decided: nobody tells its consumer that its ACQUIRE counts for nothing.
+        # Read again after the decision: its consumer does not learn that its ACQUIRE has no effect.
         if not late or trail.read_again or holder not in trail.settled_by:
             return
         names = (fact.log, self._evidence.process_of.get(holder, ""))
@@ -263,7 +266,7 @@ class _Verdict:
         dead = [fact for fact in trail.facts[:1] if fact.kind == DEAD_LETTERED]
         wanted = {_of(each, trail.queue).get("dead_letter", True) for each in self._evidence.versions.values()}
         if any(fact.cause == "TOO_LARGE" for fact in dead):
-            # Nobody gave it up, so it is kept in any case.
+            # No handler gave it up, so it is always kept.
             wanted = {True}
         name = "rejected" if any(fact.cause == "REJECTED" for fact in dead) else "transaction"
         if len(trail.deaths) > len(dead) or (len(trail.deaths) < len(dead) and False not in wanted):
@@ -284,41 +287,11 @@ class _Verdict:
             self._done.add(id_)
         root = self._trails.get(id_)
         if root is None or root.id != id_:
-            self._find("from-nowhere", f"{trails[0].key}: its id is {id_}, which is no message", _events(trails))
+            self._find("from-nowhere", f"{trails[0].key}: its id is {id_}, which is not a message", events_of(trails))
             return
-        self._judge_copies(root, trails)
+        judge_copies(report, root, trails)
         self._judge_duplicates(id_, trails)
         self._judge_dead(id_, trails)
-
-    def _judge_copies(self, root: Trail, trails: list[Trail]) -> None:
-        facts: Counter[int] = Counter()
-        copies: Counter[int] = Counter()
-        errors: dict[int, set[str]] = defaultdict(set)
-        queues = {root.queue, *(trail.queue for trail in trails if trail.redriven)}
-        for trail in trails:
-            for fact in trail.facts[:1]:
-                if fact.kind in COPIED:
-                    facts[fact.attempt] += 1
-                    told = fact.before is not None and fact.cause == "RELEASED"
-                    errors[fact.attempt].add(fact.before.text if told else "")  # type: ignore[union-attr]
-            if trail is not root and not trail.redriven:
-                self._judge_copy(root, trail, queues)
-                copies[trail.attempt] += trail.committed
-        if facts != +copies:
-            text = f"{root.key}: facts of attempts {dict(facts)}, copies {dict(copies)}"
-            self._find("transaction", text, _events(trails))
-        for trail in trails:
-            told_errors = errors.get(trail.attempt, {""})
-            if trail is not root and not trail.redriven and trail.committed and not told_errors & {"", trail.error}:
-                text = f"{trail.key}: error {trail.error!r}, one of {told_errors} was given"
-                self._find("fidelity", text, trail.events)
-
-    def _judge_copy(self, root: Trail, trail: Trail, queues: Collection[str]) -> None:
-        found, sent = (trail.content, trail.first_sent_ms), (root.content, root.time_ms)
-        if found != sent:
-            self._find("fidelity", f"{trail.key}: {found}, {root.key}: {sent}", _events([root, trail]))
-        if trail.queue not in queues:
-            self._find("misplaced", f"{trail.key} of {trail.queue}, {root.key} of {root.queue}", trail.events)
 
     def _judge_duplicates(self, id_: str, trails: list[Trail]) -> None:
         delivered = sum(len(trail.deliveries) for trail in trails)
@@ -327,22 +300,22 @@ class _Verdict:
             return
         self._report.duplicates += surplus
         if self._is_spent(trails[0].queue):
-            self._find("spent", f"{id_}: delivered {delivered} times", _events(trails))
-        found = why_delivered_again(trails, self._expiries, self._read_again)
-        if len(found) < surplus:
-            text = f"{id_}: delivered {delivered} times, {len(found)} of {surplus} duplicates have a cause"
-            self._find("unexplained", text, _events(trails))
-        self._report.causes.update(int(why) for why in found[:surplus])
+            self._find("dispatched", f"{id_}: delivered {delivered} times", events_of(trails))
+        causes = why_delivered_again(trails, self._expiries, self._read_again)
+        if len(causes) < surplus:
+            text = f"{id_}: delivered {delivered} times, {len(causes)} of {surplus} duplicates have a cause"
+            self._find("unexplained", text, events_of(trails))
+        self._report.causes.update(int(why) for why in causes[:surplus])
 
     def _judge_dead(self, id_: str, trails: list[Trail]) -> None:
-        """A message ends once, and once more for each redrive and each aborted copy that somebody acquired."""
+        """A message ends once, and once more for each redrive and each acquired copy of an aborted transaction."""
         letters = sum(len(trail.deaths) for trail in trails)
         redriven = sum(trail.redriven for trail in trails)
         aborted = sum(bool(trail.acquired_at) and not trail.committed for trail in trails)
         self._report.dead_twice += max(0, letters - 1 - redriven)
         if letters > 1 + redriven + aborted:
             text = f"{id_}: {letters} dead letters, {redriven} redrives, {aborted} aborted copies"
-            self._find("dead-twice", text, _events(trails))
+            self._find("dead-twice", text, events_of(trails))
         if letters and not redriven and any(trail.said & ACK for trail in trails):
             why = why_done_and_dead(trails, self._expiries, self._read_again)
             self._report.done_and_dead[0 if why is None else int(why)] += 1
@@ -353,7 +326,7 @@ class _Verdict:
         """Each record comes to an end, and each message to at least one."""
         evidence, report = self._evidence, self._report
         for trail in self._trails.values():
-            # A dead letter that was settled before somebody asked is not asked for.
+            # The dead letter was settled before the redrive.
             if not trail.id or trail.ended or (trail.redriven and not trail.changes):
                 continue
             standing = evidence.logs[trail.log].open.get(trail.key) if trail.log else None
@@ -372,47 +345,43 @@ class _Verdict:
             if id_ not in self._done and any(trail.committed for trail in trails):
                 report.lost += 1
                 text = f"{id_} of {trails[0].queue} is neither acknowledged nor dead"
-                self._find("lost", text, _events(trails))
+                self._find("lost", text, events_of(trails))
 
     def _judge_redrives(self) -> None:
-        for place in self._evidence.redriven:
-            trail = self._trails.get(place)
+        for key in self._evidence.redriven:
+            trail = self._trails.get(key)
             if trail is None or {fact.kind for fact in trail.facts} != {DELIVERED}:
-                self._find("redriven", f"{place}: is said to be sent back, and is not", trail.events if trail else [])
+                self._find("redriven", f"{key}: was reported as redriven, and was not", trail.events if trail else [])
 
     def _judge_unread(self, trail: Trail) -> None:
         if trail.id not in self._done:
             self._report.expired_unread += 1
             self._done.add(trail.id)
         if not any(start <= trail.offset < end for start, end in self._evidence.skipped[trail.source]):
-            self._find("silent", f"{trail.key}: removed before it was read, and nobody says so", trail.events)
+            self._find("silent", f"{trail.key}: removed before it was read, and no consumer reports it", trail.events)
 
     def _judge_quarantine(self) -> None:
         evidence = self._evidence
         for log in list(evidence.logs.values()):
             for offset, content in log.unreadable.items():
                 origin = f"{log.name}/{offset}"
-                found = evidence.quarantined.get(origin, [])
-                if not found and not log.halted:
+                kept = evidence.quarantined.get(origin, [])
+                if not kept and not log.halted:
                     self._find("quarantine", f"{origin} is not in quarantine")
-                elif set(found) - {content}:
+                elif set(kept) - {content}:
                     self._find("quarantine", f"{origin}: another content in quarantine")
-                elif len(found) > max(1, evidence.owners[log.name]):
-                    # Whoever takes over does not know of a transaction whose outcome was unknown.
-                    self._find("quarantine", f"{origin} is in quarantine {len(found)} times")
+                elif len(kept) > max(1, evidence.owners[log.name]):
+                    # A new owner does not know of a transaction with an unknown outcome.
+                    self._find("quarantine", f"{origin} is in quarantine {len(kept)} times")
         for origin in evidence.quarantined:
-            name, _, place = origin.rpartition("/")
-            if int(place) not in evidence.log(name).unreadable:
-                self._find("quarantine", f"{origin} is in quarantine and holds a marker")
+            name, _, offset = origin.rpartition("/")
+            if int(offset) not in evidence.log(name).unreadable:
+                self._find("quarantine", f"{origin} is in quarantine, but readable")
 
 
 def _is_far(standing: Standing, now_ms: int) -> bool:
-    """Whether nobody can expect that a message has been delivered yet."""
+    """Whether a message is delayed past the end of the history."""
     return standing.state == DELAYED and standing.due_ms > now_ms
-
-
-def _events(trails: Iterable[Trail]) -> list[int]:
-    return [number for trail in trails for number in trail.events]
 
 
 def _names(bits: int) -> str:

@@ -14,11 +14,11 @@ from proof.fold import (
     CANCELLED,
     DEAD_LETTERED,
     DELAYED,
+    DISPATCHED,
     HELD,
     LEASED,
     REJECTED,
     RELEASED,
-    SPENT,
     WAITING,
     Standing,
     ending,
@@ -75,7 +75,7 @@ def _fits(cause: str, state: str) -> bool:
 
 _CAUSES = {
     LEASED: "EXPIRED", RELEASED: "RELEASED", REJECTED: "REJECTED", DELAYED: "DUE", CANCELLED: "CANCELLED",
-    SPENT: "EXPIRED",
+    DISPATCHED: "EXPIRED",
 }  # fmt: skip
 
 
@@ -139,8 +139,8 @@ def _judge_ending(
     if (kind == CANCELLED) != (standing.state == CANCELLED):
         report.find("cancelled", f"{where}: {found}, but it stood {standing}", events)
         return
-    if (kind == ABANDONED) != (standing.state == SPENT):
-        report.find("spent", f"{where}: {found}, but it stood {standing}", events)
+    if (kind == ABANDONED) != (standing.state == DISPATCHED):
+        report.find("dispatched", f"{where}: {found}, but it stood {standing}", events)
         return
     if cause == "TOO_LARGE":
         if (kind, attempt) != (DEAD_LETTERED, standing.attempt):

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from sys import intern
 from typing import Any
 
-from marq.core.backoff import Backoff
-from marq.core.names import is_drawn
-from marq.core.notes import Became
+from marq.settings.backoff import Backoff
+from marq.wire.names import is_synthetic
+from marq.wire.notes import Disposition
 from proof.causes import EVERYBODY
 from proof.findings import Report
 from proof.fold import DEFAULT_LIMIT, FACTS
@@ -24,8 +24,8 @@ from proof.trail import (
     ACQUIRE,
     BITS,
     DELAY,
+    DISPATCH,
     RELEASE,
-    SPEND,
     Decision,
     Event,
     Fact,
@@ -58,19 +58,19 @@ class Evidence:
         self.skipped: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self.limits: dict[str, int] = {}
         self.quarantined: dict[str, list[str]] = defaultdict(list)
-        #: Dead letters by their places; how often notes settle them; which of them somebody was told are redriven.
+        #: Dead letters by their records; how often notes settle them; those that a caller was told are redriven.
         self.letters: dict[str, Event] = {}
         self.settled: Counter[str] = Counter()
         self.redriven: list[str] = []
-        #: How often somebody took over a markers log.
+        #: Take-overs of each markers log.
         self.owners: Counter[str] = Counter()
         self.number = 0
-        #: What clients tell of at all, as bits: a library may acquire and renew without a word.
+        #: Operations that clients record at all, as bits: a library may acquire and renew without an event.
         self.told = 0
         self._version_of: dict[str, int] = {}
         self._fenced_at: dict[tuple[str, str], int] = {}
         self._backoffs: dict[str, list[Backoff]] = {}
-        #: What max_attempts has ever been, by queue.
+        #: All values of max_attempts so far, by queue.
         self._limits: dict[str, list[int]] = {}
 
     def take(self, event: Event) -> None:
@@ -124,13 +124,13 @@ class Evidence:
                 trail.troubled += 1
             else:
                 trail.confirmed |= bit
-                if bit == SPEND and trail.spent_at is None:
+                if bit == DISPATCH and trail.spent_at is None:
                     trail.spent_at = number
                 if bit == ACK and offset not in lost:
                     trail.settled_by += (holder,)
 
     def _ask(self, event: Event) -> None:
-        """Somebody cancels or moves messages."""
+        """A client cancels or reschedules messages."""
         kind, bit, holder = event["op"].upper(), BITS[event["op"]], event["holder"]
         outcomes = event.get("outcomes", ()) if event["type"] == "ok" else ()
         self.told |= bit
@@ -236,7 +236,7 @@ class Evidence:
         trail.say_content(self.number, event["content"])
 
     def _note(self, event: Event) -> None:
-        if event["became"] in (Became.REDRIVEN, Became.DELETED):
+        if event["became"] in (Disposition.REDRIVEN, Disposition.DELETED):
             self.settled.update(f"{event['process']}/{offset}" for offset in event["offsets"])
 
     def _quarantine(self, event: Event) -> None:
@@ -279,7 +279,7 @@ class Evidence:
             trail = self._trail(f"{source}/{offset}")
             trail.events.append(number)
             if bit == RELEASE and not event["counted"]:
-                # A library gives back what nobody wants, or what it holds when it is stopped.
+                # The library releases messages that no handler wants, or that it holds when it is stopped.
                 trail.said |= bit
             trail.written |= bit
             trail.log = log.name
@@ -303,7 +303,7 @@ class Evidence:
         if trail.id:
             trail.say_content(self.number, event["contents"][index])
             return
-        trail.redriven = not is_drawn(trail.key)
+        trail.redriven = not is_synthetic(trail.key)
         trail.id, trail.committed = event["ids"][index] if trail.redriven else trail.key, True
         trail.queue, trail.content = intern(event["queue"]), event["contents"][index]
         trail.attempt, trail.time_ms = event["attempts"][index], event["timestamps_ms"][index]
@@ -340,6 +340,14 @@ _HANDLERS: dict[str, Callable[[Evidence, Event], None]] = {
     "truncate": Evidence._truncate,
     "limit": Evidence._limit,
     **dict.fromkeys(("cancel", "reschedule"), Evidence._ask),
-    **dict.fromkeys(("acquire", "commit", "ack", "release", "reject", "renew", "spend"), Evidence._write),
+    **dict.fromkeys(("acquire", "commit", "ack", "release", "reject", "renew", "dispatch"), Evidence._write),
     **dict.fromkeys(_FAULTS, Evidence._fault),
 }
+
+
+def gather(events: Iterable[Event]) -> Evidence:
+    """Return what a history holds."""
+    evidence = Evidence()
+    for event in events:
+        evidence.take(event)
+    return evidence

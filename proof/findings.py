@@ -1,4 +1,4 @@
-"""What a check found: violations with the events that show them, and the figures of the whole."""
+"""The result of a check: violations with the events that show them, and counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Finding(NamedTuple):
 
 @dataclass
 class Report:
-    """The result: nothing but figures when all is well."""
+    """The result; without violations it is only counts."""
 
     events: int = 0
     sent: int = 0
@@ -61,7 +61,7 @@ class Report:
             self.findings.append(Finding(property_, text, tuple(sorted(set(events)))))
 
     def summary(self) -> dict[str, Any]:
-        """Return the figures, ready for JSON."""
+        """Return the counts, ready for JSON."""
         done = ("events", "sent", "accepted", "delivered", "acked", "dead", "redelivered", "delayed", "cancelled")
         names = (*done, "abandoned", "redriven")
         ends = ("lost", "expired_unread", "stranded", "waiting", "duplicates", "dead_twice")

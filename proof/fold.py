@@ -1,11 +1,11 @@
-"""The naive fold: what a markers partition says, marker by marker and message by message.
+"""The naive fold of a markers partition: marker by marker and message by message.
 
-No heap, no index, no coalescing, no intervals, no bytes: it folds the batches as their writers made them, one message
-at a time, and never forgets. It is written from docs/protocol.md and shares nothing with the lease book but the
-backoff's formula, so wherever the two differ, one of them is wrong.
+It has no heap, index, coalescing, intervals or bytes. It folds the batches as their writers made them, one message at a
+time, and never forgets. It is written from docs/protocol.md and shares nothing with the lease book but the backoff's
+formula: if the two differ, one of them is wrong. The checker, the simulation and the stateful test of the book use it.
 
-A queue's backoff and max_attempts may change while messages are released, and no marker says which ones a tracker went
-by. Then there are several moments at which a message may be due: all of them are kept.
+A queue's backoff and max_attempts may change while messages are released, and no marker says which ones a tracker used.
+Then a message may be due at several moments, and the fold keeps all of them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from marq.core.backoff import Backoff
-from marq.core.markers import BACKOFF, SEVERAL, Source
-from marq.core.names import is_drawn
-from marq.core.rows import row_key
+from marq.core.storage.rows import row_key
+from marq.settings.backoff import Backoff
+from marq.wire.markers import BACKOFF, MIXED_QUEUES, Source
+from marq.wire.names import is_synthetic
 
 Event = dict[str, Any]
 
@@ -26,12 +26,12 @@ DEFAULT_LIMIT = 5
 TOLERATED_JUMP_MS = 5_000
 
 LEASED, RELEASED, REJECTED = "LEASED", "RELEASED", "REJECTED"
-#: Held for the only delivery that there is, and the fact that ends it.
-SPENT, ABANDONED = "SPENT", "ABANDONED"
-HELD = (LEASED, SPENT)
+#: In flight and never delivered again, and the fact that ends it.
+DISPATCHED, ABANDONED = "DISPATCHED", "ABANDONED"
+HELD = (LEASED, DISPATCHED)
 #: CANCELLED is a state, and the fact that ends it.
 DELAYED, CANCELLED = "DELAYED", "CANCELLED"
-#: Those that may still be moved and cancelled.
+#: States in which a message may be rescheduled and cancelled.
 WAITING = (DELAYED, RELEASED)
 REDELIVERED, DEAD_LETTERED, DELIVERED = "REDELIVERED", "DEAD_LETTERED", "DELIVERED"
 #: Facts, with what is counted of each.
@@ -39,12 +39,12 @@ FACTS = {
     REDELIVERED: "redelivered", DEAD_LETTERED: "dead", DELIVERED: "delivered", CANCELLED: "cancelled",
     ABANDONED: "abandoned",
 }  # fmt: skip
-#: Facts that say that a copy went to the queue.
+#: Facts that come with a record on the queue.
 COPIED = (REDELIVERED, DELIVERED)
 
 
 class Standing(NamedTuple):
-    """Where an open message stands; ``dues_ms``: when it may be due, the earliest first."""
+    """The state of an open message; ``dues_ms``: when it may be due, the earliest first."""
 
     queue: str
     holder: str
@@ -61,7 +61,7 @@ class Standing(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """What a tracker does with a due message: kind of the fact, attempt, cause."""
+    """The end of a due message: kind of the fact, attempt, cause."""
 
     kind: str
     attempt: int
@@ -76,7 +76,7 @@ def ending(standing: Standing, max_attempts: int) -> Ending:
         return Ending(DELIVERED, standing.attempt, "DUE")
     if standing.state == CANCELLED:
         return Ending(CANCELLED, standing.attempt, "CANCELLED")
-    if standing.state == SPENT:
+    if standing.state == DISPATCHED:
         return Ending(ABANDONED, standing.attempt, "EXPIRED")
     cause = "EXPIRED" if standing.state == LEASED else "RELEASED"
     if not standing.counted:
@@ -163,18 +163,18 @@ class Fold:
     def _delay(self, event: Event) -> None:
         queue, source, offsets, from_offset = event["queue"], event["source"], event["offsets"], event["from_offset"]
         spans = self.delayed.get(source, [])
-        known = bytearray() if is_drawn(source) else self.acquired.setdefault(("", source), bytearray())
+        known = bytearray() if is_synthetic(source) else self.acquired.setdefault(("", source), bytearray())
         for offset, attempt, time_ms in zip(offsets, event["attempts"], event["times_ms"], strict=True):
             key = f"{source}/{offset}"
             repeated = from_offset is not None and any(start <= offset < end for start, end in spans)
             if key in self.open or repeated or (offset < len(known) and known[offset]):
                 self._count(queue, "reacquired")
                 continue
-            if from_offset is not None and not is_drawn(source):
+            if from_offset is not None and not is_synthetic(source):
                 self._count(queue, "redriven")
             self._count(queue, "delayed")
             self.put(key, Standing(queue, "", attempt, (self._due_ms(event, time_ms),), self.now_ms, DELAYED))
-        if from_offset is not None and is_drawn(source):
+        if from_offset is not None and is_synthetic(source):
             self.delayed[source] = [*spans, (from_offset, offsets[-1] + 1)]
         elif from_offset is not None:
             self._settle(event, known)
@@ -217,7 +217,7 @@ class Fold:
 
     def _ack(self, event: Event) -> None:
         source = event["source"]
-        if event["queue"] == SEVERAL:
+        if event["queue"] == MIXED_QUEUES:
             for offset in event["offsets"]:
                 standing = self.open.get(f"{source}/{offset}")
                 if standing is not None:
@@ -254,7 +254,7 @@ class Fold:
             key, standing = self._held(event, index)
             if standing is not None:
                 self._count(standing.queue, "renewed")
-                state = SPENT if event["kind"] == "SPEND" else standing.state
+                state = DISPATCHED if event["kind"] == "DISPATCH" else standing.state
                 self.put(key, standing._replace(dues_ms=(self.now_ms + event["lease_ms"],), state=state))
 
     def _release(self, event: Event) -> None:
@@ -306,7 +306,7 @@ _STEPS: dict[str, Callable[[Any, Event], None]] = {
     "ACQUIRE": Fold._acquire,
     "ACK": Fold._ack,
     "RENEW": Fold._renew,
-    "SPEND": Fold._renew,
+    "DISPATCH": Fold._renew,
     "RELEASE": Fold._release,
     "REJECT": Fold._reject,
     "DELAY": Fold._delay,

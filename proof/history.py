@@ -1,7 +1,7 @@
-"""The history of a run: one JSON object a line, after Jepsen's manner, written by whoever takes part.
+"""The history of a run: one JSON object per line, as in Jepsen, written by all processes that take part.
 
-Each event has ``process``, ``type`` and ``op``. A client's operation is an ``invoke`` and later ``ok`` (it is done),
-``fail`` (it certainly is not) or ``unknown``; no second event means unknown, too. ``at_ms`` is the process' own
+Each event has ``process``, ``type`` and ``op``. A client's operation is an ``invoke`` and later ``ok`` (done),
+``fail`` (certainly not done) or ``unknown``; no second event means unknown, too. ``at_ms`` is the process' own
 monotonic clock, ``time_ms`` a log's. A record of a messages topic is named ``topic/partition/offset``, which is also
 the id of the message that it began; a log is named ``topic/partition``.
 
@@ -14,7 +14,7 @@ op             fields, and who writes it
 ``commit``     the same
 ``deliver``    ``group``, ``holder``, ``record``, ``queue``, ``attempt``, ``content``: handed out to a handler
 ``ack``        ``holder``, ``source``, ``offsets``, ``took_ms``; ``lost``: offsets for which it raised LeaseLost. So
-               with ``release``, ``reject``, ``renew`` and ``spend``
+               with ``release``, ``reject``, ``renew`` and ``dispatch``
 ``cancel``     ``holder``, ``source``, ``offsets``; when ok ``outcomes``, of each DONE or TOO_LATE. Anybody; so with
                ``reschedule``
 ``redrive``    ``source``, ``offsets``: all these dead letters are to be sent back. Anybody
@@ -52,13 +52,14 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from marq.core import notes
-from marq.core.markers import (
+from marq.wire import notes
+from marq.wire.markers import (
     Acquire,
     Answer,
     Batch,
     Cause,
     Delay,
+    Dispatch,
     Fact,
     Headers,
     Outcome,
@@ -68,10 +69,9 @@ from marq.core.markers import (
     Renew,
     Reschedule,
     Source,
-    Spend,
     Tick,
 )
-from marq.core.names import (
+from marq.wire.names import (
     ATTEMPT_HEADER,
     DELIVER_AT_HEADER,
     ERROR_HEADER,
@@ -81,7 +81,7 @@ from marq.core.names import (
     ORIGIN_HEADER,
     REASON_HEADER,
     RESERVED_HEADER,
-    is_drawn,
+    is_synthetic,
 )
 
 Event = dict[str, Any]
@@ -90,7 +90,7 @@ UNREADABLE = "unreadable"
 
 
 class MalformedHistory(Exception):
-    """A line that is no event."""
+    """A line is not an event."""
 
 
 class History:
@@ -112,7 +112,7 @@ def read(paths: Sequence[Path]) -> Iterator[Event]:
     """Return the events of some files.
 
     Raises:
-        MalformedHistory: a line is no event; the text names file and line.
+        MalformedHistory: a line is not an event; the text names file and line.
     """
     if len(paths) == 1:
         return _read(paths[0])
@@ -181,14 +181,14 @@ def record(
 
 
 def note(log: str, value: bytes | None) -> Event:
-    """Return the event of a note in the dead-letters topic; without ``became``, of one that nobody can read."""
+    """Return the event of a note in the dead-letters topic; without ``became``, of an unreadable one."""
     found = notes.decode(Source("", 0), value)
     said = {} if found is None else {"offsets": list(found.offsets), "became": found.became.value}
     return {"process": log, "type": "ok", "op": "note", **said}
 
 
 def marker(log: str, offset: int, time_ms: int, batch: Batch | None, value: bytes | None = None) -> Event:
-    """Return the event of a record of the markers topic; without a batch, of the ``value`` that nobody can read."""
+    """Return the event of a record of the markers topic; without a batch, of an unreadable ``value``."""
     event: Event = {"process": log, "type": "ok", "op": "marker", "offset": offset, "time_ms": time_ms}
     if batch is None:
         return event | {"kind": UNREADABLE, "content": digest(value)}
@@ -213,13 +213,13 @@ def _columns(batch: Batch) -> Event:
         return {**read_from, **_payloads(batch.queue, batch.payloads)}
     if isinstance(batch, Delay):
         known = {"from_offset": batch.from_offset, "timestamps_ms": [each.timestamp_ms for each in batch.payloads]}
-        ids = {} if is_drawn(batch.source.topic) else {"ids": [_id(each) for each in batch.payloads]}
+        ids = {} if is_synthetic(batch.source.topic) else {"ids": [_id(each) for each in batch.payloads]}
         return {**_times(batch), **known, **ids, **_payloads(batch.queue, batch.payloads)}
     if isinstance(batch, Reschedule):
         return _times(batch)
     if isinstance(batch, Answer):
         return {"outcomes": [Outcome(outcome).name for outcome in batch.outcomes]}
-    if isinstance(batch, Renew | Spend):
+    if isinstance(batch, Renew | Dispatch):
         return {"lease_ms": batch.lease_ms}
     if isinstance(batch, Release):
         return {"delays_ms": list(batch.delays_ms), "counted": batch.counted, "errors": list(batch.errors)}

@@ -1,9 +1,10 @@
-"""What was sent, and which records of the messages topics it became."""
+"""Messages that were sent, and their records in the messages topics."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from proof.causes import Why
@@ -13,35 +14,33 @@ from proof.trail import Trail
 Event = dict[str, Any]
 
 
+@dataclass(slots=True, eq=False)
 class Send:
-    """One call of send; until its end is known, nobody knows."""
+    """One call of send; its outcome is unknown until its end is known."""
 
-    __slots__ = ("content", "message", "numbers", "outcome", "queue", "record")
-
-    def __init__(self, message: str, queue: str, content: str, number: int) -> None:
-        self.message = message
-        self.queue = queue
-        self.content = content
-        self.numbers = [number]
-        self.outcome = "unknown"
-        self.record = ""
+    message: str
+    queue: str
+    content: str
+    numbers: list[int]
+    outcome: str = "unknown"
+    record: str = ""
 
 
 class Sends:
-    """All calls, by the name that their sender gave the message; one that is sent again has several."""
+    """All calls, by the sender's name for the message; a message that is sent again has several."""
 
     def __init__(self) -> None:
         self._calls: dict[str, list[Send]] = {}
         self._open: dict[tuple[str, str], Send] = {}
 
     def take(self, event: Event, number: int) -> None:
-        message, place = event["message"], (event["process"], event["message"])
+        message, key = event["message"], (event["process"], event["message"])
         if event["type"] == "invoke":
-            call = Send(message, event["queue"], event["content"], number)
+            call = Send(message, event["queue"], event["content"], [number])
             self._calls.setdefault(message, []).append(call)
-            self._open[place] = call
+            self._open[key] = call
             return
-        call = self._open.pop(place)
+        call = self._open.pop(key)
         call.numbers.append(number)
         call.outcome = event["type"]
         call.record = event.get("record", "")
@@ -65,8 +64,8 @@ class Sends:
         for record, call in told.items():
             if not trails[record].id if record in trails else True:
                 report.lost += 1
-                report.find("lost", f"{call.message}: its record {record} is not there", call.numbers)
-        # Each is a message of its own; to its user the second is a double.
+                report.find("lost", f"{call.message}: its record {record} is missing", call.numbers)
+        # Each is a message; for its user the second is a duplicate.
         if again := sum(count - 1 for count in records.values()):
             report.causes[int(Why.SENT_AGAIN)] += again
 
@@ -82,11 +81,11 @@ class Sends:
         if call is None:
             candidates = untold.get((trail.queue, trail.content))
             if not candidates:
-                report.find("from-nowhere", f"{trail.key} of {trail.queue}: nobody sent it", trail.events)
+                report.find("from-nowhere", f"{trail.key} of {trail.queue}: it was not sent", trail.events)
                 return
             call = candidates.pop()
         elif (call.queue, call.content) != (trail.queue, trail.content):
-            text = f"{trail.key}: {trail.queue} {trail.content}, sent was {call.queue} {call.content}"
+            text = f"{trail.key}: {trail.queue} {trail.content}, but sent {call.queue} {call.content}"
             report.find("fidelity", text, [*call.numbers, *trail.events])
         trail.events += call.numbers
         records[call.message] += 1

@@ -1,21 +1,22 @@
-"""What a history says of one record of a messages topic, of one process, and of one log of markers."""
+"""What a history holds of one record, one process, and one log of markers."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from marq.core.backoff import Backoff
+from marq.settings.backoff import Backoff
 from proof.fold import Fold, Standing
 
 Event = dict[str, Any]
 
-#: What can be said of a record: bits.
-ACK, RELEASE, REJECT, RENEW, ACQUIRE, RESCHEDULE, CANCEL, DELAY, SPEND = (1 << bit for bit in range(9))
+#: Operations on a record, as bits.
+ACK, RELEASE, REJECT, RENEW, ACQUIRE, RESCHEDULE, CANCEL, DELAY, DISPATCH = (1 << bit for bit in range(9))
 BITS = {
     "ack": ACK, "release": RELEASE, "reject": REJECT, "renew": RENEW, "acquire": ACQUIRE,
-    "reschedule": RESCHEDULE, "cancel": CANCEL, "delay": DELAY, "spend": SPEND,
+    "reschedule": RESCHEDULE, "cancel": CANCEL, "delay": DELAY, "dispatch": DISPATCH,
 }  # fmt: skip
 
 
@@ -57,7 +58,7 @@ class Question(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What somebody was told of its question: in the log (``offset``), or by the library that asked it."""
+    """The answer to a question: in the log (``offset``), or from the library to its caller."""
 
     kind: str
     holder: str
@@ -66,102 +67,67 @@ class Told(NamedTuple):
     number: int
 
 
+@dataclass(slots=True, eq=False)
 class Trail:
-    """One record, or delayed message: what it is, who had it, and what the markers say of it.
+    """One record or delayed message: its content, its holders, and its markers.
 
-    There may be millions, so what is mostly short is a tuple, and all empty ones are one.
+    There may be millions, so short sequences are tuples, and all empty ones are one object.
     """
 
-    __slots__ = (
-        "acked_at",
-        "acquired_at",
-        "acquires",
-        "answers",
-        "attempt",
-        "changes",
-        "committed",
-        "confirmed",
-        "content",
-        "contents",
-        "deaths",
-        "decisions",
-        "deliver_at_ms",
-        "deliveries",
-        "error",
-        "events",
-        "facts",
-        "first_sent_ms",
-        "groups",
-        "hung",
-        "id",
-        "key",
-        "lease_ms",
-        "log",
-        "questions",
-        "queue",
-        "read_again",
-        "redriven",
-        "said",
-        "settled_by",
-        "size",
-        "slowest_ms",
-        "spent_at",
-        "time_ms",
-        "told",
-        "troubled",
-        "unanswered",
-        "written",
-    )
-
-    def __init__(self, key: str) -> None:
-        self.key = key
-        #: The message's id; equal to the key for the record that began it. Empty until the record is known.
-        self.id = ""
-        self.queue = self.content = self.error = ""
-        self.attempt = 1
-        self.time_ms = self.size = 0
-        self.first_sent_ms: int | None = None
-        #: By a header of the record.
-        self.deliver_at_ms: int | None = None
-        self.committed = False
-        #: It is no record, but a dead letter that was sent back.
-        self.redriven = False
-        #: The numbers of all events that speak of it.
-        self.events: list[int] = []
-        #: What was said of its content elsewhere, unless it is known to be the same, with the event's number.
-        self.contents: tuple[tuple[int, str], ...] = ()
-        #: Event and holder of each ACQUIRE that was sent, and of each time it was handed out; and by which groups.
-        self.acquires: tuple[tuple[int, str], ...] = ()
-        self.deliveries: tuple[tuple[int, str], ...] = ()
-        self.groups: tuple[str, ...] = ()
-        #: Bits: what a client asked for, was told to be durable, and what stands in the log.
-        self.said = self.confirmed = self.written = 0
-        #: Holders that were told that their ack is durable, and nothing of a lost lease.
-        self.settled_by: tuple[str, ...] = ()
-        #: The event by which somebody knew that it is spent.
-        self.spent_at: int | None = None
-        #: Writes that failed, or of which nobody knows; that were never answered; and how long the slowest took.
-        self.troubled = self.unanswered = 0
-        self.slowest_ms = 0
-        self.hung = False
-        #: Log of markers, and there: offset and standing (None: closed) at each change, first ACK, facts.
-        self.log = ""
-        self.lease_ms = 0
-        self.changes: list[tuple[int, Standing | None]] = []
-        self.acked_at: int | None = None
-        self.facts: tuple[Fact, ...] = ()
-        #: Where its ACQUIREs stand; and whether one came after the tracker had decided.
-        self.acquired_at: tuple[int, ...] = ()
-        self.read_again = False
-        self.decisions: tuple[Decision, ...] = ()
-        self.deaths: tuple[Event, ...] = ()
-        #: What was asked about it, how the log answers, and what those were told who had asked.
-        self.questions: tuple[Question, ...] = ()
-        self.answers: tuple[Told, ...] = ()
-        self.told: tuple[Told, ...] = ()
+    key: str
+    #: The message's id; equal to the key for the record that began it. Empty until the record is known.
+    id: str = ""
+    queue: str = ""
+    content: str = ""
+    error: str = ""
+    attempt: int = 1
+    time_ms: int = 0
+    size: int = 0
+    first_sent_ms: int | None = None
+    #: Delivery time from a header of the record.
+    deliver_at_ms: int | None = None
+    committed: bool = False
+    #: Whether this is a redriven dead letter instead of a record.
+    redriven: bool = False
+    #: Numbers of all events about it.
+    events: list[int] = field(default_factory=list)
+    #: Contents in other events that differ or may differ, with the event's number.
+    contents: tuple[tuple[int, str], ...] = ()
+    #: Event and holder of each ACQUIRE that was sent and of each delivery; and the groups of the deliveries.
+    acquires: tuple[tuple[int, str], ...] = ()
+    deliveries: tuple[tuple[int, str], ...] = ()
+    groups: tuple[str, ...] = ()
+    #: Bits: requests of clients, confirmations to clients, and markers in the log.
+    said: int = 0
+    confirmed: int = 0
+    written: int = 0
+    #: Holders whose ack was reported as durable and in time.
+    settled_by: tuple[str, ...] = ()
+    #: The event that reports its DISPATCH as durable.
+    spent_at: int | None = None
+    #: Writes that failed or have an unknown outcome; writes without an answer; and the time of the slowest.
+    troubled: int = 0
+    unanswered: int = 0
+    slowest_ms: int = 0
+    hung: bool = False
+    #: Log of markers, and there: offset and standing (None: closed) at each change, first ACK, facts.
+    log: str = ""
+    lease_ms: int = 0
+    changes: list[tuple[int, Standing | None]] = field(default_factory=list)
+    acked_at: int | None = None
+    facts: tuple[Fact, ...] = ()
+    #: Offsets of its ACQUIREs; and whether one came after the tracker had decided.
+    acquired_at: tuple[int, ...] = ()
+    read_again: bool = False
+    decisions: tuple[Decision, ...] = ()
+    deaths: tuple[Event, ...] = ()
+    #: Questions about it, the answers in the log, and the answers that callers received.
+    questions: tuple[Question, ...] = ()
+    answers: tuple[Told, ...] = ()
+    told: tuple[Told, ...] = ()
 
     def say_content(self, number: int, content: str) -> None:
-        """Note what somebody says of its content."""
+        """Note its content in an event."""
         if content != self.content or not self.id:
             self.contents += ((number, content),)
 
@@ -206,14 +172,12 @@ class Process:
         return {op for _, last, op in self.faults[:end] if last >= since}
 
 
+@dataclass(slots=True, eq=False)
 class Ticks:
     """The TICKs of one holder in one log, in order."""
 
-    __slots__ = ("clocks", "offsets")
-
-    def __init__(self) -> None:
-        self.offsets: list[int] = []
-        self.clocks: list[int] = []
+    offsets: list[int] = field(default_factory=list)
+    clocks: list[int] = field(default_factory=list)
 
     def before(self, offset: int) -> tuple[int, int] | None:
         """Return offset and clock of the last one before an offset."""
@@ -266,3 +230,8 @@ class MarkersLog(Fold):
 def last_standing(trail: Trail) -> Standing | None:
     """Return how a closed record stood when it was last open."""
     return next((standing for _, standing in reversed(trail.changes) if standing is not None), None)
+
+
+def events_of(trails: Iterable[Trail]) -> list[int]:
+    """Return the numbers of the events that speak of any of these."""
+    return [number for trail in trails for number in trail.events]

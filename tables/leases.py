@@ -1,15 +1,14 @@
 """The lease table: one RocksDB per markers partition, backed by a changelog topic.
 
-Faust declares the table, names its changelog and opens its databases. Two things are done here instead of by Faust:
+Faust declares the table, names its changelog and opens its databases. Two things differ:
 
 * **Writes are batches.** A stock table sends one changelog record per assignment and may commit the source offset
   before it was sent. Here the owner's transaction carries the changelog, and RocksDB is written after it.
 * **Recovery comes after fencing.** Faust reads the changelog before a stream starts; a paused former owner could still
-  write to it then. The owner of a partition first takes over its transactional producer and then calls
-  :meth:`LeaseTable.recover`. :class:`Tables` keeps Faust from doing its own recovery.
+  write to it. Here the owner first takes over the transactional producer and then calls :meth:`LeaseTable.recover`.
 
-Local files are only worth something with the changelog that they were written from. Its first record is a random
-identity, which becomes a row like all others: files with another one belong to a changelog that no longer exists.
+Local files are valid only with the changelog that they were written from. Its first record is a random identity, which
+becomes a row: files with another identity belong to a changelog that no longer exists.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from contextlib import suppress
 from functools import cached_property
 from itertools import chain, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import faust
 import rocksdict
@@ -32,21 +31,21 @@ from aiokafka.structs import ConsumerRecord
 from faust.tables.manager import TableManager
 from faust.tables.recovery import Recovery
 
-from marq.connection import stop_consumer
-from marq.core.rows import IDENTITY_KEY
-from marq.core.topic_rules import DELETE_RETENTION_MS
-from marq.reconnects import paced
+from marq.core.storage.rows import IDENTITY_KEY
+from marq.kafka.connection import stop_consumer
+from marq.kafka.paced_clients import paced
+from marq.settings.topic_rules import DELETE_RETENTION_MS
 
-#: Local files older than this may have missed a deletion that the changelog has forgotten; they are thrown away.
+#: Older local files may have missed a deletion that the changelog has forgotten; they are discarded.
 MAX_LOCAL_AGE_SECONDS = DELETE_RETENTION_MS / 1000 / 2
 
 STOP_CONSUMER_SECONDS = 2.0
 
-#: How long a read of the changelog waits for records. At its end there is often none left, only the mark that ends a
-#: transaction: it is passed and not returned, so whoever takes a partition over waits for all of this.
+#: How long a read of the changelog waits for records. The end of a transaction is not returned as a record, so each
+#: takeover waits this long at the end of the changelog.
 READ_WAIT_MS = 50
 
-#: Changelog records that are written without giving way to others: some 20 ms.
+#: Changelog records to write before yielding to other tasks: some 20 ms.
 RECORDS_AT_ONCE = 5_000
 
 _OPTIONS = {
@@ -58,35 +57,34 @@ _OPTIONS = {
 
 
 class LocalTableError(OSError):
-    """RocksDB could not be opened or written, as on a full disk; the table is whole all the same, in its changelog."""
+    """RocksDB could not be opened or written, as on a full disk; the changelog still has the whole table."""
 
 
 class LeaseTable(faust.Table):
-    """Rows of :mod:`marq.core.rows`, by markers partition."""
+    """Rows of :mod:`marq.core.storage.rows`, by markers partition."""
 
     @cached_property
     def replayed(self) -> Counter[int]:
-        """Changelog records that were replayed so far, by partition: a recovery gets on while they become more."""
+        """Replayed changelog records by partition: a recovery makes progress while they grow."""
         return Counter()
 
     def rows(self, partition: int) -> Iterator[tuple[bytes, bytes]]:
-        """Each row of a partition that is the lease book's."""
+        """Return the lease book's rows of a partition."""
         others = (self.data.offset_key, IDENTITY_KEY)
         database = self._database(partition)
-        # Both others are among the first, and the rest may be a million: no look at each of those.
+        # Both other keys are among the first; comparing a million rows would cost too much.
         first = takewhile(lambda row: row[0] <= max(others), database.items())
         return chain([row for row in first if row[0] not in others], database.items(from_key=max(others) + b"\0"))
 
     def get(self, partition: int, keys: list[bytes]) -> list[bytes | None]:  # type: ignore[override]
-        """Return the rows of these keys, None for each that is not there."""
+        """Return the rows of these keys, None for missing ones."""
         rows: list[bytes | None] = self._database(partition).get(keys)
         return rows
 
     def write(self, partition: int, rows: Mapping[bytes, bytes | None], changelog_offset: int) -> None:
         """Write rows (None: delete) that the changelog has up to ``changelog_offset``, atomically.
 
-        Raises:
-            LocalTableError: the disk did not take them; they may be written again.
+        Raises LocalTableError if the disk did not take them; they may be written again.
         """
         batch = rocksdict.WriteBatch(raw_mode=True)
         for key, value in rows.items():
@@ -99,39 +97,49 @@ class LeaseTable(faust.Table):
         try:
             database.write(batch)
         except Exception as error:  # rocksdict knows no narrower one
-            # What could not be written once refuses all that follows, even when there is room again.
+            # After a failed write, RocksDB refuses all later ones, even if there is room again.
             self._close(partition)
             raise self._unusable(partition, error) from error
         self._written(partition).touch()
 
     async def recover(self, partition: int, producer: AIOKafkaProducer, client_settings: Mapping[str, Any]) -> int:
-        """Bring the local database up to the changelog's end; return how many changelog records that took.
+        """Bring the local database up to the changelog's end; return the number of records replayed.
 
-        ``producer`` is the partition's transactional one, which the caller has just taken over: nobody else can write
-        to the changelog any more. A changelog without records gets its identity from it.
+        ``producer`` is the partition's transactional one, just taken over: nobody else can write to the changelog. An
+        empty changelog gets its identity from it.
         """
         source = TopicPartition(self.changelog_topic_name, partition)
-        # The broker answers an offset request only after the pending fetch on the connection, which waits for records.
+        # The broker answers an offset request only after the pending fetch on the connection.
         consumer = changelog_reader(client_settings, fetch_max_wait_ms=READ_WAIT_MS)
         await consumer.start()
         try:
             consumer.assign([source])
             identity = await self._identity(consumer, source)
             if identity is None:
-                async with producer.transaction():
-                    # No wall clock: the broker refuses records from more than an hour ahead of its own.
-                    await producer.send(source.topic, uuid.uuid4().bytes, IDENTITY_KEY, partition, timestamp_ms=0)
+                return await self._begin_changelog(consumer, source, producer)
             return await self._replay(consumer, source, await self._local_start(consumer, source, identity))
         finally:
             await stop_consumer(consumer, STOP_CONSUMER_SECONDS)
 
+    async def _begin_changelog(
+        self, consumer: AIOKafkaConsumer, source: TopicPartition, producer: AIOKafkaProducer
+    ) -> int:
+        identity = uuid.uuid4().bytes
+        async with producer.transaction():
+            # No wall clock: the broker refuses records from more than an hour ahead of its own.
+            sent = await producer.send(source.topic, identity, IDENTITY_KEY, source.partition, timestamp_ms=0)
+        await self._local_start(consumer, source, identity)
+        # Not read back: readers may see a transaction's records only some time after its commit.
+        self.write(source.partition, {IDENTITY_KEY: identity}, (await sent).offset)
+        return 1
+
     async def start_copying(self, consumer: AIOKafkaConsumer, source: TopicPartition) -> int:
-        """Return the offset from which a local copy of this part of the changelog is to be read on."""
+        """Return the offset from which to read this part of the changelog into a local copy."""
         consumer.assign([source])
         return await self._local_start(consumer, source, await self._identity(consumer, source))
 
     async def _identity(self, consumer: AIOKafkaConsumer, source: TopicPartition) -> bytes | None:
-        """Return the value of the changelog's first record, None when it has no record."""
+        """Return the value of the changelog's first record, None if it is empty."""
         await consumer.seek_to_beginning(source)
         end = (await consumer.end_offsets([source]))[source]
         while await consumer.position(source) < end:
@@ -140,7 +148,7 @@ class LeaseTable(faust.Table):
         return None
 
     async def _local_start(self, consumer: AIOKafkaConsumer, source: TopicPartition, identity: bytes | None) -> int:
-        """Return where the local files end in the changelog; those that can't be believed are thrown away first."""
+        """Return where the local files end in the changelog; discard files that can't be trusted."""
         partition = source.partition
         self._discard_if_old(partition)
         start = (await consumer.beginning_offsets([source]))[source]
@@ -170,7 +178,7 @@ class LeaseTable(faust.Table):
         return count
 
     def write_records(self, partition: int, records: list[ConsumerRecord[bytes, bytes]]) -> None:
-        """Write what was read of the changelog, atomically with how far that is."""
+        """Write changelog records atomically with their offset."""
         self.write(partition, {record.key: record.value for record in records}, records[-1].offset)
 
     def _local_position(self, partition: int) -> int:
@@ -186,12 +194,12 @@ class LeaseTable(faust.Table):
     def _unusable(self, partition: int, error: Exception) -> LocalTableError:
         return LocalTableError(
             f"lease table: the local files of partition {partition} in {self.data.partition_path(partition)} can't be"
-            f" used ({error}): make room there, or mend the disk; then it goes on by itself"
+            f" used ({error}): free space there, or repair the disk; processing resumes automatically"
         )
 
     def _discard_if_old(self, partition: int) -> None:
         written = self._written(partition)
-        # Not the age of RocksDB's own files: Faust has opened the database by now, and that writes some.
+        # Not the age of RocksDB's own files: Faust has opened the database by now, which writes some.
         if written.exists() and time.time() - written.stat().st_mtime > MAX_LOCAL_AGE_SECONDS:
             self.log.warning(
                 "lease table: local files of partition %s are older than half of the changelog's "
@@ -201,7 +209,7 @@ class LeaseTable(faust.Table):
             self._discard(partition)
 
     def _written(self, partition: int) -> Path:
-        """A file whose age is that of the last write to the database that it lies beside."""
+        """A file whose age is that of the last write to the database next to it."""
         return Path(self.data.partition_path(partition)) / "marq-written"
 
     def _discard(self, partition: int) -> None:
@@ -215,8 +223,21 @@ class LeaseTable(faust.Table):
                 database.close()
 
 
+class PartitionRows(NamedTuple):
+    """One partition of the table, for its owner."""
+
+    table: LeaseTable
+    partition: int
+
+    def get(self, keys: list[bytes]) -> list[bytes | None]:
+        return self.table.get(self.partition, keys)
+
+    def write(self, changes: Mapping[bytes, bytes | None], position: int) -> None:
+        self.table.write(self.partition, changes, position)
+
+
 class _FencedRecovery(Recovery):
-    """Lets a rebalance go on at once: the owner of each partition recovers its part of the table itself."""
+    """Lets a rebalance continue at once: the owner of each partition recovers its part of the table."""
 
     async def _build_highwaters(self, consumer: Any, tps: Any, destination: Any, title: str) -> None:
         destination.clear()
@@ -235,7 +256,7 @@ class Tables(TableManager):
     """Faust's table manager, without its recovery (see the module's docstring)."""
 
     async def on_start(self) -> None:
-        # As Faust does it, but for a second of waiting for further tables, which would be one more without an owner.
+        # Faust's own would wait a second for more tables: one more without an owner.
         await self._update_channels()
         await self.recovery.start()
 
@@ -247,7 +268,7 @@ class Tables(TableManager):
 
 
 def changelog_reader(client_settings: Mapping[str, Any], **options: Any) -> AIOKafkaConsumer:
-    """Return a consumer of what was committed to the changelog; it is in no group."""
+    """Return a consumer of committed changelog records that belongs to no group."""
     return paced(
         AIOKafkaConsumer(
             enable_auto_commit=False,
@@ -261,7 +282,13 @@ def changelog_reader(client_settings: Mapping[str, Any], **options: Any) -> AIOK
 
 
 def attach(app: faust.App) -> LeaseTable:
-    """Declare the lease table of an application."""
-    table = LeaseTable(app, name="leases", key_type=bytes, value_type=bytes, options=dict(_OPTIONS))
+    table = LeaseTable(
+        app,
+        name="leases",
+        key_type=bytes,
+        value_type=bytes,
+        options=dict(_OPTIONS),
+        help="Leases of the messages in flight, delayed messages, and what each queue has acquired.",
+    )
     app.tables.add(table)
     return table

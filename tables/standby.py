@@ -1,10 +1,10 @@
-"""Local copies of the partitions that other workers own, so that taking one over does not begin with its changelog.
+"""Local copies of partitions that other workers own, so that a takeover does not read the whole changelog.
 
-A takeover reads the changelog from where the local files end. A worker without any would read all of it, for seconds
-with a million open messages. So each worker follows the changelogs of the partitions that it does not own.
+A takeover reads the changelog from where the local files end. Without local files that takes seconds for a million open
+messages, so each worker follows the changelogs of the partitions that it does not own.
 
-Nothing is decided by a copy: the owner that it becomes one day fences the former one first and then reads on to the
-changelog's end (:meth:`tables.leases.LeaseTable.recover`), whatever the copy had got to.
+Copies decide nothing: a new owner fences the former one and then reads on to the end of the changelog
+(:meth:`tables.leases.LeaseTable.recover`).
 """
 
 from __future__ import annotations
@@ -16,44 +16,48 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
+from mode import Service
 
-from marq.connection import stop_consumer
+from marq.kafka.connection import stop_consumer
 from tables.leases import RECORDS_AT_ONCE, STOP_CONSUMER_SECONDS, LeaseTable, changelog_reader
 
 log = logging.getLogger("marq.tracker")
 
-#: Between two attempts to follow.
 RETRY_SECONDS = 5.0
 
 
-class Standby:
-    """Follows changelogs from one rebalance to the next; ``client`` are the arguments of every Kafka client."""
+class Standby(Service):
+    """Follows changelogs from one rebalance to the next; ``client``: arguments of every Kafka client."""
 
     def __init__(self, table: LeaseTable, client: Mapping[str, Any], partitions: int) -> None:
+        super().__init__()
         self._table = table
         self._client = client
         self._all = range(partitions)
-        self._task: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
 
     def follow_all_but(self, owned: Collection[int]) -> None:
-        """Begin to follow all partitions but those that this worker owns."""
+        """Start to follow all partitions but those that this worker owns."""
         followed = [partition for partition in self._all if partition not in owned]
         if followed:
-            self._task = asyncio.create_task(self._live(followed), name="standby")
+            self._following = asyncio.create_task(self._keep_up(followed), name="standby")
 
-    async def stop(self) -> None:
-        """Return when nothing is written any more."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+    async def pause(self) -> None:
+        """Stop following until :meth:`follow_all_but`; return when all writes have ended."""
+        following, self._following = self._following, None
+        if following is not None:
+            following.cancel()
+            await asyncio.wait([following])
 
-    async def _live(self, partitions: list[int]) -> None:
+    async def on_stop(self) -> None:
+        await self.pause()
+
+    async def _keep_up(self, partitions: list[int]) -> None:
         while True:
             try:
                 await self._follow(partitions)
             except (KafkaError, OSError) as error:
-                # Only a takeover gets slower by it.
+                # This only slows down a takeover.
                 log.warning("local copies of markers partitions %s are not kept up to date: %r", partitions, error)
             except Exception:
                 log.exception("local copies of markers partitions %s are not kept up to date", partitions)
@@ -75,11 +79,11 @@ class Standby:
     async def _copy(self, consumer: AIOKafkaConsumer, positions: dict[TopicPartition, int]) -> None:
         behind = set(positions)
         while True:
-            found = await consumer.getmany(timeout_ms=1000, max_records=RECORDS_AT_ONCE)
-            for source, records in found.items():
+            batches = await consumer.getmany(timeout_ms=1000, max_records=RECORDS_AT_ONCE)
+            for source, records in batches.items():
                 if records[0].offset < positions[source]:
-                    # The consumer began anew, since its position was not there: these belong to another changelog.
-                    log.warning("%s was made anew: its local copy begins anew", source)
+                    # The consumer started again, because its position was missing: these are from a new changelog.
+                    log.warning("%s was recreated: its local copy starts again", source)
                     return
                 self._table.write_records(source.partition, records)
                 positions[source] = records[-1].offset + 1

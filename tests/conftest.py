@@ -14,7 +14,7 @@ from xdist.scheduler import LoadFileScheduling
 
 from broker import java
 from broker.embedded import EmbeddedBroker
-from marq.core.names import Names
+from marq.wire.names import Names
 
 os.environ["JAVA_TOOL_OPTIONS"] = java.SHORT_LIVED_OPTIONS
 # A shell starts background jobs with SIGINT ignored, and all child processes would inherit that.

@@ -1,44 +1,23 @@
-"""The commands of ``faust -A app``, beside Faust's own; each module here has one, or some that belong together."""
-
-import faust
+"""The commands of ``faust -A app``, in addition to Faust's own; importing a module registers its commands."""
 
 from app.commands import (
     check,
     dead,
     delayed,
-    drain,
-    moving,
-    pausing,
     peek,
     purge,
     quarantine,
     queue,
     queues,
-    redrive,
-    rewind,
+    replay,
     schedules,
     send,
     state,
     web_password,
-)
+)  # fmt: skip
+from app.commands.command import attach
 
-
-def attach(app: faust.App) -> None:
-    """Add the commands to an application."""
-    check.attach(app)
-    dead.attach(app)
-    delayed.attach(app)
-    drain.attach(app)
-    moving.attach(app)
-    pausing.attach(app)
-    peek.attach(app)
-    purge.attach(app)
-    quarantine.attach(app)
-    queue.attach(app)
-    queues.attach(app)
-    redrive.attach(app)
-    rewind.attach(app)
-    schedules.attach(app)
-    send.attach(app)
-    state.attach(app)
-    web_password.attach(app)
+__all__ = (
+    "attach", "check", "dead", "delayed", "peek", "purge", "quarantine", "queue", "queues", "replay", "schedules",
+    "send", "state", "web_password",
+)  # fmt: skip

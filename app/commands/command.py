@@ -1,4 +1,4 @@
-"""What our commands have in common: they run without a worker, and end with an exit code and never with a traceback."""
+"""Common parts of our commands: they run without a worker, and end with an exit code and never with a traceback."""
 
 from __future__ import annotations
 
@@ -9,25 +9,34 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, ClassVar, NoReturn
 
 import click
 import faust
 from faust.cli import AppCommand
 
-from app.plain import plain
-from marq.core.errors import MarqError
+from app.readable import plain
+from marq.kafka.topics import ensure_topics
+from marq.queues.queues import Queues
+from marq.settings.client import ClientSettings
+from marq.wire.errors import MarqError
 
-#: The exit codes of a shell: after Ctrl-C, and when nobody reads the answer any more (``| head``).
+#: Exit codes as of a shell: after Ctrl-C, and if the reader of the output is gone (``| head``).
 INTERRUPTED, BROKEN_PIPE = 130, 141
-#: How a file takes no more of an answer.
+#: Errors of a file that takes no more output.
 _UNWRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 class Interrupted(Exception):
-    """Somebody pressed Ctrl-C; the text says what was done until then, "" where nothing was to be."""
+    """Ctrl-C was pressed; the text says what was done until then, "" if there was nothing to do."""
+
+
+#: Options that many commands have.
+JSON = click.option("--json", "as_json", is_flag=True, help="Show the answer as JSON.")
+YES = click.option("--yes", is_flag=True, help="Do not ask.")
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Only say how many are meant.")
 
 
 class MarqCommand(AppCommand):
@@ -49,29 +58,25 @@ class MarqCommand(AppCommand):
         return parsing
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        # What aiokafka logs of a broker that is away would stand between the lines of the answer.
+        # aiokafka's log lines about an unreachable broker would mix with the output.
         logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
         sys.exit(ending(lambda: asyncio.run(self.run(*self.args, *args, **self.kwargs, **kwargs))))
 
 
 def refuse_repeated(parsing: click.Command, context: click.Context, arguments: Sequence[str]) -> None:
-    """Refuse an option with one value that is given twice: click would silently ignore the first value.
-
-    Raises:
-        click.UsageError: an option is given twice; the text names it.
-    """
-    _, _, given = parsing.make_parser(context).parse_args(list(arguments))
-    for option, times in Counter(given).items():
+    """Refuse an option with one value that is given twice: click silently ignores the first value."""
+    _, _, options = parsing.make_parser(context).parse_args(list(arguments))
+    for option, times in Counter(options).items():
         if times > 1 and isinstance(option, click.Option) and not (option.multiple or option.is_flag or option.count):
             name = option.opts[0]
             raise click.UsageError(f"{name} is given {times} times, but takes one value: give it once", context)
 
 
 def ending(run: Callable[[], int | None]) -> int:
-    """Run a command; return the exit code, after what is to be said of an end before the end."""
+    """Run a command; return its exit code, and explain an early end."""
     try:
         code = run() or 0
-        # Here, where it can fail without a traceback, and not at the end of Python. None: it is closed (`>&-`).
+        # Flush here, where an error does not end in a traceback. None: stdout is closed (`>&-`).
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
@@ -97,32 +102,47 @@ def ending(run: Callable[[], int | None]) -> int:
 
 
 def _write_no_more() -> None:
-    # Python flushes once more at its end.
+    # Python flushes once more at exit.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def say(text: str) -> None:
-    """Tell people something, beside the answer."""
+    """Print to stderr."""
     print(f"marq: {plain(text)}", file=sys.stderr)
 
 
-def command(app: faust.App, *options: Callable[..., Any]) -> Callable[[Callable[..., Any]], type[AppCommand]]:
-    """Make a coroutine function ``run(self, …)`` the command of its name; ``options`` are click's decorators."""
-    found: Callable[[Callable[..., Any]], type[AppCommand]] = app.command(*options, base=MarqCommand)
-    return found
+_COMMANDS: list[tuple[Callable[..., Any], Sequence[Callable[..., Any]]]] = []
+
+
+def command(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a coroutine function ``run(self, …)`` as the command of its name; ``options`` are click's decorators."""
+
+    def register(run: Callable[..., Any]) -> Callable[..., Any]:
+        _COMMANDS.append((run, options))
+        return run
+
+    return register
+
+
+def attach(app: faust.App) -> None:
+    for run, options in _COMMANDS:
+        app.command(*options, base=MarqCommand)(run)
+
+
+@asynccontextmanager
+async def open_queues(client: ClientSettings, *, changelog: bool = False) -> AsyncIterator[Queues]:
+    """Follow the definitions of queues, after a check that this is a broker with Marq's topics."""
+    await ensure_topics(client, changelog=changelog)
+    async with Queues.of(client) as queues:
+        yield queues
 
 
 def confirm(question: str, *, yes: bool, option: str = "--yes") -> None:
-    """Ask before an action that can't be undone; ``yes``: whether ``option`` has already answered.
-
-    Raises:
-        MarqError: the answer is no, or there is nobody to ask.
-        Interrupted: instead of an answer.
-    """
+    """Ask before an action that can't be undone; ``yes``: whether ``option`` has already answered."""
     if yes:
         return
     with typing("nothing was changed"):
-        # Not among the answer, which may be JSON.
+        # To stderr, because the output may be JSON.
         click.echo(f"{question} [y/N] ", nl=False, err=True)
         answer = "" if sys.stdin is None else sys.stdin.readline()
     if not answer:
@@ -133,10 +153,9 @@ def confirm(question: str, *, yes: bool, option: str = "--yes") -> None:
 
 @contextmanager
 def typing(until_then: str) -> Iterator[None]:
-    """Let Ctrl-C end a wait for the standard input, which asyncio would put off until something is typed.
+    """Let Ctrl-C interrupt reading standard input, which asyncio would delay until a line arrives.
 
-    Raises:
-        Interrupted: with what was done until then.
+    Raises Interrupted with what was done until then.
     """
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -1,26 +1,41 @@
-"""``faust -A app dead [NAME]``: dead letters, looked at, counted, deleted."""
+"""``faust -A app dead [NAME]`` and ``redrive NAME``: dead letters."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime
 from functools import partial
 from typing import Any
 
 import click
-import faust
 
-from app.commands.command import command
-from app.commands.letters import DRY_RUN, FILTERS, JSON, YES, ask_and_act, read_filters
-from app.commands.tables import Column, show
-from marq.core.errors import ConfigError
-from marq.dead_letter import DeadLetter
-from marq.dead_letters import Count, DeadLetters
+from app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, command, confirm
+from app.commands.terminal import Column, bar, moment_of, read_duration, show, text
+from marq.client.dead_letter import DeadLetter
+from marq.dead_letters.dead_letters import Count, DeadLetters, Deleted, Redriven
+from marq.dead_letters.filters import Filters
+from marq.wire.errors import ConfigError, UnknownQueue
+from marq.wire.names import check_queue_name
 
-#: Letters that are shown when nobody says how many.
+#: Dead letters to show without --limit.
 DEFAULT_LETTERS = 20
-#: Bytes of a value or of a header's that are shown, and characters in a table.
-SHOWN_BYTES = 1_024
+
+Reached = Redriven | Deleted
+
+FILTERS: Sequence[Callable[..., Any]] = (
+    click.option("--reason", metavar="TEXT", help="Only those whose reason contains TEXT."),
+    click.option("--error", metavar="TEXT", help="Only those whose last error contains TEXT."),
+    click.option(
+        "--header", "headers", metavar="NAME[=VALUE]", multiple=True,
+        help="Only those with this header; without VALUE, with any value. Repeatable.",
+    ),
+    click.option("--older", metavar="AGE", help="Only those dead-lettered before AGE (90s, 15m, 2h, 7d) or a moment."),
+    click.option("--newer", metavar="AGE", help="Only those dead-lettered since AGE (90s, 15m, 2h, 7d) or a moment."),
+    click.option("--id", "identity", metavar="ID", help="Only the message with this id."),
+)  # fmt: skip
 
 _COUNTS = (Column("queue", least=16), Column("letters", right=True), Column("reason", least=20))
 _LETTERS = (
@@ -34,88 +49,81 @@ _LETTERS = (
 )
 
 
-def attach(app: faust.App) -> None:
-    """Add the command to an application."""
-
-    @command(
-        app,
-        click.argument("name", required=False),
-        *FILTERS,
-        click.option(
-            "--limit", type=click.IntRange(1), help=f"So many, those that died first; {DEFAULT_LETTERS} are shown."
-        ),
-        click.option("--count", is_flag=True, help="Count them by reason; without NAME those of all queues."),
-        click.option("--delete", is_flag=True, help="Delete them: they are listed and redriven no more."),
-        DRY_RUN,
-        JSON,
-        YES,
-    )
-    async def dead(
-        self: Any, name: str | None, limit: int | None, count: bool, delete: bool, dry_run: bool, as_json: bool,
-        yes: bool, **options: Any,
-    ) -> int:  # fmt: skip
-        """Show the dead letters of a queue, the oldest first; or count or delete them."""
-        filters = read_filters(**options)
-        if dry_run and not delete:
-            raise ConfigError("--dry-run: of --delete only; without that nothing is changed anyhow")
-        if count and (delete or limit):
-            raise ConfigError("--count: all that fit are counted; leave out --delete and --limit")
-        async with DeadLetters.of(self.app.client) as letters:
-            if delete:
-                if name is None:
-                    raise ConfigError("--delete: name the queue whose dead letters are to be deleted")
-                return await ask_and_act(
-                    letters,
-                    partial(letters.delete, name, **filters),
-                    ("Delete", f"of queue {name!r} for good"),
-                    {"queue": name},
-                    limit=limit, dry_run=dry_run, as_json=as_json, yes=yes,
-                )  # fmt: skip
-            if count or name is None:
-                _show_counts(await letters.count(name, **filters), as_json=as_json)
-            else:
-                most = limit or DEFAULT_LETTERS
-                found = [letter async for letter in letters.peek(name, limit=most, **filters)]
-                _show_letters(name, sorted(found, key=lambda letter: letter.died_at), most, as_json=as_json)
-        return 0
+@command(
+    click.argument("name", required=False),
+    *FILTERS,
+    click.option("--limit", type=click.IntRange(1), help=f"At most N, oldest first; {DEFAULT_LETTERS} are shown."),
+    click.option("--count", is_flag=True, help="Count them by reason; without NAME, of all queues."),
+    click.option("--delete", is_flag=True, help="Delete them for good."),
+    DRY_RUN,
+    JSON,
+    YES,
+)
+async def dead(
+    self: Any, name: str | None, limit: int | None, count: bool, delete: bool, dry_run: bool, as_json: bool,
+    yes: bool, **options: Any,
+) -> int:  # fmt: skip
+    """Show, count or delete the dead letters of a queue."""
+    filters = read_filters(**options)
+    if dry_run and not delete:
+        raise ConfigError("--dry-run: only with --delete; nothing else changes anything")
+    if count and (delete or limit):
+        raise ConfigError("--count: not with --delete or --limit")
+    async with DeadLetters.of(self.app.client) as letters:
+        if delete:
+            if name is None:
+                raise ConfigError("--delete: name the queue whose dead letters are to be deleted")
+            return await ask_and_act(
+                letters,
+                partial(letters.delete, name, **filters),
+                ("Delete", f"of queue {name!r} for good"),
+                {"queue": name},
+                limit=limit, dry_run=dry_run, as_json=as_json, yes=yes,
+            )  # fmt: skip
+        if count or name is None:
+            _show_counts(await letters.count(name, **filters), as_json=as_json)
+        else:
+            most = limit or DEFAULT_LETTERS
+            shown = [letter async for letter in letters.peek(name, limit=most, **filters)]
+            _show_letters(name, sorted(shown, key=lambda letter: letter.dead_lettered_at), most, as_json=as_json)
+    return 0
 
 
 def _show_counts(counts: Sequence[Count], *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps([{"queue": each.queue, "reason": each.reason, "letters": each.letters} for each in counts]))
-        return
-    if not counts:
+        rows = [{"queue": count.queue, "reason": count.reason, "letters": count.letters} for count in counts]
+        print(json.dumps(rows))
+    elif counts:
+        show(_COUNTS, [(count.queue, f"{count.letters:,}", count.reason) for count in counts])
+    else:
         print("there are no such dead letters")
-        return
-    show(_COUNTS, [(each.queue, f"{each.letters:,}", each.reason) for each in counts])
 
 
 def _show_letters(name: str, letters: Sequence[DeadLetter], most: int, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps([described(letter) for letter in letters]))
-        return
-    if not letters:
+    elif letters:
+        show(_LETTERS, [_row(letter) for letter in letters])
+    else:
         print(f"queue {name!r} has no such dead letters")
-        return
-    show(_LETTERS, [_row(letter) for letter in letters])
-    if len(letters) == most:
-        print(f"the {most} that died first; --limit shows more, --count says how many there are")
+    if len(letters) == most and not as_json:
+        print(f"the {most} oldest; --limit shows more, --count says how many there are")
 
 
 def _row(letter: DeadLetter) -> tuple[str, ...]:
     return (
         letter.id,
-        letter.died_at.strftime("%Y-%m-%d %H:%M:%S"),
+        letter.dead_lettered_at.strftime("%Y-%m-%d %H:%M:%S"),
         str(letter.attempts),
         letter.reason,
         letter.last_error,
         f"{len(letter.body):,}",
-        repr(_text(letter.body) or "")[1:-1],
+        repr(text(letter.body) or "")[1:-1],
     )
 
 
 def described(letter: DeadLetter) -> dict[str, Any]:
-    """Return a dead letter for programs; of long values the beginning, as far as it is text."""
+    """Return a dead letter for programs, with the beginning of long values as text."""
     return {
         "id": letter.id,
         "queue": letter.queue,
@@ -123,15 +131,133 @@ def described(letter: DeadLetter) -> dict[str, Any]:
         "last_error": letter.last_error,
         "attempts": letter.attempts,
         "first_sent": letter.first_sent.isoformat(timespec="milliseconds"),
-        "died_at": letter.died_at.isoformat(timespec="milliseconds"),
+        "dead_lettered_at": letter.dead_lettered_at.isoformat(timespec="milliseconds"),
         "origin": letter.origin,
         "partition": letter.partition,
         "offset": letter.offset,
         "bytes": len(letter.body),
-        "value": _text(letter.body),
-        "headers": {name: _text(value) for name, value in letter.headers.items()},
+        "value": text(letter.body),
+        "headers": {name: text(value) for name, value in letter.headers.items()},
     }
 
 
-def _text(value: bytes | None) -> str | None:
-    return None if value is None else value[:SHOWN_BYTES].decode("utf-8", "replace")
+def read_filters(
+    reason: str | None, error: str | None, headers: Sequence[str], older: str | None, newer: str | None,
+    identity: str | None,
+) -> Filters:  # fmt: skip
+    filters: Filters = {"reason": reason, "error": error, "id": identity}
+    filters["older_than"] = None if older is None else _age("--older", older)
+    filters["newer_than"] = None if newer is None else _age("--newer", newer)
+    wanted: dict[str, bytes | str | None] = {}
+    for header in headers:
+        name, equals, value = header.partition("=")
+        if not name or name in wanted:
+            raise ConfigError(f"--header {header}: expected NAME or NAME=VALUE, each name once")
+        wanted[name] = value if equals else None
+    filters["header"] = wanted or None
+    return filters
+
+
+def _age(option: str, text: str) -> float | datetime:
+    age_s = read_duration(text)
+    if age_s is not None:
+        return age_s
+    moment = moment_of(text)
+    if moment is None:
+        raise ConfigError(
+            f"{option} {text}: expected an age such as 90s, 15m, 2h or 7d, or a moment with a time zone, as in"
+            " 2030-01-31T08:00:00+00:00"
+        )
+    return moment
+
+
+async def ask_and_act(
+    letters: DeadLetters, act: Callable[..., Awaitable[Reached]], question: tuple[str, str],
+    document: Mapping[str, Any], *, limit: int | None, dry_run: bool, as_json: bool, yes: bool, option: str = "--yes",
+) -> int:  # fmt: skip
+    """Redrive or delete dead letters after a confirmation, with progress; return the exit code.
+
+    ``question``: the texts before and after "dead letters"; ``document``: the first members of the JSON answer;
+    ``option``: the option that answers yes.
+    """
+    # Leave out messages that are dead-lettered after the count.
+    act = partial(act, as_of=await letters.snapshot())
+    reached, interrupted = await act(limit=limit, dry_run=True), False
+    if reached.chosen and not dry_run:
+        before, after = question
+        confirm(f"{before} {reached.chosen} dead letters {after}?", yes=yes, option=option)
+        with bar(_verb(reached)) as progress:
+
+            def note(latest: Reached) -> None:
+                nonlocal reached
+                reached = latest
+                progress(_done(latest) + latest.already_settled, latest.chosen)
+
+            try:
+                note(await act(limit=limit, progress=note))
+            except asyncio.CancelledError:
+                interrupted = True
+    answer = {**document, **asdict(reached), "dry_run": dry_run, "interrupted": interrupted}
+    print(json.dumps(answer) if as_json else said(reached, dry_run=dry_run, interrupted=interrupted))
+    return INTERRUPTED if interrupted else 0
+
+
+def said(reached: Reached, *, dry_run: bool = False, interrupted: bool = False) -> str:
+    verb = _verb(reached)
+    if dry_run:
+        return f"{reached.chosen} dead letters would be {verb}; nothing was changed"
+    before = f", {reached.already_settled} were settled before" if reached.already_settled else ""
+    result = f"{_done(reached)} of {reached.chosen} dead letters {verb}{before}"
+    if not interrupted:
+        return result
+    return (
+        f"interrupted: {result}, {reached.asked} requested, which will still be done; repeat the command for the rest"
+    )
+
+
+def _done(reached: Reached) -> int:
+    return reached.redriven if isinstance(reached, Redriven) else reached.deleted
+
+
+def _verb(reached: Reached) -> str:
+    return "redriven" if isinstance(reached, Redriven) else "deleted"
+
+
+@command(
+    click.argument("name"),
+    *FILTERS,
+    click.option("--to", metavar="QUEUE", help="Send them to this queue instead of their own."),
+    click.option("--allow-unknown", is_flag=True, help="Send to an unknown queue without asking."),
+    click.option("--limit", type=click.IntRange(1), help="At most N, oldest first."),
+    click.option("--rate", type=float, metavar="N", help="At most N messages per second."),
+    DRY_RUN,
+    JSON,
+    YES,
+)
+async def redrive(
+    self: Any, name: str, to: str | None, allow_unknown: bool, limit: int | None, rate: float | None,
+    dry_run: bool, as_json: bool, yes: bool, **options: Any,
+) -> int:  # fmt: skip
+    """Send dead letters back to their queue; repeat the command after an interruption to continue."""
+    target = check_queue_name(name if to is None else to)
+    filters = read_filters(**options)
+    async with DeadLetters.of(self.app.client) as letters:
+        unknown = "" if to is None or allow_unknown else await _unknown(letters, to)
+        return await ask_and_act(
+            letters,
+            partial(letters.redrive, name, to=to, allow_unknown=allow_unknown or bool(unknown), rate=rate, **filters),
+            (f"{unknown}Send", f"of queue {name!r} to queue {target!r}"),
+            {"queue": name, "to": target},
+            limit=limit, dry_run=dry_run, as_json=as_json,
+            # A script that answers every question with --yes must not send messages to a mistyped queue.
+            yes=yes and not unknown, option="--allow-unknown" if unknown else "--yes",
+        )  # fmt: skip
+
+
+async def _unknown(letters: DeadLetters, queue: str) -> str:
+    """Return the finding about an unknown queue, to put before the question; "" for a known one."""
+    try:
+        await letters.check_known(queue)
+    except UnknownQueue as error:
+        return f"{error.finding} "
+    return ""

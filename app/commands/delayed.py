@@ -1,24 +1,26 @@
-"""``faust -A app delayed NAME``: the messages of a queue that wait for their time, as all workers know them."""
+"""``faust -A app delayed NAME``, ``cancel ID`` and ``deliver-now ID``: messages that wait for their time."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
 import click
-import faust
 
 from agents.listing import DEFAULT_MESSAGES, MAX_MESSAGES, read_choice
-from app.commands.command import command
-from app.commands.tables import Column, show
-from app.commands.watching import WATCH, looked
-from app.commands.words import span
-from app.peers import ask_workers
-from app.web import merged
-from marq.core.errors import BrokerUnavailable
-from marq.core.names import check_queue_name
-from marq.settings import ClientSettings
-from marq.topics import ensure_topics
+from app.commands.command import JSON, YES, command, confirm
+from app.commands.terminal import WATCH, Column, looked, show
+from app.readable import span
+from app.web.peers import ask_workers
+from app.web.statistics import merged
+from marq.client.receipt import Receipt
+from marq.kafka.topics import ensure_topics
+from marq.producer.producer import Producer
+from marq.settings.client import ClientSettings
+from marq.wire.errors import BrokerUnavailable
+from marq.wire.names import check_queue_name
 
 _COLUMNS = (
     Column("id"),
@@ -31,66 +33,87 @@ _COLUMNS = (
 )
 
 
-def attach(app: faust.App) -> None:
-    """Add the command to an application."""
-
-    @command(
-        app,
-        click.argument("name"),
-        click.option("--limit", default=DEFAULT_MESSAGES, show_default=True, type=click.IntRange(1, MAX_MESSAGES)),
-        click.option("--until", metavar="MOMENT", help="Only those due before it: 2030-01-31T08:00:00+00:00."),
-        WATCH,
-        click.option("--json", "as_json", is_flag=True, help="Show them as JSON, with values and headers."),
-    )
-    async def delayed(self: Any, name: str, limit: int, until: str | None, watch: float | None, as_json: bool) -> int:
-        """Show which messages of a queue wait for their time, the first due first; exits 1 when some may be missing."""
-        check_queue_name(name)
-        query = {"state": "delayed", "limit": str(limit), **({} if until is None else {"until": until})}
-        # What is not allowed is said here, and not by each worker.
-        read_choice(name, query)
-        # So that a broker that is away, or another program at its address, is what is said to be wrong.
-        await ensure_topics(self.app.client)
-        found = await looked(
-            lambda: _ask(self.app.client, name, query, limit),
-            lambda found: _show(name, found, limit),
-            watch=watch,
-            as_json=as_json,
-        )
-        return 0 if found["complete"] else 1
+@command(
+    click.argument("name"),
+    click.option("--limit", default=DEFAULT_MESSAGES, show_default=True, type=click.IntRange(1, MAX_MESSAGES)),
+    click.option("--until", metavar="MOMENT", help="Only those due before MOMENT: 2030-01-31T08:00:00+00:00."),
+    WATCH,
+    JSON,
+)
+async def delayed(self: Any, name: str, limit: int, until: str | None, watch: float | None, as_json: bool) -> int:
+    """Show the delayed messages of a queue in order of their due times; exit 1 if some may be missing."""
+    check_queue_name(name)
+    query = {"state": "delayed", "limit": str(limit), **({} if until is None else {"until": until})}
+    # Reject a wrong value here, not in each worker.
+    read_choice(name, query)
+    # Reports an unreachable broker, or another program at its address.
+    await ensure_topics(self.app.client)
+    shown = await looked(
+        lambda: _ask(self.app.client, name, query, limit), lambda listed: _show(name, listed, limit),
+        watch=watch, as_json=as_json,
+    )  # fmt: skip
+    return 0 if shown["complete"] else 1
 
 
 async def _ask(client: ClientSettings, name: str, query: dict[str, str], limit: int) -> dict[str, Any]:
     members, answers = await ask_workers(client, f"api/queues/{quote(name, safe='')}/messages", query)
     if not members.urls:
         raise BrokerUnavailable(
-            f"queue {name!r}: no worker runs, and only workers know: start one with faust -A app worker"
+            f"queue {name!r}: no worker runs, and only workers know its messages: start one with faust -A app worker"
             if members.settled
-            else f"queue {name!r}: only workers know, and the broker ({client.bootstrap_servers}) did not tell which of"
-            " them there are: try again, and if that goes on look at faust -A app check"
+            else f"queue {name!r}: only workers know its messages, and the broker ({client.bootstrap_servers}) did not"
+            " list them: try again; if that does not help, run faust -A app check"
         )
     return merged(answers, limit, complete=members.settled)
 
 
 def _row(message: dict[str, Any]) -> tuple[str, ...]:
-    value = repr(message.get("value") or "")[1:-1]
-    return (
-        message["place"],
-        span(message["due_in_seconds"]),
-        message["state"],
-        str(message["attempt"]),
-        str(message.get("bytes", "?")),
-        message["due"],
-        value,
-    )
+    due_in, value = span(message["due_in_seconds"]), repr(message.get("value") or "")[1:-1]
+    attempt, size = str(message["attempt"]), str(message.get("bytes", "?"))
+    return (message["place"], due_in, message["state"], attempt, size, message["due"], value)
 
 
 def _show(name: str, found: dict[str, Any], limit: int) -> None:
     messages = found["messages"]
     if messages:
-        show(_COLUMNS, [_row(each) for each in messages])
+        show(_COLUMNS, [_row(message) for message in messages])
     if len(messages) == limit:
-        print(f"the first {limit} of queue {name!r}; --limit shows more, --until says up to when")
+        print(f"the first {limit} of queue {name!r}; --limit shows more, --until those due earlier")
     elif not messages:
         print(f"no message of queue {name!r} waits for its time")
     if not found["complete"]:
         print("not complete: a worker did not answer, or workers are joining and leaving")
+
+
+_IDS = click.argument("ids", metavar="ID...", nargs=-1, required=True)
+
+
+@command(_IDS, JSON, YES)
+async def cancel(self: Any, ids: Sequence[str], as_json: bool, yes: bool) -> int:
+    """Cancel delayed messages; exit 1 if one was not waiting any more."""
+    receipts = list(map(Receipt.of, ids))
+    messages = "this message" if len(ids) == 1 else f"these {len(ids)} messages"
+    confirm(f"Cancel {messages} for good?", yes=yes)
+    async with Producer.of(self.app.client) as producer:
+        outcomes = await producer.cancel(receipts)
+    return _told(ids, outcomes, "cancelled", as_json=as_json)
+
+
+@command(_IDS, JSON)
+async def deliver_now(self: Any, ids: Sequence[str], as_json: bool) -> int:
+    """Deliver delayed messages at once; exit 1 if one was not waiting any more."""
+    receipts = list(map(Receipt.of, ids))
+    async with Producer.of(self.app.client) as producer:
+        outcomes = await producer.reschedule(receipts, delay=0)
+    return _told(ids, outcomes, "delivered", as_json=as_json)
+
+
+def _told(ids: Sequence[str], outcomes: Sequence[bool], done: str, *, as_json: bool) -> int:
+    by_id = list(zip(ids, outcomes, strict=True))
+    if as_json:
+        print(json.dumps([{"id": message_id, done: outcome} for message_id, outcome in by_id]))
+    else:
+        for message_id, outcome in by_id:
+            refused = "not waiting: already delivered or cancelled, in flight, or unknown"
+            print(f"{message_id}: {done if outcome else refused}")
+    return 0 if all(outcomes) else 1

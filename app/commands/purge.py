@@ -1,68 +1,136 @@
-"""``faust -A app purge NAME``: ends what waits in a queue."""
+"""``faust -A app purge NAME`` and ``drain NAME``: empty a queue, or wait until it is empty."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 from dataclasses import asdict
 from typing import Any
 
 import click
-import faust
 
-from app.commands.command import INTERRUPTED, command, confirm
-from app.commands.watching import bar
-from marq import purging
-from marq.core.names import check_queue_name
-from marq.purging import Purged
-
-
-def attach(app: faust.App) -> None:
-    """Add the command to an application."""
-
-    @command(
-        app,
-        click.argument("name"),
-        click.option("--delayed", is_flag=True, help="What waits for its time, too."),
-        click.option("--dead", is_flag=True, help="Its dead letters, too."),
-        click.option("--dry-run", is_flag=True, help="Only say how many are meant."),
-        click.option("--json", "as_json", is_flag=True, help="Show the answer as JSON."),
-        click.option("--yes", is_flag=True, help="Do not ask."),
-    )
-    async def purge(
-        self: Any, name: str, delayed: bool, dead: bool, dry_run: bool, as_json: bool, yes: bool
-    ) -> int:  # fmt: skip
-        """End what waits in a queue, for good; what is being worked on goes on. The queue is paused meanwhile."""
-        check_queue_name(name)
-        client, interrupted = self.app.client, False
-        found, extent = await purging.meant(client, name, delayed=delayed, dead=dead)
-        if not dry_run and found.total:
-            confirm(f"End {found.total} messages of queue {name!r} for good?", yes=yes)
-        if not dry_run:
-            try:
-                with bar(f"purging {name}") as progress:
-                    found = await purging.purge(
-                        client, name, delayed=delayed, dead=dead, extent=extent, progress=progress
-                    )
-            except asyncio.CancelledError:
-                interrupted = True
-        reached = {"queue": name, **asdict(found), "dry_run": dry_run, "interrupted": interrupted}
-        print(json.dumps(reached) if as_json else said(name, found, dry_run=dry_run, interrupted=interrupted))
-        return INTERRUPTED if interrupted else 0
+from app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, command, confirm, open_queues
+from app.commands.open_messages import opened
+from app.commands.terminal import bar, seconds
+from marq.admin import purge as purging
+from marq.admin.purge import Purged
+from marq.kafka.inspector import Inspector
+from marq.settings.client import ClientSettings
+from marq.wire.names import check_queue_name
 
 
-def said(name: str, found: Purged, *, dry_run: bool, interrupted: bool) -> str:
-    """Say what became of it."""
+@command(
+    click.argument("name"),
+    click.option("--delayed", is_flag=True, help="Delayed messages too."),
+    click.option("--dead", is_flag=True, help="Dead letters too."),
+    DRY_RUN,
+    JSON,
+    YES,
+)
+async def purge(
+    self: Any, name: str, delayed: bool, dead: bool, dry_run: bool, as_json: bool, yes: bool
+) -> int:  # fmt: skip
+    """Purge a queue for good, except messages in flight. The queue is paused meanwhile."""
+    check_queue_name(name)
+    client, interrupted = self.app.client, False
+    purged, extent = await purging.meant(client, name, delayed=delayed, dead=dead)
+    if not dry_run and purged.total:
+        confirm(f"Purge {purged.total} messages of queue {name!r} for good?", yes=yes)
+    if not dry_run:
+        try:
+            with bar(f"purging {name}") as progress:
+                purged = await purging.purge(client, name, delayed=delayed, dead=dead, extent=extent, progress=progress)
+        except asyncio.CancelledError:
+            interrupted = True
+    reached = {"queue": name, **asdict(purged), "dry_run": dry_run, "interrupted": interrupted}
+    print(json.dumps(reached) if as_json else said(name, purged, dry_run=dry_run, interrupted=interrupted))
+    return INTERRUPTED if interrupted else 0
+
+
+def said(name: str, purged: Purged, *, dry_run: bool, interrupted: bool) -> str:
     if interrupted:
         return (
-            f"interrupted: queue {name!r} may be left paused, and what waited in it passed over without having"
-            f" ended: purge it again, which finishes that, then `resume {name}`"
+            f"interrupted: queue {name!r} may still be paused, with waiting messages skipped but not purged: purge it"
+            f" again to finish, then `resume {name}`"
         )
     kinds = {
-        "waiting": found.waiting, "for redelivery": found.redelivery, "delayed": found.delayed, "dead": found.dead,
+        "waiting": purged.waiting, "for redelivery": purged.redelivery, "delayed": purged.delayed, "dead": purged.dead,
     }  # fmt: skip
     listed = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items() if count) or "nothing was there"
-    late = f"; {found.too_late:,} went on meanwhile, or were ended before" if found.too_late else ""
-    verb = "would be ended" if dry_run else "ended"
-    paused = f"; it is paused, as it was before: `resume {name}`" if found.paused else ""
-    return f"queue {name!r}: {found.total:,} messages {verb} ({listed}){late}{paused}"
+    late = f"; {purged.too_late:,} continued meanwhile, or had ended" if purged.too_late else ""
+    verb = "would be purged" if dry_run else "purged"
+    paused = f"; it is paused, as it was before: `resume {name}`" if purged.paused else ""
+    return f"queue {name!r}: {purged.total:,} messages {verb} ({listed}){late}{paused}"
+
+
+#: Between two looks.
+_PAUSE_S = 0.5
+
+
+@command(
+    click.argument("name"),
+    click.option("--timeout", default="10m", show_default=True, metavar="DURATION", help="90s, 15m, 2h, 7d."),
+    JSON,
+)
+async def drain(self: Any, name: str, timeout: str, as_json: bool) -> int:
+    """Wait until a queue has no waiting, in-flight or delayed message; exit 1 after the timeout."""
+    check_queue_name(name)
+    limit_s, began_s = seconds("--timeout", timeout), time.monotonic()
+    client, code = self.app.client, 1
+    async with open_queues(client, changelog=True) as queues:
+        draining = Draining(client, Inspector(client, queues.definitions), name)
+        try:
+            with bar(f"draining {name}") as progress:
+                while True:
+                    if await draining.look():
+                        code = 0
+                        break
+                    progress(draining.first - draining.left, draining.first)
+                    if time.monotonic() - began_s + _PAUSE_S > limit_s:
+                        break
+                    await asyncio.sleep(_PAUSE_S)
+        except asyncio.CancelledError:
+            code = INTERRUPTED
+    document = {"queue": name, "drained": code == 0, "seconds": time.monotonic() - began_s, **draining.found}
+    print(json.dumps(document) if as_json else _said(document))
+    return code
+
+
+class Draining:
+    """Looks whether a queue is empty.
+
+    A message moves from the topic to the markers and, when it is redelivered, back. So one look counts the waiting
+    messages, then the open ones once all markers up to then have been read, then arrivals in the topic. Only if all
+    three find nothing was the queue empty at some moment.
+    """
+
+    def __init__(self, client: ClientSettings, inspector: Inspector, queue: str) -> None:
+        self._client = client
+        self._inspector = inspector
+        self._queue = queue
+        #: The highest count so far, and the last one.
+        self.first, self.left = 0, 0
+        self.found: dict[str, int] = {}
+
+    async def look(self) -> bool:
+        waiting = await self._inspector.waiting([self._queue])
+        told = await opened(self._client, self._inspector, await self._inspector.marker_ends())
+        metrics = told.of(self._queue)
+        self.found = {"waiting": waiting.counts[self._queue], **metrics}
+        self.left = sum(self.found.values())
+        self.first = max(self.first, self.left)
+        if self.left or not (told.complete and waiting.complete):
+            return False
+        return not await self._inspector.arrived(self._queue, waiting.ends)
+
+
+def _said(drained: dict[str, Any]) -> str:
+    name = drained["queue"]
+    if drained["drained"]:
+        return f"queue {name!r}: nothing is left"
+    waiting, in_flight = drained.get("waiting", 0), drained.get("in_flight", 0)
+    delayed = drained.get("waiting_for_delivery", 0) + drained.get("waiting_for_redelivery", 0)
+    return (
+        f"queue {name!r}: not drained: {waiting:,} wait, {in_flight:,} are in flight, {delayed:,} wait for their time"
+    )

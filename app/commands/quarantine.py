@@ -13,25 +13,22 @@ from datetime import UTC, datetime
 from typing import Any
 
 import click
-import faust
 
-from app.commands.command import command, confirm
-from app.commands.tables import Column, show
-from app.commands.watching import bar
-from app.peers import ask_workers
-from marq.core.copies import record_id
-from marq.core.definitions import Definitions, quarantine_key
-from marq.core.errors import ConfigError, MarqError
-from marq.core.markers import Source
-from marq.core.quarantines import MAX_TEXT, Quarantine, digest
-from marq.inspector import Inspector, Owned
-from marq.queues import Queues
-from marq.settings import ClientSettings
-from marq.topics import ensure_topics
+from app.commands.command import JSON, YES, command, confirm, open_queues
+from app.commands.terminal import Column, bar, show
+from app.web.peers import ask_workers
+from marq.kafka.inspector import Inspector
+from marq.kafka.owned_partitions import Owned
+from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions, quarantine_key
+from marq.wire.errors import ConfigError, MarqError
+from marq.wire.markers import Source
+from marq.wire.quarantines import MAX_TEXT, Quarantine, digest
+from marq.wire.record_headers import record_id
 
 #: Seconds to wait for the owner to apply an order, and between two checks.
 _APPLY_LIMIT_S, _PAUSE_S = 20.0, 0.2
-#: Bytes of a record that are shown.
+#: Bytes of a record to show.
 _SHOWN_BYTES = 64
 
 _ORDERS = (
@@ -44,52 +41,47 @@ _ORDERS = (
 )
 
 
-def attach(app: faust.App) -> None:
-    """Add the command to an application."""
-
-    @command(
-        app,
-        click.argument("partition", required=False, type=click.IntRange(0)),
-        click.argument("offset", required=False, type=click.IntRange(0)),
-        click.option("--why", default="", metavar="TEXT", help="The reason, which is kept with the order."),
-        click.option("--json", "as_json", is_flag=True, help="Show the answer as JSON."),
-        click.option("--yes", is_flag=True, help="Do not ask."),
-    )
-    async def quarantine(
-        self: Any, partition: int | None, offset: int | None, why: str, as_json: bool, yes: bool
-    ) -> int:  # fmt: skip
-        """Quarantine the marker record that stops a partition; without arguments, list stopped partitions."""
-        client = self.app.client
-        if partition is not None and offset is None:
-            raise ConfigError("quarantine: give PARTITION and OFFSET, or neither to see which partitions are stopped")
-        if len(why) > MAX_TEXT:
-            raise ConfigError(f"--why: expected at most {MAX_TEXT} characters, got {len(why)}")
-        await ensure_topics(client, changelog=True)
-        async with Queues.of(client) as queues:
-            with bar("reading the changelog") as progress:
-                owned = await Inspector(client, queues.definitions).owned(progress, incomplete=True)
-            if partition is None or offset is None:
-                listed = described(owned, queues.definitions)
-                print(json.dumps(listed)) if as_json else _show(listed)
-                return 0
-            order = known(partition, offset, owned, queues.definitions)
-            if order is None:
-                await refuse_unless_stopped(client, partition, offset, owned)
-                order = _new(client, partition, offset, why, owned[partition])
-                confirm(_question(client, partition, owned[partition]), yes=yes)
-                # Durable from here on: the owner applies the order even if this command is killed.
-                await queues.publish({quarantine_key(order): order.document()})
-        applied = owned[partition].applied >= offset or await _applied(client, partition, offset)
-        print(json.dumps(_document(order, applied)) if as_json else _said(client, order, applied=applied))
-        return 0 if applied else 1
+@command(
+    click.argument("partition", required=False, type=click.IntRange(0)),
+    click.argument("offset", required=False, type=click.IntRange(0)),
+    click.option("--why", default="", metavar="TEXT", help="The reason, which is kept with the order."),
+    JSON,
+    YES,
+)
+async def quarantine(
+    self: Any, partition: int | None, offset: int | None, why: str, as_json: bool, yes: bool
+) -> int:  # fmt: skip
+    """Quarantine the marker record that stops a partition; without arguments, list stopped partitions."""
+    client = self.app.client
+    if partition is not None and offset is None:
+        raise ConfigError("quarantine: give PARTITION and OFFSET, or neither to see which partitions are stopped")
+    if len(why) > MAX_TEXT:
+        raise ConfigError(f"--why: expected at most {MAX_TEXT} characters, got {len(why)}")
+    async with open_queues(client, changelog=True) as queues:
+        with bar("reading the changelog") as progress:
+            owned = await Inspector(client, queues.definitions).owned(progress, incomplete=True)
+        if partition is None or offset is None:
+            listed = described(owned, queues.definitions)
+            print(json.dumps(listed)) if as_json else _show(listed)
+            return 0
+        order = known(partition, offset, owned, queues.definitions)
+        if order is None:
+            await refuse_unless_stopped(client, partition, offset, owned)
+            order = _new(client, partition, offset, why, owned[partition])
+            confirm(_question(client, partition, owned[partition]), yes=yes)
+            # Durable from here on: the owner applies the order even if this command is killed.
+            await queues.publish({quarantine_key(order): order.document()})
+    applied = owned[partition].applied >= offset or await _applied(client, partition, offset)
+    print(json.dumps(_document(order, applied)) if as_json else _said(client, order, applied=applied))
+    return 0 if applied else 1
 
 
 def known(partition: int, offset: int, owned: Mapping[int, Owned], definitions: Definitions) -> Quarantine | None:
-    """Return the order that was already given for a record, None if there is no valid one."""
-    each = owned.get(partition)
-    if each is None:
+    """Return the valid order that was already given for a record, if any."""
+    partition_owned = owned.get(partition)
+    if partition_owned is None:
         raise ConfigError(f"quarantine: there is no markers partition {partition}; expected one of {sorted(owned)}")
-    if each.unknown is not None and each.unknown.offset == offset:
+    if partition_owned.unknown is not None and partition_owned.unknown.offset == offset:
         # The owner still stops there, so any order is for another record: the topic was recreated.
         return None
     orders = {(order.partition, order.offset): order for order in definitions.quarantines()}
@@ -99,11 +91,7 @@ def known(partition: int, offset: int, owned: Mapping[int, Owned], definitions: 
 async def refuse_unless_stopped(
     client: ClientSettings, partition: int, offset: int, owned: Mapping[int, Owned]
 ) -> None:
-    """Refuse a record that does not stop its partition, because its marker would be lost.
-
-    Raises:
-        MarqError: neither this version nor the running owner stops at the record.
-    """
+    """Refuse a record that does not stop its partition, because its marker would be lost."""
     place = record_id(Source(client.names.markers, partition), offset)
     unknown = owned[partition].unknown
     if unknown is None or unknown.offset != offset:
@@ -118,7 +106,7 @@ async def refuse_unless_stopped(
 
 
 async def _owner(client: ClientSettings, partition: int) -> tuple[str, Mapping[str, Any]]:
-    """Return the address and the figures of a partition's owner; empty when no worker says that it is the owner."""
+    """Return the address and the metrics of a partition's owner; empty if no worker reports to be the owner."""
     members, answers = await ask_workers(client, "api/queues")
     for url, answer in zip(members.urls, answers, strict=True):
         for part in () if answer is None else answer["partitions"]:
@@ -128,7 +116,7 @@ async def _owner(client: ClientSettings, partition: int) -> tuple[str, Mapping[s
 
 
 async def _applied(client: ClientSettings, partition: int, offset: int) -> bool:
-    """Wait until the owner has passed over a record; return whether it has."""
+    """Wait until the owner has skipped a record; return whether it has."""
     until_s = time.monotonic() + _APPLY_LIMIT_S
     while time.monotonic() < until_s:
         _, part = await _owner(client, partition)
@@ -195,19 +183,19 @@ def _said(client: ClientSettings, order: Quarantine, *, applied: bool) -> str:
 
 
 def described(owned: Mapping[int, Owned], definitions: Definitions) -> dict[str, Any]:
-    """Return which partitions are stopped, and all orders, for programs."""
+    """Return the stopped partitions and all orders, for programs."""
     return {
         "stopped": [
             {
                 "partition": partition,
-                "offset": each.unknown.offset,
-                "error": each.unknown.error,
-                "written": _moment(each.unknown.timestamp_ms),
-                "bytes": len(each.unknown.value),
-                "begins": each.unknown.value[:_SHOWN_BYTES].hex(),
+                "offset": partition_owned.unknown.offset,
+                "error": partition_owned.unknown.error,
+                "written": _moment(partition_owned.unknown.timestamp_ms),
+                "bytes": len(partition_owned.unknown.value),
+                "begins": partition_owned.unknown.value[:_SHOWN_BYTES].hex(),
             }
-            for partition, each in sorted(owned.items())
-            if each.unknown is not None
+            for partition, partition_owned in sorted(owned.items())
+            if partition_owned.unknown is not None
         ],
         "quarantined": [
             _document(order, order.partition in owned and owned[order.partition].applied >= order.offset)
@@ -218,11 +206,11 @@ def described(owned: Mapping[int, Owned], definitions: Definitions) -> dict[str,
 
 def _show(listed: Mapping[str, Any]) -> None:
     for each in listed["stopped"]:
-        place = f"{each['partition']} {each['offset']}"
+        location = f"{each['partition']} {each['offset']}"
         print(
             f"markers partition {each['partition']} is stopped before offset {each['offset']}: {each['error']}"
             f" ({each['bytes']:,} bytes, {each['begins']}). If a newer Marq wrote it, upgrade the workers; if not:"
-            f" faust -A app quarantine {place}"
+            f" faust -A app quarantine {location}"
         )
     orders = listed["quarantined"]
     if orders:

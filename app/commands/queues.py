@@ -1,4 +1,4 @@
-"""``faust -A app queues``: all queues, what is in each, and whether it moves."""
+"""``faust -A app queues``: all queues, their messages and whether they make progress."""
 
 from __future__ import annotations
 
@@ -9,25 +9,20 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import click
-import faust
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
-from agents.consumer_watch import NO_CONSUMER_S, has_no_consumer
-from app.commands.command import command
-from app.commands.figures import Open, told_by_workers
-from app.commands.tables import Alarm, Column, show
-from app.commands.watching import WATCH, looked
-from app.commands.words import span
-from app.consumers import unattended
-from marq.connection import client_options, close_admin, started
-from marq.core.definitions import Definitions
-from marq.core.errors import BrokerUnavailable
-from marq.dead_letters import DeadLetters
-from marq.inspector import MAX_SCANNED, Inspector, Waiting
-from marq.queues import Queues
-from marq.settings import ClientSettings
-from marq.topics import ensure_topics
+from agents.consumer_watch import NO_CONSUMER_S, has_no_consumer, unattended
+from app.commands.command import JSON, command, open_queues
+from app.commands.open_messages import Open, told_by_workers
+from app.commands.terminal import WATCH, Alarm, Column, looked, show
+from app.readable import span
+from marq.dead_letters.dead_letters import DeadLetters
+from marq.kafka.connection import client_options, close_admin, started
+from marq.kafka.inspector import MAX_SCANNED, Inspector, Waiting
+from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions
+from marq.wire.errors import BrokerUnavailable
 
 _COLUMNS = (
     Column("queue", least=16),
@@ -40,47 +35,41 @@ _COLUMNS = (
     Column("acked/s", right=True, rank=4),
     Column("group", rank=5),
 )
-#: Between two counts of dead letters while somebody watches, each of which reads their topic.
+#: Interval between two counts of dead letters with --watch, each of which reads their topic.
 _COUNT_DEAD_S = 30.0
 
 
-def attach(app: faust.App) -> None:
-    """Add the command to an application."""
+@command(click.option(
+        "--scan", default=MAX_SCANNED, show_default=True, type=click.IntRange(1),
+        help="Records to read at the most for counting what waits, where the workers do not count it.",
+    ),
+    WATCH,
+    JSON,
+)  # fmt: skip
+async def queues(self: Any, scan: int, watch: float | None, as_json: bool) -> int:
+    """Show all queues and their messages; exit 1 if some metrics are missing."""
+    client = self.app.client
+    async with open_queues(client) as followed, DeadLetters.of(client) as letters:
+        dead = _Dead(letters)
 
-    @command(
-        app,
-        click.option(
-            "--scan", default=MAX_SCANNED, show_default=True, type=click.IntRange(1),
-            help="Records to read at the most for counting what waits, where the workers do not count it.",
-        ),
-        WATCH,
-        click.option("--json", "as_json", is_flag=True, help="Show the figures as JSON."),
-    )  # fmt: skip
-    async def queues(self: Any, scan: int, watch: float | None, as_json: bool) -> int:
-        """Show all queues and what is in each; exits 1 when some figures are missing."""
-        client = self.app.client
-        await ensure_topics(client)
-        async with Queues.of(client) as followed, DeadLetters.of(client) as letters:
-            dead = _Dead(letters)
+        async def look() -> dict[str, Any]:
+            definitions = followed.definitions
+            told = await told_by_workers(client)
+            names = {*definitions.names(), *told.queues, *await _with_groups(client)}
+            if told.backlog:
+                waiting = _by_backlog(told)
+                lonely = [queue for queue, metrics in told.queues.items() if has_no_consumer(metrics)]
+            else:
+                waiting = await Inspector(client, definitions).waiting(names, scan)
+                lonely = await _unattended(client, definitions, waiting)
+            return described(definitions, told, waiting, await dead.counts(), names, lonely)
 
-            async def look() -> dict[str, Any]:
-                definitions = followed.definitions
-                told = await told_by_workers(client)
-                names = {*definitions.names(), *told.queues, *await _with_groups(client)}
-                if told.census:
-                    waiting = _by_census(told)
-                    lonely = [queue for queue, figures in told.queues.items() if has_no_consumer(figures)]
-                else:
-                    waiting = await Inspector(client, definitions).waiting(names, scan)
-                    lonely = await _unattended(client, definitions, waiting)
-                return described(definitions, told, waiting, await dead.counts(), names, lonely)
-
-            found = await looked(look, _show, watch=watch, as_json=as_json)
-        return 0 if found["complete"] else 1
+        shown = await looked(look, _show, watch=watch, as_json=as_json)
+    return 0 if shown["complete"] else 1
 
 
 class _Dead:
-    """How many dead letters each queue has, not counted more often than makes sense."""
+    """Counts the dead letters of each queue, not too often."""
 
     def __init__(self, letters: DeadLetters) -> None:
         self._letters = letters
@@ -89,21 +78,21 @@ class _Dead:
 
     async def counts(self) -> Counter[str]:
         if time.monotonic() - self._counted_s > _COUNT_DEAD_S:
-            found: Counter[str] = Counter()
-            for each in await self._letters.count():
-                found[each.queue] += each.letters
-            self._known, self._counted_s = found, time.monotonic()
+            counts: Counter[str] = Counter()
+            for count in await self._letters.count():
+                counts[count.queue] += count.letters
+            self._known, self._counted_s = counts, time.monotonic()
         return self._known
 
 
-def _by_census(told: Open) -> Waiting:
+def _by_backlog(told: Open) -> Waiting:
     now_ms = time.time() * 1000
     return Waiting(
-        counts=Counter({queue: int(figures["waiting"]) for queue, figures in told.queues.items()}),
+        counts=Counter({queue: int(metrics["waiting"]) for queue, metrics in told.queues.items()}),
         oldest_ms={
-            queue: int(now_ms - figures["oldest_waiting_seconds"] * 1000)
-            for queue, figures in told.queues.items()
-            if figures["waiting"]
+            queue: int(now_ms - metrics["oldest_waiting_seconds"] * 1000)
+            for queue, metrics in told.queues.items()
+            if metrics["waiting"]
         },
     )
 
@@ -116,13 +105,13 @@ def described(
     names: Iterable[str],
     lonely: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return the figures of all queues for programs; ``lonely``: those with waiting messages and no consumer."""
-    strangers = {key.decode("utf-8", "replace"): count for key, count in waiting.strangers.items()}
+    """Return the metrics of all queues for programs; ``lonely``: those with waiting messages and no consumer."""
+    unknown = {key.decode("utf-8", "replace"): count for key, count in waiting.unknown_keys.items()}
     now_ms = time.time() * 1000
     rows = []
-    for name in sorted({*names, *dead, *strangers}):
+    for name in sorted({*names, *dead, *unknown}):
         oldest_ms = waiting.oldest_ms.get(name)
-        figures = told.queues.get(name, {})
+        metrics = told.queues.get(name, {})
         rows.append(
             {
                 "queue": name,
@@ -130,49 +119,49 @@ def described(
                 "paused": definitions.settings(name).paused,
                 "no_consumer": name in lonely and not definitions.settings(name).paused,
                 "group": definitions.group(name),
-                "waiting": waiting.counts[name] + strangers.get(name, 0),
+                "waiting": waiting.counts[name] + unknown.get(name, 0),
                 **told.of(name),
                 "dead": dead.get(name, 0),
                 "oldest_waiting_seconds": None if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1000),
-                "acked_per_second": figures.get("acked_per_second", 0.0),
+                "acked_per_second": metrics.get("acked_per_second", 0.0),
             }
         )
     return {
         "complete": told.complete and waiting.complete,
         "workers": told.workers,
         "waiting_complete": waiting.complete,
-        "census": told.census,
+        "backlog": told.backlog,
         "scanned": waiting.scanned,
         "queues": rows,
     }
 
 
-def _show(found: dict[str, Any]) -> None:
-    least = "" if found["waiting_complete"] else "≥ "
+def _show(document: dict[str, Any]) -> None:
+    least = "" if document["waiting_complete"] else "≥ "
     rows = [
         (
-            each["queue"],
-            "paused" if each["paused"] else Alarm("no consumer") if each["no_consumer"] else "delivers",
-            f"{least}{each['waiting']:,}",
-            f"{each['in_flight']:,}",
-            f"{each['waiting_for_delivery'] + each['waiting_for_redelivery']:,}",
-            f"{each['dead']:,}",
-            "" if (oldest_s := each["oldest_waiting_seconds"]) is None else span(oldest_s),
-            f"{each['acked_per_second']:,.0f}",
-            each["group"] or "",
+            row["queue"],
+            "paused" if row["paused"] else Alarm("no consumer") if row["no_consumer"] else "delivers",
+            f"{least}{row['waiting']:,}",
+            f"{row['in_flight']:,}",
+            f"{row['waiting_for_delivery'] + row['waiting_for_redelivery']:,}",
+            f"{row['dead']:,}",
+            "" if (oldest_s := row["oldest_waiting_seconds"]) is None else span(oldest_s),
+            f"{row['acked_per_second']:,.0f}",
+            row["group"] or "",
         )
-        for each in found["queues"]
+        for row in document["queues"]
     ]
     if rows:
         show(_COLUMNS, rows)
     else:
         print("no queue is defined or has had a message: faust -A app send NAME VALUE sends one")
-    if not found["workers"]:
+    if not document["workers"]:
         print("no worker runs: what is in flight or delayed is not known here; start one with faust -A app worker")
-    elif not found["complete"] and found["waiting_complete"]:
+    elif not document["complete"] and document["waiting_complete"]:
         print("not complete: a worker did not answer, or workers are joining and leaving")
-    if not found["waiting_complete"]:
-        print(f"waiting: only {found['scanned']:,} records were read; --scan reads more")
+    if not document["waiting_complete"]:
+        print(f"waiting: only {document['scanned']:,} records were read; --scan reads more")
 
 
 async def _unattended(client: ClientSettings, definitions: Definitions, waiting: Waiting) -> set[str]:

@@ -1,4 +1,4 @@
-"""``faust -A app send NAME VALUE``: puts messages into a queue."""
+"""``faust -A app send NAME VALUE``: sends messages to a queue."""
 
 from __future__ import annotations
 
@@ -10,63 +10,57 @@ from datetime import datetime
 from typing import Any, BinaryIO
 
 import click
-import faust
 
-from app.commands.command import Interrupted, command, typing
-from app.commands.watching import bar
-from app.commands.words import seconds
-from marq.core.errors import ConfigError, MarqError, MessageTooLarge
-from marq.core.names import check_queue_name
-from marq.producer import Producer
-from marq.receipt import Receipt
-from marq.topics import ensure_topics
+from app.commands.command import JSON, Interrupted, command, typing
+from app.commands.terminal import bar, moment_of, seconds
+from marq.client.receipt import Receipt
+from marq.kafka.topics import ensure_topics
+from marq.producer.producer import Producer
+from marq.wire.errors import ConfigError, MarqError, MessageTooLarge
+from marq.wire.names import check_queue_name
 
-#: Lines that are sent at a time, and their bytes, from which on no more is added.
+#: Limits of one batch of lines: their number, and their bytes.
 _LINES, _BYTES = 5_000, 8 << 20
 
 
-def attach(app: faust.App) -> None:
-    """Add the command to an application, in the place of Faust's own, which sends to topics."""
-
-    @command(
-        app,
-        click.argument("name"),
-        click.argument("value", required=False),
-        click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header. Repeatable."),
-        click.option("--delay", metavar="DURATION", help="Deliver it after 90s, 15m, 2h, 7d."),
-        click.option("--at", "moment", metavar="MOMENT", help="Deliver it at 2030-01-31T08:00:00+00:00."),
-        click.option("--lines", is_flag=True, help="Send each line of the standard input as a message."),
-        click.option("--json", "as_json", is_flag=True, help="Show the receipts as JSON."),
-    )
-    async def send(
-        self: Any, name: str, value: str | None, headers: Sequence[str], delay: str | None, moment: str | None,
-        lines: bool, as_json: bool,
-    ) -> None:  # fmt: skip
-        """Send VALUE, or `-` for all of the standard input; shows the message's id."""
-        check_queue_name(name)
-        if lines == (value is not None):
-            raise ConfigError("send: give a VALUE (`-`: the standard input), or --lines; one of the two")
-        if delay is not None and moment is not None:
-            raise ConfigError(f"send: --delay {delay} and --at {moment}: give one of the two")
-        options = {"headers": _headers(headers), "delay": _delay(delay), "at": _at(moment)}
-        options = {key: each for key, each in options.items() if each is not None}
-        limit = (await ensure_topics(self.app.client)).messages_limit_bytes
-        async with Producer.of(self.app.client) as producer:
-            if not lines:
-                data = _all(limit) if value == "-" else str(value).encode("utf-8", "surrogateescape")
-                _show([await producer.send(name, data, **options)], as_json=as_json)
-                return
-            sent = await _send_lines(producer, name, limit, options)
-        print(json.dumps({"queue": name, "sent": sent}) if as_json else f"{sent} messages sent to queue {name!r}")
+@command(
+    click.argument("name"),
+    click.argument("value", required=False),
+    click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header. Repeatable."),
+    click.option("--delay", metavar="DURATION", help="Deliver it after 90s, 15m, 2h, 7d."),
+    click.option("--at", "moment", metavar="MOMENT", help="Deliver it at 2030-01-31T08:00:00+00:00."),
+    click.option("--lines", is_flag=True, help="Send each line of the standard input as a message."),
+    JSON,
+)
+async def send(
+    self: Any, name: str, value: str | None, headers: Sequence[str], delay: str | None, moment: str | None,
+    lines: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Send VALUE, or `-` for all of the standard input; prints the message's id."""
+    check_queue_name(name)
+    if lines == (value is not None):
+        raise ConfigError("send: give a VALUE (`-`: the standard input), or --lines; one of the two")
+    if delay is not None and moment is not None:
+        raise ConfigError(f"send: --delay {delay} and --at {moment}: give one of the two")
+    options = {"headers": _headers(headers), "delay": _delay(delay), "at": _at(moment)}
+    options = {key: option for key, option in options.items() if option is not None}
+    limit = (await ensure_topics(self.app.client)).messages_limit_bytes
+    async with Producer.of(self.app.client) as producer:
+        if not lines:
+            data = _all(limit) if value == "-" else str(value).encode("utf-8", "surrogateescape")
+            _show([await producer.send(name, data, **options)], as_json=as_json)
+            return
+        sent = await _send_lines(producer, name, limit, options)
+    print(json.dumps({"queue": name, "sent": sent}) if as_json else f"{sent} messages sent to queue {name!r}")
 
 
 def _show(receipts: Sequence[Receipt], *, as_json: bool) -> None:
-    for each in receipts:
-        print(json.dumps({"queue": each.queue, "id": each.id}) if as_json else each.id)
+    for receipt in receipts:
+        print(json.dumps({"queue": receipt.queue, "id": receipt.id}) if as_json else receipt.id)
 
 
 async def _send_lines(producer: Producer, queue: str, limit: int, options: dict[str, Any]) -> int:
-    """Send each line of the standard input; return how many there were. What stops it says how far it came."""
+    """Send each line of the standard input; return their number. Errors tell how many were sent."""
     sent, pieces = 0, pieces_of(_input(), limit)
     with bar(f"to {queue}") as progress:
         while True:
@@ -85,11 +79,7 @@ async def _send_lines(producer: Producer, queue: str, limit: int, options: dict[
 
 
 def pieces_of(stream: BinaryIO, limit: int) -> Iterator[list[bytes]]:
-    """Return lines, so many at a time as are sent together; a line that can be no message is read no further.
-
-    Raises:
-        MessageTooLarge: a line has more than ``limit`` bytes.
-    """
+    """Yield lines in batches; an overlong line is not read to its end."""
     piece, size, number = list[bytes](), 0, 0
     while line := stream.readline(limit + 2):
         number, line = number + 1, line.rstrip(b"\r\n")
@@ -114,7 +104,7 @@ def _all(limit: int) -> bytes:
 
 def _input() -> BinaryIO:
     if sys.stdin is None:
-        # As after `<&-`: an empty message is rather not what is meant.
+        # Closed as by `<&-`; an empty message is hardly what is meant.
         raise ConfigError("send: the standard input is closed: give a VALUE, or send what a file or a pipe has")
     return sys.stdin.buffer
 
@@ -124,13 +114,13 @@ def _too_large(what: str, limit: int) -> MessageTooLarge:
 
 
 def _headers(texts: Sequence[str]) -> dict[str, bytes] | None:
-    found: dict[str, bytes] = {}
-    for each in texts:
-        name, equals, value = each.partition("=")
-        if not name or not equals or name in found:
-            raise ConfigError(f"--header {each}: expected NAME=VALUE, each name once")
-        found[name] = value.encode("utf-8", "surrogateescape")
-    return found or None
+    headers: dict[str, bytes] = {}
+    for header in texts:
+        name, equals, value = header.partition("=")
+        if not name or not equals or name in headers:
+            raise ConfigError(f"--header {header}: expected NAME=VALUE, each name once")
+        headers[name] = value.encode("utf-8", "surrogateescape")
+    return headers or None
 
 
 def _delay(text: str | None) -> float | None:
@@ -138,12 +128,7 @@ def _delay(text: str | None) -> float | None:
 
 
 def _at(text: str | None) -> datetime | None:
-    if text is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
+    moment = None if text is None else moment_of(text)
+    if moment is None and text is not None:
         raise ConfigError(f"--at {text}: expected a moment with a time zone, as in 2030-01-31T08:00:00+00:00")
     return moment

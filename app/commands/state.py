@@ -1,7 +1,6 @@
-"""``faust -A app state``: who owns what, and how far each is; of what nobody owns, who had it last.
+"""``faust -A app state``: the owner and the position of each partition; without an owner, the last one.
 
-It joins no group. What the broker knows of groups, the changelog and the markers say all of it, so it works with no
-worker alive.
+It joins no group and needs no worker: groups, changelog and markers have all of it.
 """
 
 from __future__ import annotations
@@ -9,31 +8,26 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
-import click
-import faust
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, for_code
 
-from app.commands.command import command
-from app.commands.tables import Column, show
-from app.commands.watching import WATCH, bar, looked
-from app.commands.words import span
-from app.consumers import group_of
-from app.group_members import DescribedGroup, GroupMember, described_members, listed_groups
-from marq.connection import client_options, close_admin, started
-from marq.core.definitions import Definitions
-from marq.core.errors import BrokerUnavailable
-from marq.core.markers import Source
-from marq.core.rows import HELD
-from marq.inspector import Inspector, Owned
-from marq.log_view import LogView
-from marq.positions import committed_by
-from marq.queues import Queues
-from marq.settings import ClientSettings
-from marq.topics import ensure_topics
+from agents.listing import moment
+from app.commands.command import JSON, command, open_queues
+from app.commands.terminal import WATCH, Column, bar, looked, show
+from app.readable import span
+from marq.core.storage.rows import HELD
+from marq.kafka.connection import client_options, close_admin, started
+from marq.kafka.group_members import DescribedGroup, GroupMember, described_members, listed_groups
+from marq.kafka.inspector import Inspector
+from marq.kafka.log_reader import LogReader
+from marq.kafka.owned_partitions import Owned
+from marq.kafka.positions import committed_by
+from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions
+from marq.wire.errors import BrokerUnavailable
+from marq.wire.markers import Source
 
 NOBODY = "nobody"
 #: Characters at the end of a member id that tell the members of one process apart.
@@ -70,31 +64,27 @@ _MEMBERS = (
 )
 
 
-def attach(app: faust.App) -> None:
-    """Add the command to an application."""
+@command(WATCH, JSON)
+async def state(self: Any, watch: float | None, as_json: bool) -> int:
+    """Show the owner, or last owner, and position of each partition; exit 1 if a markers partition has no owner."""
+    client = self.app.client
+    async with open_queues(client, changelog=True) as queues:
 
-    @command(app, WATCH, click.option("--json", "as_json", is_flag=True, help="Show it as JSON."))
-    async def state(self: Any, watch: float | None, as_json: bool) -> int:
-        """Show who owns which partitions, or had them last, and how far each is; exits 1 when one has no owner."""
-        client = self.app.client
-        await ensure_topics(client, changelog=True)
-        async with Queues.of(client) as queues:
+        async def look() -> dict[str, Any]:
+            groups = await _groups(client)
+            with bar("reading the changelog") as progress:
+                owned = await Inspector(client, queues.definitions).owned(progress, incomplete=True)
+            async with LogReader(client, committed=False) as view:
+                ranges = await _ranges(view, groups.values())
+            return described(client, queues.definitions, groups, owned, ranges, time.time() * 1000)
 
-            async def look() -> dict[str, Any]:
-                groups = await _groups(client)
-                with bar("reading the changelog") as progress:
-                    owned = await Inspector(client, queues.definitions).owned(progress, incomplete=True)
-                async with LogView(client, committed=False) as view:
-                    ranges = await _ranges(view, groups.values())
-                return described(client, queues.definitions, groups, owned, ranges, time.time() * 1000)
-
-            found = await looked(look, _show, watch=watch, as_json=as_json)
-        return 0 if all(each["owner"] for each in found["markers"]) else 1
+        document = await looked(look, _show, watch=watch, as_json=as_json)
+    return 0 if all(partition["owner"] for partition in document["markers"]) else 1
 
 
 @dataclass(frozen=True)
 class Group:
-    """A consumer group: its members, and by partition who owns it, what is committed, and who committed that."""
+    """A consumer group: its members, and by partition the owner, the committed offset and the committer."""
 
     described: DescribedGroup
     owners: Mapping[Source, GroupMember] = field(default_factory=dict)
@@ -114,15 +104,14 @@ def described(
     ranges: Mapping[Source, range],
     now_ms: float,
 ) -> dict[str, Any]:
-    """Return who owns what for programs."""
     names = client.names
     owners = groups[names.app_id].owners if names.app_id in groups else {}
     leased = {partition: _leases_since(each) for partition, each in owned.items()}
     oldest: dict[tuple[str, Source], int] = {}
     for since in leased.values():
         for (queue, source), since_ms in since.items():
-            place = group_of(queue, names, definitions), source
-            oldest[place] = min(since_ms, oldest.get(place, since_ms))
+            key = definitions.consumer_group(queue, names), source
+            oldest[key] = min(since_ms, oldest.get(key, since_ms))
     return {
         "markers": [
             {
@@ -135,7 +124,7 @@ def described(
                 "stopped_before": None if each.unknown is None else each.unknown.offset,
                 "oldest_lease_seconds": _age_s(min(leased[partition].values(), default=None), now_ms),
                 "last_owner": each.owner or None,
-                "last_wrote": None if each.written_ms is None else _moment(each.written_ms),
+                "last_wrote": None if each.written_ms is None else moment(each.written_ms),
             }
             for partition, each in sorted(owned.items())
         ],
@@ -156,14 +145,14 @@ def described(
 
 
 def _leases_since(owned: Owned) -> dict[tuple[str, Source], int]:
-    """Return, by queue and source, the log's clock when the oldest lease that somebody holds began."""
-    found: dict[tuple[str, Source], int] = {}
+    """Return, by queue and source, when the oldest lease of a message in flight began, by the log's clock."""
+    since: dict[tuple[str, Source], int] = {}
     for source, leases in owned.tracker.book.leases_by_source():
         for _, lease in leases:
             if lease.state in HELD:
-                place = lease.queue, source
-                found[place] = min(lease.since_ms, found.get(place, lease.since_ms))
-    return found
+                key = lease.queue, source
+                since[key] = min(lease.since_ms, since.get(key, lease.since_ms))
+    return since
 
 
 def _owner(member: GroupMember | None) -> dict[str, Any]:
@@ -196,7 +185,7 @@ def _age_s(since_ms: int | None, now_ms: float) -> float | None:
     return None if since_ms is None else max(0.0, (now_ms - since_ms) / 1000)
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(document: dict[str, Any]) -> None:
     show(
         _MARKERS,
         [
@@ -209,7 +198,7 @@ def _show(found: dict[str, Any]) -> None:
                 each["last_owner"] or "unknown",
                 (each["last_wrote"] or "never").replace("T", " ").partition(".")[0],
             )
-            for each in found["markers"]
+            for each in document["markers"]
         ],
     )
     partitions = [
@@ -224,7 +213,7 @@ def _show(found: dict[str, Any]) -> None:
             f"{each['behind']:,}",
             _age(each["oldest_lease_seconds"]),
         )
-        for group in found["groups"]
+        for group in document["groups"]
         for each in group["partitions"]
     ]
     if partitions:
@@ -239,18 +228,17 @@ def _show(found: dict[str, Any]) -> None:
             "" if each["pid"] is None else str(each["pid"]),
             str(each["partitions"]),
         )
-        for group in found["groups"]
+        for group in document["groups"]
         for each in group["members"]
     ]
     if members:
         show(_MEMBERS, members)
-    for each in found["markers"]:
+    for each in document["markers"]:
         if (offset := each["stopped_before"]) is not None:
-            place = f"{each['partition']} {offset}"
-            print(
-                f"markers partition {each['partition']} stops before offset {offset}: faust -A app quarantine {place}"
-            )
-    if not all(each["owner"] for each in found["markers"]):
+            number = each["partition"]
+            command = f"faust -A app quarantine {number} {offset}"
+            print(f"markers partition {number} stops before offset {offset}: {command}")
+    if not all(each["owner"] for each in document["markers"]):
         print("partitions of the markers have no owner: no lease ends there; start a worker: faust -A app worker")
 
 
@@ -259,7 +247,7 @@ def _age(seconds: float | None) -> str:
 
 
 async def _groups(client: ClientSettings) -> dict[str, Group]:
-    """Return the installation's groups, that of the trackers among them."""
+    """Return the groups of the namespace, with that of the trackers."""
     names = client.names
     admin = await started(lambda: AIOKafkaAdminClient(**client_options(client)), client, close_admin)
     try:
@@ -274,7 +262,7 @@ async def _groups(client: ClientSettings) -> dict[str, Group]:
 
 async def _group(admin: AIOKafkaAdminClient, group: DescribedGroup) -> Group:
     if group.error:
-        # Else it would look as if nobody owned anything.
+        # Otherwise it would look as if nobody owned anything.
         raise for_code(group.error)
     owners = {
         Source(topic, number): member
@@ -292,10 +280,6 @@ async def _group(admin: AIOKafkaAdminClient, group: DescribedGroup) -> Group:
     )
 
 
-async def _ranges(view: LogView, groups: Iterable[Group]) -> dict[Source, range]:
+async def _ranges(view: LogReader, groups: Iterable[Group]) -> dict[Source, range]:
     topics = sorted({source.topic for group in groups for source in group.sources})
     return {source: span for topic in topics for source, span in (await view.ranges(topic)).items()}
-
-
-def _moment(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")

@@ -1,1 +1,1 @@
-"""Processes that the rows of the benchmark start: each is a producer or a consumer of its own."""
+"""Clients that the benchmark measures, each as a process."""

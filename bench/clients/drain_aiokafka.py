@@ -1,12 +1,10 @@
-"""One process of an aiokafka consumer group: the client that Marq itself stands on, with nothing but offsets."""
+"""One process of an aiokafka consumer group: the client that Marq builds on, with offsets only."""
 
 from __future__ import annotations
 
-import asyncio
-import sys
-
 from aiokafka import AIOKafkaConsumer
 
+from bench.clients.client import call
 from bench.clients.received import Received
 
 
@@ -29,8 +27,8 @@ async def main(servers: str, topic: str, count: int) -> None:
         await consumer.commit()
     received.end()
     await consumer.stop()
-    received.print()
+    received.report()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    call(main)

@@ -1,24 +1,23 @@
 """One process of a confluent-kafka consumer group: the practical limit for a Python consumer of the same topic.
 
-With work to do it keeps so many messages going at a time, in an event loop, and commits in order: what a program does
-whose messages are independent of each other, and which has only offsets.
+With work to do, it works on several messages at a time in an event loop, and commits in order, as a program does that
+has independent messages and only offsets.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 from confluent_kafka import Consumer, Message, TopicPartition
 
-from bench.clients.received import Received
-from bench.clients.work import Work
+from bench.clients.client import call
+from bench.clients.received import NO_WORK, Received, Work
 
-#: Messages that are taken at once: by the loop that only looks at them, and at the most by the one that works.
+#: Messages of one call of `consume`: without work, and at most with work.
 TAKEN, TAKEN_TO_WORK = 4_000, 1_000
-#: How long it waits for so many while others are worked on.
+#: Time limit of that call while others are worked on.
 SHORT_SECONDS = 0.01
 
 
@@ -41,12 +40,12 @@ def look(consumer: Consumer, received: Received) -> None:
         if not messages:
             continue
         received.add(message.value() for message in messages)
-        # The last one is waited for, and with it all before it.
+        # Only the last commit is waited for; it covers all before it.
         consumer.commit(asynchronous=not received.complete)
 
 
 async def work_on(consumer: Consumer, received: Received, work: Work, concurrency: int) -> None:
-    """Work on batches at the same time; their offsets are committed in their order."""
+    """Work on batches at the same time; commit their offsets in order."""
     loop, thread = asyncio.get_running_loop(), ThreadPoolExecutor(1)
     taken = min(TAKEN_TO_WORK, concurrency)
     going: deque[tuple[asyncio.Task[None], list[Message]]] = deque()
@@ -78,17 +77,17 @@ def commit(consumer: Consumer, messages: list[Message], *, asynchronous: bool) -
     consumer.commit(offsets=offsets, asynchronous=asynchronous)
 
 
-def main(servers: str, topic: str, count: int, work: str = "0", concurrency: str = "1") -> None:
-    received, doing = Received(count), Work.read(work)
+def main(servers: str, topic: str, count: int, work: Work = NO_WORK, concurrency: int = 1) -> None:
+    received = Received(count)
     consumer = connect(servers, topic)
-    if doing.ms:
-        asyncio.run(work_on(consumer, received, doing, int(concurrency)))
+    if work.ms:
+        asyncio.run(work_on(consumer, received, work, concurrency))
     else:
         look(consumer, received)
     received.end()
     consumer.close()
-    received.print()
+    received.report()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), *sys.argv[4:])
+    call(main)

@@ -1,20 +1,19 @@
-"""One consumer process of Marq: drains the queue, and prints what it measured as JSON."""
+"""One consumer process of Marq that drains a queue."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
 
 import marq
-from bench.clients.received import NUMBER, Received
-from bench.clients.work import Work
+from bench.clients.client import call, until_handled
+from bench.clients.received import NO_WORK, NUMBER, Received, Work
 from bench.load import QUEUE
-from marq.consumer import DEFAULT_MAX_IN_FLIGHT
+from marq.consumer.consumer import DEFAULT_MAX_IN_FLIGHT
 
-#: Messages that a handler of ``run_batch`` gets at the most.
+#: Most messages of one call of a ``run_batch`` handler.
 BATCH_MESSAGES = 1_000
-#: Messages held for each that is worked on, so that the next one is there.
+#: Messages in flight for each that is worked on, so that the next one is always there.
 HELD = 4
 
 
@@ -38,12 +37,11 @@ async def run(consumer: marq.Consumer, received: Received, work: Work, concurren
         if len(values) >= count:
             done.set()
 
-    handler = work_on if work.ms else look
-    await _until(done, consumer.run(handler, concurrency=concurrency), consumer)
+    await until_handled(consumer, consumer.run(work_on if work.ms else look, concurrency=concurrency), done)
 
 
 async def run_batch(consumer: marq.Consumer, received: Received, work: Work, concurrency: int) -> None:
-    """``run_batch`` with a handler that takes many."""
+    """``run_batch`` with a handler for many messages."""
     done = asyncio.Event()
 
     async def handler(messages: list[marq.Message]) -> None:
@@ -52,7 +50,7 @@ async def run_batch(consumer: marq.Consumer, received: Received, work: Work, con
             done.set()
 
     running = consumer.run_batch(handler, max_messages=BATCH_MESSAGES, concurrency=concurrency)
-    await _until(done, running, consumer)
+    await until_handled(consumer, running, done)
 
 
 async def iterate(consumer: marq.Consumer, received: Received, work: Work, concurrency: int) -> None:
@@ -66,33 +64,28 @@ async def iterate(consumer: marq.Consumer, received: Received, work: Work, concu
 
 
 WAYS: dict[str, Callable[[marq.Consumer, Received, Work, int], Awaitable[None]]] = {
-    "run": run,
-    "run_batch": run_batch,
-    "iterate": iterate,
+    way.__name__: way for way in (run, run_batch, iterate)
 }
 
 
-async def _until(done: asyncio.Event, running: Awaitable[None], consumer: marq.Consumer) -> None:
-    """Run until it is done and every ack is durable."""
-    task, waiting = asyncio.ensure_future(running), asyncio.ensure_future(done.wait())
-    await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
-    if task.done():
-        task.result()
-    await consumer.flush()
-    task.cancel()
-    await asyncio.wait([task])
-
-
 async def main(
-    servers: str, prefix: str, count: int, way: str, start: str = "marked", work: str = "0", concurrency: str = "64"
+    servers: str,
+    prefix: str,
+    count: int,
+    way: str,
+    start: str = "marked",
+    work: Work = NO_WORK,
+    concurrency: int = 64,
 ) -> None:
-    received, doing = Received(count), Work.read(work)
-    held = max(DEFAULT_MAX_IN_FLIGHT, HELD * int(concurrency))
-    async with marq.Consumer(QUEUE, servers, prefix=prefix, start=start, max_in_flight=held) as consumer:
-        await WAYS[way](consumer, received, doing, int(concurrency))
+    received = Received(count)
+    in_flight = max(DEFAULT_MAX_IN_FLIGHT, HELD * concurrency)
+    async with marq.Consumer(
+        QUEUE, servers, prefix=prefix, transactional=start == "transactional", max_in_flight=in_flight
+    ) as consumer:
+        await WAYS[way](consumer, received, work, concurrency)
         received.end()
-    received.print()
+    received.report()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), *sys.argv[4:]))
+    call(main)

@@ -1,21 +1,20 @@
-"""One process that fills a quorum queue of RabbitMQ, and then drains it: each message is acknowledged by itself.
+"""One process that fills a quorum queue of RabbitMQ and drains it, with an ack for each message.
 
-aio-pika calls the handler of each message in a task of its own, with up to ``prefetch`` messages that have no ack yet.
+aio-pika runs the handler of each message in its own task, with up to ``prefetch`` messages without an ack.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 
 import aio_pika
 from aio_pika.abc import AbstractIncomingMessage, AbstractRobustChannel
 
-from bench.clients.received import NUMBER, Received
-from bench.clients.work import Work
+from bench.clients.client import call
+from bench.clients.received import NUMBER, Received, Work
 from bench.load import values
 
-#: Messages that are sent at a time; each is confirmed.
+#: Messages sent at a time; the broker confirms each.
 WINDOW = 1_000
 
 
@@ -49,13 +48,12 @@ async def main(url: str, name: str, count: int, size: int, work: Work, prefetch:
 
         consumer = await queue.consume(handler)
         await done.wait()
-        # The broker answers what it gets in its order: all acks were there before this.
+        # The broker answers in order, so all acks arrived before this.
         await queue.cancel(consumer)
         received.end()
         await queue.delete(if_unused=False, if_empty=False)
-    received.print()
+    received.report()
 
 
 if __name__ == "__main__":
-    url, name, count, size, work, prefetch = sys.argv[1:]
-    asyncio.run(main(url, name, int(count), int(size), Work.read(work), int(prefetch)))
+    call(main)

@@ -1,23 +1,22 @@
 """One process of a native share group, by confluent-kafka's ShareConsumer: each message is acknowledged by itself.
 
-All messages of a poll have to be acknowledged before the next poll, so a poll's messages are worked on at the same
-time, and several consumers, each with a thread for its polls, take turns. The broker is told by
-:data:`BROKER_PROPERTIES` to hold nothing back, and messages are asked for up to the number that it locks at a time.
+All messages of a poll must be acknowledged before the next poll, so the messages of a poll are worked on at the same
+time, and several consumers, each with a thread for its polls, take turns. :data:`BROKER_PROPERTIES` remove the broker's
+delays and allow as many locked messages as possible.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from confluent_kafka import KafkaException, Message, ShareConsumer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from bench.clients.received import NUMBER, Received
-from bench.clients.work import Work
+from bench.clients.client import call
+from bench.clients.received import NO_WORK, NUMBER, Received, Work
 
-#: The most that the broker can be told: messages of a partition that are in flight.
+#: The highest number of messages in flight, per partition, that the broker accepts.
 MAX_LOCKS = 10_000
 BROKER_PROPERTIES = {
     "group.share.partition.max.record.locks": str(MAX_LOCKS),
@@ -29,16 +28,16 @@ BROKER_PROPERTIES = {
     "group.share.min.assignment.interval.ms": "0",
 }
 POLL_SECONDS, SHORT_SECONDS = 1.0, 0.05
-#: Tasks that work on the messages of a poll: more are slower.
+#: Tasks that work on the messages of a poll; more are slower.
 TASKS = 10_000
 
 
 def begin_at_earliest(servers: str, group: str) -> None:
-    """Tell the broker that the group gets what was sent before it was there, which no consumer can ask for."""
+    """Let the group begin at the earliest message; only the broker can set this for a share group."""
     entry = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
-    asked = ConfigResource(ResourceType.GROUP, group, incremental_configs=[entry])
+    resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=[entry])
     admin = AdminClient({"bootstrap.servers": servers})
-    for answer in admin.incremental_alter_configs([asked]).values():
+    for answer in admin.incremental_alter_configs([resource]).values():
         answer.result()
 
 
@@ -72,11 +71,7 @@ def acknowledge(consumer: ShareConsumer, messages: list[Message]) -> None:
 
 
 def value_of(message: Message) -> bytes:
-    """Return its value.
-
-    Raises:
-        KafkaException: it stands for an error.
-    """
+    """Return its value; raise KafkaException if the message stands for an error."""
     if message.error() is not None:
         raise KafkaException(message.error())
     value: bytes = message.value()
@@ -101,7 +96,7 @@ async def _work_on(consumer: ShareConsumer, received: Received, work: Work) -> N
 
 
 async def work_on_all(messages: list[Message], received: Received, work: Work) -> None:
-    """Work on all at the same time, in tasks that take one after the other: fewer than one for each message."""
+    """Work on all at the same time, in tasks that each take one after the other."""
     values = map(value_of, messages)
 
     async def take() -> None:
@@ -112,20 +107,20 @@ async def work_on_all(messages: list[Message], received: Received, work: Work) -
     await asyncio.gather(*[take() for _ in range(min(len(messages), TASKS))])
 
 
-def main(servers: str, topic: str, count: int, work: str = "0", consumers: str = "1", polled: str = "40000") -> None:
-    group, doing = f"{topic}-share", Work.read(work)
+def main(servers: str, topic: str, count: int, work: Work = NO_WORK, consumers: int = 1, polled: int = 40_000) -> None:
+    group = f"{topic}-share"
     begin_at_earliest(servers, group)
     received = Received(count)
-    all_consumers = [connect(servers, topic, group, int(polled)) for _ in range(int(consumers))]
-    if doing.ms:
-        asyncio.run(work_on(all_consumers, received, doing))
+    all_consumers = [connect(servers, topic, group, polled) for _ in range(consumers)]
+    if work.ms:
+        asyncio.run(work_on(all_consumers, received, work))
     else:
         look(all_consumers[0], received)
     received.end()
     for consumer in all_consumers:
         consumer.close()
-    received.print()
+    received.report()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), *sys.argv[4:])
+    call(main)

@@ -1,22 +1,46 @@
-"""What a consumer process of a measurement has received, and when: the same account for every system."""
+"""The account of a draining process, the same for every system: which messages it received and when."""
 
 from __future__ import annotations
 
-import json
+import asyncio
 import os
 import resource
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
 
+from bench.clients.client import say
 from bench.load import check
 from bench.processes import memory_bytes
 
-#: Bytes of a value that are kept, which are its number.
+#: The bytes of a value that are kept: its number.
 NUMBER = slice(8)
 
 
+@dataclass(frozen=True)
+class Work:
+    """Work on messages: every ``each``-th one takes ``ms`` milliseconds of waiting, as if a service were asked."""
+
+    ms: float = 0.0
+    each: int = 1
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Read ``10`` or ``500/100``."""
+        ms, _, each = text.partition("/")
+        return cls(float(ms), int(each or 1))
+
+    async def do(self, value: bytes) -> None:
+        if self.ms and int.from_bytes(value[:8], "big") % self.each == 0:
+            await asyncio.sleep(self.ms / 1000)
+
+
+NO_WORK = Work()
+
+
 class Received:
-    """Begins when the process has imported all and prepared what is not the consumer's: its clock runs from then."""
+    """Messages received so far; its clock starts when it is made, after all imports."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -31,7 +55,7 @@ class Received:
         return len(self.values) >= self.count
 
     def begin(self) -> None:
-        """Note that the first message is in hand; only the first call counts."""
+        """Note that the first message has arrived; only the first call counts."""
         self._first = self._first or time.perf_counter()
 
     def add(self, values: Iterable[bytes]) -> None:
@@ -44,21 +68,20 @@ class Received:
         self._cpu_seconds = _cpu_seconds() - self._cpu_before
         self._peak_bytes = memory_bytes(os.getpid(), "VmHWM")
 
-    def print(self) -> None:
-        """Print the figures as JSON.
+    def report(self) -> None:
+        """Send the figures to the row.
 
         Raises:
             SystemExit: a message is missing, or came twice.
         """
         check(self.values, self.count)
-        figures = {
-            "rate": self.count / (self._ended - self._first),
-            "startup_seconds": self._first - self._begun,
-            "cpu_seconds": self._cpu_seconds,
-            "peak_bytes": self._peak_bytes,
-            "ended_at": time.time() - (time.perf_counter() - self._ended),
-        }
-        print(json.dumps(figures))
+        say(
+            rate=self.count / (self._ended - self._first),
+            startup_seconds=self._first - self._begun,
+            cpu_seconds=self._cpu_seconds,
+            peak_bytes=self._peak_bytes,
+            ended_at=time.time() - (time.perf_counter() - self._ended),
+        )
 
 
 def _cpu_seconds() -> float:

@@ -1,23 +1,15 @@
-"""The rows of the benchmark, in the order in which they run."""
+"""The rows of the benchmark, in the order in which they run; the last ones only by their name."""
 
 from __future__ import annotations
 
-from bench.rows.census import CENSUS
-from bench.rows.concurrency import CONCURRENCY_ROW
-from bench.rows.drain import DRAIN
-from bench.rows.expiry import EXPIRY
-from bench.rows.idle import IDLE
-from bench.rows.latency import LATENCY
-from bench.rows.memory import MEMORY
-from bench.rows.neighbours import NEIGHBOURS
-from bench.rows.queues import QUEUES_ROW
-from bench.rows.rabbitmq import RABBITMQ
-from bench.rows.readers import READERS
-from bench.rows.redelivery import REDELIVERY
-from bench.rows.scale import SCALE
-from bench.rows.send import SEND
-from bench.rows.tracker import TRACKER
-from bench.rows.work import WORK_ROWS
+from bench.rows.delays import DELAYS
+from bench.rows.drain import DRAIN, MEMORY, RABBITMQ, WORK_ROWS
+from bench.rows.latency import EXPIRY, LATENCY, NEIGHBOURS, REDELIVERY
+from bench.rows.queues import QUEUES_ROW, READERS_ROW
+from bench.rows.recovery import RECOVERY
+from bench.rows.starts import DELAYS_ROW, DRAIN_ROW, KILLS_ROW
+from bench.rows.throughput import CONCURRENCY_ROW, SCALE, SEND
+from bench.rows.tracker import BACKLOG, IDLE, TRACKER
 from bench.suite import Row
 
 ROWS: tuple[Row, ...] = (
@@ -26,15 +18,20 @@ ROWS: tuple[Row, ...] = (
     RABBITMQ,
     SEND,
     TRACKER,
-    CENSUS,
+    BACKLOG,
     CONCURRENCY_ROW,
     LATENCY,
     REDELIVERY,
     EXPIRY,
     QUEUES_ROW,
-    READERS,
+    READERS_ROW,
     NEIGHBOURS,
     MEMORY,
     SCALE,
     IDLE,
+    RECOVERY,
+    DELAYS,
+    KILLS_ROW,
+    DRAIN_ROW,
+    DELAYS_ROW,
 )

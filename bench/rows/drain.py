@@ -1,59 +1,92 @@
-"""How fast a queue that is full is emptied by one consumer process, beside Kafka's own clients."""
+"""A full queue is drained by one process: rates of Marq and of other clients, with and without work, and memory."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from functools import partial
+from typing import NamedTuple
 
-from bench.bars import Bar
 from bench.clients.drain_share import BROKER_PROPERTIES
 from bench.load import QUEUE, fill
-from bench.processes import Meter
-from bench.suite import Bench, Figures, Medians, Row, measured
-from bench.worker import BenchWorker
+from bench.processes import Meter, measured
+from bench.rabbitmq import rabbitmq
+from bench.suite import Bar, Bench, Figures, Medians, Row
+from marq.wire.names import Names
 
-#: ``run``'s rate, of the confluent-kafka consumer group's.
+#: Bars of ``run``: its rate divided by the confluent-kafka consumer group's.
 LEAST_OF_GROUP, GOAL_OF_GROUP = 0.55, 0.8
-#: ``run_batch``'s rate, of the share group's.
+#: Bars of ``run_batch``: its rate divided by the share group's.
 LEAST_OF_SHARE, GOAL_OF_SHARE = 0.45, 1.0
 RUN, RUN_BATCH, ITERATE = "marq run", "marq run_batch", "marq iterate"
 AIOKAFKA, GROUP, SHARE = "aiokafka group", "confluent group", "confluent share group"
+QUORUM = "rabbitmq quorum queue"
+#: Prefetch and concurrency beside RabbitMQ.
+PREFETCH = 2_000
+CONSUMER_MIB, WORKER_MIB = 250.0, 400.0
+#: Bytes of markers and changelog, divided by the payload's.
+MOST_OF_PAYLOAD = 1.3
+MIB = float(1 << 20)
 
 
-def filled(bench: Bench) -> tuple[str, float]:
-    """Return the prefix of topics that were just filled, and how many messages were sent per second."""
+def filled(bench: Bench) -> str:
+    """Return the prefix of topics that are full."""
     prefix, size = bench.prefix(), bench.size
-    return prefix, asyncio.run(fill(bench.servers, prefix, size.messages, size.value_bytes))
+    asyncio.run(fill(bench.servers, prefix, size.messages, size.value_bytes))
+    return prefix
 
 
 def marq(bench: Bench, way: str = "run", start: str = "marked", work: str = "0", concurrency: int = 64) -> Figures:
-    """Measure Marq with a worker of its own: ``work`` as :class:`bench.clients.work.Work` reads it."""
-    prefix, _ = filled(bench)
-    count = bench.size.messages
-    with BenchWorker(bench.servers, prefix, bench.folder) as worker:
-        worker.wait_until_owner()
-        meter = Meter({"tracker": [worker.process.pid], "broker": [bench.broker_pid]})
-        arguments = (bench.servers, prefix, str(count), way, start, work, str(concurrency))
-        figures = measured("bench.clients.drain_marq", *arguments)
+    """Measure Marq with a worker; for ``work`` see :class:`bench.clients.received.Work`."""
+    prefix, count = filled(bench), bench.size.messages
+    with bench.worker(prefix) as worker:
+        meter = Meter({"tracker": [worker.pid], "broker": [bench.broker_pid]})
+        figures = measured("drain_marq", bench.servers, prefix, count, way, start, work, concurrency)
         worker.wait_until_drained(QUEUE, count)
         behind = max(0.0, time.time() - figures["ended_at"])
-        return {**of_client(figures), "tracker_behind_seconds": behind, **of_parts(meter)}
+        return {**_client(figures), "tracker_behind_seconds": behind, **_parts(meter)}
 
 
-def native(bench: Bench, client: str, how: tuple[str, ...] = ()) -> Figures:
-    """Measure one of Kafka's own: a module of ``bench.clients``."""
-    prefix, _ = filled(bench)
+def native(bench: Bench, client: str, how: tuple[object, ...] = ()) -> Figures:
+    """Measure one of Kafka's own clients."""
+    topic = f"{filled(bench)}.messages"
     meter = Meter({"broker": [bench.broker_pid]})
-    arguments = (bench.servers, f"{prefix}.messages", str(bench.size.messages), *how)
-    return {**of_client(measured(f"bench.clients.{client}", *arguments)), **of_parts(meter)}
+    return {**_client(measured(client, bench.servers, topic, bench.size.messages, *how)), **_parts(meter)}
 
 
-def of_client(figures: Figures) -> Figures:
+def quorum_queue(bench: Bench, work: str = "0") -> Figures:
+    """Measure a quorum queue of RabbitMQ by aio-pika: each message durable, with its own ack."""
+    size = bench.size
+    with rabbitmq() as url:
+        return _client(measured("drain_rabbitmq", url, bench.prefix(), size.messages, size.value_bytes, work, PREFETCH))
+
+
+def memory(bench: Bench) -> Figures:
+    """Measure the peak memory of consumer and worker, and the bytes that they write to Kafka."""
+    prefix, count = filled(bench), bench.size.messages
+    names = Names(prefix)
+    with bench.worker(prefix) as worker:
+        figures = measured("drain_marq", bench.servers, prefix, count, "run")
+        worker.wait_until_drained(QUEUE, count)
+        peaks = {
+            "consumer_peak_mib": figures["peak_bytes"] / MIB,
+            "worker_peak_mib": worker.memory("VmHWM") / MIB,
+        }
+    # The worker has ended, so its last records are in the log.
+    topics = {"messages": names.messages, "markers": names.markers, "changelog": names.changelog}
+    written = {name: bench.log_bytes(topic) / count for name, topic in topics.items()}
+    return {
+        **peaks,
+        **{f"{name}_bytes_per_message": size for name, size in written.items()},
+        "markers_and_changelog_of_payload": (written["markers"] + written["changelog"]) / bench.size.value_bytes,
+    }
+
+
+def _client(figures: Figures) -> Figures:
     return {name: figures[name] for name in ("rate", "startup_seconds", "cpu_seconds")}
 
 
-def of_parts(meter: Meter) -> Figures:
+def _parts(meter: Meter) -> Figures:
     return {f"{part}_cpu_seconds": seconds for part, seconds in meter.seconds().items()}
 
 
@@ -66,8 +99,17 @@ def bars(medians: Medians) -> list[Bar]:
     ]
 
 
+def memory_bars(medians: Medians) -> list[Bar]:
+    figures = medians[RUN]
+    return [
+        Bar("memory of a consumer, at the most", figures["consumer_peak_mib"], CONSUMER_MIB, "MiB"),
+        Bar("memory of a worker, at the most", figures["worker_peak_mib"], WORKER_MIB, "MiB"),
+        Bar("markers and changelog", figures["markers_and_changelog_of_payload"], MOST_OF_PAYLOAD, "times the payload"),
+    ]
+
+
 def crossings(medians: Medians) -> list[str]:
-    """Say of each pair of Marq's ways and the others which of them is done first, from its start, and up to where."""
+    """Compare each way of Marq with each other client, start-up included."""
     return [
         crossing(mine, medians[mine], other, medians[other])
         for mine in (RUN, RUN_BATCH)
@@ -77,19 +119,19 @@ def crossings(medians: Medians) -> list[str]:
 
 
 def crossing(first: str, one: Figures, second: str, other: Figures) -> str:
-    """Say from how many messages on the one with the higher rate is done first, its start-up included."""
+    """Return the number of messages from which the client with the higher rate is done first."""
     faster, slower = (first, second) if one["rate"] > other["rate"] else (second, first)
     fast, slow = (one, other) if faster == first else (other, one)
     later = fast["startup_seconds"] - slow["startup_seconds"]
     if later <= 0:
-        return f"{faster} is done before {slower} however many messages there are"
+        return f"{faster} is done before {slower} for any number of messages"
     count = later / (1 / slow["rate"] - 1 / fast["rate"])
     return f"{slower} is done before {faster} with less than {count:,.0f} messages"
 
 
 DRAIN = Row(
     "drain",
-    "a full queue emptied by one process, nothing done with a message but to look at it and to acknowledge it",
+    "a full queue drained by one process that only looks at each message and acknowledges it",
     {
         RUN: marq,
         GROUP: partial(native, client="drain_confluent"),
@@ -102,3 +144,74 @@ DRAIN = Row(
     crossings,
     broker_properties=BROKER_PROPERTIES,
 )
+
+MEMORY = Row(
+    "memory",
+    "a drain, handler per message: the most memory of each process, and the size of the broker's logs after it",
+    {RUN: memory},
+    memory_bars,
+    runs=3,
+)
+
+RABBITMQ = Row(
+    "rabbitmq",
+    f"a full queue drained by one process, also with 10 ms of waiting per message; prefetch and concurrency {PREFETCH}",
+    {
+        RUN: marq,
+        QUORUM: quorum_queue,
+        f"{RUN}, 10 ms": partial(marq, work="10", concurrency=PREFETCH),
+        f"{QUORUM}, 10 ms": partial(quorum_queue, work="10"),
+    },
+    runs=3,
+    # RabbitMQ is so much slower that all messages would take minutes.
+    of_messages=0.1,
+)
+
+
+class Work(NamedTuple):
+    """Work on each message, and the concurrency at which each system is fastest (docs/benchmarks.md).
+
+    ``marq`` and ``group``: messages at a time; ``share``: consumers, and messages of one poll.
+    """
+
+    name: str
+    what: str
+    work: str
+    marq: int
+    group: int
+    share: tuple[int, int]
+
+
+WORK = (
+    Work("work-1ms", "1 ms of waiting for each message", "1", 1_000, 2_000, (1, 40_000)),
+    Work("work-10ms", "10 ms of waiting for each message", "10", 2_000, 4_000, (1, 40_000)),
+    Work("work-100ms", "100 ms of waiting for each message", "100", 10_000, 10_000, (1, 40_000)),
+    Work("work-slow", "500 ms of waiting for 1 % of the messages", "500/100", 2_000, 40_000, (4, 10_000)),
+)
+
+
+def work_bars(what: str, medians: Medians) -> list[Bar]:
+    of_share = medians[RUN]["rate"] / medians[SHARE]["rate"]
+    return [Bar(f"{what}: rate, of the share group's", of_share, 1.0, "times", at_least=True)]
+
+
+def _work_row(work: Work) -> Row:
+    consumers, polled = work.share
+    return Row(
+        work.name,
+        f"{work.what}; marq run at concurrency {work.marq}, {consumers} consumers of a share group with {polled} "
+        f"messages a poll, a consumer group with {work.group} messages at a time",
+        {
+            RUN: partial(marq, work=work.work, concurrency=work.marq),
+            SHARE: partial(native, client="drain_share", how=(work.work, consumers, polled)),
+            GROUP: partial(native, client="drain_confluent", how=(work.work, work.group)),
+        },
+        partial(work_bars, work.what),
+        runs=3,
+        broker_properties=BROKER_PROPERTIES,
+        # A run then takes 8 to 15 seconds.
+        of_messages=1.5,
+    )
+
+
+WORK_ROWS = tuple(map(_work_row, WORK))

@@ -1,53 +1,49 @@
-"""What many queues cost that one consumer serves: with one queue, and with ten thousand.
-
-The queues take turns with each message, so that a consumer finds next to no two messages of one queue in a row. They
-are defined in bulk, as a file of definitions is; messages come from a plain Kafka producer, which costs each the same.
-"""
+"""Many queues on one topic: served by one consumer, and by a consumer for each."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import time
+from contextlib import ExitStack
 from functools import partial
 
 import marq
-from bench.bars import Bar
-from bench.load import fill_queues
-from bench.processes import Meter
-from bench.suite import Bench, Figures, Medians, Row, measured
-from bench.worker import BenchWorker
-from marq.core.definitions import layer_key
-from marq.core.names import Names
+from bench.load import fill_queues, place, queue_name
+from bench.processes import Child, Meter, measured
+from bench.suite import Bar, Bench, Figures, Medians, Row
+from bench.worker import make_topics
+from marq.settings.definitions import layer_key
+from marq.wire.names import Names
 
-#: For a look at how it grows: make bench ONLY=queues QUEUES=100.
+# --- queues -----------------------------------------------------------------------------------------------------------
+
+#: To see how costs grow: make bench ONLY=queues QUEUES=100.
 QUEUES = int(os.environ.get("QUEUES") or 10_000)
 GROUP = "many"
-#: Of the messages.
-PART = 0.5
 LEAST_OF_ONE = 0.5
-#: A worker knows definitions from the queues topic; figures of so many queues take it long to say.
 ONE, MANY = "1 queue", f"{QUEUES:,} queues"
 
 
 def grouped(bench: Bench, count: int) -> Figures:
+    """Measure a consumer of many queues that take turns, so that hardly two messages in a row share a queue."""
     prefix, size = bench.prefix(), bench.size
-    messages = int(size.messages * PART)
-    queues = [f"queue-{number}" for number in range(count)]
+    queues = [queue_name(number) for number in range(count)]
     asyncio.run(define(bench.servers, prefix, queues))
-    asyncio.run(fill_queues(bench.servers, Names(prefix), queues, messages, size.value_bytes, size.partitions))
-    with BenchWorker(bench.servers, prefix, bench.folder) as worker:
-        worker.wait_until_owner()
-        meter = Meter({"worker": [worker.process.pid]})
-        figures = measured("bench.clients.group", bench.servers, prefix, GROUP, str(messages))
-        return {**figures, "worker_cpu_seconds_per_million": meter.seconds()["worker"] / messages * 1e6}
+    asyncio.run(fill_queues(bench.servers, Names(prefix), queues, size.messages, size.value_bytes, size.partitions))
+    with bench.worker(prefix) as worker:
+        meter = Meter({"worker": [worker.pid]})
+        figures = measured("consumers", "group", bench.servers, prefix, GROUP, size.messages)
+        return {**figures, "worker_cpu_seconds_per_million": meter.seconds()["worker"] / size.messages * 1e6}
 
 
 async def define(servers: str, prefix: str, queues: list[str]) -> None:
+    """Define the queues in bulk, as a definitions file does."""
     async with marq.Queues(servers, prefix=prefix) as definitions:
         await definitions.publish({layer_key("change", queue): {"group": GROUP} for queue in queues})
 
 
-def bars(medians: Medians) -> list[Bar]:
+def queues_bars(medians: Medians) -> list[Bar]:
     of_one = medians[MANY]["messages_per_second"] / medians[ONE]["messages_per_second"]
     return [Bar(f"{MANY}, of the speed of one", of_one, LEAST_OF_ONE, "times", at_least=True)]
 
@@ -56,6 +52,75 @@ QUEUES_ROW = Row(
     "queues",
     f"one consumer of a group serves {MANY} that share a topic, beside a group of one",
     {ONE: partial(grouped, count=1), MANY: partial(grouped, count=QUEUES)},
-    bars,
+    queues_bars,
     runs=3,
+    of_messages=0.5,
+)
+
+# --- readers ----------------------------------------------------------------------------------------------------------
+
+READERS, PROCESSES, PARTITIONS, MARKERS_PARTITIONS = 200, 4, 128, 4
+WITHOUT, WITH = "without spread", "spread of 1"
+#: Messages of each queue. Without spread all consumers read all of them; with it, few would let other bytes dominate.
+MESSAGES = {WITHOUT: 50, WITH: 1_000}
+#: Bytes read, divided by the payload's.
+MOST_OF_PAYLOAD = 4.0
+
+
+def read(bench: Bench, name: str) -> Figures:
+    """Measure the bytes that consumers read for each message they receive.
+
+    Without spread each reads the whole topic. With a spread of 1, it reads one partition, which it shares on average
+    with (queues - 1) / partitions other queues: of 200 queues in 128 partitions, 2.6 times the bytes of its messages,
+    each with some 20 bytes around the payload.
+    """
+    prefix, size, count = bench.prefix(), bench.size, MESSAGES[name]
+    asyncio.run(prepare(bench.servers, prefix, name, size.value_bytes))
+    share = READERS // PROCESSES
+    with ExitStack() as stack:
+        stack.enter_context(bench.worker(prefix))
+        processes = [
+            stack.enter_context(Child("consumers", "readers", bench.servers, prefix, number * share, share, count))
+            for number in range(PROCESSES)
+        ]
+        for process in processes:
+            process.read()
+        began = time.monotonic()
+        for process in processes:
+            process.go()
+        received = sum(process.read()["bytes_received"] for process in processes)
+        seconds = time.monotonic() - began
+    messages = READERS * count
+    return {
+        "bytes_read_per_message": received / messages,
+        "bytes_read_of_payload": received / messages / size.value_bytes,
+        "seconds": seconds,
+    }
+
+
+async def prepare(servers: str, prefix: str, name: str, size: int) -> None:
+    """Create the topics, place the queues, and send the messages."""
+    await make_topics(servers, prefix, PARTITIONS, markers_partitions=MARKERS_PARTITIONS)
+    queues = [queue_name(number) for number in range(READERS)]
+    if name == WITH:
+        await place(servers, prefix, queues, 1, PARTITIONS)
+    async with marq.Producer(servers, prefix=prefix) as producer:
+        for queue in queues:
+            await producer.send_many(queue, [b"x" * size] * MESSAGES[name])
+
+
+def readers_bars(medians: Medians) -> list[Bar]:
+    of_payload = medians[WITH]["bytes_read_of_payload"]
+    what = f"{READERS} consumers of a queue each, {PARTITIONS} partitions, spread of 1: bytes read"
+    return [Bar(what, of_payload, MOST_OF_PAYLOAD, "times the payload")]
+
+
+READERS_ROW = Row(
+    "readers",
+    f"{READERS} consumers in {PROCESSES} processes, each with its own queue: bytes read for each message handled",
+    {name: partial(read, name=name) for name in MESSAGES},
+    readers_bars,
+    # Bytes differ little from run to run.
+    runs=1,
+    warm=0,
 )

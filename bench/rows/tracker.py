@@ -1,76 +1,75 @@
-"""How fast a worker folds markers, when all it has to do is there already.
+"""What a worker alone costs: folding markers, counting waiting messages, and doing nothing.
 
-The worker runs and is stopped (SIGSTOP) while the markers are written; from SIGCONT on counts. Nothing else runs then
-but the broker. *Acked in the same fetch*: each ACK stands behind its ACQUIRE, and the end is when the worker's own
-figures say that all are acked. *Written and deleted*: first all ACQUIREs, until the changelog has all rows, then all
-ACKs, until it has all deletions; both times count.
+For `tracker` and `backlog` the worker is stopped (SIGSTOP) while the input is written; the time counts from SIGCONT on,
+when only the worker and the broker run.
 """
 
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from bench.bars import Bar
-from bench.load import QUEUE
-from bench.processes import Meter
-from bench.suite import Bench, Figures, Medians, Row, measured
-from bench.worker import BenchWorker
-from marq.core.names import Names
-from marq.settings import ClientSettings
-from marq.topics import ensure_topics
+from bench.load import QUEUE, fill_queues, queue_name
+from bench.processes import Meter, measured
+from bench.suite import Bar, Bench, Figures, Medians, Row
+from bench.worker import LIMIT_SECONDS, POLL_SECONDS, BenchWorker, make_topics
+from marq.wire.names import Names
+
+#: Keeps a stopped worker in its group.
+SESSION = {"MARQ_SESSION_TIMEOUT": "60"}
+
+
+@contextmanager
+def stopped(worker: BenchWorker) -> Iterator[None]:
+    worker.pause()
+    try:
+        yield
+    finally:
+        worker.resume()
+
+
+# --- tracker ----------------------------------------------------------------------------------------------------------
 
 TOGETHER, WRITTEN = "acked in the same fetch", "written and deleted"
 TOGETHER_PER_SECOND, WRITTEN_PER_SECOND = 250_000, 100_000
-#: A worker that is stopped is not to be thrown out of its group.
-SESSION = {"MARQ_SESSION_TIMEOUT": "60"}
-#: The last rows are not to wait for a second.
+#: Writes the last rows soon instead of after a second.
 FLUSH_SOON = {"MARQ_FLUSH_INTERVAL": "0.05"}
-#: So long the changelog must stand still: longer than a flush.
+#: Time without new records after which the changelog is complete: longer than a flush.
 QUIET_SECONDS = 0.3
-POLL_SECONDS = 0.02
-LIMIT_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
 class Folding:
-    """A worker, and what it is to fold."""
+    """A worker and the markers that it folds."""
 
     bench: Bench
     names: Names
     worker: BenchWorker
 
     def run(self, kinds: str, wait: Callable[[], float]) -> float:
-        """Write markers of these kinds for all messages; return how many seconds the worker then takes."""
+        """Write markers of these kinds for all messages; return the seconds that the worker then takes."""
         size = self.bench.size
-        words = (self.names.prefix, size.partitions, size.messages, size.value_bytes)
-        self.worker.process.send_signal(signal.SIGSTOP)
-        try:
-            measured("bench.clients.markers", self.bench.servers, *map(str, words), kinds)
-        finally:
-            self.worker.process.send_signal(signal.SIGCONT)
+        with stopped(self.worker):
+            sizes = (size.partitions, size.messages, size.value_bytes)
+            measured("producers", "markers", self.bench.servers, self.names.prefix, *sizes, kinds)
         began = time.monotonic()
         return wait() - began
 
     def until_acked(self) -> float:
-        """Return when the worker's figures say that each message is acked."""
-        with limited() as check:
-            while self._row().get("acked") != self.bench.size.messages:
-                check(self._row)
-                time.sleep(POLL_SECONDS)
+        """Return when the worker's statistics count each message as acked."""
+        self.worker.wait_until(lambda: self.worker.row(QUEUE).get("acked") == self.bench.size.messages)
         return time.monotonic()
 
     def until_written(self, in_flight: int) -> float:
-        """Return when the changelog stood still, and so many messages were open.
+        """Return when the changelog was complete, with so many messages in flight.
 
-        The worker is only asked then: to count what is open takes it the longer, the more that is.
+        Only then the worker is asked, because counting messages in flight costs it time.
         """
         return asyncio.run(self._until_written(in_flight))
 
@@ -78,58 +77,45 @@ class Folding:
         consumer = AIOKafkaConsumer(bootstrap_servers=self.bench.servers)
         await consumer.start()
         try:
-            written, ended = await self.changelog_end(consumer), time.monotonic()
-            with limited() as check:
-                while time.monotonic() - ended < QUIET_SECONDS or self._row().get("in_flight") != in_flight:
-                    check(self._row)
+            written, ended = await self._changelog_end(consumer), time.monotonic()
+            async with asyncio.timeout(LIMIT_SECONDS):
+                while time.monotonic() - ended < QUIET_SECONDS or self._in_flight() != in_flight:
                     await asyncio.sleep(POLL_SECONDS)
-                    if (now := await self.changelog_end(consumer)) != written:
+                    if (now := await self._changelog_end(consumer)) != written:
                         written, ended = now, time.monotonic()
         finally:
             await consumer.stop()
         return ended
 
-    async def changelog_end(self, consumer: AIOKafkaConsumer) -> int:
+    async def _changelog_end(self, consumer: AIOKafkaConsumer) -> int:
         partitions = range(self.bench.size.partitions)
-        ends = await consumer.end_offsets([TopicPartition(self.names.changelog, each) for each in partitions])
+        ends = await consumer.end_offsets([TopicPartition(self.names.changelog, partition) for partition in partitions])
         return sum(ends.values())
 
-    def _row(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.worker.figures().get("queues", {}).get(QUEUE, {})
-        return found
-
-
-@contextmanager
-def limited() -> Iterator[Callable[[Callable[[], object]], None]]:
-    """Give a check that ends the run when it takes too long, and shows what there is."""
-    until = time.monotonic() + LIMIT_SECONDS
-
-    def check(look: Callable[[], object]) -> None:
-        if time.monotonic() > until:
-            raise SystemExit(f"bench: not folded after {LIMIT_SECONDS} s: {look()}")
-
-    yield check
+    def _in_flight(self) -> int | None:
+        return self.worker.row(QUEUE).get("in_flight")
 
 
 def together(bench: Bench) -> Figures:
-    return _measured(bench, SESSION, lambda folding: folding.run("acquire,ack", folding.until_acked))
+    """Write each ACK right after its ACQUIRE; the worker is done when it counts all messages as acked."""
+    return _folded(bench, SESSION, lambda folding: folding.run("acquire,ack", folding.until_acked))
 
 
 def written(bench: Bench) -> Figures:
+    """Write all ACQUIREs, until the changelog has all rows; then all ACKs, until it has all deletions."""
+
     def both(folding: Folding) -> float:
         acquired = folding.run("acquire", lambda: folding.until_written(bench.size.messages))
         return acquired + folding.run("ack", lambda: folding.until_written(0))
 
-    return _measured(bench, {**SESSION, **FLUSH_SOON}, both)
+    return _folded(bench, {**SESSION, **FLUSH_SOON}, both)
 
 
-def _measured(bench: Bench, settings: dict[str, str], run: Callable[[Folding], float]) -> Figures:
+def _folded(bench: Bench, settings: dict[str, str], run: Callable[[Folding], float]) -> Figures:
     prefix, size = bench.prefix(), bench.size
-    client = ClientSettings.read(bench.servers, {"prefix": prefix, "partitions": size.partitions}, environment={})
-    asyncio.run(ensure_topics(client, changelog=True))
-    with BenchWorker(bench.servers, prefix, bench.folder, settings=settings) as worker:
-        worker.wait_until_owner()
-        meter = Meter({"worker": [worker.process.pid]})
+    asyncio.run(make_topics(bench.servers, prefix, size.partitions))
+    with bench.worker(prefix, settings=settings) as worker:
+        meter = Meter({"worker": [worker.pid]})
         seconds = run(Folding(bench, Names(prefix), worker))
         taken = meter.seconds()
     markers = 2 * size.messages
@@ -140,7 +126,7 @@ def _measured(bench: Bench, settings: dict[str, str], run: Callable[[Folding], f
     }
 
 
-def bars(medians: Medians) -> list[Bar]:
+def tracker_bars(medians: Medians) -> list[Bar]:
     return [
         Bar(f"tracker, {how}", medians[how]["markers_per_second"], limit, "markers/s", at_least=True)
         for how, limit in ((TOGETHER, TOGETHER_PER_SECOND), (WRITTEN, WRITTEN_PER_SECOND))
@@ -149,7 +135,75 @@ def bars(medians: Medians) -> list[Bar]:
 
 TRACKER = Row(
     "tracker",
-    "a worker folds an ACQUIRE and an ACK of each message, with payloads; all of them are in the log when it begins",
+    "a worker folds an ACQUIRE and an ACK of each message, with payloads; all are in the log when it begins",
     {TOGETHER: together, WRITTEN: written},
-    bars,
+    tracker_bars,
 )
+
+# --- backlog ----------------------------------------------------------------------------------------------------------
+
+QUEUES = 1_000
+ONE, MANY = "1 queue", f"{QUEUES:,} queues"
+COUNTED_PER_SECOND = 300_000
+#: The worker updates its statistics once a second, and those of many queues take long to return.
+CENSUS_POLL_SECONDS = 0.1
+
+
+def backlog(bench: Bench, queues: int) -> Figures:
+    prefix, size = bench.prefix(), bench.size
+    asyncio.run(make_topics(bench.servers, prefix, size.partitions))
+    with bench.worker(prefix, settings=SESSION) as worker:
+        _wait_until_waiting(worker, 0)
+        with stopped(worker):
+            names = [queue_name(number) for number in range(queues)]
+            asyncio.run(
+                fill_queues(bench.servers, Names(prefix), names, size.messages, size.value_bytes, size.partitions)
+            )
+        meter, began = Meter({"worker": [worker.pid]}), time.monotonic()
+        _wait_until_waiting(worker, size.messages)
+        seconds, taken = time.monotonic() - began, meter.seconds()
+    return {
+        "records_per_second": size.messages / seconds,
+        "worker_cpu_seconds_per_million_records": taken["worker"] / size.messages * 1e6,
+    }
+
+
+def _wait_until_waiting(worker: BenchWorker, count: int) -> None:
+    def counted() -> bool:
+        statistics = worker.statistics()
+        complete = statistics.get("backlog", {}).get("complete")
+        return bool(complete) and sum(row["waiting"] for row in statistics["queues"].values()) == count
+
+    worker.wait_until(counted, pause=CENSUS_POLL_SECONDS)
+
+
+def backlog_bars(medians: Medians) -> list[Bar]:
+    return [
+        Bar(f"backlog of {what}", medians[what]["records_per_second"], COUNTED_PER_SECOND, "records/s", at_least=True)
+        for what in (ONE, MANY)
+    ]
+
+
+BACKLOG = Row(
+    "backlog",
+    "a worker counts waiting messages of queues that share a topic, sent by a plain producer while it was stopped",
+    {ONE: partial(backlog, queues=1), MANY: partial(backlog, queues=QUEUES)},
+    backlog_bars,
+    runs=3,
+)
+
+# --- idle -------------------------------------------------------------------------------------------------------------
+
+SETTLE_SECONDS = 2.0
+IDLE_SECONDS = 10.0
+
+
+def idle(bench: Bench) -> Figures:
+    with bench.worker(bench.prefix()) as worker:
+        time.sleep(SETTLE_SECONDS)
+        before = worker.cpu_seconds()
+        time.sleep(IDLE_SECONDS)
+        return {"idle_core_percent": 100 * (worker.cpu_seconds() - before) / IDLE_SECONDS}
+
+
+IDLE = Row("idle", "a worker without messages: how much of a core it takes", {"marq": idle}, runs=1, warm=0)

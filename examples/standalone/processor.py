@@ -1,6 +1,6 @@
-"""Processes the numbers and drops some, until none has come for 20 s: ``python -m examples.standalone.processor``.
+"""Processes numbers and drops some, until none comes for 20 s: ``python -m examples.standalone.processor``.
 
-Kill it (``kill -9``) and start it again: what it held comes back, too.
+Kill it (``kill -9``) and start it again: the messages it held are redelivered, too.
 """
 # ruff: noqa: T201 - printing is what an example is for
 
@@ -12,13 +12,13 @@ import marq
 
 
 async def main() -> None:
-    # Held messages are renewed until max_lease: a dropped one is lost to us after 5 s, and comes back.
+    # Leases are renewed until max_lease, so a dropped message is redelivered after 5 s.
     async with marq.Consumer("standalone", lease=5, max_lease=5) as consumer:
         while messages := await consumer.receive(max_messages=10, wait=20):
             for message in messages:
                 number = message.value.decode()
                 if message.attempt < 3 and random.random() < 0.3:
-                    # Neither acked nor given back: as if this process had died with it.
+                    # Neither acked nor released, as if the process had died.
                     print("dropped", number, flush=True)
                     continue
                 await asyncio.sleep(0.02)  # the work

@@ -1,15 +1,15 @@
-"""What the owner of one markers partition does, as a pure state machine: it reads records, asks for TICKs, fires.
+"""The owner of one markers partition as a pure state machine: it reads records, asks for TICKs, and fires due messages.
 
-The shell (agents/tracker.py) and the simulator drive the same object. The order of a shell's life is
+The engine (marq/owner/engine.py) drives it, and the shell (agents/ownership.py) performs the effects. An owner
 
-1. take over the partition's transactional producer, which fences a former owner,
-2. read the table's changelog to its end (before 1, rows of the former owner could come after what was read, and a row
-   whose ACK is folded together with its ACQUIRE would then never be deleted),
-3. write a TICK and read the markers from ``book.applied`` + 1 on,
-4. after its own TICK has been read back: write the answers to RESCHEDULEs and CANCELs that were read (before, a fact of
-   the former owner may follow: the message that was moved has left then),
-5. and fire what is due by the clock of that TICK. All markers before it have been folded by then, so an ACK or RENEW
-   that was in the log in time is never overlooked, however late it is read.
+1. takes over the partition's transactional producer, which fences the former owner,
+2. reads the table's changelog to its end. Before step 1, the former owner could still append rows, and a row whose ACK
+   is folded together with its ACQUIRE would then never be deleted,
+3. writes a TICK and reads the markers from ``book.applied`` + 1 on,
+4. after it has read its own TICK back, answers the RESCHEDULEs and CANCELs that it has read. Before that, a fact of the
+   former owner may follow, and the message is gone,
+5. and fires the messages that are due by the clock of that TICK. By then it has folded all earlier markers, so it
+   overlooks no ACK or RENEW that reached the log in time.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from marq.core.errors import CorruptMarker, UnknownVersion
-from marq.core.fires import Fire
-from marq.core.handling_times import HandlingTimes, samples
+from marq.core.due_actions import DueAction
 from marq.core.leases import LeaseBook
-from marq.core.marker_codec import decode
-from marq.core.markers import Ack, Answer, Fact, Kind, Source, Tick
-from marq.core.notes import Note
-from marq.core.quarantines import Quarantine
-from marq.core.queue import QueueSettings
-from marq.core.rows import Lease
+from marq.core.storage.handling_times import HandlingTimes, samples
+from marq.core.storage.rows import LeaseRow
+from marq.settings.queue import QueueSettings
+from marq.wire.errors import CorruptMarker, UnknownVersion
+from marq.wire.marker_codec import decode
+from marq.wire.markers import Ack, Answer, Fact, Kind, Source, Tick
+from marq.wire.notes import Note
+from marq.wire.quarantines import Quarantine
 
 #: The least time between two TICKs of a partition.
 TICK_INTERVAL_MS = 50
@@ -42,13 +42,13 @@ class Tracker:
     holder: int
     tick_interval_ms: int = TICK_INTERVAL_MS
     book: LeaseBook = field(init=False)
-    #: Returns the operator's order to pass over a record of a newer version, by its offset and content.
+    #: Returns the operator's order to skip a record of a newer version, by its offset and content.
     ordered: Callable[[int, bytes], Quarantine | None] = lambda _offset, _value: None
-    #: Records that could not be decoded since the shell last looked: (offset, value, why).
+    #: DecodeError records that are not in quarantine yet: (offset, value, error).
     unreadable: list[tuple[int, bytes | None, str]] = field(default_factory=list)
-    #: By how many ms the broker's clock was last found to have jumped.
+    #: The last jump of the broker's clock, in ms.
     jump_ms: int = 0
-    #: Of the messages whose ACKs were read; of several trackers, if they share it.
+    #: Times from ACQUIRE to ACK; several trackers may share it.
     handling: HandlingTimes = field(default_factory=HandlingTimes)
     _sampled_ms: int = -1
     _tick_clock_ms: int | None = None
@@ -61,18 +61,17 @@ class Tracker:
         self.book = LeaseBook(self.settings)
 
     def read(self, value: bytes | None, append_time_ms: int, offset: int) -> None:
-        """Fold one record of the markers topic; one at or below ``book.applied`` has been folded before.
+        """Fold one record of the markers topic; skip one at or below ``book.applied``, which was folded before.
 
-        Raises:
-            UnknownVersion: the partition must stop here until a newer owner has it, or an operator orders the record
-                into quarantine; nothing was folded.
+        Raises UnknownVersion, without folding anything, if the partition must stop here until a newer owner takes it
+        over, or an operator orders the record into quarantine.
         """
         if offset <= self.book.applied:
             return
         try:
             batch = decode(value)
         except UnknownVersion as error:
-            # Asked only for what can't be read: an order must never remove a marker that counts.
+            # Only for unreadable records: an order must never remove a valid marker.
             order = self.ordered(offset, value or b"")
             if order is None:
                 raise
@@ -81,8 +80,8 @@ class Tracker:
         except CorruptMarker as error:
             self._pass_over(value, append_time_ms, offset, str(error))
             return
-        ended: list[tuple[Lease, int]] = []
-        # One ACK of each ms: many small ones come together, and would cost more than their folding.
+        ended: list[tuple[LeaseRow, int]] = []
+        # One ACK per ms: sampling many small ones would cost more than folding them.
         if isinstance(batch, Ack) and append_time_ms != self._sampled_ms:
             self._sampled_ms = append_time_ms
             ended += samples(batch, self.book.open_in(batch.source))
@@ -92,7 +91,7 @@ class Tracker:
         if isinstance(batch, Tick) and batch.holder == self.holder:
             self.jump_ms = jump_ms or self.jump_ms
             if batch.monotonic_ms != self._tick_sent_at_ms:
-                # Written before take_over_again: facts of a transaction whose outcome was unknown may follow it.
+                # Written before take_over_again: facts of a transaction with an unknown outcome may follow it.
                 return
             self._awaiting_tick = False
             if self._tick_clock_ms is None:
@@ -104,17 +103,17 @@ class Tracker:
         self.book.skip(append_time_ms, offset)
 
     def saw(self, monotonic_ms: int) -> None:
-        """Note when the last records were read: the clock goes on from there at the owner's own pace."""
+        """Note when the last records were read; the estimated clock advances from there."""
         now_ms = self.book.clock.now_ms
         if now_ms > self.estimate_ms(monotonic_ms) or now_ms < self._seen_clock_ms:
             self._seen_clock_ms, self._seen_at_ms = now_ms, monotonic_ms
 
     def estimate_ms(self, monotonic_ms: int) -> int:
-        """What the log's clock may be by now: only for deciding when to write a TICK, never for firing."""
+        """Return an estimate of the log's clock, only for deciding when to write a TICK, never for firing."""
         return self._seen_clock_ms + monotonic_ms - self._seen_at_ms
 
     def tick_in_ms(self, monotonic_ms: int) -> int | None:
-        """In how many ms a TICK is to be written: 0 for now, None while one is on its way or nothing will be due."""
+        """Return the ms until the next TICK must be written, None while one is on its way or nothing will be due."""
         if self._awaiting_tick:
             return None
         if self._tick_sent_at_ms is None:
@@ -126,7 +125,7 @@ class Tracker:
         return max(0, due_ms - self.estimate_ms(monotonic_ms), pause_ms)
 
     def awaited_ms(self, monotonic_ms: int) -> int:
-        """For how many ms the owner's own TICK has been on its way; 0 when none is."""
+        """Return for how many ms the owner's own TICK has been on its way, or 0."""
         if not self._awaiting_tick or self._tick_sent_at_ms is None:
             return 0
         return monotonic_ms - self._tick_sent_at_ms
@@ -138,50 +137,39 @@ class Tracker:
         return Tick(self.holder, monotonic_ms)
 
     def take_over_again(self) -> None:
-        """After a failed transaction and a new fencing: what was on its way is unknown until a new TICK is read."""
+        """Wait for a new TICK, after a failed transaction and a new fencing: until then its outcome is unknown."""
         self._awaiting_tick = False
         self._tick_sent_at_ms = None
         self._tick_clock_ms = None
 
-    def due(self) -> list[Fire]:
-        """Return what to send now: due by the clock of the last own TICK that was read back."""
+    def due(self) -> list[DueAction]:
+        """Return the actions for messages that are due by the clock of the last own TICK."""
         if self._tick_clock_ms is None or self._awaiting_tick:
             return []
         return self.book.due(self._tick_clock_ms)
 
     @property
     def caught_up(self) -> bool:
-        """Whether all is known that was written before this owner began, or began again."""
+        """Whether this owner has read everything that was written before its last takeover."""
         return self._tick_clock_ms is not None
 
     def answers(self) -> list[Answer]:
-        """Return what to write before anything is fired; given once."""
+        """Return the answers to write before anything is fired, each once."""
         return [] if self._tick_clock_ms is None else self.book.take_answers()
 
     def notes(self) -> list[Note]:
-        """Return what became of dead letters, to be written in one transaction with the rows; given once."""
+        """Return notes about dead letters, each once; write them in one transaction with the rows."""
         return self.book.settlements.take_notes()
 
-    def facts(self, fires: list[Fire]) -> list[Fact]:
-        """Return the markers that tell of these copies, to be written in one transaction with them."""
-        groups: dict[tuple[Kind, str, Source], list[Fire]] = {}
+    def facts(self, fires: list[DueAction]) -> list[Fact]:
+        """Return the markers of these redeliveries; write them in one transaction with them."""
+        groups: dict[tuple[Kind, str, Source], list[DueAction]] = {}
         for fire in fires:
             groups.setdefault((fire.fact_kind, fire.lease.queue, fire.source), []).append(fire)
-        return [
-            _fact(kind, queue, self.holder, source, group[start : start + MAX_FACT_MARKERS])
-            for (kind, queue, source), members in groups.items()
-            for group in [sorted(members, key=lambda fire: fire.offset)]
-            for start in range(0, len(group), MAX_FACT_MARKERS)
-        ]
-
-
-def _fact(kind: Kind, queue: str, holder: int, source: Source, fires: list[Fire]) -> Fact:
-    return Fact(
-        kind,
-        queue,
-        holder,
-        source,
-        [fire.offset for fire in fires],
-        [fire.attempt for fire in fires],
-        [fire.cause for fire in fires],
-    )
+        facts: list[Fact] = []
+        for (kind, queue, source), group in groups.items():
+            rows = sorted([(fire.offset, fire.attempt, fire.cause) for fire in group])
+            for start in range(0, len(rows), MAX_FACT_MARKERS):
+                offsets, attempts, causes = zip(*rows[start : start + MAX_FACT_MARKERS], strict=True)
+                facts.append(Fact(kind, queue, self.holder, source, offsets, attempts, causes))
+        return facts

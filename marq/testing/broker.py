@@ -1,4 +1,4 @@
-"""The broker in memory as a test uses it."""
+"""The in-memory broker for tests."""
 
 from __future__ import annotations
 
@@ -9,50 +9,50 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from marq.codecs import Codec, check_codec
-from marq.consumer import Consumer
-from marq.content import Header
-from marq.core.copies import record_id
-from marq.core.definitions import DEFAULTS_KEY, layer_key
-from marq.core.errors import ConfigError
-from marq.core.markers import Payload, Source
-from marq.core.names import ID_HEADER, check_queue_name, check_topic_name, is_scheduled
-from marq.core.notes import is_note
-from marq.core.queue import check_defaults, check_document
-from marq.core.rows import HELD, State
-from marq.core.schedules import LAYERS as SCHEDULE_LAYERS
-from marq.core.schedules import check_schedule, check_schedule_name, schedule_key
-from marq.durations import Duration, duration_ms
-from marq.producer import Producer
-from marq.queues import QueueOptions, Queues, plain
-from marq.schedules import Schedules
-from marq.settings import ClientSettings
+from marq.client.codecs import Codec, check_codec
+from marq.client.content import Header
+from marq.consumer.consumer import Consumer
+from marq.core.storage.rows import HELD, State
+from marq.producer.producer import Producer
+from marq.queues.queues import QueueOptions, Queues, plain
+from marq.queues.schedules import Schedules
+from marq.settings.client import ClientSettings
+from marq.settings.definitions import DEFAULTS_KEY, layer_key
+from marq.settings.durations import Duration, duration_ms
+from marq.settings.queue import check_defaults, check_document
+from marq.settings.schedules import LAYERS as SCHEDULE_LAYERS
+from marq.settings.schedules import check_schedule, check_schedule_name, schedule_key
 from marq.testing.installation import Installation, encoded
 from marq.testing.memory import Memory, forget_memory, memory_at
 from marq.testing.topics import LogRecord
 from marq.testing.views import DeadLetter, SeenMessage, dead_letter, seen, wall
 from marq.testing.worker import Handled, Worker
+from marq.wire.errors import ConfigError
+from marq.wire.markers import Payload, Source
+from marq.wire.names import ID_HEADER, check_queue_name, check_topic_name, is_scheduled
+from marq.wire.notes import is_note
+from marq.wire.record_headers import record_id
 
-#: How long calls wait, in real seconds, for handlers that work: enough for days of many messages on a slow machine.
+#: How long calls wait, in real seconds, for running handlers; enough for many messages on a slow machine.
 DEFAULT_LIMIT_S = 60.0
-#: The longest time to pass in one call.
+#: The maximum time for one call of advance().
 _MAX_ADVANCE_MS = 10 * 365 * 24 * 3600 * 1000
 
 _numbers = itertools.count(1)
 
 
 class ClientLeftRunning(UserWarning):
-    """A test ended, and a client that it started had not been stopped."""
+    """A test ended without stopping a client that it started."""
 
 
 class Broker:
-    """Topics, trackers and time in memory; clients reach it at its :attr:`address`.
+    """Topics, trackers and virtual time in memory; clients connect to its :attr:`address`.
 
-    Time stands still except where this class, or somebody who waits for messages with a limit, lets it pass. All
-    limits are real seconds: how long handlers may work that are waited for.
+    Time passes only in calls of this class, and in clients that wait for messages with a limit. The ``limit`` of a call
+    is how long it waits for running handlers, in real seconds.
 
     Args:
-        name: the address is ``memory://NAME``; a new one without it.
+        name: the address is ``memory://NAME`` (default: a new name).
         prefix: as MARQ_PREFIX.
         queues: settings of queues by name, as the tables of queues.toml.
         schedules: schedules by name, likewise; their messages come as virtual time passes.
@@ -70,9 +70,9 @@ class Broker:
     ) -> None:
         self._memory: Memory = memory_at(f"memory://{name or f'broker-{next(_numbers)}'}")
         self._prefix = {} if prefix is None else {"prefix": prefix}
-        #: The settings of queues, to be read and changed; started within ``async with``.
+        #: Reads and changes the settings of queues; started within ``async with``.
         self.queues = Queues(self.address, **self._prefix)  # type: ignore[arg-type]
-        #: The schedules, to be read and changed; started with :attr:`queues`.
+        #: Reads and changes schedules; started with :attr:`queues`.
         self.schedules = Schedules.of(self.queues)
         if defaults is not None:
             self._installation.define(DEFAULTS_KEY, encoded(check_defaults(defaults, "[defaults]")))
@@ -84,7 +84,7 @@ class Broker:
 
     @property
     def address(self) -> str:
-        """What to give to clients as ``bootstrap_servers``, or as MARQ_BOOTSTRAP_SERVERS."""
+        """The clients' ``bootstrap_servers`` or MARQ_BOOTSTRAP_SERVERS."""
         return self._memory.address
 
     @property
@@ -104,13 +104,13 @@ class Broker:
         self.close()
 
     def close(self) -> None:
-        """Let go of the address; a warning names clients that were left running."""
+        """Free the address; warn about clients that were left running."""
         forget_memory(self._memory)
         left = self._memory.running
         if left:
             warnings.warn(
-                f"{self.address}: left running at the end: {', '.join(left)}. Use `async with`, or stop() in the end,"
-                " so that what was prefetched is given back and what was decided is written",
+                f"{self.address}: left running at the end: {', '.join(left)}. Use `async with`, or call stop(), so that"
+                " prefetched messages are released and outcomes are written",
                 ClientLeftRunning,
                 stacklevel=3,
             )
@@ -118,15 +118,15 @@ class Broker:
     # --- clients and settings -----------------------------------------------------------------------------------------
 
     def producer(self, **options: Any) -> Producer:
-        """Return a producer, not started; the arguments are those of :class:`marq.Producer`."""
+        """Create a producer; the arguments are those of :class:`marq.Producer`."""
         return Producer(self.address, **{**self._prefix, **options})
 
     def consumer(self, queue: str | None = None, **options: Any) -> Consumer:
-        """Return a consumer, not started; the arguments are those of :class:`marq.Consumer`."""
+        """Create a consumer; the arguments are those of :class:`marq.Consumer`."""
         return Consumer(queue, self.address, **{**self._prefix, **options})
 
     def define(self, queue: str, **settings: Unpack[QueueOptions]) -> None:
-        """Set a queue's settings, as its table in queues.toml does: all of them, and without an event loop.
+        """Replace a queue's settings, as its table in queues.toml does; needs no event loop.
 
         Raises:
             ConfigError: a name or a value is wrong.
@@ -139,10 +139,10 @@ class Broker:
         self._installation.define(layer_key("file", queue), encoded(document))
 
     def create_topic(self, name: str, partitions: int = 1) -> None:
-        """Make a topic that a queue is to have for itself, or that another program reads.
+        """Create a topic, for example as a queue's own topic.
 
         Raises:
-            ConfigError: it is there already, or the name is not allowed.
+            ConfigError: it already exists, or the name is not allowed.
         """
         self._memory.make_topic(check_topic_name(name), partitions)
 
@@ -155,45 +155,46 @@ class Broker:
         headers: Iterable[Header] = (),
         partition: int | None = None,
     ) -> str:
-        """Append a record as any program may that writes to Kafka; return its id."""
-        found = self._memory.topics.get(topic)
-        if found is None:
+        """Append a record as a plain Kafka producer does, and return its id."""
+        log = self._memory.topics.get(topic)
+        if log is None:
             raise ConfigError(f"topic {topic!r} does not exist: there are {', '.join(sorted(self._memory.topics))}")
-        where = found.next_partition(key) if partition is None else partition
-        offset = found.append(where, self._memory.clock.wall_ms, key, value, headers)
-        return record_id(Source(topic, where), offset)
+        if partition is None:
+            partition = log.next_partition(key)
+        offset = log.append(partition, self._memory.clock.wall_ms, key, value, headers)
+        return record_id(Source(topic, partition), offset)
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
     async def settle(self, *, limit: float = DEFAULT_LIMIT_S) -> None:
-        """Return when everything that can happen now has happened: handlers are done, what was decided is written.
+        """Return when everything has settled: handlers have returned, and outcomes are written.
 
         Raises:
-            Unfinished: a handler still works.
+            Unfinished: a handler still runs.
         """
         self._memory.enter()
         await self._memory.passage.settle(limit)
 
     async def advance(self, time: Duration, *, settle: bool = True, limit: float = DEFAULT_LIMIT_S) -> None:
-        """Let virtual time (seconds or timedelta) pass, step by step, and do what happens in it.
+        """Let virtual time (seconds or timedelta) pass step by step, with all its events.
 
-        Handlers that work are waited for at each step; not so with ``settle=False``, by which a test can show what
-        happens while a handler hangs.
+        Each step waits for running handlers. With ``settle=False`` it does not, to test what happens while a handler
+        hangs.
 
         Raises:
-            Unfinished: a handler still works.
+            Unfinished: a handler still runs.
         """
         by_ms = duration_ms("time", time, most_ms=_MAX_ADVANCE_MS)
         self._memory.enter()
         await self._memory.passage.advance(by_ms, limit, settle=settle)
 
     async def drain(self, *queues: str, later: bool = False, limit: float = DEFAULT_LIMIT_S) -> None:
-        """Return when these queues, or all, have nothing left that is waiting or in flight.
+        """Return when these queues, or all, have no waiting messages and none in flight.
 
-        What is due later is left, or with ``later`` time passes until that has come and gone, too.
+        With ``later`` time passes until delayed messages have been processed, too.
 
         Raises:
-            Unfinished: something is left, for example because nobody consumes it; the text says what.
+            Unfinished: messages are left, for example because they have no consumer; the text names them.
         """
         names = [check_queue_name(queue) for queue in queues]
         self._memory.enter()
@@ -202,21 +203,21 @@ class Broker:
     # --- handlers -----------------------------------------------------------------------------------------------------
 
     def worker(self, *handlers: Handled) -> Worker:
-        """Return what runs handlers as a worker does, within ``async with``.
+        """Return a worker that runs handlers within ``async with``.
 
         Args:
-            handlers: functions with ``@marq.handler``, or modules that have some. Those that the settings of queues
-                name run, too, as in every worker.
+            handlers: functions with ``@marq.handler``, or modules that contain some. Handlers named by the settings of
+                queues run, too, as in every worker.
         """
         return Worker(self._settings, self._installation, handlers)
 
     async def run(self, *handlers: Handled, raise_errors: bool = False, limit: float = DEFAULT_LIMIT_S) -> None:
-        """Run handlers until their queues have nothing left, letting time pass: retries, backoff, dead letters.
+        """Run handlers until their queues are empty, letting time pass for retries, backoff and dead letters.
 
-        With ``raise_errors`` the first exception that a handler did not mean as an outcome is raised in the end.
+        With ``raise_errors`` the first exception other than ``Retry`` and ``Reject`` is raised at the end.
 
         Raises:
-            Unfinished: a handler still works, or something is left.
+            Unfinished: a handler still runs, or messages are left.
         """
         async with self.worker(*handlers) as worker:
             await self.drain(*worker.queues, later=True, limit=limit)
@@ -229,18 +230,18 @@ class Broker:
             counts = {
                 "waiting": sum(1 for _ in self._waiting(queue)),
                 "in flight": len(self.in_flight(queue)),
-                # A schedule has always a message that waits.
+                # A schedule always has a delayed message.
                 "delayed": sum(not is_scheduled(each.id) for each in self.delayed(queue)) if later else 0,
             }
-            found = [f"{count} {name}" for name, count in counts.items() if count]
-            if found:
-                texts.append(f"queue {queue!r}: {', '.join(found)}")
+            if any(counts.values()):
+                left = [f"{count} {name}" for name, count in counts.items() if count]
+                texts.append(f"queue {queue!r}: {', '.join(left)}")
         return "; ".join(texts)
 
-    # --- what is there ------------------------------------------------------------------------------------------------
+    # --- messages -----------------------------------------------------------------------------------------------------
 
     def sent(self, queue: str, *, codec: Codec | None = None) -> list[SeenMessage]:
-        """Return all messages that were ever sent to a queue, in the order of each partition."""
+        """Return all messages ever sent to a queue, in the order of each partition."""
         return [
             seen(queue, source, record, check_codec(codec))
             for source in self._sources(queue)
@@ -249,12 +250,12 @@ class Broker:
         ]
 
     def messages(self, queue: str, *, codec: Codec | None = None) -> list[SeenMessage]:
-        """Return the messages that wait for a consumer."""
+        """Return the waiting messages."""
         check = check_codec(codec)
         return [seen(queue, source, record, check) for source, record in self._waiting(queue)]
 
     def in_flight(self, queue: str, *, codec: Codec | None = None) -> list[SeenMessage]:
-        """Return the messages that a consumer has received and not finished."""
+        """Return the messages in flight."""
         return self._open(queue, lambda state: state in HELD, codec)
 
     def delayed(self, queue: str, *, codec: Codec | None = None) -> list[SeenMessage]:
@@ -262,7 +263,7 @@ class Broker:
         return self._open(queue, lambda state: state not in HELD, codec)
 
     def acked(self, queue: str, *, codec: Codec | None = None) -> list[SeenMessage]:
-        """Return the messages that were finished, in this order."""
+        """Return the acked messages, in the order of their acks."""
         return [
             seen(queue, each.source, _record(each.offset, each.payload), check_codec(codec), each.payload.attempt)
             for each in self._installation.acked
@@ -270,16 +271,16 @@ class Broker:
         ]
 
     def dead_letters(self, queue: str | None = None, *, codec: Codec | None = None) -> list[DeadLetter]:
-        """Return the dead letters of a queue, or of all, oldest first; without those that were redriven or deleted."""
+        """Return the dead letters of a queue, or of all, oldest first, except redriven and deleted ones."""
         topic, settled = self._installation.dead_letters, self._installation.settled()
-        found = [
+        letters = [
             dead_letter(Source(topic.name, partition), record, check_codec(codec))
             for partition, log in enumerate(topic.logs)
             for record in log
             if not is_note(record.headers) and (partition, record.offset) not in settled
             if queue is None or record.key == queue.encode()
         ]
-        return sorted(found, key=lambda letter: letter.died_at)
+        return sorted(letters, key=lambda letter: letter.dead_lettered_at)
 
     @property
     def _settings(self) -> ClientSettings:

@@ -1,7 +1,7 @@
-"""Virtual time: it stands still until somebody moves it, in whole milliseconds.
+"""Virtual time in whole milliseconds, which only moves on request.
 
-Whole ones, because the log's clock has no others. A client that counted fractions could believe in a lease for a part
-of a millisecond in which the tracker already sends the message to somebody else.
+The log's clock has no fractions. A client that counted them could trust a lease for a part of a millisecond in which
+the tracker already redelivers the message.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable
 from math import ceil
 
-#: By how much the clients' clock runs fast. A sum of floats may come out a hair too large, and a lease would not be
-#: over for its holder in the millisecond in which it is over for the tracker; so clients are early by more than that.
+#: How much the clients' clock runs fast. A sum of floats may be slightly too large, and a lease would then end later
+#: for its holder than for the tracker.
 _FAST = 1e-8
-#: Clients that have just begun must not take 0, which stands for "never" in places, for a moment of theirs.
+#: Time does not begin at 0, because 0 stands for "never" in some clients.
 _BEGIN_MS = 1_000_000
 
 
 class Timer:
-    """A call that is to come; after :meth:`cancel` it does not."""
+    """A scheduled call, which may be cancelled."""
 
     __slots__ = ("_call", "_order", "last", "when_ms")
 
@@ -47,11 +47,11 @@ class Timer:
 
 
 class Clock:
-    """The time, and what is to happen when."""
+    """The virtual time and its timers."""
 
     def __init__(self) -> None:
         self.now_ms = _BEGIN_MS
-        #: The wall clock begins with the machine's, so that times of messages look like times of today.
+        #: The wall clock begins with the machine's, so that messages have today's date.
         self._epoch_ms = int(time.time() * 1000) - _BEGIN_MS
         self._timers: list[Timer] = []
         self._order = 0
@@ -66,18 +66,18 @@ class Clock:
         return self.now_ms * (1 + _FAST) / 1000
 
     def after(self, seconds: float, call: Callable[[], None], *, last: bool = False) -> Timer:
-        """Call back after so long; ``last``: after everything else that happens in that moment."""
+        """Call back after ``seconds``; ``last``: after all other events of that moment."""
         return self.at(self.now_ms + ceil(seconds * 1000 * (1 - _FAST)), call, last=last)
 
     def at(self, when_ms: int, call: Callable[[], None], *, last: bool = False) -> Timer:
-        """Call back at a moment; at once, when time is moved, if that is past."""
+        """Call back at a time, or when time moves next if it is past."""
         self._order += 1
         timer = Timer(max(when_ms, self.now_ms), self._order, call, last)
         heapq.heappush(self._timers, timer)
         return timer
 
     async def sleep(self, seconds: float) -> None:
-        """Return when so much virtual time has passed."""
+        """Return after ``seconds`` of virtual time."""
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def wake() -> None:
@@ -92,16 +92,16 @@ class Clock:
 
     @property
     def next_ms(self) -> int | None:
-        """When something happens next, None: never."""
+        """The time of the next event, or None."""
         timers = self._timers
         while timers and timers[0].cancelled:
             heapq.heappop(timers)
         return timers[0].when_ms if timers else None
 
     def move(self, to_ms: int) -> None:
-        """Let time pass until a moment that is not after :attr:`next_ms`, and do what is first due then.
+        """Let time pass to a moment not after :attr:`next_ms`, and run the first events of that moment.
 
-        What comes last in that moment is left: it is next, at the same time, once all else has happened.
+        Events that come last in that moment are left for the next call.
         """
         self.now_ms = max(self.now_ms, to_ms)
         last = None
@@ -113,5 +113,5 @@ class Clock:
             timer.run()
 
     def forget(self) -> None:
-        """Call nobody back any more."""
+        """Cancel all timers."""
         self._timers.clear()

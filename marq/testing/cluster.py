@@ -1,4 +1,4 @@
-"""The seam between the clients and a broker in memory: what :class:`marq.cluster.KafkaCluster` is for Kafka."""
+"""The in-memory counterpart of :class:`marq.backend.cluster.KafkaCluster`."""
 
 from __future__ import annotations
 
@@ -6,38 +6,40 @@ import asyncio
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-from marq.core.errors import ConfigError
-from marq.definition_log import Entry
-from marq.flow import Flow
-from marq.queues import Queues
-from marq.reader import Assignee, GroupMember
-from marq.serving import Serving
-from marq.settings import ClientSettings
-from marq.starts import MarkedStart
+from marq.client.backends import Backend, register
+from marq.consumer.receiver import Receiver
+from marq.dead_letters.log import Stored
+from marq.kafka.acquire_strategies import MarkerFirst
+from marq.kafka.reader import Assignee, Reader
+from marq.kafka.serving import Serving
+from marq.kafka.topics import Topics
+from marq.kafka.writer import MarkerRecord
+from marq.queues.definition_log import Entry
+from marq.queues.queues import Queues
+from marq.settings.client import MEMORY_SCHEME, ClientSettings
 from marq.testing.group import Member
 from marq.testing.installation import Installation
 from marq.testing.memory import Memory, memory_at
-from marq.testing.topics import Headers, Topic
-from marq.topics import Topics
-from marq.writer import MarkerRecord
+from marq.testing.topics import Headers, TopicReader
+from marq.wire.errors import ConfigError
 
 T = TypeVar("T")
 
 
 class Appended(NamedTuple):
-    """Where the first record of a batch stands."""
+    """The offset of a batch's first record."""
 
     offset: int
 
 
 class Batch:
-    """Records for one partition; there is always room for one more."""
+    """Records for one partition, without a size limit."""
 
     def __init__(self) -> None:
         self.records: list[tuple[bytes | None, bytes | None, Headers]] = []
 
     def append(self, *, timestamp: int | None, key: bytes | None, value: bytes | None, headers: Headers) -> int:
-        """Add a record; ``timestamp`` is passed over, since virtual time counts here."""
+        """Add a record; virtual time replaces ``timestamp``."""
         self.records.append((key, value, list(headers)))
         return len(self.records)
 
@@ -52,10 +54,10 @@ class MemorySender:
         return Batch()
 
     async def send_batch(self, batch: Batch, topic: str, *, partition: int) -> asyncio.Future[Appended]:
-        found = self._memory.topics[topic]
-        first = len(found.logs[partition])
+        log = self._memory.topics[topic]
+        first = len(log.logs[partition])
         for key, value, headers in batch.records:
-            found.append(partition, self._memory.clock.wall_ms, key, value, headers)
+            log.append(partition, self._memory.clock.wall_ms, key, value, headers)
         sent: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
         sent.set_result(Appended(first))
         return sent
@@ -81,31 +83,20 @@ class MemoryWriter:
 
 
 class MemoryMarkersReader:
-    """Reads markers from where their logs end now."""
+    """Reads markers that are appended from now on."""
 
-    def __init__(self, markers: Topic, partitions: Collection[int]) -> None:
-        self._markers = markers
-        self._positions = {each: len(markers.logs[each]) for each in partitions}
-        self._more = asyncio.Event()
-        markers.listen(self._more.set)
+    def __init__(self, reader: TopicReader) -> None:
+        self._reader = reader
 
     async def read(self) -> Sequence[bytes | None]:
-        while True:
-            self._more.clear()
-            found = []
-            for partition, position in self._positions.items():
-                found += [record.value for record in self._markers.logs[partition][position:]]
-                self._positions[partition] = len(self._markers.logs[partition])
-            if found:
-                return found
-            await self._more.wait()
+        return [record.value for _, record in await self._reader.read()]
 
     async def stop(self, limit_s: float) -> None:
-        self._markers.ignore(self._more.set)
+        self._reader.close()
 
 
 class MemoryMember(Member):
-    """A member whose consumer the broker knows."""
+    """A group member that the broker knows as a running client."""
 
     def __init__(self, memory: Memory, group: str, settings: ClientSettings, serving: Serving) -> None:
         super().__init__(memory.groups, memory.group(group), settings.names, memory.topics, serving)
@@ -116,7 +107,7 @@ class MemoryMember(Member):
         self._memory.enter()
         await super().start(assignee)
         self._memory.started(self, self._description)
-        if isinstance(assignee, Flow):
+        if isinstance(assignee, Receiver):
             self._memory.passage.add(self, assignee)
 
     async def stop(self, limit_s: float) -> None:
@@ -126,46 +117,67 @@ class MemoryMember(Member):
 
 
 class MemoryDefinitionLog:
-    """The queues topic of an installation in memory."""
+    """The queues topic in memory."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
-        self._topic: Topic
         self._memory: Memory
-        self._installation: Installation
-        self._position = 0
-        self._more = asyncio.Event()
+        self._reader: TopicReader
 
     async def make(self) -> None:
         return
 
     async def start(self) -> int:
-        self._memory = memory = memory_at(self._settings.bootstrap_servers)
-        self._installation = memory.installation(self._settings)
-        self._topic = self._installation.queues
-        self._topic.listen(self._more.set)
-        return len(self._topic.logs[0])
+        self._memory = memory_at(self._settings.bootstrap_servers)
+        self._reader = TopicReader(self._memory.installation(self._settings).queues, {0: 0})
+        return await self.end()
 
     async def stop(self) -> None:
-        self._topic.ignore(self._more.set)
+        self._reader.close()
 
     async def read(self) -> tuple[Sequence[Entry], int]:
-        log = self._topic.logs[0]
-        while self._position >= len(log):
-            self._more.clear()
-            await self._more.wait()
-        entries = [Entry(record.offset, record.key, record.value) for record in log[self._position :]]
-        self._position = len(log)
-        return entries, self._position
+        entries = [Entry(record.offset, record.key, record.value) for _, record in await self._reader.read()]
+        return entries, self._reader.positions[0]
 
     async def end(self) -> int:
-        return len(self._topic.logs[0])
+        return len(self._reader.topic.logs[0])
 
     async def write(self, records: Mapping[bytes, bytes | None]) -> dict[bytes, int]:
-        offsets = {key: self._installation.define(key, value) for key, value in records.items()}
-        # A schedule's first message waits now.
+        installation = self._memory.installation(self._settings)
+        offsets = {key: installation.define(key, value) for key, value in records.items()}
+        # The first message of a new schedule is waiting now.
         self._memory.stir()
         return offsets
+
+
+class MemoryDeadLetterLog:
+    """The dead-letters topic in memory."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._settings = settings
+        self._reader: TopicReader
+
+    async def start(self) -> None:
+        memory = memory_at(self._settings.bootstrap_servers)
+        self._reader = TopicReader(memory.installation(self._settings).dead_letters, {})
+
+    async def stop(self) -> None:
+        self._reader.close()
+
+    async def ranges(self) -> dict[int, range]:
+        return {partition: range(len(log)) for partition, log in enumerate(self._reader.topic.logs)}
+
+    def seek(self, positions: Mapping[int, int]) -> None:
+        self._reader.positions = dict(positions)
+
+    async def read(self) -> Sequence[Stored]:
+        return [
+            Stored(partition, record.offset, record.timestamp, record.key, record.value, record.headers)
+            for partition, record in await self._reader.read()
+        ]
+
+    async def positions(self) -> dict[int, int]:
+        return dict(self._reader.positions)
 
 
 class MemoryCluster:
@@ -186,7 +198,7 @@ class MemoryCluster:
 
     async def within(self, seconds: float | None, waiting: Awaitable[T]) -> T:
         if self._memory.is_elsewhere:
-            # Nobody can make virtual time pass from here, but nobody has to: trackers answer at once.
+            # Virtual time can't pass from another event loop, but trackers answer at once.
             async with asyncio.timeout(seconds):
                 return await waiting
         return await self._memory.passage.within(seconds, waiting)
@@ -195,15 +207,15 @@ class MemoryCluster:
         return self._installation.facts
 
     async def own_topics(self, names: Iterable[str], topics: Topics) -> dict[str, int]:
-        found = {}
+        partitions = {}
         for name in sorted(names):
             if name not in self._memory.topics:
                 raise ConfigError(
                     f"topic {name} does not exist, but a queue's settings name it as the queue's own: create it"
                     f" (Broker.create_topic({name!r})), or take `topic` out of the settings of that queue"
                 )
-            found[name] = self._memory.topics[name].partitions
-        return found
+            partitions[name] = self._memory.topics[name].partitions
+        return partitions
 
     def queues(self) -> Queues:
         return Queues.of(self._settings)
@@ -212,17 +224,18 @@ class MemoryCluster:
         return MemoryWriter(self._memory, self._installation)
 
     async def markers_reader(self, partitions: Collection[int]) -> MemoryMarkersReader:
-        return MemoryMarkersReader(self._installation.markers, partitions)
+        markers = self._installation.markers
+        return MemoryMarkersReader(TopicReader(markers, {each: len(markers.logs[each]) for each in partitions}))
 
     def member(self, group: str, serving: Serving, instance_id: str | None, *, committed: bool = False) -> MemoryMember:
         return MemoryMember(self._memory, group, self._settings, serving)
 
-    def start(
-        self, how: str, topics: Topics, member: GroupMember, group: str, instance_id: str | None
-    ) -> tuple[MarkedStart, MemoryWriter]:
-        # Nothing can fail here between the two, so each start is whole.
+    def acquire_strategy(
+        self, how: str, topics: Topics, reader: Reader, group: str, instance_id: str | None
+    ) -> tuple[MarkerFirst, MemoryWriter]:
+        # Neither step can fail here, so no transaction is needed.
         writer = self.writer(topics)
-        return MarkedStart(writer, member), writer
+        return MarkerFirst(writer, reader), writer
 
     async def sender(self, topics: Topics) -> MemorySender:
         sender = MemorySender(self._memory)
@@ -252,11 +265,4 @@ class MemoryCluster:
         return self._memory.installation(self._settings)
 
 
-def memory_cluster(settings: ClientSettings) -> MemoryCluster:
-    """Return the broker in memory at the settings' address."""
-    return MemoryCluster(settings)
-
-
-def memory_definition_log(settings: ClientSettings) -> MemoryDefinitionLog:
-    """Return the queues topic at the settings' address."""
-    return MemoryDefinitionLog(settings)
+register(MEMORY_SCHEME, Backend(MemoryCluster, MemoryDefinitionLog, MemoryDeadLetterLog))

@@ -1,4 +1,4 @@
-"""Consumer groups in memory: who has which partitions, and what was committed."""
+"""Consumer groups in memory: assigned partitions and committed offsets."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from marq.core.markers import Source
-from marq.core.names import Names
-from marq.offsets import Committed, Search
-from marq.positions import Positions, Progress
-from marq.reader import Assignee, NotCommitted
-from marq.records import Records
-from marq.rosters import Roster
-from marq.serving import Serving
+from marq.kafka.offset_snapshots import OffsetSnapshot
+from marq.kafka.offsets import Committed, Search
+from marq.kafka.positions import Positions, Progress
+from marq.kafka.reader import Assignee, NotCommitted
+from marq.kafka.records import Records
+from marq.kafka.serving import Serving
 from marq.testing.topics import Topic
+from marq.wire.markers import Source
+from marq.wire.names import Names
 
-#: Nobody is thrown out of a group here, however long it says nothing.
+#: Members never time out here.
 _KEEP_ALIVE_S = 3600.0
 
 
@@ -25,26 +25,26 @@ class Group:
     """One consumer group."""
 
     name: str
-    #: Of all groups: those that commits name.
-    rosters: dict[str, Roster]
+    #: The offset snapshots of all groups, by the id in their commits.
+    snapshots: dict[str, OffsetSnapshot]
     committed: dict[Source, Committed] = field(default_factory=dict)
     members: list[Member] = field(default_factory=list)
     _turn: asyncio.Lock | None = None
     _rebalances: set[asyncio.Task[None]] = field(default_factory=set)
 
     def forget_members(self) -> None:
-        """Drop members whose event loop is gone."""
+        """Drop members whose event loop is closed."""
         self.members.clear()
         self._rebalances.clear()
         self._turn = None
 
     def position(self, queue: str, source: Source, names: Names) -> int:
-        """Return how far a queue was read in a partition by this group."""
+        """Return how far this group has read a queue in a partition."""
         committed = self.committed.get(source)
         if committed is None:
             return 0
         owner = names.owner_of_group(self.name)
-        return Positions.decode(committed.offset, committed.metadata, owner, self.rosters).by_queue.get(queue, 0)
+        return Positions.decode(committed.offset, committed.metadata, owner, self.snapshots).by_queue.get(queue, 0)
 
     async def join(self, member: Member) -> None:
         self.members.append(member)
@@ -61,7 +61,7 @@ class Group:
         task.add_done_callback(self._rebalances.discard)
 
     async def rebalance(self) -> None:
-        """Take all partitions away and give them out anew, as a rebalance without cooperation does."""
+        """Revoke and reassign all partitions, as an eager rebalance does."""
         if self._turn is None:
             self._turn = asyncio.Lock()
         async with self._turn:
@@ -73,7 +73,7 @@ class Group:
 
 
 def _shares(members: Sequence[Member]) -> dict[int, list[Source]]:
-    """Deal the partitions out, each to one of the members that read its topic."""
+    """Assign each partition to one of the members that read its topic."""
     shares: dict[int, list[Source]] = {id(member): [] for member in members}
     turn = 0
     for name in sorted({topic for member in members for topic in member.topics}):
@@ -85,7 +85,7 @@ def _shares(members: Sequence[Member]) -> dict[int, list[Source]]:
 
 
 class Member:
-    """A :class:`marq.reader.GroupMember` that reads topics in memory."""
+    """A :class:`marq.kafka.reader.GroupMember` that reads topics in memory."""
 
     keep_alive_s = _KEEP_ALIVE_S
 
@@ -145,23 +145,23 @@ class Member:
         self._progress.clear()
 
     def assign(self, sources: Iterable[Source]) -> None:
-        """Begin with these partitions, where the group's queues go on."""
+        """Begin to read partitions where the group's queues continue."""
         group = self._group
-        search = Search(self._names, group.name, self._serving, sources, group.committed, group.rosters)
+        search = Search(self._names, group.name, self._serving, sources, group.committed, group.snapshots)
         if search.needs_others:
             for name, other in sorted(self._groups.items()):
                 if other is not group and self._names.is_group(name):
-                    search.consider(name, other.committed, group.rosters)
+                    search.consider(name, other.committed, group.snapshots)
         for source, place in search.places().items():
-            if place.roster is not None:
-                group.rosters[place.roster.id] = place.roster
+            if place.snapshot is not None:
+                group.snapshots[place.snapshot.id] = place.snapshot
             self._read_to[source] = place.start
             self._progress.begin(source, place.positions, place.start)
         self._assignments += 1
         self._assignee.assigned()
         self._more.set()
 
-    # --- what the flow asks -------------------------------------------------------------------------------------------
+    # --- calls of the receiver ----------------------------------------------------------------------------------------
 
     async def fetch(self, max_records: int) -> Mapping[Source, Records]:
         assignment = self._assignments
@@ -169,7 +169,7 @@ class Member:
             self._more.clear()
             await self._more.wait()
             if assignment != self._assignments:
-                # Asked for before the partitions came: nobody would look at what is read now.
+                # The fetch began before the assignment, so its records would be ignored.
                 return {}
         return self._progress.unmet(self._serving, fetched)
 
@@ -180,7 +180,7 @@ class Member:
             if records:
                 taken[source] = Records.of(records)
                 left -= len(records)
-                # To the end, so that the next fetch begins with another partition.
+                # Moved to the end, so that the next fetch begins with another partition.
                 del self._read_to[source]
                 self._read_to[source] = records[-1].offset + 1
         return taken
@@ -188,7 +188,7 @@ class Member:
     async def commit(self, offsets: Mapping[Source, int]) -> None:
         after = self._progress.after(self._serving, offsets)
         for topic, partition in offsets.keys() - after.keys():
-            raise NotCommitted(f"{topic}/{partition} is not assigned any more")
+            raise NotCommitted(f"{topic}/{partition} is no longer assigned")
         for source, offset in offsets.items():
             self._group.committed[source] = Committed(offset, after[source].encode(offset))
         self._progress.take(after)

@@ -1,27 +1,27 @@
-"""What a broker in memory keeps: topics, groups and installations, and the time that passes there."""
+"""The state of an in-memory broker: topics, groups, installations, and virtual time."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 
-from marq.core.errors import ConfigError
-from marq.core.markers import Source
-from marq.core.names import Names
-from marq.rosters import Roster
-from marq.settings import MEMORY_SCHEME, ClientSettings
+from marq.kafka.offset_snapshots import OffsetSnapshot
+from marq.settings.client import MEMORY_SCHEME, ClientSettings
 from marq.testing.clock import Clock
 from marq.testing.group import Group
 from marq.testing.installation import Installation
 from marq.testing.passage import Passage
 from marq.testing.topics import Topic
+from marq.wire.errors import ConfigError
+from marq.wire.markers import Source
+from marq.wire.names import Names
 
 
 class Memory:
-    """One broker in memory.
+    """One in-memory broker.
 
-    Its consumers and its time belong to the first event loop that uses them, and to the next one when that is closed.
-    Producers may send from anywhere.
+    Its consumers and its time belong to the first event loop that uses them; when that is closed, to the next one.
+    Producers may send from any loop.
     """
 
     def __init__(self, name: str) -> None:
@@ -29,7 +29,7 @@ class Memory:
         self.clock = Clock()
         self.topics: dict[str, Topic] = {}
         self.groups: dict[str, Group] = {}
-        self.rosters: dict[str, Roster] = {}
+        self.snapshots: dict[str, OffsetSnapshot] = {}
         self._clients: dict[object, tuple[str, asyncio.AbstractEventLoop]] = {}
         self._installations: dict[str, Installation] = {}
         self._making = threading.Lock()
@@ -43,23 +43,19 @@ class Memory:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether its consumers and its time belong to another event loop than the running one."""
+        """Whether its consumers and its time belong to an event loop that is not the running one."""
         loop = self._loop
         return loop is not None and not loop.is_closed() and loop is not asyncio.get_running_loop()
 
     def stir(self) -> None:
-        """Note that a marker was written, by which some message may come back some time."""
+        """Let calls that wait look again: a marker was written, so some message may be delivered later."""
         if self._loop is not None and self.is_elsewhere:
             self._loop.call_soon_threadsafe(self.passage.stir)
         else:
             self.passage.stir()
 
     def enter(self) -> None:
-        """Note that the running event loop uses this broker.
-
-        Raises:
-            ConfigError: another one does.
-        """
+        """Note that the running event loop uses this broker; raise ConfigError if another one does."""
         loop = asyncio.get_running_loop()
         if loop is self._loop:
             self.passage.own()
@@ -67,32 +63,30 @@ class Memory:
         if self._loop is not None and not self._loop.is_closed():
             raise ConfigError(
                 f"{self.address} is used in an event loop of thread {self._thread!r}, and now in another one, of thread"
-                f" {threading.current_thread().name!r}: all consumers of a broker in memory, and the calls that let its"
-                " time pass, belong in one event loop. Give each loop a name of its own, memory://NAME"
+                f" {threading.current_thread().name!r}: all consumers of an in-memory broker, and the calls that let"
+                " its time pass, must be in one event loop. Give each loop its own broker, memory://NAME"
             )
         self._loop, self._thread = loop, threading.current_thread().name
         self._forget_clients()
         self.passage.own()
 
     def started(self, client: object, description: str) -> None:
-        """Note that a client was started."""
         self._clients[client] = description, asyncio.get_running_loop()
 
     def stopped(self, client: object) -> None:
-        """Note that a client was stopped."""
         self._clients.pop(client, None)
 
     @property
     def running(self) -> list[str]:
-        """What clients were started and not stopped."""
+        """Descriptions of the clients that were started and not stopped."""
         return sorted(description for description, _ in self._clients.values())
 
     def _awaits(self) -> bool:
         return any(owner.awaits for each in self._installations.values() for owner in each.owners)
 
     def _forget_clients(self) -> None:
-        """The loop of all clients so far is closed, and they with it."""
-        self._clients = {key: found for key, found in self._clients.items() if not found[1].is_closed()}
+        """Forget clients of closed event loops."""
+        self._clients = {key: client for key, client in self._clients.items() if not client[1].is_closed()}
         self.clock.forget()
         self.passage = Passage(self.clock, self._awaits)
         for group in self.groups.values():
@@ -102,28 +96,27 @@ class Memory:
                 owner.work()
 
     def installation(self, settings: ClientSettings) -> Installation:
-        """Return an installation; it is made when it is first asked for."""
+        """Return the installation of the settings' prefix, created at the first call."""
         prefix = settings.names.prefix
-        # A SyncProducer asks in a thread of its own.
+        # A SyncProducer calls from its own thread.
         with self._making:
-            found = self._installations.get(prefix)
-            if found is None:
-                found = self._installations[prefix] = Installation(settings, self.clock, self.topics)
-        return found
+            if prefix not in self._installations:
+                self._installations[prefix] = Installation(settings, self.clock, self.topics)
+            return self._installations[prefix]
 
     def make_topic(self, name: str, partitions: int) -> Topic:
-        """Make a topic that is nobody's yet."""
+        """Create a topic."""
         if name in self.topics:
-            raise ConfigError(f"topic {name} is there already at {self.address}")
+            raise ConfigError(f"topic {name} already exists at {self.address}")
         topic = self.topics[name] = Topic(name, partitions)
         return topic
 
     def group(self, name: str) -> Group:
-        """Return a consumer group, which need not have members."""
-        return self.groups.setdefault(name, Group(name, self.rosters))
+        """Return a consumer group, which may have no members."""
+        return self.groups.setdefault(name, Group(name, self.snapshots))
 
     def acquired(self, names: Names, queue: str, source: Source) -> int:
-        """Return how far a queue was read in a partition: what comes after it waits."""
+        """Return how far a queue was read in a partition; later messages are waiting."""
         groups = [group for name, group in self.groups.items() if names.is_group(name)]
         return max([group.position(queue, source, names) for group in groups], default=0)
 
@@ -132,17 +125,17 @@ _memories: dict[str, Memory] = {}
 
 
 def memory_at(address: str) -> Memory:
-    """Return the broker at an address of this process; it is made when it is first asked for."""
+    """Return the broker at an address in this process, created at the first call."""
     name = address.removeprefix(MEMORY_SCHEME)
     if not name:
         raise ConfigError(
             f"bootstrap_servers={address!r}: expected a name after {MEMORY_SCHEME}, such as memory://tests"
         )
-    found = _memories.get(name)
-    return _memories.setdefault(name, Memory(name)) if found is None else found
+    memory = _memories.get(name)
+    return _memories.setdefault(name, Memory(name)) if memory is None else memory
 
 
 def forget_memory(memory: Memory) -> None:
-    """Take a broker's name from it: who uses the address from now on gets a new one."""
+    """Free a broker's address: the next use creates a new broker."""
     if _memories.get(memory.name) is memory:
         del _memories[memory.name]

@@ -1,36 +1,41 @@
-"""The owner of one markers partition in memory: the shell around :class:`marq.core.tracker.Tracker`.
+"""The owner of one markers partition in memory, which runs :class:`marq.owner.engine.OwnerEngine`.
 
-It folds each marker in the moment in which it is appended, and sends what is due in the millisecond in which it is.
-Rows are never written, so payloads stay in the ACQUIREs that they came in.
+It folds each marker when it is appended, and sends due messages in the millisecond in which they are due. No other
+owner takes over, so it writes rows only together with other writes.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
-from marq.core import copies
-from marq.core.errors import CorruptMarker
-from marq.core.fires import Destination, Fire
-from marq.core.marker_codec import decode, encode
-from marq.core.markers import Ack, Batch, Payload, Source
-from marq.core.notes import Note
-from marq.core.planner import Planner
-from marq.core.queue import QueueSettings
-from marq.core.rows import Lease
-from marq.core.schedules import ScheduleLayers
+from marq.core.deliveries import redeliveries
+from marq.core.deliveries.schedule_planner import Planner
+from marq.core.due_actions import Destination
+from marq.core.storage.rows import LeaseRow
 from marq.core.tracker import Tracker
-from marq.cron import Times
-from marq.testing.clock import Clock, Timer
-from marq.testing.topics import Topic
+from marq.owner.engine import OwnerEngine
+from marq.owner.write import Write
+from marq.settings.cron import Times
+from marq.testing.clock import Timer
+from marq.wire import record_headers
+from marq.wire.errors import CorruptMarker
+from marq.wire.marker_codec import decode, encode
+from marq.wire.markers import Ack, Batch, Payload, Source
+
+if TYPE_CHECKING:
+    from marq.testing.installation import Installation
 
 log = logging.getLogger("marq.testing")
 
+#: Rows are never written only because time has passed.
+_NEVER_MS = 1 << 60
+
 
 class Acked(NamedTuple):
-    """A message that was finished."""
+    """A message that was acked."""
 
     queue: str
     source: Source
@@ -38,142 +43,141 @@ class Acked(NamedTuple):
     payload: Payload
 
 
-class Copies(Protocol):
-    """Where an owner sends copies of messages."""
+class _Table:
+    """Rows in memory."""
 
-    limit_bytes: int
+    def __init__(self) -> None:
+        self._rows: dict[bytes, bytes] = {}
 
-    def send(self, copy: copies.Copy, source: Source) -> None: ...
-    def note(self, note: Note) -> None: ...
-    def quarantine(self, value: bytes | None, origin: str, why: str) -> None: ...
+    def get(self, keys: list[bytes]) -> list[bytes | None]:
+        return [self._rows.get(key) for key in keys]
+
+    def write(self, changes: Mapping[bytes, bytes | None], position: int) -> None:
+        for key, row in changes.items():
+            if row is None:
+                self._rows.pop(key, None)
+            else:
+                self._rows[key] = row
 
 
 class Owner:
-    """One markers partition; ``acked`` is told of each message that is finished."""
+    """The owner of one markers partition of an installation."""
 
-    def __init__(
-        self,
-        markers: Topic,
-        partition: int,
-        clock: Clock,
-        settings: Callable[[str], QueueSettings],
-        sender: Copies,
-        acked: Callable[[Acked], None],
-        schedules: Callable[[], ScheduleLayers],
-    ) -> None:
-        self._markers = markers
+    def __init__(self, installation: Installation, partition: int) -> None:
+        self._installation = installation
         self._partition = partition
-        self._clock = clock
-        self._settings = settings
-        self._sender = sender
-        self._acked = acked
-        # A pause between TICKs spares a broker; here it would only make time pass in which nothing happens.
-        self._tracker = Tracker(settings, holder=partition + 1, tick_interval_ms=0)
-        self._planner = Planner(partition, markers.partitions, schedules, Times(), sender.limit_bytes)
+        self._markers = markers = installation.markers
+        self._clock = clock = installation.clock
+        definitions, limit_bytes = installation.definitions, installation.limit_bytes
+        planner = Planner(partition, markers.partitions, lambda: definitions.schedules, Times(), limit_bytes)
+        self._engine = OwnerEngine(
+            Source(markers.name, partition), self._new_tracker, planner, _Table(), lambda _: None, limit_bytes,
+            flush_ms=_NEVER_MS,
+        )  # fmt: skip
+        self._engine.fenced((0, 0), clock.now_ms)
+        self._engine.begin(0, 0, clock.now_ms)
         self._timer: Timer | None = None
         self._working = False
         # Delayed messages may come from the thread of a SyncProducer.
         self._lock = threading.RLock()
 
+    def _new_tracker(self) -> Tracker:
+        # The interval between TICKs spares a broker; here it would only delay redeliveries.
+        return Tracker(self._installation.definitions, holder=self._partition + 1, tick_interval_ms=0)
+
+    @property
+    def tracker(self) -> Tracker:
+        return self._engine.tracker
+
     @property
     def awaits(self) -> bool:
-        """Whether some message comes back unless somebody ends it."""
-        return self._tracker.book.next_due_ms is not None
+        """Whether some message will be delivered as time passes."""
+        return self.tracker.book.next_due_ms is not None
 
-    def open_messages(self) -> Iterator[tuple[Source, int, Lease, Payload]]:
-        """Each message that was received and has not ended."""
-        book = self._tracker.book
-        for source, offset, lease in book.open_leases():
+    def open_messages(self) -> Iterator[tuple[Source, int, LeaseRow, Payload]]:
+        """Return each message that was received and has not ended."""
+        for source, offset, lease in self.tracker.book.open_leases():
             yield source, offset, lease, self._payload(source, offset)
 
     def append(self, value: bytes | None) -> None:
-        """Append a marker, fold it, and do what is due now."""
+        """Append a marker, fold it, and send what is due."""
         with self._lock:
             self._append(value)
             self.work()
 
     def work(self) -> None:
-        """Send what is due, and come back when something will be."""
+        """Send what is due, and set a timer for the next due time."""
         with self._lock:
             if self._working:
                 return
             self._working = True
             try:
-                while self._step():
-                    pass
+                while (write := self._next_write()) is not None:
+                    self._perform(write)
             finally:
                 self._working = False
-            self._come_back()
+            self._set_timer()
 
-    def _append(self, value: bytes | None) -> None:
-        clock = self._clock
-        offset = self._markers.append(self._partition, clock.wall_ms, None, value)
-        self._note_acked(value)
-        self._tracker.read(value, clock.wall_ms, offset)
-        for bad, record, why in self._tracker.unreadable:
-            self._sender.quarantine(record, f"{self._markers.name}/{self._partition}/{bad}", why)
-        self._tracker.unreadable.clear()
-        for queue, (count, first) in self._tracker.book.invalid_times.take().items():
+    def _append(self, value: bytes | None) -> int:
+        offset = self._markers.append(self._partition, self._clock.wall_ms, None, value)
+        self._record_acked(value)
+        # From the position on: a test may have produced records to the markers topic itself.
+        start = self._engine.position or 0
+        was_read = self._engine.read(self._markers.logs[self._partition][start : offset + 1], start, offset + 1)
+        assert was_read, "no marker is missing"
+        for queue, (count, first) in self.tracker.book.invalid_times.take().items():
             log.warning("queue=%s messages=%s first=%s: marq-deliver-at can't be read as a time", queue, count, first)
+        return offset
 
-    def _step(self) -> bool:
-        tracker, now_ms = self._tracker, self._clock.now_ms
-        tracker.saw(now_ms)
-        for answer in tracker.answers():
-            self._append(encode(answer))
-        for note in tracker.notes():
-            self._sender.note(note)
-        plan = self._planner.plan(tracker, now_ms)
-        for batch in plan:
-            self._append(encode(batch))
-        fires = tracker.due()
-        if fires:
-            self._fire(fires)
-        elif tracker.tick_in_ms(now_ms) == 0:
-            self._append(encode(tracker.tick(now_ms)))
-        else:
-            return bool(plan)
-        return True
+    def _next_write(self) -> Write | None:
+        engine, now_ms = self._engine, self._clock.now_ms
+        engine.tracker.saw(now_ms)
+        write = engine.next_write(now_ms)
+        if write is None and (engine.tracker.unreadable or engine.flush_in_ms(now_ms) == 0):
+            return engine.rows()
+        return write
 
-    def _fire(self, fires: list[Fire]) -> None:
-        """Append copies and the facts that tell of them: nobody can see the ones without the others."""
-        limit = self._sender.limit_bytes
-        fires = [copies.fitting(fire, self._payload(fire.source, fire.offset), limit) for fire in fires]
-        following = self._planner.follow(self._tracker, fires, self._clock.now_ms)
-        facts = [encode(fact) for fact in self._tracker.facts(fires)] + [encode(delay) for delay in following]
-        sent = [(self._copy(fire), fire.source) for fire in fires if fire.destination is not Destination.NOWHERE]
-        for fact in facts:
-            self._append(fact)
-        for copy, source in sent:
-            self._sender.send(copy, source)
+    def _perform(self, write: Write) -> None:
+        """Append all parts of a write; no other task runs in between."""
+        installation, definitions = self._installation, self._installation.definitions
+        sent = [
+            (
+                redeliveries.redelivery(action, payload, write.now_ms, definitions(action.lease.queue).topic),
+                action.source,
+            )
+            for action, payload in write.due
+            if action.destination is not Destination.NOWHERE
+        ]
+        offsets = [self._append(encode(batch)) for batch in write.markers]
+        for redelivery, source in sent:
+            installation.send(redelivery, source)
+        for note in write.notes:
+            installation.note(note)
+        for offset, value, reason in write.quarantine:
+            installation.quarantine(value, f"{self._markers.name}/{self._partition}/{offset}", reason)
+        self._engine.committed(write, self._clock.now_ms, marked=offsets[-1] if offsets else -1)
 
-    def _copy(self, fire: Fire) -> copies.Copy:
-        own_topic = self._settings(fire.lease.queue).topic
-        payload = self._payload(fire.source, fire.offset)
-        return copies.copy(fire, payload, self._tracker.book.clock.now_ms, own_topic)
-
-    def _payload(self, source: Source, offset: int) -> Payload:
-        payload = self._tracker.book.fresh_payload(source, offset)
-        assert payload is not None, f"no payload of {copies.record_id(source, offset)}: rows are never written"
-        return payload
-
-    def _come_back(self) -> None:
+    def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        wait_ms = self._tracker.tick_in_ms(self._clock.now_ms)
+        wait_ms = self.tracker.tick_in_ms(self._clock.now_ms)
         if wait_ms is not None:
             self._timer = self._clock.at(self._clock.now_ms + wait_ms, self.work)
 
-    def _note_acked(self, value: bytes | None) -> None:
+    def _record_acked(self, value: bytes | None) -> None:
         batch = _decoded(value)
         if not isinstance(batch, Ack):
             return
-        opened = self._tracker.book.open_in(batch.source)
-        for offset in batch.offsets:
-            payload = self._tracker.book.fresh_payload(batch.source, offset)
-            if payload is not None:
-                self._acked(Acked(opened[offset].queue, batch.source, offset, payload))
+        opened = self.tracker.book.open_in(batch.source)
+        for offset in filter(opened.__contains__, batch.offsets):
+            payload = self._payload(batch.source, offset)
+            self._installation.acked.append(Acked(opened[offset].queue, batch.source, offset, payload))
+
+    def _payload(self, source: Source, offset: int) -> Payload:
+        payload = self._engine.payload(source, offset)
+        assert payload is not None, f"no payload of {record_headers.record_id(source, offset)}"
+        return payload
 
 
 def _decoded(value: bytes | None) -> Batch | None:

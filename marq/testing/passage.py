@@ -1,11 +1,10 @@
-"""How virtual time passes: only when somebody asks for it, and never past work that can be done before.
+"""The passing of virtual time: only on request, and never past work that can be done before.
 
-Three ask: the test, by the calls of :class:`marq.testing.Broker`; whoever waits for messages with a limit, and so says
-that this time may pass; and the test's own task where it iterates over a consumer. Time goes from one thing that
-happens to the next, and in between everything settles: no task of the event loop can go on, what was decided is
-written, and no handler works.
+Time passes for the calls of :class:`marq.testing.Broker`, for calls that wait for messages with a limit, and for the
+test's own task while it iterates over a consumer. It moves from event to event, and everything settles in between: no
+task of the event loop can continue, all outcomes are written, and no handler runs.
 
-A handler that does real I/O is waited for in real time, for a limited one: that is the only use of a real clock here.
+Handlers that do real I/O get a limited real time. Only that uses a real clock.
 """
 
 from __future__ import annotations
@@ -15,105 +14,79 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
-from marq.core.errors import MarqError
+from marq.consumer.receiver import Receiver
 from marq.testing.clock import Clock, Timer
+from marq.wire.errors import MarqError
 
-#: Turns of the event loop in which nothing else was ready, after which it is at rest; and turns after which it is taken
-#: for that where the loop does not show what is ready (uvloop).
+#: The event loop is at rest after this many empty turns, or after this many turns if it does not show what is ready
+#: (uvloop).
 _EMPTY_TURNS, _TURNS = 2, 50
-#: How long, in real seconds, who waits for messages waits for the same handlers before time passes all the same.
+#: How long, in real seconds, a call that waits for messages waits for running handlers before time passes anyway.
 _PATIENCE_S = 5.0
-#: How often to look, in real seconds, whether a handler is done.
+#: Interval in real seconds between two checks whether a handler is done.
 _LOOK_S = 0.001
-#: Waits for messages that end without any: so many at once, then one after each pause, in real seconds. A loop that
-#: does nothing but receive would else keep the processor busy while the test waits for something else.
+#: After this many waits without a message, each further one takes a pause in real seconds. Otherwise a loop that only
+#: receives would keep the processor busy while the test waits for something else.
 _FREE_WAITS, _PAUSE_S = 200, 0.01
 
 log = logging.getLogger("marq.testing")
 
 T = TypeVar("T")
 
-#: Who watches an event loop for quiet does so alone: two would take each other for work.
+#: One watcher for each event loop at a time: two would take each other for work.
 _watching: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 
 class Unfinished(MarqError):
-    """What was waited for did not come to an end within the real time that it was given."""
-
-
-class Engine(Protocol):
-    """What must be known of a consumer's engine, which is a :class:`marq.flow.Flow`."""
-
-    @property
-    def workers(self) -> Collection[asyncio.Task[Any]]:
-        """Tasks that run handlers."""
-
-    @property
-    def at_work(self) -> Collection[asyncio.Task[Any]]:
-        """Those of them that are in a handler now."""
-
-    @property
-    def taken(self) -> int:
-        """Messages that somebody has taken and not finished."""
-
-    @property
-    def unwritten(self) -> bool:
-        """Whether something was decided that is not written yet."""
-
-    def write(self) -> None:
-        """Write it at once."""
+    """The awaited work did not end within its limit of real time."""
 
 
 class Passage:
-    """The passing of a clock's time in one event loop; ``awaits`` tells whether some message comes back by itself."""
+    """The passing of time in one event loop; ``awaits`` tells whether some message will be delivered as time passes."""
 
     def __init__(self, clock: Clock, awaits: Callable[[], bool]) -> None:
         self._clock = clock
         self._awaits = awaits
-        self._engines: dict[object, Engine] = {}
-        #: The task of the test, as far as that is known.
+        self._receivers: dict[object, Receiver] = {}
+        #: The task of the test, if known.
         self._owner: asyncio.Task[Any] | None = None
-        #: Tasks that have used the calls of a test: what they hold is not worked on.
+        #: Tasks that have called the broker: they are not handlers of the messages they hold.
         self._owners: WeakSet[asyncio.Task[Any]] = WeakSet()
-        #: Tasks that have worked for so long that those who wait for messages do not wait for them any more.
+        #: Tasks that have worked for so long that time passes without them.
         self._hanging: WeakSet[asyncio.Task[Any]] = WeakSet()
-        #: Who makes time pass by waiting: True with a limit, False only as long as some message is to come.
+        #: Waits that let time pass: True if they have a limit, False if only until no message is expected.
         self._waits: dict[object, bool] = {}
         self._waiting: set[asyncio.Task[Any]] = set()
-        #: Tasks that got messages by waiting for them, and may be working on them now.
+        #: Tasks that received messages, and may be working on them now.
         self._served: WeakSet[asyncio.Task[Any]] = WeakSet()
         self._fruitless = 0
         self._turn = asyncio.Lock()
         self._stirred = asyncio.Event()
         self._driver: asyncio.Task[None] | None = None
 
-    def add(self, key: object, engine: Engine) -> None:
-        """Take account of a consumer from now on."""
-        self._engines[key] = engine
+    def add(self, key: object, receiver: Receiver) -> None:
+        """Wait for a consumer's handlers and outcomes from now on."""
+        self._receivers[key] = receiver
 
     def remove(self, key: object) -> None:
-        self._engines.pop(key, None)
+        self._receivers.pop(key, None)
 
     def stir(self) -> None:
-        """Note that a marker was written, by which some message may come back some time."""
+        """Look again: a marker was written, so some message may be delivered later."""
         self._stirred.set()
 
     def own(self) -> None:
-        """Note that the current task uses the broker: the first one that does is taken for the test's."""
+        """Note that the current task uses the broker; the first one counts as the test's."""
         if self._owner is None or self._owner.done():
             self._owner = asyncio.current_task()
 
-    # --- who waits for messages ---------------------------------------------------------------------------------------
+    # --- calls that wait for messages ---------------------------------------------------------------------------------
 
     async def within(self, seconds: float | None, waiting: Awaitable[T]) -> T:
-        """Wait for something, for so much virtual time at the most.
-
-        Raises:
-            TimeoutError: the time is over.
-        """
+        """Wait up to ``seconds`` of virtual time; raise TimeoutError after that."""
         self.own()
         task = asyncio.current_task()
         assert task is not None
@@ -149,7 +122,7 @@ class Passage:
             self._driver = asyncio.get_running_loop().create_task(self._pass(), name="marq-memory-time")
 
     async def _pass(self) -> None:
-        """Let time pass as long as somebody waits."""
+        """Let time pass while any call waits."""
         patience = _Limit(_PATIENCE_S)
         while self._waits:
             self._stirred.clear()
@@ -167,38 +140,34 @@ class Passage:
                 await asyncio.sleep(_PAUSE_S)
 
     def _works(self, patience: _Limit) -> bool:
-        """Whether somebody works who is worth waiting for."""
+        """Whether to wait for tasks that work on messages."""
         busy = self._busy()
         self._hanging &= busy
         if patience.over and busy > self._hanging:
-            log.warning("virtual time passes although somebody still works: %s", _names(busy))
+            log.warning("virtual time passes although handlers still run: %s", _names(busy))
             self._hanging |= busy
         return busy > self._hanging
 
     def _move(self) -> bool:
-        """Go on to what happens next, if somebody may still wait for it."""
+        """Move to the next event if a call may wait for it."""
         next_ms = self._clock.next_ms
         if next_ms is None or not (any(self._waits.values()) or (self._waits and self._awaits())):
             return False
         self._clock.move(next_ms)
         return True
 
-    # --- what a test asks for -----------------------------------------------------------------------------------------
+    # --- calls of a test ----------------------------------------------------------------------------------------------
 
     async def settle(self, limit_s: float) -> None:
-        """Return when everything that can happen now has happened.
-
-        Raises:
-            Unfinished: a handler still worked after so many real seconds.
-        """
+        """Return when everything has settled; raise Unfinished if a handler still runs after the limit."""
         async with self._seat():
             await self._settle(_Limit(limit_s))
 
     async def advance(self, by_ms: int, limit_s: float, *, settle: bool) -> None:
-        """Let virtual time pass step by step; with ``settle`` wait before each step until everything has settled.
+        """Let virtual time pass step by step; with ``settle`` everything settles before each step.
 
         Raises:
-            Unfinished: a handler still worked after so many real seconds.
+            Unfinished: a handler still runs after the limit.
         """
         async with self._seat():
             limit = _Limit(limit_s)
@@ -214,10 +183,10 @@ class Passage:
                     return
 
     async def until(self, left: Callable[[], str], limit_s: float, *, later: bool) -> None:
-        """Return when everything has settled and nothing is ``left``; with ``later`` let time pass for that.
+        """Return when everything has settled and ``left`` returns nothing; with ``later`` let time pass for that.
 
         Raises:
-            Unfinished: something was left after so many real seconds; the text says what.
+            Unfinished: something is left after the limit; the text says what.
         """
         async with self._seat():
             limit = _Limit(limit_s)
@@ -234,7 +203,7 @@ class Passage:
 
     @asynccontextmanager
     async def _seat(self) -> AsyncIterator[None]:
-        """While the test's own call is under way, nobody else makes time pass."""
+        """Only the test's own call lets time pass."""
         self._owner = task = asyncio.current_task()
         assert task is not None
         self._owners.add(task)
@@ -258,18 +227,19 @@ class Passage:
             await asyncio.sleep(_LOOK_S)
 
     def _write(self) -> bool:
-        """Let be written what waits for more; return whether something did."""
-        unwritten = [engine for engine in self._engines.values() if engine.unwritten]
-        for engine in unwritten:
-            engine.write()
+        """Let outcomes be written now; return whether there were any."""
+        unwritten = [each.acks for each in self._receivers.values() if each.acks.unwritten]
+        for acks in unwritten:
+            acks.flush_soon()
         return bool(unwritten)
 
     def _busy(self) -> set[asyncio.Task[Any]]:
-        """Return who works on messages, and not just waits for virtual time to pass."""
-        engines = list(self._engines.values())
-        busy = {task for engine in engines for task in engine.at_work}
-        if any(engine.taken for engine in engines):
-            workers = {task for engine in engines for task in engine.workers}
+        """Return the tasks that work on messages and do not wait for virtual time."""
+        prefetches = [receiver.prefetch for receiver in self._receivers.values()]
+        pools = [pool for prefetch in prefetches for pool in prefetch.pools]
+        busy = {task for pool in pools for task in pool.busy_tasks}
+        if any(prefetch.processing for prefetch in prefetches):
+            workers = {task for pool in pools for task in pool.tasks}
             busy |= {task for task in self._served if not task.done() and task not in workers}
         return {task for task in busy - self._waiting if task is not self._owner and task not in self._owners}
 
@@ -286,13 +256,13 @@ class _Limit:
         return time.monotonic() >= self._until
 
     def check(self, remains: str) -> None:
-        """Raise when the time is over."""
+        """Raise Unfinished if the time is over."""
         if self.over:
             raise Unfinished(f"not settled within {self._seconds:g} real seconds: {remains}")
 
 
 async def _quiet(limit: _Limit | None) -> None:
-    """Return when no task of the event loop can go on by itself."""
+    """Return when no task of the event loop can continue by itself."""
     loop = asyncio.get_running_loop()
     ready: Collection[Any] | None = getattr(loop, "_ready", None)
     async with _watching.setdefault(loop, asyncio.Lock()):
@@ -305,11 +275,11 @@ async def _quiet(limit: _Limit | None) -> None:
 
 
 def _names(tasks: Collection[asyncio.Task[Any]]) -> str:
-    return ", ".join(sorted(f"{task.get_name()} in {_place(task)}" for task in tasks))
+    return ", ".join(sorted(f"{task.get_name()} in {_location(task)}" for task in tasks))
 
 
-def _place(task: asyncio.Task[Any]) -> str:
-    """Say where a task stands: its function, and which that awaits."""
+def _location(task: asyncio.Task[Any]) -> str:
+    """Return the functions that a task is in, outermost first."""
     names: list[str] = []
     coroutine: Any = task.get_coro()
     while (name := getattr(coroutine, "__qualname__", None)) is not None:

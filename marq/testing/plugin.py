@@ -1,4 +1,4 @@
-"""The pytest plugin: the fixture ``marq_broker``. It needs no other plugin, and loads nothing before it is used."""
+"""The pytest plugin with the fixture ``marq_broker``; it loads the broker at its first use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def marq_broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
-    """A broker in memory, at which all clients arrive that a test makes without an address of their own."""
+    """A broker in memory, which the test's clients use unless they have another address."""
     from marq.testing.broker import Broker
 
     broker = Broker()

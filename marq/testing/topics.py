@@ -1,21 +1,21 @@
-"""Topics in memory: partitions of records that are only ever appended."""
+"""Topics in memory: append-only partitions, and their readers."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from zlib import crc32
 
-from marq.core.topic_rules import DEFAULT_LIMIT_BYTES
+from marq.settings.topic_rules import DEFAULT_LIMIT_BYTES
 
 Headers = Sequence[tuple[str, bytes | None]]
 
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
-    """A record where it stands."""
+    """A record and its offset."""
 
     offset: int
     timestamp: int
@@ -25,7 +25,7 @@ class LogRecord:
 
 
 class Topic:
-    """Partitions of records. Any thread may append: that is how a SyncProducer sends."""
+    """Partitions of records. Any thread may append, as the thread of a SyncProducer does."""
 
     def __init__(self, name: str, partitions: int, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
         self.name = name
@@ -49,30 +49,56 @@ class Topic:
         with self._appending:
             offset = len(log)
             log.append(LogRecord(offset, timestamp, key, value, tuple(headers)))
-        self._tell()
+        self._notify()
         return offset
 
     def next_partition(self, key: bytes | None = None) -> int:
-        """Return the partition for a record: always the same for a key, else one after the other."""
+        """Return the partition for a record: the same for each key, else round robin."""
         if key is not None:
             return crc32(key) % self.partitions
         self._turn = (self._turn + 1) % self.partitions
         return self._turn
 
-    def listen(self, call: Callable[[], None]) -> None:
-        """Call back, in the running event loop, after each append."""
-        self._listeners[call] = asyncio.get_running_loop()
+    def listen(self, callback: Callable[[], None]) -> None:
+        """Call back in the running event loop after each append."""
+        self._listeners[callback] = asyncio.get_running_loop()
 
-    def ignore(self, call: Callable[[], None]) -> None:
-        """Call back no more."""
-        self._listeners.pop(call, None)
+    def ignore(self, callback: Callable[[], None]) -> None:
+        """Stop calling back."""
+        self._listeners.pop(callback, None)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         here = asyncio._get_running_loop()
-        for call, loop in list(self._listeners.items()):
+        for callback, loop in list(self._listeners.items()):
             if loop is here:
-                call()
+                callback()
             elif loop.is_closed():
-                self.ignore(call)
+                self.ignore(callback)
             else:
-                loop.call_soon_threadsafe(call)
+                loop.call_soon_threadsafe(callback)
+
+
+class TopicReader:
+    """Reads partitions of a topic from ``positions`` on, which the caller may change."""
+
+    def __init__(self, topic: Topic, positions: Mapping[int, int]) -> None:
+        self.topic = topic
+        self.positions = dict(positions)
+        self._more = asyncio.Event()
+        topic.listen(self._more.set)
+
+    def close(self) -> None:
+        self.topic.ignore(self._more.set)
+
+    async def read(self) -> list[tuple[int, LogRecord]]:
+        """Return the next records with their partitions; wait until there is one."""
+        while True:
+            self._more.clear()
+            records: list[tuple[int, LogRecord]] = []
+            for partition, position in self.positions.items():
+                log = self.topic.logs[partition][position:]
+                records += [(partition, record) for record in log]
+                self.positions[partition] = position + len(log)
+            if records:
+                return records
+            await self._more.wait()

@@ -1,4 +1,4 @@
-"""What a test sees of messages: values of their own, as they were at the moment of the look."""
+"""Snapshots of messages for a test."""
 
 from __future__ import annotations
 
@@ -7,29 +7,24 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from marq.codecs import Codec, decode
-from marq.core.markers import Record, Source
-from marq.core.names import (
-    DIED_AT_HEADER,
-    ERROR_HEADER,
-    ORIGIN_HEADER,
-    REASON_HEADER,
-)
-from marq.lease import Lease
-from marq.message import Message
-from marq.outbox import Outbox
-from marq.records import Records
+from marq.client.codecs import Codec, decode
+from marq.consumer.ack_batcher import AckBatcher
+from marq.consumer.held_batch import HeldBatch
+from marq.consumer.message import Message
+from marq.kafka.records import Records
+from marq.wire.markers import Record, Source
+from marq.wire.names import DEAD_LETTERED_AT_HEADER, ERROR_HEADER, ORIGIN_HEADER, REASON_HEADER
 
-#: Of a message that is only looked at, and never finished.
-_NO_OUTBOX = cast("Outbox", None)
+#: For a message that is never settled.
+_NO_ACK_BATCHER = cast("AckBatcher", None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeenMessage:
     """A message of a queue.
 
-    ``id``, ``headers``, ``key``, ``attempt`` and ``sent_at`` are as in :class:`marq.Message`; for a message that waits
-    the attempt is that of the delivery to come, for one that is delayed or finished that of the last one.
+    ``id``, ``headers``, ``key``, ``attempt`` and ``sent_at`` are as in :class:`marq.Message`. The attempt of a waiting
+    message is that of the next delivery; that of a delayed or finished one is that of the last delivery.
     """
 
     queue: str
@@ -43,38 +38,38 @@ class SeenMessage:
 
     @property
     def value(self) -> Any:
-        """The body, decoded by the codec that the test gave; without one the bytes themselves."""
+        """The body, decoded by the test's codec; without one the bytes."""
         return self.body if self._codec is None else decode(self._codec, self.body)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeadLetter(SeenMessage):
-    """A message that ended: why, after which attempt, and where it stood then (``topic/partition/offset``).
+    """A dead letter; ``origin`` (``topic/partition/offset``) is the record of its last delivery.
 
-    ``error`` is what was said at the last release of the message, such as the handler's exception.
+    ``error`` is the error of the last release, such as the handler's exception.
     """
 
     reason: str
     error: str
     origin: str
-    died_at: datetime
+    dead_lettered_at: datetime
 
 
 def seen(queue: str, source: Source, record: Record, codec: Codec | None, attempt: int | None = None) -> SeenMessage:
-    """Return a record as a message of a queue; ``attempt`` where that is not what the record says."""
+    """Return a record as a message of a queue; ``attempt`` overrides the record's."""
     return SeenMessage(**_parts(queue, source, record, codec, attempt))
 
 
 def dead_letter(source: Source, record: Record, codec: Codec | None) -> DeadLetter:
-    """Return a record of the dead letters."""
-    found = dict(record.headers)
+    """Return a record as a dead letter."""
+    headers = dict(record.headers)
     queue = (record.key or b"").decode("utf-8", "replace")
     return DeadLetter(
         **_parts(queue, source, record, codec),
-        reason=_text(found, REASON_HEADER),
-        error=_text(found, ERROR_HEADER),
-        origin=_text(found, ORIGIN_HEADER),
-        died_at=wall(int(_text(found, DIED_AT_HEADER) or record.timestamp)),
+        reason=_text(headers, REASON_HEADER),
+        error=_text(headers, ERROR_HEADER),
+        origin=_text(headers, ORIGIN_HEADER),
+        dead_lettered_at=wall(int(_text(headers, DEAD_LETTERED_AT_HEADER) or record.timestamp)),
     )
 
 
@@ -86,9 +81,9 @@ def wall(time_ms: int) -> datetime:
 def _parts(
     queue: str, source: Source, record: Record, codec: Codec | None, attempt: int | None = None
 ) -> dict[str, Any]:
-    """What a message says of itself, as the message that a consumer gets says it."""
+    """Return the fields of a message as a consumer would see them."""
     keyed = record.key != queue.encode()
-    lease = Lease(_NO_OUTBOX, queue, source, 0, Records.of([record]), 0, 0, own_topic=keyed)
+    lease = HeldBatch(_NO_ACK_BATCHER, queue, source, 0, Records.of([record]), 0, 0, own_topic=keyed)
     message = Message(lease, record.offset, record.value)
     return {
         "queue": queue,

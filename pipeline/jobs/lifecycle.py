@@ -1,6 +1,6 @@
 """``lifecycle``: one row for each message, with all of its deliveries.
 
-Takes what ``ingest`` has brought since the last time; messages that have not come to their end are carried forward.
+Processes what ``ingest`` added since the last run; messages that have not ended are carried forward.
 """
 
 from __future__ import annotations
@@ -14,17 +14,26 @@ from pipeline.runs import Run
 from pipeline.session import session
 
 
+class Clock:
+    """Prints the steps of a job on standard error, each with the time since the start."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def say(self, text: str) -> None:
+        print(f"{self.seconds():7.1f} s  {text}", file=sys.stderr, flush=True)
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """There are none but those of all jobs."""
+    """It has only the arguments of all jobs."""
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     spark = session("lifecycle")
-    began = time.monotonic()
-
-    def say(text: str) -> None:
-        print(f"{time.monotonic() - began:7.1f} s  {text}", file=sys.stderr, flush=True)
-
-    rows = Run(spark, Lake(spark, arguments.data), say).take()
-    print(f"lifecycle of {rows['messages']:,} messages in {time.monotonic() - began:.1f} s", flush=True)
+    clock = Clock()
+    rows = Run(spark, Lake(spark, options.data), clock.say).take()
+    print(f"lifecycle of {rows['messages']:,} messages in {clock.seconds():.1f} s", flush=True)
     return 0

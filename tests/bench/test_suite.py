@@ -1,4 +1,4 @@
-"""The suite: turns, medians, what is skipped, what fails; and the parts that its measurements share."""
+"""The suite: turns, medians, skipped systems, failures; and the parts that its measurements share."""
 
 from __future__ import annotations
 
@@ -8,29 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from bench.__main__ import chosen, exit_code
-from bench.bars import Bar
-from bench.children import Child
-from bench.clients.markers import markers
-from bench.clients.stamps import percentiles, read_stamp, stamped
-from bench.clients.work import Work
-from bench.processes import Meter, memory_bytes
+from bench.__main__ import chosen
+from bench.clients.client import percentiles, read_stamp, stamped
+from bench.clients.producers import marker_records
+from bench.clients.received import Work
+from bench.processes import Child, Meter, memory_bytes
 from bench.rabbitmq import rabbitmq
-from bench.report import kept
+from bench.report import exit_code, kept
 from bench.rows import ROWS
 from bench.rows.drain import crossing
-from bench.settings import Size
-from bench.starts import Victims
-from bench.suite import Bench, Figures, Outcome, Row, Skipped, _take_turns
-from marq.core.marker_codec import decode
-from marq.core.markers import Ack, Acquire
-from marq.core.names import Names
+from bench.rows.starts import Victims
+from bench.suite import Bar, Bench, Figures, Outcome, Row, Size, Skipped, _take_turns
+from marq.wire.marker_codec import decode
+from marq.wire.markers import Ack, Acquire
+from marq.wire.names import Names
 
-SIZE = Size(1_000, 3, frozenset())
+SIZE = Size(1_000, 3)
 
 
-def nowhere(tmp_path: Path, said: list[str] | None = None) -> Bench:
-    return Bench("nowhere", tmp_path, SIZE, (said if said is not None else []).append)
+def nowhere(tmp_path: Path, lines: list[str] | None = None) -> Bench:
+    return Bench("nowhere", tmp_path, SIZE, (lines if lines is not None else []).append)
 
 
 def test_systems_take_turns_and_medians_count(tmp_path: Path) -> None:
@@ -50,26 +47,35 @@ def test_systems_take_turns_and_medians_count(tmp_path: Path) -> None:
 
 
 def test_a_system_that_is_not_there_is_skipped_once_and_the_others_are_measured(tmp_path: Path) -> None:
-    said: list[str] = []
+    lines: list[str] = []
 
     def missing(bench: Bench) -> Figures:
         raise Skipped("no broker on this machine")
 
     outcome = Outcome(Row("row", "what", {"missing": missing, "there": lambda bench: {"rate": 1.0}}, runs=2))
-    _take_turns(outcome, nowhere(tmp_path, said))
+    _take_turns(outcome, nowhere(tmp_path, lines))
 
     assert outcome.skipped == {"missing": "no broker on this machine"}
-    assert [line for line in said if "SKIPPED" in line] == ["row missing: SKIPPED: no broker on this machine"]
+    assert [line for line in lines if "SKIPPED" in line] == ["row missing: SKIPPED: no broker on this machine"]
     assert {name: len(runs) for name, runs in outcome.runs.items()} == {"there": 2}
 
 
 def test_a_name_stands_for_a_row_or_a_family_and_an_unknown_one_is_refused() -> None:
     rows = [Row(name, "", {}) for name in ("drain", "work-1ms", "work-10ms", "worker")]
+    delays = Row("delays", "", {}, by_name=True)
 
-    assert [row.name for row in chosen(rows, Size(1, 1, frozenset({"work"})))] == ["work-1ms", "work-10ms"]
-    assert chosen(rows, Size(1, 1, frozenset())) == rows
+    assert [row.name for row in chosen(rows, Size(only=frozenset({"work"})))] == ["work-1ms", "work-10ms"]
+    assert chosen([*rows, delays], Size()) == rows
+    assert chosen([*rows, delays], Size(only=frozenset({"delays"}))) == [delays]
     with pytest.raises(SystemExit, match="no row drian"):
-        chosen(rows, Size(1, 1, frozenset({"drian"})))
+        chosen(rows, Size(only=frozenset({"drian"})))
+
+
+def test_the_size_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {"MESSAGES": "50000", "RUNS": "", "ONLY": "drain,work", "VALUE_BYTES": "1000"}.items():
+        monkeypatch.setenv(name, text)
+
+    assert Size.from_environment() == Size(50_000, 5, frozenset({"drain", "work"}), value_bytes=1_000)
 
 
 def test_the_exit_code_tells_a_failure_from_an_unmet_bar() -> None:
@@ -106,13 +112,11 @@ def test_two_systems_cross_where_the_faster_one_has_made_up_for_its_later_start(
     assert crossing("slow", slow, "fast", fast) == "slow is done before fast with less than 200 messages"
     assert crossing("fast", fast, "slow", slow) == "slow is done before fast with less than 200 messages"
     first = crossing("slow", slow, "fast", {**fast, "startup_seconds": 0.5})
-    assert first == "fast is done before slow however many messages there are"
+    assert first == "fast is done before slow for any number of messages"
 
 
 def test_a_share_of_the_messages_takes_time() -> None:
-    work = Work.read("500/100")
-
-    assert (work.ms, work.each, Work.read(str(work))) == (500.0, 100, work)
+    assert Work.read("500/100") == Work(500.0, 100)
     assert Work.read("0") == Work()
 
 
@@ -120,16 +124,16 @@ def test_without_a_rabbitmq_that_row_is_skipped(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("RABBITMQ_URL", raising=False)
 
-    with pytest.raises(Skipped, match="no rabbitmq-server is installed, and RABBITMQ_URL names no broker"), rabbitmq():
+    with pytest.raises(Skipped, match="no rabbitmq-server is installed, and RABBITMQ_URL is not set"), rabbitmq():
         pass
 
 
 def test_each_message_has_an_acquire_and_an_ack_behind_it() -> None:
-    written = [decode(record) for record in markers(Names("p"), 1, 1_200, 200, "acquire,ack")]
+    written = [decode(record) for record in marker_records(Names("p"), 1, 1_200, 200, "acquire,ack")]
 
-    assert [type(each) for each in written] == [Acquire, Ack] * 3
-    acquired = [offset for each in written if isinstance(each, Acquire) for offset in each.offsets]
-    acked = [offset for each in written if isinstance(each, Ack) for offset in each.offsets]
+    assert [type(batch) for batch in written] == [Acquire, Ack] * 3
+    acquired = [offset for batch in written if isinstance(batch, Acquire) for offset in batch.offsets]
+    acked = [offset for batch in written if isinstance(batch, Ack) for offset in batch.offsets]
     assert acquired == acked == list(range(1_200))
 
 
@@ -140,8 +144,8 @@ def test_a_message_says_when_it_was_to_be_sent() -> None:
 
 
 def test_a_process_that_fails_says_why() -> None:
-    with Child("bench.clients.send", "nowhere") as child, pytest.raises(SystemExit, match="IndexError"):
-        child.said()
+    with Child("producers", "send", "nowhere") as child, pytest.raises(SystemExit, match="TypeError"):
+        child.read()
 
 
 def test_what_a_process_takes_is_counted() -> None:
@@ -149,11 +153,12 @@ def test_what_a_process_takes_is_counted() -> None:
     while meter.seconds()["this"] == 0:
         sum(range(100_000))
 
-    assert memory_bytes(os.getpid(), "VmHWM") >= memory_bytes(os.getpid(), "VmRSS") > 1 << 20
+    now = memory_bytes(os.getpid(), "VmRSS")
+    assert memory_bytes(os.getpid(), "VmHWM") >= now > 1 << 20
 
 
 def test_what_is_counted_leaves_out_a_line_that_a_kill_has_cut(tmp_path: Path) -> None:
     victims = Victims("", "p", tmp_path, "marked", 1.0, sent=4)
     victims.path.write_text("0 1\n1 1\n1 2\n2 3\n3 1\n3")
 
-    assert victims._count() == {"sent": 4, "lost": 0, "duplicates": 1, "attempts_unseen": 2}
+    assert victims.count() == {"sent": 4, "lost": 0, "duplicates": 1, "attempts_unseen": 2}

@@ -1,4 +1,4 @@
-"""README.md shows what the newest whole run has found, as `python -m bench.table` writes it."""
+"""docs/benchmarks.md shows the newest whole run, as `python -m bench.table` writes it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.rows.drain import GROUP, RUN, SHARE
-from bench.rows.rabbitmq import QUORUM
-from bench.table import BEGIN, END, README, RESULTS, between, newest, placed, plot, render
+from bench.rows.drain import GROUP, QUORUM, RUN, SHARE
+from bench.table import BEGIN, END, PAGE, RESULTS, between, newest, placed, plot, render
 
 FIGURES = {"rate": 123_456.0, "startup_seconds": 0.25, "cpu_seconds": 2.0, "broker_cpu_seconds": 1.0}
 WORK = {RUN: {"rate": 60_400.0}, SHARE: {"rate": 59_900.0}, GROUP: {"rate": 1_240.0}}
@@ -32,7 +31,7 @@ RESULT = {
 }
 
 
-def test_readme_shows_the_newest_whole_run() -> None:
+def test_the_page_shows_the_newest_whole_run() -> None:
     # Of those that are committed: who measures on a machine of his own need not change the page.
     listed = subprocess.run(
         ["git", "ls-files", "suite-*.json"], cwd=RESULTS, capture_output=True, text=True, check=False
@@ -40,13 +39,13 @@ def test_readme_shows_the_newest_whole_run() -> None:
     assert listed, "no whole run is committed: make bench writes one"
     path = RESULTS / max(listed)
 
-    assert between(README.read_text(encoding="utf-8")) == render(json.loads(path.read_text()), path.name)
+    assert between(PAGE.read_text(encoding="utf-8")) == render(json.loads(path.read_text()), path.name)
 
 
 def test_a_result_becomes_tables_in_which_an_unmet_bar_is_seen() -> None:
     lines = render(RESULT, "suite-x.json").splitlines()
 
-    assert "2026-11-22; 2 cores, which" in lines[0]
+    assert "2026-11-22; 2 cores, shared by" in lines[0]
     assert "Kafka 4.3.1, Java 17" in lines[0]
     assert "`bench/results/suite-x.json`" in lines[0]
     assert "| Marq, `run`: a handler for each message | 123,000 | 0.25 s | 2.00 + 0.50 + 1.00 |" in lines
@@ -64,7 +63,7 @@ def test_only_what_is_between_the_marks_is_written() -> None:
 
     assert again == f"before\n\n{BEGIN}\n\nnew \\1\n\n{END}\n\nafter\n"
     assert between(again) == "new \\1"
-    assert between(README.read_text(encoding="utf-8"))
+    assert between(PAGE.read_text(encoding="utf-8"))
     with pytest.raises(ValueError, match=r"no .*bench\.table begins"):
         placed("no marks", "new")
 

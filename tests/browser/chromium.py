@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 
-from broker import command, system
+from broker import downloads
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 ADVICE = (
@@ -23,11 +23,11 @@ def find() -> str | None:
 
 
 def main() -> int:
-    if find() is None and system.can_install():
+    if find() is None and downloads.system_manager():
         try:
-            system.install(["chromium"])
-        except command.Failed as error:
-            print(f"error: {error.sentence()}", file=sys.stderr)
+            downloads.install_system_package("chromium")
+        except downloads.ToolFailed as error:
+            print(f"error: {error}", file=sys.stderr)
     if find() is None:
         # The tests say so, too: all others still run.
         print(f"warning: {ADVICE}", file=sys.stderr)

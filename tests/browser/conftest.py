@@ -30,7 +30,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def new_page(browser: Browser) -> Iterator[Any]:
-    """Makes pages; whatever one of them complains of fails the test."""
+    """Makes pages; an error on any of them fails the test."""
     with watched(browser) as make:
         yield make
 

@@ -1,4 +1,4 @@
-"""An installation that is none: figures that the pages show in tests and in screenshots, without a broker."""
+"""Invented statistics that the pages show in tests and screenshots, without a broker."""
 
 from __future__ import annotations
 
@@ -7,22 +7,27 @@ from datetime import UTC, datetime, timedelta
 from math import sin
 from typing import Any
 
-from agents.listing import SHOWN_BYTES
-from agents.shown import Redaction
-from agents.statistics import empty_figures
-from app.dashboard import history
-from app.dashboard.actions import Letters
-from app.dashboard.tasks import Reached
-from marq.core.errors import BrokerUnavailable, ConfigError, UnknownQueue
-from marq.core.handling_times import BOUNDS_MS
-from marq.core.markers import Source
-from marq.core.names import closest_name
-from marq.core.queue import QueueSettings, settings_document
-from marq.dead_letters import Deleted, Kind, Redriven
-from marq.letter_filter import Filters, Snapshot
-from marq.purging import Extent
+import faust
+from aiohttp import web
 
-#: What whoever sends messages may try to do to whoever looks at them.
+from agents.listing import SHOWN_BYTES
+from agents.redaction import Redaction
+from agents.statistics import empty_metrics
+from app.web.dashboard import history
+from app.web.dashboard.actions import AuditedActions
+from app.web.dashboard.actor import LetterSelection
+from app.web.dashboard.tasks import Reached, Tasks
+from app.web.dashboard.views import DashboardViews
+from marq.admin.purge import Extent
+from marq.core.storage.handling_times import BOUNDS_MS
+from marq.dead_letters.dead_letters import Deleted, Kind, Redriven
+from marq.dead_letters.filters import Filters, Snapshot
+from marq.settings.queue import QueueSettings, settings_document
+from marq.wire.errors import BrokerUnavailable, ConfigError, UnknownQueue
+from marq.wire.markers import Source
+from marq.wire.names import closest_name
+
+#: A message that tries to attack those who look at it.
 HOSTILE = b'{"card": "4111-1111", "name": "<img src=x onerror=alert(1)>", "note": "</script><script>alert(2)</script>"}'
 NOW = datetime(2026, 11, 22, 6, 0, 0, tzinfo=UTC)
 #: How many messages took how long.
@@ -48,19 +53,19 @@ PAGES = {
 
 
 _STORY = (
-    ("ACQUIRE", "taken by a consumer, attempt 1, lease 30 s"),
-    ("RENEW", "kept for 30 s from here on"),
-    ("RELEASE", "given back, to be delivered after its backoff: ConnectionError: <i>refused</i>"),
-    ("REDELIVERED", "sent to its queue again, attempt 2: it was released"),
-    ("ACQUIRE", "taken by a consumer, attempt 2, lease 30 s"),
+    ("ACQUIRE", "received by a consumer, attempt 1, lease 30 s"),
+    ("RENEW", "lease extended to 30 s from now"),
+    ("RELEASE", "released, to be delivered after its backoff: ConnectionError: <i>refused</i>"),
+    ("REDELIVERED", "redelivered, attempt 2: it was released"),
+    ("ACQUIRE", "received by a consumer, attempt 2, lease 30 s"),
 )
 
 
 def figures_of(queues: Sequence[str]) -> dict[str, Any]:
-    """Return figures of some queues, each of its own."""
+    """Return statistics of some queues, each of its own."""
     found = {}
     for number, queue in enumerate(queues):
-        found[queue] = empty_figures() | {
+        found[queue] = empty_metrics() | {
             "in_flight": 12 * number % 50,
             "waiting_for_delivery": 7 * number % 40,
             "waiting_for_redelivery": number % 3,
@@ -80,7 +85,7 @@ def figures_of(queues: Sequence[str]) -> dict[str, Any]:
 
 
 def partition(number: int, **changed: Any) -> dict[str, Any]:
-    """Return the figures of a markers partition."""
+    """Return the statistics of a markers partition."""
     return {
         "partition": number,
         "state": "owner",
@@ -100,11 +105,11 @@ def partition(number: int, **changed: Any) -> dict[str, Any]:
     }
 
 
-CENSUS = {
+BACKLOG = {
     "counted": True,
     "complete": True,
     "uncounted": 0,
-    "strangers": 0,
+    "unknown": 0,
     "others": 0,
     "switched_off": 0,
     "trouble": [],
@@ -112,7 +117,7 @@ CENSUS = {
 
 
 class PretendInstallation:
-    """Figures that never change, but for what an actor does; ``queues``: by name."""
+    """InstallationStatistics that only an actor changes; ``queues``: by name."""
 
     payload = HOSTILE
     error = "ConnectionError: mail server refused <script>alert(3)</script>"
@@ -133,7 +138,7 @@ class PretendInstallation:
         self.delayed = {f"~{'ab' * 16}/0/{number}": self._delayed(number) for number in range(3)}
         self.dead = [self._letter(number) for number in range(5)] if queues else []
 
-    async def figures(self) -> dict[str, Any]:
+    async def statistics(self) -> dict[str, Any]:
         workers = [
             {"url": URLS[0], "answered": True, "partitions": [partition(0), partition(1, alarm=self.alarm)],
              "handlers": [{"group": "handlers", "queues": ["emails"], "pid": 4711, "starts": 1, "breakers": {}}]},
@@ -141,7 +146,7 @@ class PretendInstallation:
              "handlers": []},
         ]  # fmt: skip
         return {
-            "complete": self.complete, "queues": figures_of(self.queues), "workers": workers, "census": CENSUS,
+            "complete": self.complete, "queues": figures_of(self.queues), "workers": workers, "backlog": BACKLOG,
             "handled": {"emails": HANDLED},
         }  # fmt: skip
 
@@ -159,7 +164,7 @@ class PretendInstallation:
         kept = history.History()
         for slot in range(now_slot - 89, now_slot + 1):
             wave = 1 + sin(slot / 9)
-            row = empty_figures() | {
+            row = empty_metrics() | {
                 "in_flight": 40 * wave, "waiting_for_delivery": 25, "waiting_for_redelivery": 5 * (2 - wave),
                 "acquired_per_second": 900 * wave, "acked_per_second": 880 * wave, "redelivered_per_second": 12,
             }  # fmt: skip
@@ -182,7 +187,7 @@ class PretendInstallation:
             "settings": {key: {"value": value, "from": "default"} for key, value in settings.items()},
             "complete": self.complete,
             "figures": figures_of(self.queues).get(name),
-            "census": CENSUS,
+            "backlog": BACKLOG,
             "handled": HANDLED if name == "emails" else [],
             "messages": [
                 {"partition": number, "consumer": self.consumer, "host": "10.0.0.9", "end": 52_000, "committed": 51_990,
@@ -190,7 +195,7 @@ class PretendInstallation:
                 for number in range(2)
             ],
             "elsewhere": 3,
-            "markers": await self.markers(await self.figures()),
+            "markers": await self.markers(await self.statistics()),
             "consumers": consumers,
         }  # fmt: skip
 
@@ -267,8 +272,8 @@ class PretendInstallation:
         own = [{**task, "worker": URLS[0], "here": True} for task in ours]
         return {"complete": self.complete, "tasks": [*own, *self.tasks_of_others]}
 
-    async def markers(self, figures: Mapping[str, Any]) -> list[dict[str, Any]]:
-        parts = [(worker["url"], part) for worker in figures["workers"] for part in worker["partitions"]]
+    async def markers(self, statistics: Mapping[str, Any]) -> list[dict[str, Any]]:
+        parts = [(worker["url"], part) for worker in statistics["workers"] for part in worker["partitions"]]
         return [{**part, "owner": url, "end": 120_010, "lag": 9} for url, part in parts]
 
     async def groups(self) -> list[dict[str, Any]] | None:
@@ -333,7 +338,7 @@ def _event(number: int, kind: str, text: str) -> dict[str, Any]:
 
 
 class PretendActor:
-    """Notes what it is asked for, and does it to a pretended installation."""
+    """Notes its calls and applies them to the invented statistics."""
 
     def __init__(self, installation: PretendInstallation) -> None:
         self.asked: list[tuple[str, Any]] = []
@@ -372,10 +377,10 @@ class PretendActor:
     async def snapshot(self) -> Snapshot:
         return Snapshot(int(NOW.timestamp() * 1000), {0: len(self._installation.dead)})
 
-    async def count(self, action: str, letters: Letters) -> int:
+    async def count(self, action: str, letters: LetterSelection) -> int:
         return len(self._meant(letters))
 
-    async def settle(self, action: str, letters: Letters, progress: Callable[[Reached], None]) -> Reached:
+    async def settle(self, action: str, letters: LetterSelection, progress: Callable[[Reached], None]) -> Reached:
         self.asked.append((action, letters))
         kind = Redriven if action == "redrive" else Deleted
         meant = self._meant(letters)
@@ -383,7 +388,7 @@ class PretendActor:
         self._installation.dead = [each for each in self._installation.dead if each not in meant]
         return kind(len(meant), len(meant), len(meant))
 
-    def _meant(self, letters: Letters) -> list[dict[str, Any]]:
+    def _meant(self, letters: LetterSelection) -> list[dict[str, Any]]:
         wanted, fitting = letters.filters.get("id"), self._installation._fitting(letters.filters)
         return [each for each in fitting if not wanted or each["id"] in wanted]
 
@@ -392,3 +397,10 @@ class PretendActor:
         if self.fails:
             raise BrokerUnavailable("no tracker answered within 10 s: is a worker running (faust -A app worker)?")
         return [there.pop(each, None) is not None for each in ids]
+
+
+def site(installation: PretendInstallation, actor: PretendActor, **options: Any) -> web.Application:
+    """Return the web application of a Faust app with the dashboard; ``options``: of the web application."""
+    app = faust.App("pretend", web_application_options=options)
+    DashboardViews(installation, AuditedActions(actor, Tasks())).attach(app)  # type: ignore[arg-type]
+    return app.web.web_app

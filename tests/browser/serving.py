@@ -10,11 +10,8 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from app.dashboard.actions import Doing
-from app.dashboard.pages import Pages
-from app.dashboard.tasks import Tasks
-from app.web_security import HEADERS
-from tests.browser.pretend import PretendActor, PretendInstallation
+from app.web.security import HEADERS
+from tests.browser.pretend import PretendActor, PretendInstallation, site
 
 LIMIT_S = 120.0
 
@@ -40,7 +37,7 @@ class Background:
 
 
 class Site:
-    """The pages of one pretended installation."""
+    """The pages with invented statistics."""
 
     def __init__(self, installation: PretendInstallation) -> None:
         self.installation = installation
@@ -48,14 +45,11 @@ class Site:
         self.url = ""
 
     async def start(self) -> web.AppRunner:
-        application = web.Application()
+        application = site(self.installation, self.actor)
         application.on_response_prepare.append(_add_headers)
-        self.pages = Pages(self.installation, Doing(self.actor, Tasks()))
-        self.pages.attach(application)
         runner = web.AppRunner(application, access_log=None)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
         host, port = runner.addresses[0][:2]
         self.url = f"http://{host}:{port}"
         return runner
@@ -68,7 +62,7 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
 
 @contextmanager
 def serving(background: Background, installation: PretendInstallation) -> Iterator[Site]:
-    """Serve an installation until the block ends."""
+    """Serve the pages until the block ends."""
     site = Site(installation)
     runner = background.run(site.start())
     try:

@@ -56,7 +56,7 @@ def test_axe_finds_what_nobody_could_read(site: Site, page: Page) -> None:
 
 
 class LongNames(PretendInstallation):
-    """Names that nobody can break at a word, as long as they may be."""
+    """Names of the maximum length without a place to break the line."""
 
     consumer = "c" * 200
     error = "e" * 200
@@ -238,7 +238,7 @@ def test_all_messages_that_match_are_acted_on_with_progress(site: Site, page: Pa
     page.get_by_role("button", name="Release", exact=True).click()
 
     expect(page.locator("h1")).to_contain_text("done")
-    expect(page.get_by_text("4 of 4 asked to be released")).to_be_visible()
+    expect(page.get_by_text("4 of 4 requested to be released")).to_be_visible()
     [(asked, ids)] = site.actor.asked
     assert (asked, len(ids)) == ("release", 4)
 

@@ -22,7 +22,7 @@ def launched() -> Iterator[Browser]:
     path = chromium.find()
     assert path is not None, chromium.ADVICE
     with sync_playwright() as playwright:
-        # No sandbox: whoever tests as root could have none, and the pages are ours.
+        # No sandbox: it does not work for root, and the pages are ours.
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         try:
             yield browser
@@ -32,7 +32,7 @@ def launched() -> Iterator[Browser]:
 
 @contextmanager
 def watched(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """Makes pages; whatever one of them complains of fails the block at its end."""
+    """Makes pages; an error on any of them fails the block at its end."""
     contexts, complaints = [], []
 
     def note(message: ConsoleMessage) -> None:
@@ -69,7 +69,7 @@ def width(page: Page) -> int:
 
 
 def examine(page: Page) -> None:
-    """Fail where somebody could not use a page: by axe in both themes, and on a narrow screen."""
+    """Check accessibility with axe in both themes, and the layout on a narrow screen."""
     for theme in ("light", "dark"):
         # Else colours would be on their way from one theme to the other.
         page.emulate_media(color_scheme=theme, reduced_motion="reduce")  # type: ignore[arg-type]

@@ -13,16 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-from app.checkup.examination import Examination
-from app.checkup.findings import Finding, Level, exit_code
-from app.checkup.rights import WORKER
+from app.check.examination import Examination
+from app.check.findings import Finding, Level, exit_code
+from app.check.rights import WORKER
 from config.settings import load_client_settings, load_settings
-from marq.core.kafka_tools import Tools
-from marq.core.rights import Right, grants
-from marq.settings import ClientSettings
-from marq.topics import ensure_topics
+from marq.kafka.permissions import Permission, Tools, grants
+from marq.kafka.topics import ensure_topics
+from marq.settings.client import ClientSettings
 from tests.embedded import kafka_tools
-from tests.worker.harness import LIMIT_SECONDS, Worker
+from tests.worker.harness import LIMIT_SECONDS, Worker, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,7 +55,7 @@ class Outcome:
 
 
 class Check:
-    """The check with the settings of one installation."""
+    """The check with some settings."""
 
     def __init__(self, directory: Path, environment: Mapping[str, str]) -> None:
         self._directory = directory
@@ -64,12 +63,16 @@ class Check:
         self.environment = {**kept, "PYTHONPATH": str(ROOT), "MARQ_DATA_DIR": str(directory / "data"), **environment}
 
     async def __call__(self, *roles: str, **environment: str) -> Outcome:
-        """Examine the installation in this process, as the command does with these roles."""
+        """Run the check in this process, as the command does with these roles."""
         with patch.dict(os.environ, {**self.environment, **environment}, clear=True):
             settings = load_settings()
             client = load_client_settings(settings)
         with no_tracebacks():
             return Outcome(await Examination(settings, client, roles or [WORKER]).run())
+
+    async def until(self, fits: Callable[[Outcome], bool], *roles: str, **environment: str) -> Outcome:
+        """Repeat the check until the outcome fits: a broker applies a change shortly after it confirms it."""
+        return await eventually(lambda: self(*roles, **environment), fits)
 
     async def command(self, *options: str, **environment: str) -> tuple[int, str]:
         """Run the command in a process of its own; return its exit code and its output."""
@@ -131,14 +134,14 @@ async def obey(finding: Finding, servers: str) -> None:
         await kafka_tools.run(command, servers)
 
 
-async def allow(servers: str, user: str, rights: list[Right]) -> None:
+async def allow(servers: str, user: str, rights: list[Permission]) -> None:
     """Grant these rights to a user."""
     for command in grants(rights, f"User:{user}", Tools("any")):
         await kafka_tools.run(command, servers)
 
 
 async def make_topics(servers: str, prefix: str) -> None:
-    """Make the topics of an installation, with two partitions each."""
+    """Make all topics with two partitions each."""
     await ensure_topics(
         ClientSettings.read(servers, {"prefix": prefix, "partitions": 2}, environment={}), changelog=True
     )

@@ -82,13 +82,13 @@ def http_server() -> Iterator[str]:
 
 @pytest.fixture
 def check(servers: str, prefix: str, tmp_path: Path) -> Check:
-    """The check of an installation without topics."""
+    """The check where there are no topics yet."""
     return Check(tmp_path, {"MARQ_BOOTSTRAP_SERVERS": servers, "MARQ_PREFIX": prefix, "MARQ_PARTITIONS": "2"})
 
 
 @pytest.fixture
 async def guarded(secured: EmbeddedBroker, tmp_path: Path, login: dict[str, str], prefix: str) -> Check:
-    """The check of a user without permissions, for an installation that has its topics."""
+    """The check for a user without permissions; the topics exist."""
     await make_topics(secured.bootstrap_servers, prefix)
     return Check(tmp_path, {**login, "MARQ_PREFIX": prefix})
 

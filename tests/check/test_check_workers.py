@@ -1,4 +1,4 @@
-"""The check of installations whose workers are healthy, silent, stalled, or differ from each other."""
+"""The check with workers that are healthy, silent, stalled, or different from each other."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 
 import marq
-from app.checkup.findings import Level
-from app.checkup.members import STALLED_S
-from marq.core.marker_codec import encode
-from marq.core.markers import Tick
-from marq.core.names import Names
+from app.check.findings import Level
+from app.check.members import STALLED_S
+from marq.wire.marker_codec import encode
+from marq.wire.markers import Tick
+from marq.wire.names import Names
 from tests.check.checking import Check, NewWorker, lags
 from tests.unit.core.batches import NEWER
 from tests.worker.harness import LIMIT_SECONDS, Installation, eventually
@@ -63,9 +63,9 @@ async def test_a_healthy_installation_has_no_findings_and_is_not_changed(
 
 
 async def groups_of(admin: AIOKafkaAdminClient, names: Names) -> set[str]:
-    """The groups of an installation without that of the backlog counter, which the worker makes at some time."""
+    """The groups except that of the backlog counter, which the worker creates at any time."""
     listed = {name for name, *_ in await admin.list_consumer_groups()}
-    return {name for name in listed if name.startswith(names.prefix)} - {names.census}
+    return {name for name in listed if name.startswith(names.prefix)} - {names.backlog}
 
 
 async def test_two_workers_of_different_versions_with_different_queues_files(
@@ -76,7 +76,7 @@ async def test_two_workers_of_different_versions_with_different_queues_files(
     other_file.write_text("[queues.emails]\nlease = 30\n")
     newer = one.directory / "newer"
     newer.mkdir()
-    (newer / "sitecustomize.py").write_text("import marq.core.version\nmarq.core.version.VERSION = '9.9'\n")
+    (newer / "sitecustomize.py").write_text("import marq.wire.version\nmarq.wire.version.VERSION = '9.9'\n")
     other = new_worker(
         prefix=prefix,
         data_directory=one.directory / "other",
@@ -109,9 +109,9 @@ async def test_partitions_that_wait_for_a_newer_worker_or_for_the_end_of_a_trans
 
         await eventually(halted)
         servers = installation.bootstrap_servers
-        async with AIOKafkaProducer(bootstrap_servers=servers, transactional_id=f"{prefix}-left-open") as stranger:
-            await stranger.begin_transaction()
-            await stranger.send_and_wait(running.names.markers, encode(Tick(1, 0)), partition=0)
+        async with AIOKafkaProducer(bootstrap_servers=servers, transactional_id=f"{prefix}-left-open") as newcomer:
+            await newcomer.begin_transaction()
+            await newcomer.send_and_wait(running.names.markers, encode(Tick(1, 0)), partition=0)
             await eventually(running.partitions, lambda found: found[0]["stalled_seconds"] >= STALLED_S)
 
             found = await check()
@@ -119,14 +119,14 @@ async def test_partitions_that_wait_for_a_newer_worker_or_for_the_end_of_a_trans
             paused = await check()
             running.resume()
 
-            await stranger.abort_transaction()
+            await newcomer.abort_transaction()
 
     halted_at, held_up = found.problem("markers partition 1"), found.problem("markers partition 0")
     assert halted_at.found.startswith("stands still: ")
-    assert "A marker of a newer version" in halted_at.advice
+    assert "Markers of a newer version" in halted_at.advice
     assert "it is 1 records behind" in held_up.found
     assert "has read none for" in held_up.found
     assert "a transaction is open in the markers topic" in held_up.advice
-    silent = paused.of(Level.WARNING, f"worker {running.canonical_url}")
+    silent = paused.of(Level.WARNING, f"worker {running.url}")
     assert "does not answer" in silent.found
     assert "MARQ_WEB_BIND" in silent.advice

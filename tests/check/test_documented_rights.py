@@ -1,4 +1,4 @@
-"""The commands of docs/operations.md, 'Rights', grant what marq.core.rights says that each role needs."""
+"""The commands of docs/operations/security.md grant what marq.kafka.permissions says that each role needs."""
 
 from __future__ import annotations
 
@@ -10,28 +10,24 @@ from pathlib import Path
 
 import pytest
 
-from marq.core.kafka_tools import Tools
-from marq.core.names import Names
-from marq.core.rights import ROLES, grants
+from marq.kafka.permissions import ROLES, Tools, grants
+from marq.wire.names import Names
 
-PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
-#: What stands before the blocks of each role.
+PAGE = Path(__file__).parents[2] / "docs" / "operations" / "security.md"
+#: The headings above the commands of each role, besides those of all roles.
 TITLES = {
-    "sender": ["A sender:"],
-    "consumer": ["A consumer:"],
-    "transactional-consumer": [
-        "A consumer:",
-        'A consumer with `start="transactional"`, or of a queue that delivers at most once, in addition:',
-    ],
-    "delayer": ["A sender that delays, cancels and moves messages, in addition:"],
-    "redriver": ["Who looks at dead letters, redrives and deletes them:"],
-    "worker": ["A worker:"],
+    "sender": ["Sender"],
+    "consumer": ["Consumer"],
+    "transactional-consumer": ["Consumer", "Transactional consumer"],
+    "delayer": ["Sender of delayed messages"],
+    "redriver": ["Redriver"],
+    "worker": ["Worker"],
 }
 
 
 def block(title: str) -> str:
-    rights = PAGE.read_text(encoding="utf-8").partition("\n## Rights\n")[2]
-    return rights.partition(f"\n{title}\n")[2].partition("```sh\n")[2].partition("```")[0]
+    permissions = PAGE.read_text(encoding="utf-8").partition("\n## Permissions\n")[2].partition("\n## ")[0]
+    return permissions.partition(f"\n### {title}\n")[2].partition("```sh\n")[2].partition("```")[0]
 
 
 def granted(script: str) -> set[tuple[str, ...]]:
@@ -53,7 +49,7 @@ def granted(script: str) -> set[tuple[str, ...]]:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_the_documented_commands_grant_what_a_role_needs_and_nothing_else(role: str) -> None:
-    documented = granted(block("Everybody:") + "".join(re.sub(r"#.*", "", block(title)) for title in TITLES[role]))
+    documented = granted(block("All roles") + "".join(re.sub(r"#.*", "", block(title)) for title in TITLES[role]))
     needed = granted("\n".join(grants(ROLES[role](Names(), ()), "User:x", Tools("HOST:9092"))))
 
     assert documented == needed

@@ -12,10 +12,10 @@ from aiokafka.errors import GroupAuthorizationFailedError, TopicAuthorizationFai
 
 import marq
 from broker import Certificates, EmbeddedBroker
-from marq.connection import client_options, stop_consumer, stop_producer
-from marq.core.names import Names
-from marq.core.rights import ROLES, redriver, worker
-from marq.settings import ClientSettings
+from marq.kafka.connection import client_options, stop_consumer, stop_producer
+from marq.kafka.permissions import ROLES, redriver, worker
+from marq.settings.client import ClientSettings
+from marq.wire.names import Names
 from tests.check.checking import Check, allow, make_topics, obey
 from tests.check.conftest import PASSWORD
 from tests.worker.harness import LIMIT_SECONDS, Installation, Worker, eventually
@@ -26,12 +26,7 @@ pytestmark = pytest.mark.verify
 @pytest.fixture
 def options(prefix: str, user: str) -> dict[str, Any]:
     """The options of this user's clients."""
-    return {
-        "prefix": prefix,
-        "security_protocol": "SASL_PLAINTEXT",
-        "sasl_username": user,
-        "sasl_password": PASSWORD,
-    }
+    return {"prefix": prefix, "security_protocol": "SASL_PLAINTEXT", "sasl_username": user, "sasl_password": PASSWORD}
 
 
 # --- documented permissions -------------------------------------------------------------------------------------------
@@ -135,7 +130,7 @@ async def test_the_commands_of_the_check_grant_a_service_all_that_it_needs(
     async with marq.Producer(address, **{"prefix": prefix, **sending}) as producer:
         await producer.send("emails", b"value")
     if role != "sender":
-        start = {"start": "transactional"} if role == "transactional-consumer" else {}
+        start = {"transactional": True} if role == "transactional-consumer" else {}
         async with marq.Consumer("emails", secured.listener("SASL_PLAINTEXT"), **start, **options) as receiver:
             [message] = await receiver.receive(wait=LIMIT_SECONDS)
             await message.ack()
@@ -156,8 +151,8 @@ async def test_the_commands_of_the_check_grant_all_that_a_redrive_needs(
 
     async with marq.DeadLetters(address, request_timeout=1, **options) as letters:
         assert await letters.count() == [("emails", "", 1)]
-        # The request is allowed, but there is no worker to answer it.
-        with pytest.raises(marq.BrokerUnavailable, match="1 dead letters were asked for"):
+        # The request is allowed, but a worker is missing to answer it.
+        with pytest.raises(marq.BrokerUnavailable, match="no worker has answered the requests for 1 dead letters"):
             await letters.redrive("emails")
 
 

@@ -15,11 +15,10 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 import marq
 from broker import Certificates, EmbeddedBroker
-from marq.core.kafka_tools import Tools
-from marq.core.names import Names
-from marq.core.rights import ROLES
-from marq.settings import ClientSettings
-from marq.topics import commands_to_make, ensure_topics, look_up, planned
+from marq.kafka.permissions import ROLES, Tools
+from marq.kafka.topics import commands_to_make, ensure_topics, look_up, planned
+from marq.settings.client import ClientSettings
+from marq.wire.names import Names
 from tests.check.checking import allow
 from tests.check.conftest import PASSWORD
 from tests.embedded import kafka_tools
@@ -187,7 +186,7 @@ async def test_a_client_without_the_certificate_that_is_wanted(certificates: Cer
 
 async def test_a_login_that_is_not_offered(secured: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     # All that marq knows are offered by this broker; aiokafka knows one more.
-    monkeypatch.setattr("marq.settings.SASL_MECHANISMS", ("GSSAPI",))
+    monkeypatch.setattr("marq.settings.client.SASL_MECHANISMS", ("GSSAPI",))
     monkeypatch.setattr("aiokafka.conn.gssapi", object())
     login = {"sasl_mechanism": "GSSAPI", "sasl_username": "user", "sasl_password": PASSWORD}
 
@@ -269,7 +268,7 @@ async def receive(access: Access) -> None:
 
 
 async def receive_in_transactions(access: Access) -> None:
-    async with access.consumer("emails", start="transactional") as consumer:
+    async with access.consumer("emails", transactional=True) as consumer:
         assert await consumer.receive(wait=LIMIT_SECONDS)
 
 
@@ -311,7 +310,7 @@ async def test_a_right_that_is_missing_when_a_message_is_sent_is_named_there(
 ) -> None:
     async with marq.Producer(secured.bootstrap_servers, prefix=access.names.prefix):
         await access.allow("sender", but=(access.names.messages, "Write"))
-    # Whoever may write to any topic gets a producer.
+    # The right to write to any topic suffices for a producer.
     await access.run([Tools("x").allow(access.user, ["Write"], ["--topic", access.names.markers], prefixed=False)])
 
     with pytest.raises(marq.ConfigError, match=f"no right to Write on topic {access.names.messages}") as caught:

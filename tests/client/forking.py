@@ -51,7 +51,7 @@ def refused(producer: marq.SyncProducer) -> None:
         lambda: producer.send_many("q", [b"by the child"]),
         producer.start,
     ):
-        with pytest.raises(marq.MarqError, match="make and start another SyncProducer in the child"):
+        with pytest.raises(marq.MarqError, match="create and start another SyncProducer in the child"):
             call()
     producer.stop()
 

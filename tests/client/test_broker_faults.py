@@ -123,7 +123,7 @@ async def test_a_cancelled_stop_closes_a_producer_whose_broker_hangs(broker, ser
     await producer.start()
     await asyncio.to_thread(broker.pause)
     sending = asyncio.create_task(producer.send("q", b"x"))
-    await until(lambda: producer._sending)
+    await until(lambda: producer._running.batches._sending)
 
     stopping = asyncio.create_task(producer.stop())
     await asyncio.sleep(0)
@@ -131,7 +131,8 @@ async def test_a_cancelled_stop_closes_a_producer_whose_broker_hangs(broker, ser
     outcomes = await asyncio.gather(stopping, sending, return_exceptions=True)
 
     assert [type(outcome) for outcome in outcomes] == [asyncio.CancelledError, marq.BrokerUnavailable]
-    assert producer._kafka is None
+    with pytest.raises(marq.MarqError, match="the producer is stopped"):
+        await producer.send("q", b"x")
 
 
 # --- settings of queues and dead letters ------------------------------------------------------------------------------

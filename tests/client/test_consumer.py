@@ -37,18 +37,18 @@ async def test_a_full_consumer_stays_in_its_group_past_max_poll_interval(produce
     generation = kafka._coordinator.generation
     # Six renewals of a third of a second: twice the interval, in which nothing may be fetched.
     renewals = 0
-    flow = consumer._running.flow
-    renew = flow.renewal.renew
+    receiver = consumer._running.receiver
+    renew = receiver.renewal.renew
 
     async def counted() -> bool:
         nonlocal renewals
         renewals += 1
         return await renew()
 
-    flow.renewal.renew = counted
+    receiver.renewal.renew = counted
     await until(lambda: renewals >= 6)
 
-    assert flow.held == 2
+    assert receiver.prefetch.in_flight == 2
     assert kafka._coordinator.generation == generation
     assert "LeaveGroup" not in caplog.text
     await consumer.ack(held)
@@ -56,7 +56,7 @@ async def test_a_full_consumer_stays_in_its_group_past_max_poll_interval(produce
 
 
 async def test_a_consumer_warns_that_no_tracker_runs(make_consumer, caplog, monkeypatch) -> None:
-    monkeypatch.setattr("marq.watch.LOOKS_S", (0.1, 0.2))
+    monkeypatch.setattr("marq.queues.tracker_watch.LOOKS_S", (0.1, 0.2))
     caplog.set_level(logging.WARNING, "marq")
 
     async with make_consumer():

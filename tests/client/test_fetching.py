@@ -10,11 +10,11 @@ from aiokafka.consumer.fetcher import FetchError
 from aiokafka.errors import CorruptRecordException, TopicAuthorizationFailedError
 
 import marq
-from marq.core.markers import Source
-from marq.fetching import fetch_records
-from marq.records import Records
-from marq.settings import ClientSettings
-from marq.topics import ensure_topics
+from marq.kafka.fetching import fetch_records
+from marq.kafka.records import Records
+from marq.kafka.topics import ensure_topics
+from marq.settings.client import ClientSettings
+from marq.wire.markers import Source
 from tests.client.waiting import until
 
 

@@ -8,11 +8,11 @@ import socket
 from aiokafka.admin import AIOKafkaAdminClient
 
 import marq
-from app.consumers import unattended
-from app.group_members import described_members, listed_groups
-from marq.core.definitions import Definitions
-from marq.core.names import Names
-from marq.positions import committed_by
+from agents.consumer_watch import unattended
+from marq.kafka.group_members import described_members, listed_groups
+from marq.kafka.positions import committed_by
+from marq.settings.definitions import Definitions
+from marq.wire.names import Names
 
 
 async def test_consumers_of_one_process_are_told_apart_and_queues_without_any_are_found(

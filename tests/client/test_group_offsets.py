@@ -8,16 +8,18 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import GroupCoordinatorNotAvailableError, GroupLoadInProgressError
 
-from marq.group_offsets import commit_offsets, committed_offsets
-from marq.settings import ClientSettings
-from marq.topics import ensure_topics
+from marq.kafka.offsets import commit_offsets, committed_offsets
+from marq.kafka.topics import ensure_topics
+from marq.settings.client import ClientSettings
 from tests.worker.harness import eventually
 
 
 async def test_what_is_committed_is_what_others_find(servers, prefix, names) -> None:
     await ensure_topics(ClientSettings.read(servers, {"prefix": prefix, "partitions": 3}, environment={}))
     partitions = [TopicPartition(names.messages, number) for number in range(3)]
-    async with AIOKafkaConsumer(bootstrap_servers=servers, group_id=names.census, enable_auto_commit=False) as consumer:
+    async with AIOKafkaConsumer(
+        bootstrap_servers=servers, group_id=names.backlog, enable_auto_commit=False
+    ) as consumer:
         consumer.assign(partitions)
         assert await committed_offsets(consumer, partitions) == {}
 
@@ -36,7 +38,9 @@ async def test_what_is_committed_is_what_others_find(servers, prefix, names) -> 
 async def test_a_commit_that_is_given_up_leaves_nothing_behind(servers, prefix, names, monkeypatch) -> None:
     partition = TopicPartition(names.messages, 0)
     await ensure_topics(ClientSettings.read(servers, {"prefix": prefix}, environment={}))
-    async with AIOKafkaConsumer(bootstrap_servers=servers, group_id=names.census, enable_auto_commit=False) as consumer:
+    async with AIOKafkaConsumer(
+        bootstrap_servers=servers, group_id=names.backlog, enable_auto_commit=False
+    ) as consumer:
         consumer.assign([partition])
         await committed_offsets(consumer, [partition])
 

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 import marq
-from marq.inspector import Inspector
-from marq.reader import Assignee, GroupReader
-from marq.settings import ClientSettings
+from marq.kafka.inspector import Inspector
+from marq.kafka.reader import Assignee, GroupReader
+from marq.settings.client import ClientSettings
 from tests.client.waiting import until
 from tests.conformance.receiving import Served
 

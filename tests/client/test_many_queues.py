@@ -12,10 +12,10 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
 import marq
-from marq.core.definitions import layer_key
-from marq.core.names import Names
-from marq.roster_log import RosterLog
-from marq.settings import ClientSettings
+from marq.kafka.offset_snapshots import OffsetSnapshotLog
+from marq.settings.client import ClientSettings
+from marq.settings.definitions import layer_key
+from marq.wire.names import Names
 from tests.client.waiting import until
 
 QUEUES = [f"tenant-{number:04}" for number in range(2_000)]
@@ -44,14 +44,14 @@ async def send(producer: marq.Producer, queues: Sequence[str], value: bytes) -> 
     return Counter({(queue, value): 1 for queue in queues})
 
 
-async def rosters_of(servers: str, prefix: str) -> list[str]:
-    """Return the roster that each commit of the group names."""
+async def snapshots_of(servers: str, prefix: str) -> list[str]:
+    """Return the snapshot that each commit of the group names."""
     names, admin = Names(prefix), AIOKafkaAdminClient(bootstrap_servers=servers)
     await admin.start()
     partitions = [TopicPartition(names.messages, number) for number in range(PARTITIONS)]
     found = await admin.list_consumer_group_offsets(names.named_group("tenants"), partitions=partitions)
     await admin.close()
-    return [json.loads(found[each].metadata)["roster"] for each in partitions]
+    return [json.loads(found[each].metadata)["snapshot"] for each in partitions]
 
 
 async def test_two_thousand_queues_lose_and_double_nothing_while_queues_join_and_leave(
@@ -82,5 +82,5 @@ async def test_two_thousand_queues_lose_and_double_nothing_while_queues_join_and
             await asyncio.sleep(QUIET_S)
 
     assert seen == sent
-    named = await rosters_of(servers, prefix)
-    assert set(named) == set(await RosterLog(ClientSettings(servers, names=Names(prefix))).read(named))
+    named = await snapshots_of(servers, prefix)
+    assert set(named) == set(await OffsetSnapshotLog(ClientSettings(servers, names=Names(prefix))).read(named))

@@ -25,10 +25,10 @@ async def test_what_clients_hold_and_have_sent(registry: CollectorRegistry) -> N
         [first, *_] = await consumer.receive(max_messages=1)
 
         assert registry.get_sample_value("marq_producer_messages_sent_total") == 3
-        assert registry.get_sample_value("marq_consumer_messages_taken", {"consumer": "emails"}) == 1
+        assert registry.get_sample_value("marq_consumer_messages_processing", {"consumer": "emails"}) == 1
         await first.ack()
 
-    assert registry.get_sample_value("marq_consumer_messages_held", {"consumer": "emails"}) is None
+    assert registry.get_sample_value("marq_consumer_messages_in_flight", {"consumer": "emails"}) is None
 
 
 async def test_handlers_are_measured_by_outcome(registry: CollectorRegistry) -> None:

@@ -8,25 +8,14 @@ from typing import Any
 import pytest
 
 import marq
-from marq.core.names import HEADER_ROOM_BYTES, Names
-from marq.producer import SendManyFailed
+from marq.producer.producer import SendManyFailed
+from marq.wire.names import HEADER_ROOM_BYTES, Names
 from tests.client.waiting import read_all, until
 
 
 async def stored(servers: str, names: Names) -> dict[tuple[int, int], Any]:
     """Return the records of the messages topic by partition and offset."""
     return {(record.partition, record.offset): record for record in await read_all(servers, names.messages)}
-
-
-async def test_a_message_is_one_record_for_each_of_its_queues(producer, servers, names) -> None:
-    receipts = await producer.send(["emails", "audit", "search"], b"hello", headers={"tenant": b"acme"})
-
-    records = await stored(servers, names)
-    assert len(records) == 3
-    found = [records[receipt.partition, receipt.offset] for receipt in receipts]
-    assert [(record.key, record.value, record.headers) for record in found] == [
-        (queue, b"hello", (("tenant", b"acme"),)) for queue in (b"emails", b"audit", b"search")
-    ]
 
 
 async def test_more_than_fits_into_one_batch_is_sent_in_several(producer, servers, names) -> None:
@@ -70,14 +59,15 @@ async def test_a_cancelled_send_does_not_disturb_its_neighbours(producer) -> Non
 async def test_an_error_says_which_messages_were_sent(
     producer, servers, names, monkeypatch, send, receipts, said
 ) -> None:
-    really_send = producer._send
+    batches = producer._running.batches
+    really_send = batches._send
 
-    async def fail_third(parcel):
-        if parcel.partition == 2:
+    async def fail_third(batch):
+        if batch.partition == 2:
             raise marq.BrokerUnavailable("by the test")
-        return await really_send(parcel)
+        return await really_send(batch)
 
-    monkeypatch.setattr(producer, "_send", fail_third)
+    monkeypatch.setattr(batches, "_send", fail_third)
     with pytest.raises(SendManyFailed, match=f"{said} is not known to be sent") as caught:
         await send(producer)
 
@@ -92,11 +82,11 @@ async def test_a_stop_lets_many_that_are_under_way_end_and_accepts_no_more(serve
     await producer.start()
     single = [asyncio.create_task(producer.send("q", b"x")) for _ in range(100)]
     many = asyncio.create_task(producer.send_many("q", [b"x" * 10_000] * 2_000))
-    await until(lambda: producer._sending)
+    await until(lambda: producer._running.batches._sending)
 
     stopping = asyncio.create_task(producer.stop())
     await asyncio.sleep(0)
-    with pytest.raises(marq.MarqError, match="not started"):
+    with pytest.raises(marq.MarqError, match="the producer is stopped"):
         await producer.send("q", b"x")
     await stopping
 
@@ -105,11 +95,11 @@ async def test_a_stop_lets_many_that_are_under_way_end_and_accepts_no_more(serve
 
 
 async def test_many_that_a_stop_can_not_wait_for_say_which_were_sent(servers, prefix, names, monkeypatch) -> None:
-    monkeypatch.setattr("marq.producer.STOP_LIMIT_S", 0)
+    monkeypatch.setattr("marq.producer.batches.STOP_LIMIT_S", 0)
     producer = marq.Producer(servers, prefix=prefix)
     await producer.start()
     sending = asyncio.create_task(producer.send_many("q", [b"x" * 50_000] * 1_000))
-    await until(lambda: producer._sending)
+    await until(lambda: producer._running.batches._sending)
 
     await producer.stop()
 

@@ -50,7 +50,7 @@ async def test_records_that_are_not_definitions_are_named_and_passed_over(
     await queues.change("other", lease=6)
 
     for record in sent:
-        assert f"{names.queues}/0/{record.offset} is no definition of a queue and is passed over" in caplog.text
+        assert f"{names.queues}/0/{record.offset} is not a definition of a queue and is skipped" in caplog.text
     assert queues["emails"] == effective(lease=5, group="background")
     async with marq.Queues(servers, prefix=prefix) as later:
         assert (later["emails"], later["other"].lease) == (queues["emails"], 6)

@@ -126,7 +126,7 @@ def test_without_a_start_it_says_how(servers) -> None:
     producer = marq.SyncProducer(servers)
 
     for call in (lambda: producer.send("q", b"x"), lambda: producer.send_many("q", [b"x"])):
-        with pytest.raises(marq.MarqError, match="not started: use `with` or call start"):
+        with pytest.raises(marq.MarqError, match=r"not started: call start\(\) or use `with`"):
             call()
     producer.stop()
 
@@ -192,7 +192,7 @@ def test_a_call_from_its_own_thread_is_refused_for_it_would_wait_for_itself(prod
     producer._thread._soon(within)
     producer.send("q", b"after")
 
-    assert [str(error)[:40] for error in outcomes] == ["a SyncProducer can't be used in the thre"] * 3
+    assert [str(error)[:40] for error in outcomes] == ["a SyncProducer can't be used in its own "] * 3
 
 
 # --- forks ------------------------------------------------------------------------------------------------------------

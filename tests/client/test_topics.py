@@ -9,9 +9,9 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 import marq
-from marq.core.names import ENVELOPE_ROOM_BYTES
-from marq.settings import ClientSettings
-from marq.topics import ensure_topics
+from marq.kafka.topics import ensure_topics
+from marq.settings.client import ClientSettings
+from marq.wire.names import ENVELOPE_ROOM_BYTES
 
 
 @pytest.fixture

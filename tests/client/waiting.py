@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from marq.core.marker_codec import decode
-from marq.core.markers import Batch
+from marq.wire.marker_codec import decode
+from marq.wire.markers import Batch
 
 LIMIT_S = 60.0
 

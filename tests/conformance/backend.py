@@ -28,13 +28,13 @@ from weakref import WeakSet
 from aiokafka.admin import NewTopic
 
 import marq
-from marq.core.errors import CorruptMarker
-from marq.core.marker_codec import decode, encode
-from marq.core.markers import Batch, Source
-from marq.core.names import Names, markers_partition
 from marq.testing import Broker, DeadLetter
 from marq.testing.memory import memory_at
 from marq.testing.views import dead_letter
+from marq.wire.errors import CorruptMarker
+from marq.wire.marker_codec import decode, encode
+from marq.wire.markers import Batch, Source
+from marq.wire.names import Names, markers_partition
 from tests.worker.harness import Installation, Worker, admin, eventually
 
 QUEUES = Path(__file__).with_name("queues.toml")
@@ -175,7 +175,7 @@ class MemoryBackend(Backend):
     async def figures(self, queue: str, **expected: int) -> None:
         def fits() -> bool:
             owners = [owner for each in self.memory._installations.values() for owner in each.owners]
-            counts = [owner._tracker.book.counts[queue] for owner in owners if queue in owner._tracker.book.counts]
+            counts = [owner.tracker.book.counts[queue] for owner in owners if queue in owner.tracker.book.counts]
             summed = {name: sum(getattr(each, name) for each in counts) for name in expected}
             opened = self.broker.in_flight(queue) + self.broker.delayed(queue)
             return summed == expected and not opened
@@ -237,7 +237,7 @@ class KafkaBackend(Backend):
     async def records(self, topic: str) -> list[Stored]:
         return [
             Stored(each.partition, each.offset, each.timestamp, each.key, each.value, tuple(each.headers))
-            for each in await self._installation.records(topic)
+            for each in await self._installation.records(topic, wait=True)
         ]
 
     async def produce(self, topic, value, key=None, headers=(), partition=0):  # type: ignore[no-untyped-def]
@@ -272,10 +272,10 @@ class KafkaBackend(Backend):
         running = consumer._running
         if running is None:
             return
-        await running._queues.hear(LIMIT_S)
+        await running._queues.sync(LIMIT_S)
         with contextlib.suppress(marq.ConfigError):  # its queue belongs to another group now, so it ends
             await self.until(
-                lambda: not running._changed.is_set() and list(running.flow._serving.queues) == list(running.queues)
+                lambda: not running._changed.is_set() and list(running.receiver._serving.queues) == list(running.queues)
             )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import marq
-from marq.core.markers import Ack, Release, Spend
+from marq.wire.markers import Ack, Dispatch, Release
 from tests.conformance.backend import LIMIT_S, Backend
 from tests.conformance.receiving import nothing_comes, take, take_one
 
@@ -17,43 +17,45 @@ async def new_queue(backend: Backend, **settings: Any) -> str:
     return await backend.new_queue(delivery="at-most-once", **settings)
 
 
-async def spent_of(backend: Backend, queue: str, count: int) -> list[Spend]:
-    """Return the SPEND markers of a queue, at least ``count`` offsets; an open transaction hides them for a moment."""
+async def dispatches_of(backend: Backend, queue: str, count: int) -> list[Dispatch]:
+    """Return a queue's DISPATCH markers, at least ``count`` offsets; an open transaction hides them for a moment."""
     async with asyncio.timeout(LIMIT_S):
         while True:
-            spent = [batch for batch in await backend.markers(Spend) if batch.queue == queue]
-            if sum(len(batch.offsets) for batch in spent) >= count:
-                return spent
+            dispatches = [batch for batch in await backend.markers(Dispatch) if batch.queue == queue]
+            if sum(len(batch.offsets) for batch in dispatches) >= count:
+                return dispatches
             await backend.advance(0.02)
 
 
-async def test_a_message_is_spent_before_it_is_handed_out(backend: Backend) -> None:
+async def test_a_message_is_dispatched_before_it_is_handed_out(backend: Backend) -> None:
     queue = await new_queue(backend)
     async with backend.consumer(queue) as consumer:
         await backend.producer.send(queue, b"x")
         message = await take_one(consumer)
 
-        spent = await spent_of(backend, queue, 1)
-        assert [list(batch.offsets) for batch in spent] == [[message.offset]]
+        dispatches = await dispatches_of(backend, queue, 1)
+        assert [list(batch.offsets) for batch in dispatches] == [[message.offset]]
         assert not [batch for batch in await backend.markers(Ack) if batch.queue == queue]
         await message.ack()
 
 
-async def test_messages_are_spent_only_when_their_handlers_begin(backend: Backend) -> None:
-    """Found by a kill of a consumer whose 10 handlers hung: it had spent 20 messages, and all were abandoned."""
+async def test_messages_are_dispatched_only_when_their_handlers_begin(backend: Backend) -> None:
+    """Found by a kill of a consumer whose 10 handlers hung: it had dispatched 20 messages, and all were abandoned."""
     queue, seen = await new_queue(backend), list[tuple[int, int]]()
 
     async def hang(message: marq.Message) -> None:
         seen.append((message.partition, message.offset))
         await asyncio.Event().wait()
 
-    async with backend.consumer(queue, grace=0) as consumer:
+    async with backend.consumer(queue, shutdown_timeout=0) as consumer:
         await backend.producer.send_many(queue, [b"%d" % number for number in range(20)])
         running = asyncio.create_task(consumer.run(hang, concurrency=3))
         await backend.until(lambda: len(seen) == 3)
 
-        spent = await spent_of(backend, queue, 3)
-        assert sorted((batch.source.partition, offset) for batch in spent for offset in batch.offsets) == sorted(seen)
+        dispatches = await dispatches_of(backend, queue, 3)
+        assert sorted((batch.source.partition, offset) for batch in dispatches for offset in batch.offsets) == sorted(
+            seen
+        )
     await asyncio.gather(running, return_exceptions=True)
 
 
@@ -119,7 +121,7 @@ async def test_a_handler_that_is_interrupted_leaves_a_dead_letter(backend: Backe
         begun.set()
         await asyncio.Event().wait()
 
-    consumer = backend.consumer(queue, grace=0.1)
+    consumer = backend.consumer(queue, shutdown_timeout=0.1)
     async with consumer:
         running = asyncio.create_task(consumer.run(handle))
         await backend.producer.send(queue, b"long")

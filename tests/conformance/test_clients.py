@@ -111,7 +111,7 @@ async def test_a_cancelled_stop_cancels_handlers_and_still_leaves_the_group(back
         begun.set()
         await asyncio.Event().wait()
 
-    consumer = backend.consumer(queue, grace=3_600)
+    consumer = backend.consumer(queue, shutdown_timeout=3_600)
     await consumer.start()
     handling = asyncio.create_task(consumer.run(hang))
     await backend.producer.send(queue, b"x")

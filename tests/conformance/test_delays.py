@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import marq
-from marq.core.markers import Ack, Acquire, Cause, Delay, Fact, Kind
+from marq.wire.markers import Ack, Acquire, Cause, Delay, Fact, Kind
 from tests.conformance.backend import Backend
 from tests.conformance.receiving import nothing_comes, take, take_one
 

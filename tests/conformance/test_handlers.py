@@ -145,7 +145,7 @@ async def test_a_stop_lets_handlers_end_within_the_grace(backend: Backend) -> No
         begun.set()
         await gate.wait()
 
-    consumer = backend.consumer(queue, grace=20)
+    consumer = backend.consumer(queue, shutdown_timeout=20)
     async with running(consumer, lambda: consumer.run(handle)):
         await backend.producer.send(queue, b"x")
         await backend.until(begun.is_set)

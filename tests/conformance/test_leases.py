@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 import marq
-from marq.core.markers import Ack, Acquire, Payload, Renew, Source
+from marq.wire.markers import Ack, Acquire, Payload, Renew, Source
 from tests.conformance.backend import LIMIT_S, Backend
 from tests.conformance.receiving import nothing_comes, take, take_one
 

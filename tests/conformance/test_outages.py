@@ -56,7 +56,7 @@ async def test_an_exception_has_the_backoff_of_its_class_or_none(backend: Backen
 async def test_an_outage_sends_a_queue_with_a_breaker_to_no_dead_letters(backend: Backend) -> None:
     queue, up, done, calls, states = backend.new_name(), True, set(), 0, set()
     await backend.queues.change(
-        queue, max_attempts=2, backoff=[0.05], breaker={"failures": 0.5, "window": 5, "pause": 0.3}
+        queue, max_attempts=2, backoff=[0.05], breaker={"failure_rate": 0.5, "window": 5, "reset_timeout": 0.3}
     )
 
     async def handle(message: marq.Message) -> None:
@@ -92,7 +92,7 @@ async def dead(backend: Backend, queue: str) -> list[Stored]:
 
 
 async def test_a_message_that_fails_while_others_succeed_dies_with_a_breaker_too(backend: Backend) -> None:
-    queue = await backend.new_queue(max_attempts=2, backoff=[0.1], breaker={"window": 10, "pause": 0.3})
+    queue = await backend.new_queue(max_attempts=2, backoff=[0.1], breaker={"window": 10, "reset_timeout": 0.3})
     attempts, good = [], []
 
     async def handle(message: marq.Message) -> None:
@@ -119,7 +119,7 @@ async def test_a_message_that_fails_while_others_succeed_dies_with_a_breaker_too
 async def test_the_other_queues_of_a_group_go_on_while_the_breaker_of_one_is_open(backend: Backend) -> None:
     group, done = backend.new_name("group"), []
     good = await backend.new_queue("good", group=group)
-    breaker = {"window": 4, "pause": 600}
+    breaker = {"window": 4, "reset_timeout": 600}
     bad = await backend.new_queue("bad", group=group, breaker=breaker, max_attempts=2, backoff=[0])
 
     async def handle(message: marq.Message) -> None:

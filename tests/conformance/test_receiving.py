@@ -114,12 +114,12 @@ async def test_what_is_held_is_bounded_and_goes_on_when_something_is_finished(ba
     await backend.figures(queue, acked=12)
 
 
-@pytest.mark.parametrize("start", ["marked", "transactional"])
-async def test_both_ways_to_start_messages_look_alike(backend: Backend, start: str) -> None:
+@pytest.mark.parametrize("transactional", [False, True])
+async def test_both_ways_to_start_messages_look_alike(backend: Backend, transactional: bool) -> None:
     queue = backend.new_name()
     await backend.producer.send_many(queue, [b"%d" % number for number in range(20)])
 
-    async with backend.consumer(queue, start=start) as consumer:
+    async with backend.consumer(queue, transactional=transactional) as consumer:
         messages = await take(consumer, 20)
         await consumer.ack(messages[1:])
         await messages[0].release()
@@ -128,7 +128,7 @@ async def test_both_ways_to_start_messages_look_alike(backend: Backend, start: s
 
     assert sorted(int(message.value) for message in messages) == list(range(20))
     assert (again.value, again.attempt) == (messages[0].value, 2)
-    async with backend.consumer(queue, start=start) as consumer:
+    async with backend.consumer(queue, transactional=transactional) as consumer:
         assert await consumer.receive(wait=1) == []
     await backend.figures(queue, acked=20, released=1, redelivered=1)
 
@@ -204,7 +204,7 @@ async def test_a_stop_gives_back_what_nobody_took_and_the_attempt_does_not_count
         started.set()
         await asyncio.Event().wait()
 
-    consumer = backend.consumer(queue, grace=0)
+    consumer = backend.consumer(queue, shutdown_timeout=0)
     await consumer.start()
     running = asyncio.create_task(consumer.run(hang, concurrency=2))
     await backend.producer.send_many(queue, [b"x"] * 4)
@@ -227,7 +227,7 @@ async def test_a_stop_without_release_leaves_what_was_prefetched_until_its_lease
 
     # Before it starts, so that one read has both.
     await backend.producer.send_many(queue, [b"x"] * 2)
-    consumer = backend.consumer(queue, lease=1.5, grace=0)
+    consumer = backend.consumer(queue, lease=1.5, shutdown_timeout=0)
     await consumer.start()
     running = asyncio.create_task(consumer.run(hang, concurrency=1))
     await backend.until(started.is_set)
@@ -268,7 +268,7 @@ async def test_a_consumer_may_be_started_and_stopped_twice_and_again(backend: Ba
         await message.ack()
         await consumer.stop()
         await consumer.stop()
-        with pytest.raises(marq.MarqError, match=rf"consumer of queue '{queue}' was stopped: await start\(\)"):
+        with pytest.raises(marq.MarqError, match=rf"consumer of queue '{queue}' is stopped: call start\(\)"):
             await consumer.receive()
 
 

@@ -153,7 +153,7 @@ async def test_values_of_a_pydantic_model(backend: Backend) -> None:
                 assert message.value == order(number=7)
 
     [letter] = await backend.dead_letters(queue)
-    assert letter.reason == "the value (15 bytes) is no Order: number: int_parsing"
+    assert letter.reason == "the value (15 bytes) is not a valid Order: number: int_parsing"
 
 
 async def test_records_of_any_program_are_messages(backend: Backend) -> None:
@@ -175,7 +175,9 @@ async def test_records_of_any_program_are_messages(backend: Backend) -> None:
         again = {message.id: message for message in await take(consumer, 2)}
         assert [again[identity].body for identity in ids] == [b"ours", b""]
         await consumer.ack(again.values())
-    copies = [each for each in await backend.records(backend.names.messages) if each.key == queue.encode()][2:]
+    topic = backend.names.messages
+    records = [each for each in await backend.records(topic) if each.key == queue.encode()]
+    copies = [each for each in records if f"{topic}/{each.partition}/{each.offset}" not in ids]
     assert {each.value for each in copies} == {b"ours", None}, "a record without a value stays one"
     assert [pair for each in copies if each.value for pair in each.headers][:2] == [("a", b"1"), ("a", b"2")]
 

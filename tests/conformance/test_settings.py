@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 
 import marq
-from marq.core.markers import Fact
-from marq.core.queue import QueueSettings
+from marq.settings.queue import QueueSettings
+from marq.wire.markers import Fact
 from tests.conformance.backend import Backend
 from tests.conformance.receiving import nothing_comes, take, take_one
 

@@ -15,9 +15,9 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
 from broker.embedded import EmbeddedBroker
-from demo.cleanup import delete_topics
-from marq.settings import ClientSettings
-from marq.topics import ensure_topics
+from marq.kafka.topics import ensure_topics
+from marq.settings.client import ClientSettings
+from rig.topics import delete_topics
 
 pytestmark = pytest.mark.verify
 

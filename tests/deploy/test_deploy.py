@@ -16,10 +16,10 @@ import pytest
 import yaml
 from compose_spec import PyCompose
 
-from app.web_security import OPEN_PATHS
+from app.web.security import OPEN_PATHS
 from config.queues import load_queues
 from config.settings import AppSettings, Role
-from marq.settings import ClientOptions
+from marq.settings.client import ClientOptions
 from tests.deploy.digest import CHART, first_line
 
 ROOT = Path(__file__).resolve().parents[2]

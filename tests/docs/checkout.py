@@ -9,12 +9,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from broker import ports
-from broker.process import WATCHDOG
-from marq.core.names import Names
+from broker.process import Process
+from marq.wire.names import Names
 from tests.docs.pages import ROOT
 
 LIMIT_SECONDS = 180
@@ -37,7 +37,8 @@ class Checkout:
         # The shortest: how long Kafka waits for a worker that was killed.
         settings["SESSION_TIMEOUT"] = "6"
         self._environment = kept | {f"MARQ_{name}": value for name, value in settings.items()} | {"COLUMNS": "200"}
-        self.log = directory / "worker.log"
+        #: What each worker logs.
+        self.logs: list[Path] = []
 
     def write(self, name: str, text: str) -> None:
         (self.directory / name).write_text(text, encoding="utf-8")
@@ -63,30 +64,21 @@ class Checkout:
         return output.decode()
 
     @contextmanager
-    def worker(self, command: str) -> Iterator[subprocess.Popen[bytes]]:
+    def worker(self, command: str) -> Iterator[Process]:
         """Run a command in the background, and kill it with all of its processes at the end."""
-        with self.log.open("ab") as log:
-            worker = subprocess.Popen(
-                ["bash", "-c", f"exec env {command}"],
-                cwd=self.directory, env=self._environment, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
-        watchdog = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(WATCHDOG), str(os.getpid()), str(worker.pid)], start_new_session=True
-        )
+        words = ["bash", "-c", f"exec env {command}"]
+        self.logs.append(self.directory / f"worker-{len(self.logs)}.log")
+        worker = Process(words, self.logs[-1], directory=self.directory, environment=self._environment)
         try:
             yield worker
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(worker.pid, signal.SIGKILL)
-            worker.wait()
-            watchdog.kill()
-            watchdog.wait()
+            worker.kill()
 
-    async def interrupt(self, worker: subprocess.Popen[bytes]) -> None:
+    async def interrupt(self, worker: Process) -> None:
         """Ctrl-C, and its end."""
         os.killpg(worker.pid, signal.SIGINT)
-        await asyncio.to_thread(worker.wait, LIMIT_SECONDS)
+        assert await asyncio.to_thread(worker.wait, LIMIT_SECONDS)
 
     async def said(self) -> str:
-        """What the worker has logged so far."""
-        return self.log.read_text(errors="replace")
+        """What the workers have logged so far."""
+        return "".join([log.read_text(errors="replace") for log in self.logs])

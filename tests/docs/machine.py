@@ -10,7 +10,7 @@ from asyncio.subprocess import PIPE, Process
 from typing import Self
 
 import marq
-from marq.core.names import Names
+from marq.wire.names import Names
 from tests.docs.pages import ROOT
 
 LIMIT_SECONDS = 180.0

@@ -14,6 +14,9 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
+#: The pages for operators; settings.md has the tables of settings.
+OPERATIONS = sorted((ROOT / "docs" / "operations").glob("*.md"))
+
 #: Opening fence with its info string ("python compile-only"), the code, closing fence.
 _BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

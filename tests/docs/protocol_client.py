@@ -124,7 +124,7 @@ class Protocol:
         #: How an ANSWERED says what became of a question.
         outcomes = next(row["value"] for row in page.tables("answered-37")[0] if row["field"] == "outcomes")
         self.outcomes = {name: int(code) for code, name in re.findall(r"(\d) ([A-Z_]+):", outcomes)}
-        self.deciding = page.tables("how-to-cancel-and-how-to-move")[0]
+        self.deciding = page.tables("cancel-or-reschedule-a-message")[0]
         self._lengths = {row["type"]: row["lengths"].removesuffix(" each") for row in page.tables("columns")[0]}
         header_rows = page.tables("acquire-1")[1]
         self._header_types = [row["type"] for row in header_rows if row["type"] not in ("text", "bytes")]

@@ -1,4 +1,4 @@
-"""docs/coming-from.md: what it calls Marq's exists, and a topic can be taken over as it says."""
+"""docs/comparisons.md: what it calls Marq's exists, and a topic can be taken over as it says."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 import marq
 import marq.testing
 from config.settings import AppSettings
-from marq.core.definitions import DEFAULTS_KEY, layer_key
-from marq.core.names import Names
-from marq.core.queue import CHECKS
-from marq.settings import ClientOptions
+from marq.settings.client import ClientOptions
+from marq.settings.definitions import DEFAULTS_KEY, layer_key
+from marq.settings.queue import CHECKS
+from marq.wire.names import Names
 from tests.docs.pages import ROOT
 
-PAGE = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "comparisons.md").read_text(encoding="utf-8")
 SPANS = set(re.findall(r"`([^`\n]+)`", PAGE))
 OWNERS = {"consumer": marq.Consumer, "producer": marq.Producer, "message": marq.Message, "marq": marq}
 

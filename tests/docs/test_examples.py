@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from marq.core.markers import Ack
-from marq.core.names import Names
+from marq.wire.markers import Ack
+from marq.wire.names import Names
 from tests.docs.machine import LIMIT_SECONDS, Machine
 from tests.docs.pages import ROOT
 from tests.worker.harness import Installation

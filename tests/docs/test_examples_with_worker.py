@@ -17,7 +17,7 @@ import pytest
 import marq
 from broker import ports
 from broker.embedded import EmbeddedBroker
-from marq.core.names import Names
+from marq.wire.names import Names
 from tests.docs.machine import LIMIT_SECONDS, Machine
 from tests.docs.pages import ROOT
 from tests.worker.harness import Worker, eventually

@@ -1,4 +1,4 @@
-"""docs/operations.md names what a person on call may meet: each error, each line of the log that warns, each alarm."""
+"""docs/operations/ names what a person on call may meet: each error, each line of the log that warns, each alarm."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from collections.abc import Iterator
 import pytest
 
 import marq
-from agents.ownership import PositionLost
-from marq.core.errors import MarqError
-from marq.outcomes import Outcome
+from marq.client.outcomes import Outcome
+from marq.owner.engine import PositionLost
+from marq.wire.errors import MarqError
 from pipeline.errors import PipelineError
-from tests.docs.pages import ROOT
+from tests.docs.pages import OPERATIONS, ROOT
 
-PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+PAGES = {page.name: page.read_text(encoding="utf-8") for page in OPERATIONS}
+PAGE = PAGES["troubleshooting.md"]
 PACKAGES = ("marq", "app", "agents", "tables", "config")
 #: What is logged at these levels is for people.
 LEVELS = {"warning", "error", "critical"}
@@ -100,7 +101,7 @@ def test_each_error_has_a_row_that_says_what_to_do(name: str) -> None:
 
 
 def test_each_alarm_of_a_partition_is_explained() -> None:
-    source = (ROOT / "agents" / "ownership.py").read_text(encoding="utf-8")
+    source = (ROOT / "marq" / "owner" / "engine.py").read_text(encoding="utf-8")
     raised = re.findall(rf"raise {PositionLost.__name__}\(\s*f\"(.+)\"", source)
 
     assert len(raised) == 2
@@ -115,7 +116,7 @@ def test_each_alert_that_is_shipped_is_on_the_page() -> None:
     names = re.findall(r"^\s+- alert: (\w+)$", rules, re.MULTILINE)
 
     assert len(names) > 5
-    assert [name for name in names if f"`{name}`" not in PAGE] == []
+    assert [name for name in names if f"`{name}`" not in PAGES["monitoring.md"]] == []
 
 
 # --- the command check ------------------------------------------------------------------------------------------------
@@ -129,7 +130,7 @@ def quoted() -> list[str]:
 
 
 def source() -> str:
-    files = [*sorted((ROOT / "app" / "checkup").glob("*.py")), ROOT / "marq" / "reachability.py"]
+    files = [*sorted((ROOT / "app" / "check").glob("*.py")), ROOT / "marq" / "kafka" / "diagnosis.py"]
     text = "".join(file.read_text(encoding="utf-8") for file in files)
     # Literals that follow each other are one, and what stands between braces is a name or a number.
     joined = re.sub(r'"\s*\n\s*f?"', "", text)
@@ -145,10 +146,12 @@ def test_what_it_quotes_of_the_command_check_stands_in_the_source() -> None:
             assert part in said, f"{text!r}: {part!r} is not said"
 
 
-# --- the order of the page --------------------------------------------------------------------------------------------
+# --- the map of the pages ---------------------------------------------------------------------------------------------
 
 
-def test_its_list_of_contents_is_its_headings() -> None:
-    listed = re.findall(r"^\d+\. \[(.+)\]\(#.+\)$", PAGE, re.MULTILINE)
+@pytest.mark.parametrize("name", [name for name in PAGES if name != "README.md"])
+def test_the_map_lists_the_sections_of_each_page(name: str) -> None:
+    listed = re.findall(rf"\[([^\]]+)\]\({re.escape(name)}(?:#[\w-]+)?\)", PAGES["README.md"].partition("|---|")[2])
 
-    assert listed == re.findall(r"^## (.+)$", PAGE, re.MULTILINE)
+    text = re.sub(r"^```.*?^```$", "", PAGES[name], flags=re.MULTILINE | re.DOTALL)
+    assert listed == re.findall(r"^##? (.+)$", text, re.MULTILINE)

@@ -16,11 +16,11 @@ import pytest
 
 from config.queues import load_queues
 from config.settings import AppSettings
-from marq.core.backoff import Backoff
-from marq.core.names import Names
-from marq.core.queue import CHECKS
-from marq.settings import ClientOptions
-from tests.docs.pages import PAGES, ROOT, Block, blocks
+from marq.settings.backoff import Backoff
+from marq.settings.client import ClientOptions
+from marq.settings.queue import CHECKS
+from marq.wire.names import Names
+from tests.docs.pages import OPERATIONS, PAGES, ROOT, Block, blocks
 from tests.simulation.mutants import MUTANTS
 
 LIMIT_SECONDS = 500
@@ -32,7 +32,7 @@ MARKDOWN = [*PAGES, *sorted((ROOT / "examples").rglob("*.md")), ROOT / "CHANGELO
 WRITTEN = [*MARKDOWN, *sorted((ROOT / "examples").glob("*.*"))]
 FOLDERS = "tests|marq|agents|app|tables|config|demo|bench|broker|pipeline|faults|proof"
 REGISTRIES = r"pypi|pythonhosted|maven\.org|repo1?\.maven|apache\.org/dist|nexus|artifactory"
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+FOR_OPERATORS = "\n".join(page.read_text(encoding="utf-8") for page in OPERATIONS)
 
 
 def name_of(thing: Path | Block) -> str:
@@ -146,12 +146,11 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_each_page_is_found_from_the_readme() -> None:
-    readme, decisions = text_of(ROOT / "README.md"), text_of(ROOT / "docs" / "decisions" / "README.md")
-    index = readme.partition("## Documentation")[2]
+    index = text_of(ROOT / "README.md").partition("## Documentation")[2]
 
     for page in PAGES[1:]:
-        if page.parent.name == "decisions" and page.name != "README.md":
-            assert f"]({page.name})" in decisions, page.name
+        if page.parent.name in ("decisions", "operations") and page.name != "README.md":
+            assert f"]({page.name})" in text_of(page.parent / "README.md"), page.name
         else:
             assert f"]({page.relative_to(ROOT).as_posix()})" in index, page.name
 
@@ -192,7 +191,7 @@ def test_no_page_names_a_registry_or_a_path_of_one_machine(page: Path) -> None:
 def described() -> dict[str, list[list[str]]]:
     """Rows of the tables of settings: variable -> the cells of each of its rows."""
     rows: dict[str, list[list[str]]] = {}
-    for line in OPERATIONS.splitlines():
+    for line in FOR_OPERATORS.splitlines():
         found = re.match(r"\| `(MARQ_[A-Z_]+)` \|(.+)\|$", line)
         if found:
             rows.setdefault(found[1], []).append([cell.strip() for cell in found[2].split("|")])
@@ -219,6 +218,7 @@ def test_a_default_of_the_worker_is_the_one_described(name: str) -> None:
         assert set(said.split(",")) == default
     else:
         shown = f"{default:g}" if isinstance(default, float) else str(default)
+        shown = shown.lower() if isinstance(default, bool) else shown
         assert said == ("none" if default in (None, ()) else shown)
 
 
@@ -226,5 +226,5 @@ def test_every_key_of_a_queue_is_described() -> None:
     keys = {name for name in CHECKS if name != "backoff"} | {f"backoff.{each.name}" for each in fields(Backoff)}
     keys = {name.removesuffix("_ms") for name in keys}
 
-    said = set(re.findall(r"^\| `([a-z_.]+)` \| .* \| (?:handlers|tracker|all) \|$", OPERATIONS, re.MULTILINE))
+    said = set(re.findall(r"^\| `([a-z_.]+)` \| .* \| (?:handlers|tracker|all) \|$", FOR_OPERATORS, re.MULTILINE))
     assert said == keys

@@ -1,6 +1,6 @@
 """docs/protocol.md: what the page says is what Marq does; its worked example has the bytes that it names.
 
-Nothing here encodes with marq.core.markers: what is written is written by the tables of the page.
+Nothing here encodes with marq.wire.markers: what is written is written by the tables of the page.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from zlib import crc32
 
 import pytest
 
-import marq.core.names
-from marq.core import marker_codec, markers, notes, rows
-from marq.core.copies import origin
-from marq.core.errors import CorruptMarker, UnknownVersion
-from marq.core.names import RESERVED_HEADER, Names, markers_partition
-from marq.token import Token
-from marq.token import encode as encode_token
+import marq.wire.names
+from marq.client.token import Token
+from marq.client.token import encode as encode_token
+from marq.core.storage import rows
+from marq.wire import marker_codec, markers, notes, payload_columns
+from marq.wire.errors import CorruptMarker, UnknownVersion
+from marq.wire.names import RESERVED_HEADER, Names, markers_partition
+from marq.wire.record_headers import origin
 from tests.docs import protocol_client
 from tests.docs.pages import ROOT
 
@@ -90,13 +91,15 @@ def test_a_note() -> None:
     found = re.search(r"at most ([\d,]+) offsets", PAGE)
     assert found is not None
     assert int(found[1].replace(",", "")) == notes.MAX_OFFSETS
-    [(value, headers)] = notes.encoded(notes.Note(markers.Source("t", 1), [3, 4, 9], notes.Became.DELETED, "q", 0x5555))
+    [(value, headers)] = notes.encoded(
+        notes.Note(markers.Source("t", 1), [3, 4, 9], notes.Disposition.DELETED, "q", 0x5555)
+    )
 
     assert json.loads(value) == {
         "offsets": [[3, 4], [9, 9]], "became": "deleted", "queue": "q", "by": "0000000000005555",
     }  # fmt: skip
     assert headers == [("marq-settled", b"deleted")]
-    assert all(f"`{became}`" in PAGE for became in notes.Became)
+    assert all(f"`{became}`" in PAGE for became in notes.Disposition)
 
 
 def test_the_partition_rule() -> None:
@@ -114,8 +117,8 @@ def test_the_source_that_a_sender_draws() -> None:
     assert protocol_client.drawn_topic(0x9F86D081884C7D659A2FEAA0C55AD015) == DRAWN
     for number in (0, 1, 2**128 - 1):
         drawn = protocol_client.drawn_topic(number)
-        assert drawn == marq.core.names.drawn_topic(number)
-        assert marq.core.names.is_drawn(drawn)
+        assert drawn == marq.wire.names.synthetic_topic(number)
+        assert marq.wire.names.is_synthetic(drawn)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +162,7 @@ def test_the_tables_name_every_kind_flag_and_topic() -> None:
     flags = dict(re.findall(r"^\| \d \| (\d+) \| ([A-Z]+) \| ", PAGE, re.MULTILINE))
 
     assert kinds == {kind.name: kind.value for kind in markers.Kind}
-    assert flags == {str(getattr(marker_codec, f"_{name}")): name for name in flags.values()}
+    assert flags == {str({**vars(payload_columns), **vars(marker_codec)}[name]): name for name in flags.values()}
     assert len(flags) == 8
     names = Names()
     topics = (
@@ -181,7 +184,7 @@ def test_the_tables_name_every_kind_flag_and_topic() -> None:
 
 
 def test_the_table_names_every_header() -> None:
-    headers = {value for name, value in vars(marq.core.names).items() if name.endswith("_HEADER")} - {RESERVED_HEADER}
+    headers = {value for name, value in vars(marq.wire.names).items() if name.endswith("_HEADER")} - {RESERVED_HEADER}
 
     assert set(re.findall(r"^\| `(marq-[a-z-]+)` \| ", PAGE, re.MULTILINE)) == headers
 
@@ -274,7 +277,7 @@ EXAMPLE: Mapping[str, Callable[[], bytes]] = {
     "answered": lambda: encode("ANSWERED", delayed(0x3333), outcomes=[1]),
     "cancel": lambda: encode("CANCEL", delayed(0x4444)),
     "cancelled": lambda: encode("CANCELLED", delayed(0x1111), attempts=[1], causes=[6]),
-    "spend": lambda: encode("SPEND", about(42, 45), lease=30_000),
+    "dispatch": lambda: encode("DISPATCH", about(42, 45), lease=30_000),
     "discard": lambda: encode("DISCARD", ("emails", 0x5555, "marq.dead-letters", 1, [3, 9])),
 }
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 import marq
 from broker.embedded import EmbeddedBroker
-from marq.core import marker_codec, markers
-from marq.core.definitions import Definitions
-from marq.core.errors import ConfigError
-from marq.positions import Positions
+from marq.kafka.positions import Positions
+from marq.settings.definitions import Definitions
+from marq.wire import marker_codec, markers
+from marq.wire.errors import ConfigError
 from tests.docs import protocol_client
 from tests.docs.protocol_client import Values
 from tests.docs.protocol_delayer import Delayer
@@ -62,7 +62,7 @@ def values_of(batch: markers.Batch) -> Values:
             return {**about, "times": list(batch.times_ms), "relative": batch.relative}
         case markers.Answer():
             return {**about, "outcomes": list(batch.outcomes)}
-        case markers.Renew() | markers.Spend():
+        case markers.Renew() | markers.Dispatch():
             return {**about, "lease": batch.lease_ms}
         case markers.Release():
             delays, errors = list(batch.delays_ms), list(batch.errors)
@@ -178,7 +178,7 @@ values = st.fixed_dictionaries(
         "topic": st.sampled_from(["orders", "no blanks", ""]),
         "handler": st.sampled_from(["module:function", "module"]),
         "concurrency": numbers,
-        "spread": numbers | st.sampled_from(["all", "unlimited"]),
+        "partitions": numbers | st.sampled_from(["all", "unlimited"]),
         "a key of a later version": st.just(1),
     },
 )
@@ -210,7 +210,7 @@ def in_our_words(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **rest,
         "max_attempts": 4_294_967_295 if settings["max_attempts"] == "unlimited" else settings["max_attempts"],
-        "spread": None if settings["spread"] == "all" else settings["spread"],
+        "partitions": None if settings["partitions"] == "all" else settings["partitions"],
         "lease_ms": max(round(settings["lease"] * 1000), 1),
         "delay_ms": round(settings["delay"] * 1000),
         "backoff": backoff_in_our_words(settings["backoff"]),
@@ -218,9 +218,9 @@ def in_our_words(settings: Mapping[str, Any]) -> dict[str, Any]:
         "breaker": None
         if breaker is False
         else {
-            "failures": breaker["failures"],
+            "failures": breaker["failure_rate"],
             "window": breaker["window"],
-            "pause_ms": max(round(breaker["pause"] * 1000), 1),
+            "reset_timeout_ms": max(round(breaker["reset_timeout"] * 1000), 1),
         },
     }
 

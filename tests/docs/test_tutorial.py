@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from marq.core.names import Names
+from marq.wire.names import Names
 from tests.docs.checkout import LIMIT_SECONDS, Checkout
 from tests.docs.pages import ROOT
 from tests.worker.harness import eventually

@@ -14,6 +14,8 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.protocol.admin import CreateAclsRequest
 
+from tests.worker.harness import eventually
+
 _OPERATIONS = {"Read": 3, "Write": 4, "Create": 5, "Alter": 7, "Describe": 8, "DescribeConfigs": 10}
 _PATTERNS = {"literal": 3, "prefixed": 4}
 _TOPIC, _GROUP, _CLUSTER, _TRANSACTIONAL_ID = 2, 3, 4, 5
@@ -72,12 +74,18 @@ async def _configs(admin: AIOKafkaAdminClient, options: list[str]) -> None:
     parser.add_argument("--entity-name", required=True)
     parser.add_argument("--add-config", required=True)
     found = parser.parse_args(options)
-    (described,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, found.entity_name)])
-    kept = {entry[0]: entry[1] for entry in described.resources[0][4] if entry[3] == _SET_BY_HAND}
     name, _, value = found.add_config.partition("=")
-    resource = ConfigResource(ConfigResourceType.TOPIC, found.entity_name, configs={**kept, name: value})
+    resource = ConfigResource(ConfigResourceType.TOPIC, found.entity_name)
+    resource.configs = {**await _set_by_hand(admin, found.entity_name), name: value}
     (answer,) = await admin.alter_configs([resource])
     assert [error[0] for error in answer.resources] == [0], answer
+    # The broker applies a change after it confirms it; the next change has to see this one, or would undo it.
+    await eventually(lambda: _set_by_hand(admin, found.entity_name), lambda entries: entries.get(name) == value)
+
+
+async def _set_by_hand(admin: AIOKafkaAdminClient, topic: str) -> dict[str, str]:
+    (described,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
+    return {entry[0]: entry[1] for entry in described.resources[0][4] if entry[3] == _SET_BY_HAND}
 
 
 async def _acls(admin: AIOKafkaAdminClient, options: list[str]) -> None:

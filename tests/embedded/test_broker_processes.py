@@ -10,9 +10,9 @@ from subprocess import PIPE
 
 import pytest
 
-from broker import EmbeddedBroker, ports, probe
+from broker import EmbeddedBroker, ports
 from broker.errors import BrokerError
-from broker.membership import FIRST_NODE_ID
+from broker.settings import FIRST_NODE_ID
 from tests.embedded.test_embedded import LIMIT_SECONDS, create, first_value, send
 
 pytestmark = pytest.mark.verify
@@ -90,7 +90,7 @@ def test_python_m_broker_serves_until_sigterm(tmp_path: Path) -> None:
         assert server.stdout is not None
         lines = iter(server.stdout.readline, b"")
         assert any(line.startswith(f"Kafka 4.3.1 on {address}".encode()) for line in lines)
-        assert probe.is_ready(*ports.split_address(address), FIRST_NODE_ID)
+        assert ports.is_ready(*ports.split_address(address), FIRST_NODE_ID)
 
         server.send_signal(signal.SIGTERM)
 

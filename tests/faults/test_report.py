@@ -1,4 +1,4 @@
-"""Which scenarios are chosen, and what is said of them in the end."""
+"""The choice of scenarios, and reports of their results."""
 
 from __future__ import annotations
 
@@ -7,29 +7,23 @@ from typing import Any
 import pytest
 
 from faults.__main__ import SCENARIOS, chosen, summary
-from faults.audited import _finished
 from faults.report import merged, table
 from faults.scenario import Result
 from faults.soak import Sample, unbounded
 from faults.stage import recovery_seconds
-from tests.faults.quick import QUICK
+from rig.audit import finished
+from tests.faults.test_scenarios import QUICK
 
 
-def test_scenarios_are_chosen_by_how_their_names_begin() -> None:
-    assert [each.name for each in chosen("worker-killed-d,all-", quick=False)] == [
+def test_scenarios_are_chosen_by_the_beginning_of_their_names() -> None:
+    assert [scenario.name for scenario in chosen("worker-killed-d,all-", quick=False)] == [
         "all-consumers-killed",
         "worker-killed-data-lost",
     ]
-    assert chosen("", quick=False) == list(SCENARIOS)
+    assert chosen("", quick=False) == SCENARIOS
     assert chosen("", quick=True) == QUICK
-    with pytest.raises(ValueError, match="ONLY=nobody: no scenario begins with that; there are consumer-killed"):
+    with pytest.raises(ValueError, match="ONLY=nobody: no scenario begins with it; there are consumer-killed"):
         chosen("nobody", quick=False)
-
-
-def test_no_two_scenarios_have_one_name() -> None:
-    names = [scenario.name for scenario in SCENARIOS]
-
-    assert len(set(names)) == len(names)
 
 
 def result(*, lost: int = 0, wrong: list[str] | None = None) -> Result:
@@ -38,9 +32,9 @@ def result(*, lost: int = 0, wrong: list[str] | None = None) -> Result:
 
 
 def test_the_last_line_adds_up_and_names_what_failed() -> None:
-    found = summary([result(), result(lost=2), result(wrong=["early: …"])], 36.4)
+    totals = summary([result(), result(lost=2), result(wrong=["early: …"])], 36.4)
 
-    assert found == {
+    assert totals == {
         "scenarios": 3, "passed": 1, "failed": [QUICK[0].name] * 2, "accepted": 300, "lost": 2, "duplicates": 9,
         "seconds": 36,
     }  # fmt: skip
@@ -55,13 +49,13 @@ def test_the_table_has_a_row_with_the_figures_of_each_scenario() -> None:
 
 
 def test_a_row_names_second_dead_letters_and_messages_that_are_handled_and_dead() -> None:
-    found = result()
-    found.figures.update(dead_twice=4, done_and_dead={"1": 2, "6": 3})
-    *_, row = table([found]).splitlines()
+    ended = result()
+    ended.figures.update(dead_twice=4, done_and_dead={"1": 2, "6": 3})
+    *_, row = table([ended]).splitlines()
 
     ends = "4 second dead letters; 5 handled and dead (2 by 1, 3 by 6)"
     assert row.endswith(f"| 3 (2 by 1, 1 by 6); {ends} | 1.2 s |")
-    assert ends.replace(";", ",") in found.line()
+    assert ends.replace(";", ",") in ended.line()
 
 
 def test_rows_of_scenarios_that_were_played_alone_go_into_the_table_and_leave_the_others() -> None:
@@ -93,7 +87,7 @@ def test_recovery_is_the_time_until_all_that_was_sent_before_the_last_fault_is_d
     assert recovery_seconds([sent("m/0/0", 0), ended(0, 10)]) is None
 
 
-def test_what_grows_without_end_is_named() -> None:
+def test_unbounded_growth_is_named() -> None:
     def sample(second: int, open_: int) -> Sample:
         return Sample(second, 100.0, 60.0, 500.0, 40, open_, 0)
 
@@ -105,19 +99,19 @@ def test_what_grows_without_end_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "cause", "finished"),
+    ("kind", "cause", "expected"),
     [
         ("REDELIVERED", "RELEASED", []),
         ("REDELIVERED", "EXPIRED", [("m", 0, 7)]),
-        # The dead letter is the end: the delivery before it is no other one.
+        # The dead letter is the end of the delivery before it.
         ("DEAD_LETTERED", "EXPIRED", []),
         ("DEAD_LETTERED", "REJECTED", []),
     ],
 )
-def test_a_delivery_counts_unless_it_was_given_back_or_ended_by_a_dead_letter(
-    kind: str, cause: str, finished: list[tuple[str, int, int]]
+def test_a_delivery_counts_unless_it_was_released_or_ended_by_a_dead_letter(
+    kind: str, cause: str, expected: list[tuple[str, int, int]]
 ) -> None:
     delivered = {"op": "deliver", "record": "m/0/7"}
     fact = {"op": "marker", "kind": kind, "source": "m/0", "offsets": [7], "causes": [cause]}
 
-    assert _finished([delivered, fact]) == finished
+    assert finished([delivered, fact]) == expected

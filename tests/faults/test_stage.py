@@ -1,4 +1,4 @@
-"""A stage waits for whoever takes part, also for those that are told to kill themselves."""
+"""A stage waits for its processes, also for those that are told to kill themselves."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from pathlib import Path
 import pytest
 
 from faults import stage as stages
-from faults.processes import Participant
-from faults.stage import FaultError, Stage
+from faults.stage import Stage
+from rig.program import RigError
+from rig.recorder import Recorded
 
-#: Nobody answers there.
+#: No broker answers there.
 SERVERS = "127.0.0.1:1"
 
 
-class Killed(Participant):
-    """A process that dies at once, before it has told of anything."""
+class Killed(Recorded):
+    """A process that dies at once, before it records anything."""
 
     code = "import os; os.kill(os.getpid(), 9)"
 
     def __init__(
         self, name: str, _: object, options: Sequence[str], environment: Mapping[str, str], folder: Path
     ) -> None:
-        super().__init__(name, ["-c", self.code, *options], environment, folder)
+        super().__init__(name, ["-c", self.code, *options], environment, folder / f"{name}.log")
 
-    def partitions(self) -> dict[int, dict[str, object]]:
-        """As a worker that has none."""
+    def owned(self) -> dict[int, dict[str, object]]:
+        """Return no partitions."""
         return {}
 
 
@@ -57,10 +58,10 @@ async def test_a_consumer_that_dies_as_told_before_it_is_ready_is_not_waited_for
 
 
 @pytest.mark.parametrize(("process", "options"), [(Killed, []), (Ended, ["--die-in-transaction=1"])])
-async def test_whoever_ends_otherwise_than_told_is_reported(
+async def test_any_other_end_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: type[Killed], options: list[str]
 ) -> None:
     monkeypatch.setattr(stages, "WorkerProcess", process)
     async with Stage(SERVERS, tmp_path) as stage:
-        with pytest.raises(FaultError, match="worker-1 ended by itself"):
+        with pytest.raises(RigError, match="worker-1 ended by itself"):
             await stage.worker(*options)

@@ -155,7 +155,7 @@ def worker(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture
 def installed(worker: Worker, data: Path, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
     """What a user sets for the worker's Kafka, set here and returned for processes."""
-    settings = {name: worker._environment[name] for name in ("MARQ_BOOTSTRAP_SERVERS", "MARQ_PREFIX")}
+    settings = {name: worker.environment[name] for name in ("MARQ_BOOTSTRAP_SERVERS", "MARQ_PREFIX")}
     settings["MARQ_PIPELINE_DATA"] = str(data)
     for name, value in settings.items():
         monkeypatch.setenv(name, value)

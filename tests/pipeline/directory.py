@@ -1,4 +1,4 @@
-"""A data directory as ``ingest`` leaves it, of rows that a test makes."""
+"""A data directory as ``ingest`` leaves it, with rows of a test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEMAS = {"markers": MARKERS, "messages": MESSAGES, "dead_letters": DEAD_LETTER
 
 @dataclass(frozen=True)
 class Tables:
-    """Rows that were ingested, in the order of their logs."""
+    """Ingested rows, in the order of their logs."""
 
     markers: pa.Table
     messages: pa.Table
@@ -31,7 +31,7 @@ class Tables:
 
 
 def arrow(rows: Sequence[dict[str, Any]], schema: StructType) -> pa.Table:
-    """Return rows as a table; what they do not say is null."""
+    """Return rows as a table; missing values are null."""
     whole = [{name: row.get(name) for name in schema.names} for row in rows]
     return pa.Table.from_pylist(whole, to_arrow_schema(schema))
 
@@ -42,7 +42,7 @@ class Directory:
 
     spark: SparkSession
     path: Path
-    #: What a round says beside what it brought.
+    #: Properties of the rounds' commits.
     first: Offsets = field(default_factory=dict)
     begins: Offsets = field(default_factory=dict)
     held_back: Sequence[str] = ()
@@ -56,7 +56,7 @@ class Directory:
         self._rounds = 0
 
     def bring(self, tables: Tables) -> None:
-        """Make a round of some rows."""
+        """Add a round with some rows."""
         for stream in SCHEMAS:
             rows: pa.Table = getattr(tables, stream)
             self._batches[stream] += 1

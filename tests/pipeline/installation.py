@@ -1,4 +1,4 @@
-"""A small installation of Marq on a real Kafka, where nothing runs: tests write the records that others read."""
+"""Marq's topics on a real Kafka without a worker: tests write all records."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 
-from marq.core.marker_codec import encode
-from marq.core.markers import Batch
-from marq.core.names import Names
+from marq.wire.marker_codec import encode
+from marq.wire.markers import Batch
+from marq.wire.names import Names
 from pipeline.ingest import Ingest
 from pipeline.kafka import Connection, Topics
 from pipeline.lake import Lake
@@ -37,7 +37,7 @@ class Installation:
         self._producer = Producer({"bootstrap.servers": self.servers})
 
     def make(self, *topics: str) -> Self:
-        """Make topics; without names all that a worker makes."""
+        """Create topics, by default all that a worker creates."""
         all_ = (self.names.messages, self.names.markers, self.names.dead_letters, self.names.queues)
         log_time = {"message.timestamp.type": "LogAppendTime"}
         new = [
@@ -59,7 +59,7 @@ class Installation:
         timestamp_ms: int = 0,
         producer: Producer | None = None,
     ) -> Place:
-        """Write a record and return where it stands."""
+        """Write a record and return its place."""
         found: list[Place] = []
 
         def delivered(error: object, message: Any) -> None:

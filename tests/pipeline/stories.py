@@ -1,4 +1,4 @@
-"""Stories of single messages, as what stands in the topics."""
+"""Stories of single messages, as rows of the topics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def at(seconds: float) -> datetime:
 
 @dataclass
 class Log:
-    """What stands in the topics; each line of a story is a call."""
+    """The contents of the topics; each line of a story is a call."""
 
     markers: list[dict[str, Any]] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Log:
 
     def letter(self, offset: int, of: int, id_: str, seconds: float, *, topic: str = MESSAGES_TOPIC) -> None:
         row = {"topic": LETTERS_TOPIC, "partition": 0, "offset": offset, "sent_at": at(seconds), "queue": "q"}
-        origin = {"origin_topic": topic, "origin_partition": 0, "origin_offset": of, "died_at": at(seconds)}
+        origin = {"origin_topic": topic, "origin_partition": 0, "origin_offset": of, "dead_lettered_at": at(seconds)}
         self.letters.append({**row, "size": 5, "id": id_, "reason": "bad", **origin})
 
     def say(self, kind: str, offset: int | None, seconds: float, topic: str = MESSAGES_TOPIC, **said: Any) -> None:
@@ -51,7 +51,7 @@ class Log:
 
 
 def told() -> tuple[Log, dict[str, dict[str, Any]]]:
-    """Stories of single messages, beside each other, and what is to be told of each."""
+    """Return independent stories of single messages, and the expected rows."""
     log, wanted = Log(), {}
     say, record = log.say, log.record
     fact = {"holder": "f" * 16}
@@ -159,11 +159,11 @@ def told() -> tuple[Log, dict[str, dict[str, Any]]]:
 
     wanted[record(11, 1)] = {"state": "acked", "outcomes": ["acked"]}  # at most once
     say("ACQUIRE", 11, 2)
-    say("SPEND", 11, 3, lease_ms=LEASE_MS)
+    say("DISPATCH", 11, 3, lease_ms=LEASE_MS)
     say("ACK", 11, 4)
     wanted[record(12, 1)] = {"state": "abandoned", "outcomes": ["abandoned"]}
     say("ACQUIRE", 12, 2)
-    say("SPEND", 12, 3, lease_ms=LEASE_MS)
+    say("DISPATCH", 12, 3, lease_ms=LEASE_MS)
     say("ABANDONED", 12, 34, attempt=1, cause="EXPIRED", **fact)
 
     one = record(13, 1)  # died, was sent back, and is done
@@ -194,7 +194,7 @@ def told() -> tuple[Log, dict[str, dict[str, Any]]]:
     say("ACQUIRE", 115, 11.4, id=one)
     say("ACK", 115, 12)
 
-    one = record(19, 1)  # failed its last attempt: nobody waits for the delay of its RELEASE
+    one = record(19, 1)  # failed its last attempt: the delay of its RELEASE is ignored
     wanted[one] = {"state": "dead", "outcomes": ["released"], "dead_letters": 1, "late_ms": [0]}
     say("ACQUIRE", 19, 2, attempt=5)
     say("RELEASE", 19, 3, delay_ms=40_000, counted=True, text="boom")

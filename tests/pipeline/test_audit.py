@@ -37,7 +37,7 @@ def test_its_verdict_is_one_json_object_whose_equation_holds(audit: Command, sto
     assert stories.lake.read("audit").where("differences > 0").count() == 2
 
 
-def test_only_what_was_asked_for_is_judged(audit: Command) -> None:
+def test_queue_and_times_choose_the_messages(audit: Command) -> None:
     before_all = audit("--json --to 2026-01-05T00:00:01")
     assert (before_all.code, before_all.json["sent"]) == (0, 0)
 
@@ -45,10 +45,10 @@ def test_only_what_was_asked_for_is_judged(audit: Command) -> None:
 
     assert done.code == 1
     assert f"WRONG {MESSAGES_TOPIC}/0/17 of q: lost; passed over" in done.out
-    assert "NOT AS IT MUST BE: 25 sent" in done.out
+    assert "DIFFERENCES FOUND: 25 sent" in done.out
 
 
-def test_what_handlers_say_counts_duplicates_exactly(audit: Command, tmp_path: Path) -> None:
+def test_finished_deliveries_count_duplicates_exactly(audit: Command, tmp_path: Path) -> None:
     # The copies of message 1 and 6 are done by handlers, and message 6 before, too; message 13 died before it was done.
     done = [101, 6, 106, 113, 999]
     lines = [json.dumps({"topic": MESSAGES_TOPIC, "partition": 0, "offset": offset}) for offset in done]
@@ -64,14 +64,13 @@ def test_what_handlers_say_counts_duplicates_exactly(audit: Command, tmp_path: P
     [
         ("--queue nobody", "queue 'nobody': nothing of it was ingested"),
         ("--queue q --to 2026-01-05", "queue 'q': nothing of it was ingested in that time"),
-        ("--from yesterday-ish", "'yesterday-ish' is no time: expected ISO 8601"),
-        ("--to 2026-13-01", "'2026-13-01' is no time: expected ISO 8601"),
+        ("--from yesterday-ish", "--from 'yesterday-ish': expected a time such as"),
         ("--handled /nowhere", "--handled /nowhere: can't be read as Parquet or JSON lines"),
     ],
 )
-def test_what_cannot_be_judged_is_said_in_one_sentence(audit: Command, words: str, sentence: str) -> None:
+def test_invalid_options_are_one_sentence(audit: Command, words: str, sentence: str) -> None:
     assert audit(f"{words} --json").refusal.startswith(sentence)
 
 
-def test_a_directory_without_anything_says_what_to_run(spark: SparkSession, command: Command) -> None:
-    assert "has nothing yet: run `python -m pipeline ingest` first" in command("audit").refusal
+def test_an_empty_directory_says_what_to_run(spark: SparkSession, command: Command) -> None:
+    assert "is empty: run `python -m pipeline ingest` first" in command("audit").refusal

@@ -1,4 +1,4 @@
-"""The command line: what is printed, and with which code it ends."""
+"""The command line: output and exit codes."""
 
 from __future__ import annotations
 
@@ -12,32 +12,30 @@ from types import ModuleType
 
 import pytest
 
-from marq.core.errors import ConfigError
-from pipeline import cli, jobs
+from marq.wire.errors import ConfigError
+from pipeline import cli
 from pipeline.errors import PipelineError
 from tests.pipeline.conftest import Command
 from tests.pipeline.processes import ROOT, run
 
 JOB = "try_out"
-SOURCE = f'"""``{JOB}``: what it is for.\n\nMore."""\nraise SystemExit("imported")\n'
 Job = Callable[[Callable[[Namespace], int]], None]
 
 pytestmark = pytest.mark.usefixtures("in_process")
 
 
 @pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    """A job that does what a test wants."""
+def job(monkeypatch: pytest.MonkeyPatch) -> Job:
+    """Adds a job that runs a function of the test."""
 
     def make(run: Callable[[Namespace], int]) -> None:
-        (tmp_path / f"{JOB}.py").write_text(SOURCE)
-        module = ModuleType(JOB, f"``{JOB}``: what it is for.")
+        module = ModuleType(JOB)
         module.arguments = lambda parser: parser.add_argument(  # type: ignore[attr-defined]
             "--number", type=int, default=0
         )
         module.run = run  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, f"{jobs.__name__}.{JOB}", module)
-        monkeypatch.setattr(jobs, "__path__", [*jobs.__path__, str(tmp_path)])
+        monkeypatch.setitem(sys.modules, f"pipeline.jobs.{JOB}", module)
+        monkeypatch.setitem(cli.JOBS, JOB, "do what a test wants")
 
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
     return make
@@ -61,31 +59,21 @@ def test_a_process_prints_its_result_or_one_line_and_ends_with_the_code(tmp_path
     assert refused.stderr == ("error: --rate 0: expected messages a second, more than 0, as in 5000 or emails=2000\n")
 
 
-def test_without_a_job_it_lists_them_and_imports_none(command: Command, job: Job) -> None:
-    job(lambda arguments: 0)
-    del sys.modules[f"{jobs.__name__}.{JOB}"]
-
-    done = command("")
-
-    assert done.code == 0
-    assert f"  {JOB:10} what it is for\n" in done.out
-
-
-def test_the_list_of_jobs_comes_without_spark() -> None:
+def test_the_help_lists_each_job_without_importing_spark() -> None:
     program = "import sys; from pipeline.cli import main; main(['--help']); print('pyspark' in sys.modules)"
 
     done = run(["-c", program], ROOT, {})
 
-    assert done.stdout.splitlines()[-1] == "False"
+    *lines, imported = done.stdout.splitlines()
+    assert imported == "False"
+    modules = {path.stem for path in (ROOT / "pipeline" / "jobs").glob("*.py")} - {"__init__"}
+    assert {line.split()[0] for line in lines[4:]} == cli.JOBS.keys() == modules
 
 
-def test_an_unknown_job_is_named_with_those_that_there_are(command: Command, job: Job) -> None:
-    job(lambda arguments: 0)
-
+def test_an_unknown_job_is_named_with_the_existing_ones(command: Command, job: Job) -> None:
     refusal = command("injest").refusal
 
-    assert refusal.startswith("there is no job 'injest': expected one of ")
-    assert JOB in refusal
+    assert refusal.startswith("there is no job 'injest': expected one of ingest, lifecycle, ")
 
 
 @pytest.mark.parametrize("code", [0, 1])
@@ -95,7 +83,7 @@ def test_the_code_is_the_jobs_own(command: Command, job: Job, code: int) -> None
     assert command(f"{JOB} --number {code}").code == code
 
 
-def test_the_data_directory_is_the_argument_else_the_variable_else_in_the_checkout(
+def test_the_data_directory_is_the_argument_else_the_variable_else_the_default(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
@@ -121,7 +109,7 @@ def test_the_data_directory_is_the_argument_else_the_variable_else_in_the_checko
         ),
         (
             ValueError("first line\nsecond line"),
-            f"first line (the whole: python -m pipeline {JOB} … --traceback)",
+            f"first line (details: python -m pipeline {JOB} … --traceback)",
         ),
     ],
     ids=["ours", "marq's", "package", "other"],
@@ -132,7 +120,7 @@ def test_an_error_is_one_line(command: Command, job: Job, error: Exception, sent
     assert command(JOB).refusal == sentence
 
 
-def test_the_whole_is_printed_where_it_is_asked_for(command: Command, job: Job) -> None:
+def test_the_traceback_is_printed_on_request(command: Command, job: Job) -> None:
     job(raising(ValueError("first line")))
 
     done = command(f"{JOB} --traceback")
@@ -148,7 +136,7 @@ def test_ctrl_c_ends_it_quietly(command: Command, job: Job) -> None:
     assert command(JOB) == (130, "", "")
 
 
-def test_a_reader_that_went_away_ends_it_quietly() -> None:
+def test_a_closed_standard_output_ends_it_quietly() -> None:
     program = "import sys; sys.path.insert(0, '.'); from pipeline.cli import main; sys.exit(main(['--help']))"
     read_end, write_end = os.pipe()
     os.close(read_end)
@@ -161,7 +149,7 @@ def test_a_reader_that_went_away_ends_it_quietly() -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_settings_of_spark_go_behind_those_of_the_environment(
+def test_settings_of_spark_follow_those_of_the_environment(
     command: Command, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job(lambda arguments: 0)
@@ -181,23 +169,16 @@ def test_settings_of_spark_go_behind_those_of_the_environment(
         ("--conf ui.port=1", "--conf ui.port=1: expected spark.NAME=VALUE"),
     ],
 )
-def test_a_setting_of_spark_that_is_none_is_refused(command: Command, job: Job, words: str, sentence: str) -> None:
+def test_an_invalid_setting_of_spark_is_refused(command: Command, job: Job, words: str, sentence: str) -> None:
     job(lambda arguments: 0)
 
     assert command(f"{JOB} {words}").refusal == sentence
 
 
-def test_where_spark_submit_started_spark_its_settings_are_for_spark_submit(
+def test_options_of_a_spark_that_spark_submit_started_are_refused(
     command: Command, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     job(lambda arguments: 0)
 
     assert "give --master to it, before the file" in command(f"{JOB} --master local[2]").refusal
-
-
-def test_every_job_says_in_one_line_what_it_is_for() -> None:
-    for line in cli._help(cli._jobs()).splitlines()[4:]:
-        name, _, text = line.strip().partition(" ")
-        assert text.strip(), name
-        assert len(line) < 120

@@ -1,4 +1,4 @@
-"""A cluster as others have one: a standalone master and two workers that know nothing of us, and spark-submit.
+"""A Spark cluster: a standalone master, two workers without our code, and spark-submit.
 
 Only the zip of docs/pipeline.md brings code there: the workers run in directories of their own, without PYTHONPATH, and
 even the file that spark-submit is given lies elsewhere.
@@ -6,12 +6,10 @@ even the file that spark-submit is given lies elsewhere.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +20,7 @@ import pytest
 
 import marq
 from broker.ports import free_port
-from broker.process import WATCHDOG
+from broker.process import Process
 from pipeline import jars, java
 from tests.client.waiting import wait_until
 
@@ -33,7 +31,7 @@ START_LIMIT_SECONDS = 300
 LIMIT_SECONDS = 600
 MESSAGES = 300
 SETTINGS = {
-    # Tasks wait for both workers; else the first would have done them before the other is there.
+    # Tasks wait for both workers; otherwise the first could finish them before the second is ready.
     "spark.cores.max": "2",
     "spark.scheduler.minRegisteredResourcesRatio": "1",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
@@ -48,7 +46,7 @@ SETTINGS = {
     "spark.eventLog.compress": "false",
     "spark.eventLog.rolling.enabled": "false",
 }
-#: What machines of a cluster do not have of ours.
+#: Prefixes of variables that machines of a cluster lack.
 _KNOWS_US = ("MARQ_", "PYTHON", "PYSPARK", "SPARK")
 
 
@@ -57,7 +55,7 @@ class Cluster:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[Process] = []
         self.master = f"spark://{HOST}:{free_port(HOST)}"
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(_KNOWS_US)},
@@ -81,20 +79,9 @@ class Cluster:
     def _start(self, name: str, program: str, *words: str) -> None:
         place = self.directory / name
         place.mkdir(parents=True)
-        with (place / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [str(SPARK / "bin" / "spark-class"), f"org.apache.spark.{program}", "--webui-port", "0", *words],
-                cwd=place,
-                env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self._processes.append(process)
-        # It ends them, with the executors that they started, where pytest is killed.
-        watchdog = [sys.executable, "-I", "-S", str(WATCHDOG), str(os.getpid()), str(process.pid)]
-        self._processes.append(subprocess.Popen(watchdog, stdin=subprocess.DEVNULL, start_new_session=True))
+        command = [str(SPARK / "bin" / "spark-class"), f"org.apache.spark.{program}", "--webui-port", "0", *words]
+        # The executors that it starts are of its group.
+        self._processes.append(Process(command, place / "log", directory=place, environment=self.environment))
 
     def wait(self) -> None:
         """Until the master knows both workers."""
@@ -102,11 +89,9 @@ class Cluster:
         wait_until(lambda: log.read_text().count("Registering worker") == 2, START_LIMIT_SECONDS)
 
     def kill(self) -> None:
-        """Kill -9 all, executors too: they are of their worker's group."""
+        """Kill -9 all, executors too."""
         for process in self._processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.kill()
 
 
 @pytest.fixture
@@ -163,7 +148,7 @@ def submit(
 
 
 def executors(directory: Path) -> set[str]:
-    """Which executors did tasks of the last job."""
+    """Return the executors that ran tasks of the last job."""
     [log] = directory.glob("app-*")
     events = [json.loads(line) for line in log.read_text().splitlines()]
     log.unlink()

@@ -1,4 +1,4 @@
-"""What is in the topics is in the tables, each record once."""
+"""The tables contain each record of the topics once."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from confluent_kafka import TopicPartition
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from broker import EmbeddedBroker
-from marq.core.definitions import quarantine_key
-from marq.core.marker_codec import encode
-from marq.core.names import Names
-from marq.core.quarantines import Quarantine, digest
+from marq.settings.definitions import quarantine_key
+from marq.wire.marker_codec import encode
+from marq.wire.names import Names
+from marq.wire.quarantines import Quarantine, digest
 from pipeline.errors import PipelineError
 from pipeline.ingest import ROUNDS
 from pipeline.kafka import Connection
@@ -41,7 +41,7 @@ STREAMS = {"markers": "markers", "corrupt": "markers", "messages": "messages", "
 
 @pytest.fixture
 def made(servers: str, names: Names) -> Installation:
-    """An installation with all of its topics, that nobody has used yet."""
+    """All topics, unused."""
     return Installation(servers, names).make()
 
 
@@ -51,7 +51,7 @@ def lake(spark: SparkSession, data: Path) -> Lake:
 
 
 def table(lake: Lake, name: str) -> DataFrame:
-    """What the commits say that a table has."""
+    """Return a table according to its commits."""
     return lake.table(name, TABLES[name], lake.commits(STREAMS[name]))
 
 
@@ -68,7 +68,7 @@ class Ingested(NamedTuple):
 
     counts: dict[str, int]
     lake: Lake
-    #: What was written, and where: the columns that are expected of it.
+    #: Expected columns by the places of the records.
     messages: dict[Place, dict[str, Any]]
     dead_letters: dict[Place, tuple[str | None, int | None, int | None]]
 
@@ -126,7 +126,7 @@ def dead_letters_of(made: Installation) -> dict[Place, tuple[str | None, int | N
         return made.write(made.names.dead_letters, key=key, headers=[("marq-origin", origin), *headers])
 
     drawn = "~" + "0" * 32
-    died = (("marq-reason", b"bad"), ("marq-died-at", b"1704067200000"), ("marq-attempt", b"5"))
+    died = (("marq-reason", b"bad"), ("marq-dead-lettered-at", b"1704067200000"), ("marq-attempt", b"5"))
     of(None, ("marq-settled", b"redriven"), key=b"")
     return {
         of(b"a/b/3/17", *died): ("a/b", 3, 17),
@@ -150,7 +150,7 @@ def test_dead_letters_come_with_their_origin_and_without_notes(ingested: Ingeste
     origins = {p: (r.origin_topic, r.origin_partition, r.origin_offset) for p, r in found.items()}
     assert origins == ingested.dead_letters
     first = found[next(iter(origins))]
-    assert (first.queue, first.reason, first.died_at, first.attempt) == ("emails", "bad", day(2024), 5)
+    assert (first.queue, first.reason, first.dead_lettered_at, first.attempt) == ("emails", "bad", day(2024), 5)
 
 
 def test_corrupt_markers_are_counted_and_set_aside(ingested: Ingested) -> None:
@@ -193,7 +193,7 @@ def test_own_topics_belong_to_their_queue_and_a_second_round_brings_what_is_new(
 
 
 @pytest.mark.verify
-def test_what_a_transaction_took_back_is_not_there_and_what_is_held_back_is_remembered(
+def test_aborted_records_are_absent_and_held_back_partitions_are_recorded(
     spark: SparkSession, connection: Connection, lake: Lake, made: Installation
 ) -> None:
     names = made.names
@@ -244,11 +244,11 @@ def test_a_newer_version_stops_ingest_and_nothing_of_its_batch_counts(
 
 
 class Killed(Exception):
-    """In the place of kill -9: nothing is tidied up behind it."""
+    """Simulates kill -9: nothing is cleaned up."""
 
 
 @pytest.mark.verify
-def test_whatever_step_a_process_dies_at_the_next_one_leaves_each_record_once(
+def test_after_a_death_at_any_step_the_next_round_leaves_each_record_once(
     spark: SparkSession, connection: Connection, made: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made.mark(*[acquire([number]) for number in range(6)])
@@ -271,7 +271,7 @@ def test_whatever_step_a_process_dies_at_the_next_one_leaves_each_record_once(
 
 
 def dies_at(call: int, whole: Callable[..., Any], tell: Callable[[], None]) -> Callable[..., Any]:
-    """Return what does as another function until a call."""
+    """Return a function that works like another one until a call."""
     calls = itertools.count(1)
 
     def dying(*arguments: Any) -> Any:
@@ -284,7 +284,7 @@ def dies_at(call: int, whole: Callable[..., Any], tell: Callable[[], None]) -> C
 
 
 def assert_each_record_once(lake: Lake, data: Path, counts: dict[str, int]) -> None:
-    """By the commits, and for whoever only lists directories."""
+    """For readers of the commits, and for readers that only list directories."""
     keys = {"markers": ("log_partition", "log_offset", "index"), "corrupt": ("log_partition", "log_offset")}
     for name, count in counts.items():
         key = keys.get(name, ("topic", "partition", "offset"))
@@ -296,7 +296,7 @@ def assert_each_record_once(lake: Lake, data: Path, counts: dict[str, int]) -> N
 
 
 @pytest.mark.verify
-def test_topics_and_directories_that_do_not_fit_are_said_in_one_sentence(
+def test_unsuitable_topics_and_directories_are_refused_in_one_sentence(
     spark: SparkSession, connection: Connection, lake: Lake, made: Installation, tmp_path: Path, servers: str
 ) -> None:
     names = made.names
@@ -312,22 +312,22 @@ def test_topics_and_directories_that_do_not_fit_are_said_in_one_sentence(
     nobody = Connection(servers, Names("nobody"))
     refused(r"there is no topic nobody\.", to=nobody)
     with lake.alone("ingest"):
-        refused("another ingest is at work in .*: wait for it, or stop it")
+        refused("another ingest is running in .*: wait for it, or stop it")
     about = tmp_path / "data" / "about.json"
     written = about.read_text()
     about.with_name(".about.json.crc").unlink()
     for changed, sentence in (
         ({"prefix": "another"}, "has the data of 'another' on cluster .*, not of"),
         ({"cluster": "elsewhere"}, "on cluster elsewhere, not of"),
-        ({"format": 2}, "has format 2, and this pipeline knows up to 1: use a newer one"),
-        ({"cluster": None}, "about.json is not as ingest writes it"),
+        ({"format": 2}, "has format 2, and this pipeline supports up to 1: use a newer one"),
+        ({"cluster": None}, "about.json was not written by ingest"),
     ):
         about.write_text(json.dumps({**json.loads(written), **changed}))
         refused(sentence, path=tmp_path / "data")
     about.write_text(written)
     (tmp_path / "file").write_text("x")
-    refused("expected a directory, and it is a file", path=tmp_path / "file")
-    refused("without .*, which Spark takes for patterns", path=tmp_path / "[a]")
+    refused("expected a directory, got a file", path=tmp_path / "file")
+    refused("expected a path without", path=tmp_path / "[a]")
     refused("no such file system", path="s3a://bucket/x")
 
     for _ in range(2):
@@ -339,4 +339,4 @@ def test_topics_and_directories_that_do_not_fit_are_said_in_one_sentence(
     gone.result(30)
     wait_until(lambda: names.messages not in made.admin.list_topics(timeout=30).topics)
     made.make(names.messages)
-    refused(f"{names.messages}/0 ends at 0, and 5 were ingested: the topic was made anew")
+    refused(f"{names.messages}/0 ends at 0, and 5 were ingested: the topic was recreated")

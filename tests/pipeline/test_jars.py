@@ -1,18 +1,15 @@
-"""The connector's jars: of the version of Spark, and none that is not the committed one."""
+"""The connector's jars: of the version of Spark, with the committed checksums."""
 
 from __future__ import annotations
 
 import re
 import shutil
-from hashlib import sha256
 from pathlib import Path
 
 import pyspark
 import pytest
 
-from broker import cache
-from broker import jars as brokers_jars
-from broker.repository import Artifact
+from broker.downloads import Artifact, JarList, cache_directory
 from pipeline import jars
 from pipeline.errors import PipelineError
 
@@ -25,28 +22,21 @@ def test_the_list_is_for_the_version_of_spark_that_is_installed() -> None:
     assert jars.PACKAGE.endswith(f":{version}")
 
 
-def test_set_up_puts_them_where_a_session_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_setup_and_sessions_use_the_same_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for environment in (
         {"MARQ_CACHE": str(tmp_path / "one")},
         {"XDG_CACHE_HOME": str(tmp_path / "two")},
         {"XDG_CACHE_HOME": "relative"},
         {},
     ):
-        listed = brokers_jars.read_list(jars.SUMS)
+        listed = JarList.read(jars.SUMS)
 
-        assert jars.directory(environment) == cache.directory(environment) / listed.name
+        assert jars.directory(environment) == cache_directory(environment) / listed.name
     assert jars.read_sums() == listed.sums
 
 
-def test_each_is_there_with_the_right_sum() -> None:
-    found = jars.find()
-
-    assert len(found) == len(jars.read_sums())
-    assert all(path.is_file() for path in found)
-
-
 @pytest.mark.parametrize("what", ["missing", "damaged"])
-def test_one_that_is_not_right_is_named_with_what_to_do(tmp_path: Path, what: str) -> None:
+def test_a_missing_or_damaged_jar_is_named_with_what_to_do(tmp_path: Path, what: str) -> None:
     environment = {"MARQ_CACHE": str(tmp_path)}
     shutil.copytree(jars.directory(), jars.directory(environment))
     [wrong] = [path for path in jars.find(environment) if path.name.startswith("kafka-clients-")]
@@ -59,10 +49,3 @@ def test_one_that_is_not_right_is_named_with_what_to_do(tmp_path: Path, what: st
     named = f"{wrong.name} is {what} in {jars.directory(environment)}"
     with pytest.raises(PipelineError, match=rf"{re.escape(named)}.*run `make setup`.*--packages {jars.PACKAGE}"):
         jars.find(environment)
-
-
-def test_the_sums_are_those_of_files(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"content")
-
-    assert jars._sum(tmp_path / "file") == sha256(b"content").hexdigest()
-    assert jars._sum(tmp_path / "none") is None

@@ -26,13 +26,13 @@ from tests.worker.test_dead_letters import yard_of
 
 __all__ = ["made"]
 pytestmark = [pytest.mark.verify, pytest.mark.timeout(1_200)]
-#: What a loaded machine may need to start Spark and do the first of the work; a calm one takes a tenth.
+#: Time for a loaded machine to start Spark and begin the work; an idle one takes a tenth.
 LIMIT_SECONDS = 400.0
 COUNTS = {"markers": 300, "messages": 60}
 
 
 def exists(*patterns: str) -> Callable[[Path], bool]:
-    """Whether the data directory has all of these."""
+    """Return whether the data directory has all of these."""
     return lambda data: all(any(data.glob(pattern)) for pattern in patterns)
 
 
@@ -94,7 +94,7 @@ async def test_a_load_that_is_killed_and_forgets_how_far_it_was_sends_each_row_o
     assert refusal in command(words.replace(" killed ", " other ")).refusal
     path.write_text("id,name\n1,another row\n")
     assert refusal in command(words).refusal
-    # The rows are staged, whatever becomes of the file.
+    # The stage has the rows, even without the file.
     path.unlink()
     assert command(words).json["rows"] == 3_000
 
@@ -111,7 +111,7 @@ async def test_a_redrive_that_is_killed_and_two_at_once_after_it_send_each_lette
         request = redriving.Request("k", "k", wait_s=LIMIT_SECONDS)
         letters_now = redriving.Letters(spark, Connection.read())
         surveys = [letters_now.survey(request) for _ in range(2)]
-        both = [redriving.Settling(letters_now, survey, request) for survey in surveys]
+        both = [redriving.Redrive(letters_now, survey, request) for survey in surveys]
         one, two = await asyncio.gather(*[asyncio.to_thread(each.run) for each in both])
 
         assert len(surveys[0]) == len(surveys[1]) == one.chosen == two.chosen > 0

@@ -1,4 +1,4 @@
-"""Rows into a queue: which are sent as what, and which are set aside. test_kills.py kills loads."""
+"""Loads: the messages of rows, and rejected rows. test_kills.py kills loads."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from marq.core import marker_codec
-from marq.core.markers import Delay
-from marq.core.names import ATTEMPT_HEADER, ID_HEADER, KEY_HEADER, Names
+from marq.wire import marker_codec
+from marq.wire.markers import Delay
+from marq.wire.names import ATTEMPT_HEADER, ID_HEADER, KEY_HEADER, Names
 from pipeline import inputs, loading
 from pipeline.errors import PipelineError
 from pipeline.loading import Fields, Sent
@@ -28,7 +28,7 @@ from tests.worker.harness import eventually, header
 # Spark, a worker and a Kafka start in it.
 pytestmark = pytest.mark.timeout(1_200)
 
-#: Of a messages topic that takes little.
+#: The limit of a messages topic with small records.
 LIMIT_BYTES = 1_224
 CSV = """id,name,wait
 1,one,0.5
@@ -51,7 +51,7 @@ def checked(spark: SparkSession, path: Path, form: str, fields: Fields) -> list[
     return loading.checked(rows, fields, "q", LIMIT_BYTES).collect()
 
 
-def test_rows_of_csv_that_can_not_be_messages_are_told_from_others(spark: SparkSession, tmp_path: Path) -> None:
+def test_csv_rows_that_can_not_be_messages_are_set_aside(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text(CSV)
 
@@ -71,14 +71,14 @@ def test_rows_of_csv_that_can_not_be_messages_are_told_from_others(spark: SparkS
     ]
     for fields, said in [
         (Fields(value="nmae"), "--value: there is no column 'nmae'; the columns are: id, name, wait"),
-        (Fields(headers=(("marq-id", "id"),)), "names beginning with 'marq-' are marq's own"),
+        (Fields(headers=(("marq-id", "id"),)), "names beginning with 'marq-' are reserved"),
     ]:
         with pytest.raises(PipelineError) as raised:
             checked(spark, path, "csv", fields)
         assert said in str(raised.value)
 
 
-def test_a_line_of_json_goes_as_it_stands(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_json_line_is_sent_unchanged(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text(JSON)
 
@@ -120,7 +120,7 @@ def test_numbers_of_a_source_have_no_gaps_and_every_marker_claims_itself_only(sp
 
 
 async def delivered(written: Written, queue: str) -> Counter[bytes]:
-    """How often each value came into a queue."""
+    """Return how often each value reached a queue."""
     records = await written.records(written.names.messages)
     return Counter(each.value for each in records if each.key == queue.encode())
 
@@ -154,7 +154,7 @@ async def test_times_keys_headers_and_rows_set_aside(
 
 @pytest.fixture
 def loadable(servers: str, names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installation that rows can be loaded into, without a worker."""
+    """The topics that a load needs, without a worker."""
     Installation(servers, names).make(names.messages, names.markers)
     monkeypatch.setenv("MARQ_BOOTSTRAP_SERVERS", servers)
     monkeypatch.setenv("MARQ_PREFIX", names.prefix)
@@ -171,7 +171,7 @@ def loadable(servers: str, names: Names, monkeypatch: pytest.MonkeyPatch) -> Non
         ("{file} q --format csv --rate 0", "--rate 0: expected rows a second"),
     ],
 )
-def test_what_can_not_be_loaded_is_one_sentence(
+def test_a_refused_load_is_one_sentence(
     spark: SparkSession, loadable: None, command: Command, tmp_path: Path, words: str, said: str
 ) -> None:
     path = tmp_path / "rows.csv"

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from marq.core.copies import origin
-from marq.core.errors import MarqError
-from marq.core.marker_codec import VERSION, decode, encode
-from marq.core.markers import (
+from marq.wire.errors import MarqError
+from marq.wire.marker_codec import VERSION, decode, encode
+from marq.wire.markers import (
     Ack,
     Acquire,
     Batch,
     Cause,
     Delay,
+    Dispatch,
     Fact,
     Kind,
     Outcome,
@@ -31,9 +31,9 @@ from marq.core.markers import (
     Renew,
     Reschedule,
     Source,
-    Spend,
     Tick,
 )
+from marq.wire.record_headers import origin
 from pipeline import markers
 from pipeline.tables import LAST_MS, MARKERS, MOST_ATTEMPTS
 from tests.unit.core.batches import ack, acquire, batches
@@ -88,7 +88,7 @@ def _said(batch: Any, index: int) -> Row:
             "from_offset": batch.from_offset,
             "id": ids[-1].decode("utf-8", "replace") or None if ids else None,
         }
-    if isinstance(batch, Acquire | Renew | Spend):
+    if isinstance(batch, Acquire | Renew | Dispatch):
         said["lease_ms"] = batch.lease_ms
     if isinstance(batch, Acquire) and batch.dues_ms is not None:
         said["due_at"] = at(batch.dues_ms[index])

@@ -1,4 +1,4 @@
-"""Dead letters chosen by SQL: what an expression sees, and redrives without a worker. test_kills.py kills redrives."""
+"""Dead letters chosen by SQL, and redrives with and without a worker. test_kills.py kills redrives."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from broker import EmbeddedBroker
-from marq.core.markers import Source
-from marq.core.notes import Became, Note, encoded
-from marq.settings import ClientSettings
-from marq.topics import ensure_topics
+from marq.kafka.topics import ensure_topics
+from marq.settings.client import ClientSettings
+from marq.wire.markers import Source
+from marq.wire.notes import Disposition, Note, encoded
 from pipeline import letters
 from pipeline.errors import PipelineError
 from tests.pipeline.conftest import Command
@@ -39,14 +39,14 @@ RECORDS = (
 
 
 def record(offset: int, value: bytes | None, key: bytes = b"q", partition: int = 0, **headers: str | bytes) -> Any:
-    given = {"marq-reason": "no good", "marq-died-at": "1700000000123"} | {
+    given = {"marq-reason": "no good", "marq-dead-lettered-at": "1700000000123"} | {
         name.replace("_", "-"): each for name, each in headers.items()
     }
     pairs = [(name, each.encode() if isinstance(each, str) else each) for name, each in given.items()]
     return (key, value, TOPIC, partition, offset, WRITTEN, pairs)
 
 
-def note(offset: int, offsets: list[int], became: Became = Became.REDRIVEN) -> Any:
+def note(offset: int, offsets: list[int], became: Disposition = Disposition.REDRIVEN) -> Any:
     [(value, headers)] = encoded(Note(Source(TOPIC, 0), offsets, became, "q", 0xA11CE))
     return (b"", value, TOPIC, 0, offset, WRITTEN, headers)
 
@@ -55,7 +55,7 @@ def note(offset: int, offsets: list[int], became: Became = Became.REDRIVEN) -> A
 def found(spark: SparkSession) -> DataFrame:
     records = [
         record(0, b'{"n": 1}', marq_attempt="5", tenant="acme", marq_error="LookupError: [/x]"),
-        record(1, b"\xff\xfe", marq_died_at="soon", marq_id="marq.messages/3/7", tenant=b"\xff"),
+        record(1, b"\xff\xfe", marq_dead_lettered_at="soon", marq_id="marq.messages/3/7", tenant=b"\xff"),
         record(2, None, marq_attempt="many"),
         record(3, b"x", key=b"other"),
         note(4, [2]),
@@ -66,15 +66,15 @@ def found(spark: SparkSession) -> DataFrame:
     return spark.createDataFrame(records, RECORDS).cache()
 
 
-def test_an_expression_sees_what_a_dead_letter_says(found: DataFrame) -> None:
+def test_an_expression_sees_the_content_of_a_dead_letter(found: DataFrame) -> None:
     rows = {(row["partition"], row["offset"]): row for row in letters.letters(found, "q").collect()}
 
     assert sorted(rows) == [(0, 0), (0, 1), (0, 2), (0, 5), (1, 2)]
     first, odd, none, doubled, bare = [rows[place] for place in sorted(rows)]
     assert (first["text"], first["headers"], first["attempts"]) == ('{"n": 1}', {"tenant": "acme"}, 5)
     assert (first["reason"], first["error"], first["size"]) == ("no good", "LookupError: [/x]", 8)
-    assert (first["id"], first["died_at"]) == (f"{TOPIC}/0/0", DIED)
-    assert (odd["id"], odd["text"], odd["died_at"]) == ("marq.messages/3/7", "\ufffd\ufffd", WRITTEN)
+    assert (first["id"], first["dead_lettered_at"]) == (f"{TOPIC}/0/0", DIED)
+    assert (odd["id"], odd["text"], odd["dead_lettered_at"]) == ("marq.messages/3/7", "\ufffd\ufffd", WRITTEN)
     assert odd["headers"] == {"tenant": "\ufffd"}
     assert (none["value"], none["text"], none["size"], none["attempts"]) == (None, None, 0, 1)
     assert doubled["headers"] == {"a": "last"}
@@ -89,13 +89,13 @@ def test_an_expression_sees_what_a_dead_letter_says(found: DataFrame) -> None:
     ("where", "said"),
     [
         ("nonsense > 1", "there is no column 'nonsense'; the columns are id, queue, value, text, headers, reason,"),
-        ("size + 1", "it is of type int, but it has to be true or false"),
-        ("size > > 1", "it is no SQL expression (Syntax error at or near '>')"),
+        ("size + 1", "it is of type int, but it must be true or false"),
+        ("size > > 1", "it is not a valid SQL expression (Syntax error at or near '>')"),
         ("nofunction(id)", "Cannot resolve routine `nofunction`"),
         ("count(*) > 1", "; the columns are id, queue"),
     ],
 )
-def test_an_expression_that_can_not_be_used_is_one_sentence(found: DataFrame, where: str, said: str) -> None:
+def test_an_invalid_expression_is_one_sentence(found: DataFrame, where: str, said: str) -> None:
     with pytest.raises(PipelineError) as raised:
         letters.chosen(letters.letters(found, "q"), where)
 
@@ -104,7 +104,7 @@ def test_an_expression_that_can_not_be_used_is_one_sentence(found: DataFrame, wh
     assert "\n" not in str(raised.value)
 
 
-async def test_letters_that_fit_go_back_once_and_the_others_stay(
+async def test_chosen_dead_letters_are_redriven_once_and_the_others_stay(
     spark: SparkSession, worker: Worker, broker: EmbeddedBroker, installed: object, command: Command
 ) -> None:
     async with yard_of(worker, broker) as yard:

@@ -1,4 +1,4 @@
-"""The session: one machine by default, the user's settings before ours, sentences where it does not start."""
+"""The session: defaults, precedence of the user's settings, and errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_this_machine_has_a_java_that_spark_starts_on() -> None:
 
 
 @pytest.mark.verify
-def test_the_users_settings_go_before_ours_and_nothing_is_left_or_said(tmp_path: Path, needs_spark: None) -> None:
+def test_the_users_settings_take_precedence_and_nothing_is_left_or_printed(tmp_path: Path, needs_spark: None) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "spark-defaults.conf").write_text(
         "spark.master local[1]\nspark.sql.shuffle.partitions 7\nspark.sql.session.timeZone Asia/Tokyo\n"
@@ -51,7 +51,7 @@ def test_the_users_settings_go_before_ours_and_nothing_is_left_or_said(tmp_path:
 
 
 @pytest.mark.verify
-def test_a_master_that_is_none_is_a_sentence(tmp_path: Path, needs_spark: None) -> None:
+def test_an_invalid_master_is_a_sentence(tmp_path: Path, needs_spark: None) -> None:
     program = "from pipeline.session import session; session('x')"
 
     done = run(["-c", program], tmp_path, {"PYSPARK_SUBMIT_ARGS": "--master nowhere pyspark-shell"})
@@ -65,14 +65,14 @@ def test_a_master_that_is_none_is_a_sentence(tmp_path: Path, needs_spark: None) 
 def test_an_error_in_a_python_worker_is_its_own_line(spark: SparkSession) -> None:
     @udf("string")
     def refused(number: int) -> str:
-        raise PipelineError(f"row {number} is bad: mend it")
+        raise PipelineError(f"row {number} is bad: repair it")
 
     @udf("string")
     def failing(number: int) -> str:
         return str(int("no number"))
 
     for function, expected in (
-        (refused, "row 0 is bad: mend it"),
+        (refused, "row 0 is bad: repair it"),
         (failing, "ValueError: invalid literal for int() with base 10: 'no number'"),
     ):
         with pytest.raises(Exception, match="Traceback") as error:
@@ -90,7 +90,7 @@ def test_an_error_in_a_python_worker_is_its_own_line(spark: SparkSession) -> Non
         ("selekt 1", "[PARSE_SYNTAX_ERROR] Syntax error at or near 'selekt'"),
     ],
 )
-def test_what_spark_refuses_is_one_line(
+def test_an_error_of_spark_is_one_line(
     spark: SparkSession, capsys: pytest.CaptureFixture[str], sql: str, expected: str
 ) -> None:
     with pytest.raises(Exception, match=r"\[") as error:

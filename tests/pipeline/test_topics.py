@@ -1,4 +1,4 @@
-"""What a cluster tells of its topics, and what is said where it does not answer."""
+"""Questions to a cluster about its topics, and errors if it does not answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from broker import Certificates, EmbeddedBroker, Security
 from broker.ports import free_port
-from marq.core.names import Names
+from marq.wire.names import Names
 from pipeline import kafka
 from pipeline.errors import PipelineError
 from pipeline.kafka import Connection, Topics
@@ -61,7 +61,7 @@ def test_a_topic_that_is_not_there_is_named(topics: Topics, servers: str, prefix
         topics.ends([prefix])
 
 
-def test_a_broker_that_is_away_is_named_in_time(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_is_down_is_named_in_time(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kafka.ANSWER_LIMIT_MS <= 10_000
     monkeypatch.setattr(kafka, "ANSWER_LIMIT_MS", 2_000)
     address = f"127.0.0.1:{free_port('127.0.0.1')}"
@@ -74,7 +74,7 @@ def test_a_broker_that_is_away_is_named_in_time(spark: SparkSession, monkeypatch
     assert time.monotonic() - began_s < 40
 
 
-def test_a_host_that_is_none_is_named(spark: SparkSession) -> None:
+def test_an_unknown_host_is_named(spark: SparkSession) -> None:
     with pytest.raises(PipelineError, match=r"^no-such-host\.invalid:9092 does not answer"):
         Topics(spark, Connection.read({"MARQ_BOOTSTRAP_SERVERS": "no-such-host.invalid:9092"})).existing()
 
@@ -86,7 +86,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(scope="module")
 def secured(certificates: Certificates, needs_spark: None) -> Iterator[EmbeddedBroker]:
-    """Nobody but the reader may do anything on its listeners."""
+    """A broker that permits nothing but the reader."""
     security = Security(["SASL_SSL", "SSL"], {NAME: PASSWORD}, certificates, acls=True, super_users=[NAME])
     with EmbeddedBroker(security=security) as broker:
         yield broker
@@ -119,7 +119,7 @@ def test_records_are_read_over_a_secured_listener(
 
 
 @pytest.mark.verify
-def test_a_wrong_password_is_said(spark: SparkSession, secured: EmbeddedBroker, certificates: Certificates) -> None:
+def test_a_wrong_password_is_named(spark: SparkSession, secured: EmbeddedBroker, certificates: Certificates) -> None:
     environment = settings(secured, certificates, "SASL_SSL", "PLAIN") | {"MARQ_SASL_PASSWORD": "wrong"}
 
     with pytest.raises(PipelineError, match=r"refused the login \(Authentication failed.*\): check MARQ_SECURITY"):

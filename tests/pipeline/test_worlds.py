@@ -194,7 +194,7 @@ def test_however_a_story_is_cut_into_rounds_its_end_is_the_same(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worlds = Worlds()
-    for seed in range(200, 206):
+    for seed in range(200, 212):
         worlds.add(seed)
     whole = worlds.tables(spark)
     # So short that messages are closed in the middle of their stories, and opened again.

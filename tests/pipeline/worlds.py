@@ -77,7 +77,7 @@ def _frame(spark: SparkSession, rows: list[Row]) -> DataFrame:
 
 
 def _owner(world: World, topic: str) -> bytes | None:
-    """The queue whose own a topic is or was."""
+    """Return the queue that a topic is or was dedicated to."""
     for definitions in world.definitions.versions[1:]:
         for queue in world.queues:
             if definitions.settings(queue).topic == topic:
@@ -136,7 +136,7 @@ def _moved_value(name: str, value: bytes | None, seed: int) -> bytes | None:
 
 
 def _moved(place: str, seed: int) -> str:
-    """Return a place with its partition as it is beside other worlds."""
+    """Return a place with the partition that it has among several worlds."""
     parts = re.fullmatch(r"(.+)/(\d+)/(\d+)", place)
     assert parts is not None
     return f"{parts[1]}/{int(parts[2]) + SPREAD * seed}/{parts[3]}"

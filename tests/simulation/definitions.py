@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from marq.core.definitions import DEFAULTS_KEY, Definitions, layer_key
+from marq.settings.definitions import DEFAULTS_KEY, Definitions, layer_key
 
 if TYPE_CHECKING:
     from tests.simulation.actor import Actor

@@ -3,7 +3,7 @@
 A DELAY of which nobody knows whether it was written is written again by a sender that says from where on all is known;
 the others tell their users, who send the message again, as another one. Whoever asks for a message to be cancelled or
 moved reads the markers on from before its question, until something stands there that decides, and asks again now and
-then (docs/protocol.md, "How to cancel and how to move").
+then (docs/protocol.md, "Cancel or reschedule a message").
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from marq.core.errors import CorruptMarker
-from marq.core.leases import Fire
-from marq.core.marker_codec import decode, encode
-from marq.core.markers import Answer, Batch, Cancel, Delay, Fact, Kind, Outcome, Payload, Reschedule, Source
-from marq.core.names import drawn_topic
-from marq.core.rows import WAITING
+from marq.core.due_actions import DueAction
+from marq.core.storage.rows import WAITING
+from marq.wire.errors import CorruptMarker
+from marq.wire.marker_codec import decode, encode
+from marq.wire.markers import Answer, Batch, Cancel, Delay, Fact, Kind, Outcome, Payload, Reschedule, Source
+from marq.wire.names import synthetic_topic
 from proof import history
 from tests.simulation.actor import Actor
 from tests.simulation.outcomes import NEWER_VERSION, PATIENCE_MS, Sent
@@ -62,7 +62,7 @@ class Delayer(Actor):
 
     def __init__(self, world: World, count: int, lots: random.Random) -> None:
         super().__init__(world, "delayer")
-        self._topic = drawn_topic(lots.getrandbits(128))
+        self._topic = synthetic_topic(lots.getrandbits(128))
         self._numbers = [0] * PARTITIONS
         #: Per partition, the numbers of batches that were written and not confirmed.
         self._unconfirmed: list[set[int]] = [set() for _ in range(PARTITIONS)]
@@ -170,7 +170,7 @@ class Delayer(Actor):
             self._ask_later(0, (record.key or b"").decode(), source, record.offset)
         self.later(rng.randint(50, 500), self._ask_about_others)
 
-    def see(self, fires: Sequence[Fire]) -> None:
+    def see(self, fires: Sequence[DueAction]) -> None:
         """Ask about messages that are on their way just now: nobody could aim so well."""
         rng = self.world.rng
         for fire in fires:

@@ -60,10 +60,9 @@ def _owner_is_done(owner: Owner) -> bool:
     return (
         owner.alive
         and owner.working
-        and owner.writing.write is None
-        and not owner.writing.pending
-        and not owner.writing.answers
-        and not book.changed
+        and owner.writing.attempt is None
+        and not owner.engine.owes_rows
+        and not owner.engine.answers
         and len(book) == 0
         and owner.position >= len(owner.markers.records)
     )

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from marq.core.markers import Source
-from marq.offsets import Committed
-from marq.serving import Serving, serving
+from marq.kafka.offsets import Committed
+from marq.kafka.serving import Serving, serving
+from marq.wire.markers import Source
 from tests.simulation.log import Outcome, Transaction
 
 if TYPE_CHECKING:

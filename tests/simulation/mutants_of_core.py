@@ -19,18 +19,24 @@ from tests.simulation.mutant import (
     mutant,
 )
 
-_CORE = "marq.core."
-_LEASES, _TRACKER, _CLOCK, _MARKS = _CORE + "leases", _CORE + "tracker", _CORE + "clock", _CORE + "marks"
-_FIRES = _CORE + "fires"
-_RESTORATION, _OPEN_MESSAGES = _CORE + "restoration", _CORE + "open_messages"
-_COPIES, _ROWS, _POSITIONS, _ROSTERS = _CORE + "copies", _CORE + "rows", "marq.positions", "marq.rosters"
+_CORE, _STORAGE, _KAFKA = "marq.core.", "marq.core.storage.", "marq.kafka."
+_LEASES, _TRACKER, _CLOCK, _MARKS = (
+    _CORE + "leases",
+    _CORE + "tracker",
+    _STORAGE + "clock",
+    _STORAGE + "acquired_ranges",
+)
+_TRANSITIONS, _FIRES, _DUE_MESSAGES = _CORE + "transitions", _CORE + "due_actions", _CORE + "due_messages"
+_DUE_INDEX, _OPEN_MESSAGES, _TABLE_IMAGE = _CORE + "due_index", _STORAGE + "open_messages", _STORAGE + "table_image"
+_RESTORATION, _REDELIVERIES, _ROWS = _STORAGE + "restoration", _CORE + "deliveries.redeliveries", _STORAGE + "rows"
+_POSITIONS, _ROSTERS = _KAFKA + "positions", _KAFKA + "offset_snapshots"
 
 CORE_MUTANTS = (
     # --- identity: topic, partition and offset of a record ------------------------------------------------------------
     mutant(
         IDENTITY,
         "a copy's id is its parent's place",
-        _COPIES,
+        _REDELIVERIES,
         "fidelity from-nowhere transaction",
         ("(ID_HEADER, past.id.encode())", "(ID_HEADER, record_id(fire.source, fire.offset).encode())"),
     ),
@@ -39,7 +45,7 @@ CORE_MUTANTS = (
         "offsets of all partitions are one",
         _LEASES,
         "book-differs lost not-drained table-differs",
-        ("        mark = (batch.queue, source)\n", "        mark = (batch.queue, Source(source.topic, 0))\n"),
+        ("self._marks_of(batch.queue, source)", "self._marks_of(batch.queue, source._replace(partition=0))"),
     ),
     mutant(
         IDENTITY,
@@ -52,9 +58,9 @@ CORE_MUTANTS = (
     mutant(
         REOPENING,
         "an ACQUIRE of a finished record opens it again",
-        _LEASES,
+        _TRANSITIONS,
         "book-differs",
-        ("if offset not in marks and offset not in opened.leases]", "if offset not in opened.leases]"),
+        ("ACQUIRE: {NEW: LEASED, LEASED: LEASED}", "ACQUIRE: {NEW: LEASED, LEASED: LEASED, ENDED: LEASED}"),
     ),
     mutant(
         REOPENING,
@@ -62,8 +68,8 @@ CORE_MUTANTS = (
         _LEASES,
         "book-differs",
         (
-            "reacquired += len(offsets) - len(unseen)\n            self._open",
-            "reacquired += len(offsets)\n            self._open",
+            "        else:\n            counts.reacquired",
+            "        if state is not NEW or offsets is not batch.offsets:\n            counts.reacquired",
         ),
     ),
     mutant(
@@ -83,7 +89,7 @@ CORE_MUTANTS = (
     mutant(
         REOPENING,
         "marks are not saved",
-        _LEASES,
+        _TABLE_IMAGE,
         "table-differs",
         (
             "        self._touched_marks.clear()\n",
@@ -97,7 +103,7 @@ CORE_MUTANTS = (
     mutant(
         COALESCING,
         "coalescing forgets that a row exists from before",
-        _LEASES,
+        _OPEN_MESSAGES,
         "table-differs rows-left",
         ("if pop_fresh(offset, None) is None:", "if pop_fresh(offset, None) is not None:"),
     ),
@@ -113,7 +119,7 @@ CORE_MUTANTS = (
         "the second row of a message outlives it",
         _OPEN_MESSAGES,
         "table-differs rows-left",
-        ("        gone = [offset for offset in self.ended if offset in self.restated]\n", "        gone = []\n"),
+        ("        gone = [offset for offset in self.ended if offset in self.overridden]\n", "        gone = []\n"),
     ),
     mutant(
         COALESCING,
@@ -133,23 +139,23 @@ CORE_MUTANTS = (
     mutant(
         HOLDER,
         "an ACQUIRE does not take a leased record over",
-        _LEASES,
+        _TRANSITIONS,
         "book-differs early",
-        ("            self._take_over(opened, batch, again)\n", ""),
+        ("ACQUIRE: {NEW: LEASED, LEASED: LEASED}", "ACQUIRE: {NEW: LEASED}"),
     ),
     mutant(
         HOLDER,
         "an ACQUIRE takes over what was released or rejected",
-        _LEASES,
+        _TRANSITIONS,
         "book-differs wrong-cause",
-        ("[offset for offset in group if opened.leases[offset].state is State.LEASED]", "list(group)"),
+        ("ACQUIRE: {NEW: LEASED, LEASED: LEASED}", "ACQUIRE: {NEW: LEASED, **dict.fromkeys(State, LEASED)}"),
     ),
     mutant(
         HOLDER,
         "a RENEW, RELEASE or REJECT counts from anyone",
         _LEASES,
         "book-differs early wrong-cause",
-        ("lease.holder == batch.holder and ", ""),
+        (" or (marker in HOLDER_ONLY and lease.holder != batch.holder)", ""),
     ),
     mutant(
         HOLDER,
@@ -157,57 +163,53 @@ CORE_MUTANTS = (
         _LEASES,
         "book-differs after-ack",
         (
-            "closed = self._close(opened, batch.offsets)\n        counts = self._count(batch.queue)\n        counts.a",
+            "closed = self._close(opened, batch.offsets, _ACK)",
             (
                 "closed = self._close(opened, [o for o in batch.offsets"
-                " if o in opened.leases and opened.leases[o].holder == batch.holder])\n"
-                "        counts = self._count(batch.queue)\n        counts.a"
+                " if o in opened.leases and opened.leases[o].holder == batch.holder], _ACK)"
             ),
         ),
     ),
     mutant(
         HOLDER,
         "a REJECT is forgotten",
-        _LEASES,
+        _TRANSITIONS,
         "book-differs",
-        ("            self._replace(opened, [offset], rejected)\n", ""),
+        ("REJECT: {LEASED: REJECTED, DISPATCHED: REJECTED}", "REJECT: {}"),
     ),
     # --- firing -------------------------------------------------------------------------------------------------------
     mutant(
         FIRING,
         "what is on its way is not remembered",
-        _LEASES,
-        "fired-twice stuck",
+        _DUE_MESSAGES,
+        "fired-twice stuck raised",
         ("            opened.firing.update(waiting)\n            self._firing_count += len(waiting)\n", ""),
     ),
     mutant(
         FIRING,
         "what is on its way is never forgotten",
-        _LEASES,
+        _DUE_MESSAGES,
         "stuck",
         ("            opened.firing.clear()\n", "            pass\n"),
     ),
     mutant(
         FIRING,
         "a fact does not close its message",
-        _LEASES,
+        _TRANSITIONS,
         "book-differs fired-twice",
-        (
-            "closed = self._close(opened, batch.offsets)\n        counts = self._count(batch.queue)\n        if",
-            "closed = 0\n        counts = self._count(batch.queue)\n        if",
-        ),
+        ("Marker.FACT: END", "Marker.FACT: {}"),
     ),
     mutant(
         ONE_TRANSACTION,
         "an aborted copy is not sent again",
-        _LEASES,
+        _DUE_MESSAGES,
         "stuck",
-        ("                self._hint_at(opened, fire.offset)\n", "                pass\n"),
+        ("                    self._hint_at(opened, offset)\n", "                    pass\n"),
     ),
     mutant(
         ONE_TRANSACTION,
         "the applied offset is not saved",
-        _LEASES,
+        _TABLE_IMAGE,
         "table-differs raised",
         ("rows.encode_applied(self.applied, self.clock)", "rows.encode_applied(min(0, self.applied), self.clock)"),
     ),
@@ -225,27 +227,27 @@ CORE_MUTANTS = (
     mutant(
         SIZES,
         "what is too large to be sent again is dropped",
-        _COPIES,
+        _REDELIVERIES,
         "transaction",
         (
-            "return Fire(fire.source, fire.offset, fire.lease, Destination.DEAD_LETTERS, fire.lease.attempt",
-            "return Fire(fire.source, fire.offset, fire.lease, Destination.NOWHERE, fire.lease.attempt",
+            "return DueAction(fire.source, fire.offset, fire.lease, Destination.DEAD_LETTERS, attempt",
+            "return DueAction(fire.source, fire.offset, fire.lease, Destination.NOWHERE, attempt",
         ),
     ),
     mutant(
         SIZES,
         "what is too large becomes a dead letter of the next attempt",
-        _COPIES,
+        _REDELIVERIES,
         "attempts fidelity",
         (
-            "Destination.DEAD_LETTERS, fire.lease.attempt, Cause.TOO_LARGE)",
+            "Destination.DEAD_LETTERS, attempt, Cause.TOO_LARGE)",
             "Destination.DEAD_LETTERS, fire.attempt, Cause.TOO_LARGE)",
         ),
     ),
     mutant(
         SIZES,
         "small messages are too large",
-        _COPIES,
+        _REDELIVERIES,
         "dead-letter",
         ("limit_bytes - HEADER_ROOM_BYTES // 2", "limit_bytes - HEADER_ROOM_BYTES * 29 // 10"),
     ),
@@ -268,7 +270,7 @@ CORE_MUTANTS = (
     mutant(
         TIME,
         "a row is due a little early",
-        _OPEN_MESSAGES,
+        _DUE_INDEX,
         "early renewed",
         ("self._heap[0].due_ms <= now_ms else", "self._heap[0].due_ms <= now_ms + 20 else"),
     ),
@@ -337,35 +339,35 @@ CORE_MUTANTS = (
         "a release that does not count raises the attempt",
         _FIRES,
         "attempts",
-        ("lease.attempt + 1 if lease.counted else lease.attempt", "lease.attempt + 1"),
+        ("fact is Kind.REDELIVERED and lease.counted", "fact is Kind.REDELIVERED"),
     ),
     mutant(
         ATTEMPTS,
         "attempts are not written",
-        _CORE + "marker_codec",
+        "marq.wire.payload_columns",
         "book-differs attempts",
-        ("    if given.attempts is not None:\n", "    if False:\n"),
+        ("    if columns.attempts is not None:\n", "    if False:\n"),
     ),
     mutant(
         FIDELITY,
         "a copy loses the headers of its sender",
-        _COPIES,
+        _REDELIVERIES,
         "fidelity",
         ("[*kept, *own]", "[*own]"),
     ),
     mutant(
         FIDELITY,
         "the key of a sender is lost outside the queue's own topic",
-        _COPIES,
+        _REDELIVERIES,
         "fidelity",
         ("        own.append((KEY_HEADER, payload.key))\n", "        pass\n"),
     ),
     mutant(
         FIDELITY,
         "a copy was first sent when its parent was",
-        _COPIES,
+        "marq.wire.record_headers",
         "fidelity",
-        ("_number(found.get(FIRST_SENT_HEADER), timestamp_ms)", "timestamp_ms"),
+        ("_number(values.get(FIRST_SENT_HEADER), timestamp_ms)", "timestamp_ms"),
     ),
     # --- groups -------------------------------------------------------------------------------------------------------
     mutant(
@@ -406,14 +408,14 @@ CORE_MUTANTS = (
     ),
     mutant(
         GROUPS,
-        "the queues of a roster stay where they were when it was written",
+        "the queues of a snapshot stay where they were when it was written",
         _ROSTERS,
         "delivered-twice",
         ("**{queue: max(position, offset) for queue, position in self.served.items()},", "**self.served,"),
     ),
     mutant(
         GROUPS,
-        "a new roster forgets which queues are ahead",
+        "a new snapshot forgets which queues are ahead",
         _ROSTERS,
         "delivered-twice",
         ("position if (position := positions.get(queue, 0)) > start else 0 for", "0 for"),
@@ -425,7 +427,7 @@ CORE_MUTANTS = (
     ),
     mutant(
         GROUPS,
-        "a roster will do for queues of which it knows nothing, or less",
+        "a snapshot will do for queues of which it knows nothing, or less",
         _ROSTERS,
         "delivered-twice",
         (" < 0 or queue in current.past or max(", " >= 0 and max("),
@@ -437,7 +439,7 @@ CORE_MUTANTS = (
     ),
     mutant(
         GROUPS,
-        "a queue that has left moves on with the roster that it is in",
+        "a queue that has left moves on with the snapshot that it is in",
         _ROSTERS,
         "lost not-drained",
         (

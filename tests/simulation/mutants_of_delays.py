@@ -5,16 +5,17 @@ from __future__ import annotations
 from tests.simulation.mutant import ANSWERING, CANCELLING, DELAYING, MOVING, Mutant, mutant
 
 _CORE, _SIMULATION = "marq.core.", "tests.simulation."
-_LEASES, _OPEN_MESSAGES, _QUESTIONS = _CORE + "leases", _CORE + "open_messages", _CORE + "questions"
-_TRACKER, _RESTORATION, _FIRES = _CORE + "tracker", _CORE + "restoration", _CORE + "fires"
-_CONSUMER, _DELAYING = _SIMULATION + "consumer", _SIMULATION + "delaying"
+_LEASES, _TRANSITIONS, _QUESTIONS = _CORE + "leases", _CORE + "transitions", _CORE + "replies"
+_DUE_INDEX, _OPEN_MESSAGES = _CORE + "due_index", _CORE + "storage.open_messages"
+_TRACKER, _RESTORATION, _FIRES = _CORE + "tracker", _CORE + "storage.restoration", _CORE + "due_actions"
+_ACQUISITION, _DELAYING = "marq.consumer.acquisition", _SIMULATION + "delaying"
 
 DELAY_MUTANTS: tuple[Mutant, ...] = (
     # --- delay --------------------------------------------------------------------------------------------------------
     mutant(
         DELAYING,
         "what waits is due when its span of the index begins",
-        _OPEN_MESSAGES,
+        _DUE_INDEX,
         "early moved order",
         ("hint = Hint(lease.due_ms, ", "hint = Hint(lease.due_ms if lease.holder else lease.due_ms // 1000 * 1000, "),
     ),
@@ -30,17 +31,14 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
         "the first delivery of a delayed message consumes an attempt",
         _FIRES,
         "attempts",
-        ("Destination.QUEUE, lease.attempt, Cause.DUE)", "Destination.QUEUE, lease.attempt + 1, Cause.DUE)"),
+        ("fact is Kind.REDELIVERED and lease.counted", "fact in TO_QUEUE and lease.counted"),
     ),
     mutant(
         DELAYING,
         "a DELAY that is written again opens what was delivered",
         _LEASES,
         "book-differs table-differs fired-twice",
-        (
-            "            marks.add(batch.from_offset, offsets[-1] + 1)\n            self._touched_marks.add(mark)\n",
-            "",
-        ),
+        ("            marks.add(batch.from_offset, offsets[-1] + 1)\n", ""),
         send_unknown=0.5,
         marker_slow=0.3,
     ),
@@ -60,16 +58,16 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
     mutant(
         DELAYING,
         "what is due in the same millisecond comes in any order",
-        _OPEN_MESSAGES,
+        _DUE_INDEX,
         "order",
         ("Hint(lease.due_ms, lease.since_ms, opened.source,", "Hint(lease.due_ms, -lease.since_ms, opened.source,"),
     ),
     mutant(
         DELAYING,
         "a consumer hands out what is to be delivered later",
-        _CONSUMER,
+        _ACQUISITION,
         "early",
-        ("                if _due_ms(record) != NOW:\n", "                if False:\n"),
+        ("        if self.dues_ms is None:\n            return self.taken\n", "        return self.taken\n"),
     ),
     mutant(
         DELAYING,
@@ -90,11 +88,11 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
         _LEASES,
         "book-differs cancelled",
         (
-            "                groups.setdefault(lease, []).append(offset)\n            elif lease is None",
+            "                self._replace(opened, offsets, final)\n",
             (
-                "                if offset not in opened.firing:\n"
-                "                    groups.setdefault(lease, []).append(offset)\n"
-                "            elif lease is None"
+                "                offsets = [offset for offset in offsets if offset not in opened.firing]\n"
+                "                if offsets:\n"
+                "                    self._replace(opened, offsets, final)\n"
             ),
         ),
         slow_commit=0.3,
@@ -107,19 +105,16 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
         _FIRES,
         "transaction",
         (
-            "Fire(source, offset, lease, Destination.NOWHERE, lease.attempt, Cause.CANCELLED)",
-            "Fire(source, offset, lease, Destination.QUEUE, lease.attempt, Cause.CANCELLED)",
+            "    if fact in TO_QUEUE:\n",
+            "    if fact in (*TO_QUEUE, Kind.CANCELLED):\n",
         ),
     ),
     mutant(
         CANCELLING,
         "what somebody holds is cancelled",
-        _LEASES,
-        "book-differs cancelled after-ack answered",
-        (
-            "if lease is not None and lease.state in WAITING:\n                groups.setdefault(lease, [])",
-            "if lease is not None and lease.state.value < 5:\n                groups.setdefault(lease, [])",
-        ),
+        _TRANSITIONS,
+        "book-differs cancelled after-ack answered early",
+        ("Marker.CANCEL: {", "Marker.CANCEL: {LEASED: CANCELLED, REJECTED: CANCELLED, "),
     ),
     # --- reschedule ---------------------------------------------------------------------------------------------------
     mutant(
@@ -128,11 +123,8 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
         _LEASES,
         "stuck",
         (
-            "            self._replace(opened, offsets, moved)\n",
-            (
-                "            opened.leases.update(dict.fromkeys(offsets, moved))\n"
-                "            opened.changed.update(offsets)\n"
-            ),
+            "                self._replace(opened, group, later)\n",
+            "                opened.replace(group, later)\n",
         ),
     ),
     mutant(

@@ -1,4 +1,7 @@
-"""Mutants of the simulated consumers and trackers: the orders of operations that real ones must keep, the other way."""
+"""Mutants of receivers, of the engine of owners, and of simulated files and transactions.
+
+Each turns round an order of operations that the shipped code must keep.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ from tests.simulation.mutant import (
 
 _SIMULATION = "tests.simulation."
 _CONSUMER, _OUTCOMES, _OWNER = _SIMULATION + "consumer", _SIMULATION + "outcomes", _SIMULATION + "tracker"
+_ENGINE = "marq.owner.engine"
 _STARTING, _GROUP = _SIMULATION + "starting", _SIMULATION + "group"
+_RECEIVER, _RENEWAL = "marq.consumer.receiver", "marq.consumer.renewal"
+_ACQUISITION, _STRATEGIES = "marq.consumer.acquisition", "marq.kafka.acquire_strategies"
 _WRITING, _TABLE = _SIMULATION + "writing", _SIMULATION + "table"
 
 SHELL_MUTANTS = (
@@ -32,58 +38,70 @@ SHELL_MUTANTS = (
     mutant(
         MARKER_FIRST,
         "the offset is committed before the marker is written",
-        _CONSUMER,
+        _RECEIVER,
         "lost not-drained",
         (
-            "            self._acquire(reading, own, end)\n",
-            (
-                "            after = self.progress.after(self.serving, {reading.source: end})\n"
-                "            if reading.source in after:\n"
-                "                early = Committed(end, after[reading.source].encode(end))\n"
-                "                self.group.commit(reading.source, early, reading.generation, self)\n"
-                "            self._acquire(reading, own, end)\n"
-            ),
+            "                await self._acquire(taking)\n",
+            "                await self._reader.commit(taking.offsets)\n                await self._acquire(taking)\n",
         ),
     ),
     mutant(
         MARKER_FIRST,
         "an uncertain ACQUIRE is handed out",
-        _CONSUMER,
+        _STRATEGIES,
         "lost not-drained not-open",
-        ("if any(each is not Sent.OK for each in results):", "if False:"),
+        (
+            "            await self._writer.write(records, limit_s)\n",
+            (
+                "            try:\n"
+                "                await self._writer.write(records, limit_s)\n"
+                "            except Exception:\n"
+                "                pass\n"
+            ),
+        ),
     ),
     mutant(
         MARKER_FIRST,
         "after an uncertain commit the messages are handed out",
-        _CONSUMER,
+        _STRATEGIES,
         "delivered-twice lost",
         (
-            'commit_failed):\n            self.again(reading, "commit")\n',
-            "commit_failed):\n            self.hand_out(reading, own, end, began_ms, leases_ms)\n",
+            "limit_s: float) -> None:\n        await self._reader.commit(offsets)\n",
+            (
+                "limit_s: float) -> None:\n"
+                "        try:\n"
+                "            await self._reader.commit(offsets)\n"
+                "        except Exception:\n"
+                "            pass\n"
+            ),
         ),
     ),
     mutant(
         REOPENING,
         "from_offset is always 0",
-        _CONSUMER,
+        _ACQUISITION,
         "lost not-drained",
-        ("after.get(queue, reading.start),", "0,"),
+        ("holder, offsets, from_offset, piece,", "holder, offsets, 0, piece,"),
     ),
     # --- changelog before acknowledgement -----------------------------------------------------------------------------
     Mutant(
         CHANGELOG_FIRST,
         "markers are acknowledged before the changelog has them, and a new owner begins behind them",
         {
-            _WRITING: (
+            _ENGINE: (
                 (
-                    "        rng.shuffle(write.stages)\n",
-                    "        rng.shuffle(write.stages)\n        if flush:\n            owner.acknowledge(write)\n",
+                    "        self.notes += tracker.notes()\n",
+                    "        self.notes += tracker.notes()\n        self._acknowledge(tracker.book.applied)\n",
                 ),
             ),
             _OWNER: (
                 (
-                    "        self.position = applied + 1\n",
-                    "        self.position = max(applied + 1, self.world.tracker_offsets[self.partition])\n",
+                    "        self.delivered = self.world.rng.choice(",
+                    (
+                        "        committed = self.world.tracker_offsets[self.partition]\n"
+                        "        self.engine.position = position = max(position, committed)\n"
+                        "        self.delivered = self.world.rng.choice("
+                    ),
                 ),
             ),
         },
@@ -92,25 +110,19 @@ SHELL_MUTANTS = (
     mutant(
         CHANGELOG_FIRST,
         "the local table is written before the changelog",
-        _WRITING,
+        _ENGINE,
         "table-differs quarantine",
         (
-            "            write.changes = dict(self.pending)\n",
-            (
-                "            write.changes = dict(self.pending)\n"
-                "            owner.table.write(self.pending, owner.table.position, self._world.now_ms)\n"
-            ),
+            "        self.notes += tracker.notes()\n",
+            "        self.notes += tracker.notes()\n        self._table.write(self.pending, 0)\n",
         ),
     ),
     mutant(
         CHANGELOG_FIRST,
         "the rows of a failed transaction are forgotten",
-        _WRITING,
+        _ENGINE,
         "no-row table-differs",
-        (
-            "self.pending.update(owner.tracker.book.take_changes())",
-            "self.pending = owner.tracker.book.take_changes()",
-        ),
+        ("self.pending.update(tracker.book.take_changes())", "self.pending = tracker.book.take_changes()"),
     ),
     # --- copy, fact and row in one transaction ------------------------------------------------------------------------
     mutant(
@@ -118,15 +130,15 @@ SHELL_MUTANTS = (
         "copies are written outside of the transaction",
         _WRITING,
         "transaction rejected",
-        ("headers=made.headers, transaction=write.transaction, timestamp", "headers=made.headers, timestamp"),
+        ("headers=made.headers, transaction=attempt.transaction, timestamp", "headers=made.headers, timestamp"),
     ),
     mutant(
         ONE_TRANSACTION,
         "facts are written outside of the transaction",
         _WRITING,
-        "transaction lost fired-twice",
+        "transaction lost fired-twice rejected",
         (
-            "owner.markers.append(encode(batch), about=batch, transaction=write.transaction)",
+            "owner.markers.append(encode(batch), about=batch, transaction=attempt.transaction)",
             "owner.markers.append(encode(batch), about=batch)",
         ),
     ),
@@ -136,7 +148,7 @@ SHELL_MUTANTS = (
         _WRITING,
         "table-differs rows-left no-row quarantine",
         (
-            "owner.changelog.append(row, key=key, transaction=write.transaction)",
+            "owner.changelog.append(row, key=key, transaction=attempt.transaction)",
             "owner.changelog.append(row, key=key)",
         ),
     ),
@@ -144,10 +156,10 @@ SHELL_MUTANTS = (
     mutant(
         FENCE_FIRST,
         "the changelog is read before the former owner is fenced",
-        _OWNER,
+        _ENGINE,
         "table-differs rows-left",
-        ("        # 1. Fence.\n        self._fence()\n", ""),
-        ("        self._begin()\n", "        self.later(20, self._fence)\n        self.later(21, self._begin)\n"),
+        ("        yield Step.FENCE\n", ""),
+        ("            yield Step.RECOVER\n", "            yield Step.RECOVER\n        yield Step.FENCE\n"),
         tracker_rebalance_every_ms=200.0,
         forgotten=0.3,
         late_read=0.5,
@@ -155,9 +167,9 @@ SHELL_MUTANTS = (
     mutant(
         FENCE_FIRST,
         "an owner that was overtaken writes on",
-        _OWNER,
+        _ENGINE,
         "table-differs rows-left",
-        ("if self._overtaken(former_epoch):", "if False:"),
+        ("if former is not None and epoch != (former[0], former[1] + 1):", "if False:"),
         tracker_rebalance_every_ms=300.0,
         flush_unknown=0.3,
         forgotten=0.3,
@@ -174,7 +186,7 @@ SHELL_MUTANTS = (
     mutant(
         TICK_FIRST,
         "after an unknown outcome the owner goes on without a new TICK",
-        _OWNER,
+        _ENGINE,
         "before-own-tick stuck",
         ("        self.tracker.take_over_again()\n", ""),
     ),
@@ -182,18 +194,18 @@ SHELL_MUTANTS = (
     mutant(
         LEASE_LOST,
         "a lease is counted from when its messages are handed out",
-        _CONSUMER,
+        _RECEIVER,
         "lease-not-noticed",
-        ("lost_at_ms = began_ms + leases_ms[queue]", "lost_at_ms = self.monotonic_ms() + leases_ms[queue]"),
+        ("holder, records, sent_s, lease_s,", "holder, records, self._clock(), lease_s,"),
         marker_slow=0.4,
         forgotten=0.5,
     ),
     mutant(
         LEASE_LOST,
         "a lease is counted by the settings at the moment of handing out",
-        _CONSUMER,
+        _RECEIVER,
         "lease-not-noticed",
-        ("lost_at_ms = began_ms + leases_ms[queue]", "lost_at_ms = began_ms + self.lease_ms(queue)"),
+        ("acquisition.source, acquisition.lease_ms / 1000", "acquisition.source, settings.lease_of(queue) / 1000"),
         settings_every_ms=100.0,
         marker_slow=0.5,
         forgotten=0.5,
@@ -201,30 +213,27 @@ SHELL_MUTANTS = (
     mutant(
         LEASE_LOST,
         "a RENEW that failed keeps the lease",
-        _OUTCOMES,
+        _RENEWAL,
         "lease-not-noticed",
-        ("if held is not None and result is Sent.OK and now_ms", "if held is not None and now_ms"),
+        ("len(shares), error)\n            return False\n", "len(shares), error)\n"),
         marker_failed=0.5,
         marker_slow=0.2,
     ),
     mutant(
         LEASE_LOST,
         "a RENEW that came too late revives the lease",
-        _OUTCOMES,
+        _RENEWAL,
         "lease-not-noticed",
-        ("and result is Sent.OK and now_ms < held.lost_at_ms:", "and result is Sent.OK:"),
+        ("            if done_s < lease.expires_s:\n", "            if True:\n"),
         marker_slow=0.9,
     ),
     # --- what a client is told ----------------------------------------------------------------------------------------
     mutant(
         TIME,
         "leases are not renewed",
-        _OUTCOMES,
+        _RENEWAL,
         "unexplained",
-        (
-            "            self.write(batch, written, faults.marker_failed, faults.marker_unknown)\n        consumer",
-            "        consumer",
-        ),
+        ("            if not early and now_s", "            if False and now_s"),
     ),
     mutant(
         MARKER_FIRST,
@@ -237,9 +246,9 @@ SHELL_MUTANTS = (
     mutant(
         SIZES,
         "a copy that the broker refuses for its size is sent again and again",
-        _WRITING,
+        _ENGINE,
         "stuck",
-        ("            self._refused.add((fire.source, fire.offset))\n", ""),
+        ("self._apart.append((redeliveries.too_large(fire), payload))", "self._apart.append((fire, payload))"),
         large=0.6,
         forgotten=0.2,
     ),
@@ -247,16 +256,15 @@ SHELL_MUTANTS = (
     mutant(
         UNKNOWN_VERSION,
         "a shell goes on behind a marker of a newer version",
-        _OWNER,
+        _ENGINE,
         "book-differs table-differs raised not-drained",
         (
-            "            tracker.read(self._known(record.value), record.timestamp, record.offset)\n",
             (
-                "            try:\n"
-                "                tracker.read(self._known(record.value), record.timestamp, record.offset)\n"
-                "            except UnknownVersion:\n"
-                "                tracker.book.skip(record.timestamp, record.offset)\n"
+                '                self.stopped_before = offset, value or b""\n'
+                "                self.let_go()\n"
+                "                raise\n"
             ),
+            "                book.skip(record.timestamp, offset)\n",
         ),
         newer_marker=0.05,
     ),
@@ -264,16 +272,16 @@ SHELL_MUTANTS = (
     mutant(
         RETENTION,
         "a lost position is passed over in silence",
-        _OWNER,
+        _ENGINE,
         "position-lost book-differs table-differs stuck",
-        ("        if self.markers.start > self.position:\n            raise", "        if False:\n            raise"),
+        ("        if start > position:\n            raise", "        if False:\n            raise"),
     ),
     mutant(
         RETENTION,
         "a gap in what is delivered is passed over",
-        _OWNER,
+        _ENGINE,
         "book-differs table-differs raised",
-        ("            if start > self.position:\n", "            if False:\n"),
+        ("        if start > position:\n            return False", "        if False:\n            return False"),
     ),
     mutant(
         RETENTION,
@@ -341,26 +349,29 @@ SHELL_MUTANTS = (
     mutant(
         ONE_START,
         "messages are handed out before the transaction has committed",
-        _STARTING,
+        _RECEIVER,
         "delivered-twice not-open lost from-nowhere not-drained",
         (
-            "        consumer.later(world.rng.randint(0, 3), self._decide, cycle, transaction)\n",
+            "                await self._commit(taking)\n",
             (
-                "        reading, own, leases_ms = cycle.reading, cycle.own, cycle.leases_ms\n"
-                "        consumer.hand_out(reading, own, cycle.end, cycle.began_ms, leases_ms)\n"
-                "        cycle.own = {}\n"
-                "        consumer.later(world.rng.randint(0, 3), self._decide, cycle, transaction)\n"
+                "                if type(taking.strategy).__name__ == 'Transactional':\n"
+                "                    self._deliver(taking.acquisitions, sent_s)\n"
+                "                    taking = taking._replace(acquisitions=[])\n"
+                "                await self._commit(taking)\n"
             ),
         ),
     ),
     mutant(
         ONE_START,
         "the offset is committed outside of the transaction",
-        _STARTING,
-        "lost not-drained",
+        _STRATEGIES,
+        "lost not-drained fidelity",
         (
-            "consumer.group.commit_in(transaction, source, committed, cycle.generation, consumer)",
-            "consumer.group.commit(source, committed, cycle.generation, consumer)",
+            "        await self._transactions.write(records, commit, limit_s)\n",
+            (
+                "        await self._reader.commit(offsets)\n"
+                "        await self._transactions.write(records, commit, limit_s)\n"
+            ),
         ),
     ),
     mutant(
@@ -368,7 +379,7 @@ SHELL_MUTANTS = (
         "the offset is committed although the markers are not known to be written",
         _STARTING,
         "lost not-drained not-durable",
-        ("if any(each is not Sent.OK for each in cycle.results) or", "if"),
+        ("failed = any(each is not Sent.OK for each in results)", "failed = False"),
     ),
     mutant(
         ONE_START,

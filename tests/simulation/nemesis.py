@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from marq.core.marker_codec import MAGIC
+from marq.wire.marker_codec import MAGIC
 from tests.simulation.table import DELETE_RETENTION_MS
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import fields
 
-from marq.core import rows
 from marq.core.leases import LeaseBook
-from marq.core.queue import QueueSettings
-from marq.core.rows import Counts, Lease, State
-from marq.core.settlements import CHUNK_OFFSETS
+from marq.core.storage import rows
+from marq.core.storage.dispositions import CHUNK_OFFSETS
+from marq.core.storage.rows import Counts, LeaseRow, State
+from marq.settings.queue import QueueSettings
 from proof.fold import Fold, Standing
 from proof.history import holder_name, log_name, name_of
 
@@ -97,7 +97,7 @@ def _offsets(acquired: bytearray) -> Iterable[int]:
     return [offset for offset, yes in enumerate(acquired) if yes]
 
 
-def _stands(lease: Lease, standing: Standing) -> bool:
+def _stands(lease: LeaseRow, standing: Standing) -> bool:
     return lease.due_ms in standing.dues_ms and (
         lease.queue, _holder(lease.holder), lease.attempt, lease.since_ms, lease.state, lease.counted, lease.text
     ) == (

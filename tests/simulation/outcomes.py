@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from marq.core.copies import origin
-from marq.core.marker_codec import encode
-from marq.core.markers import (
+from marq.consumer.held_batch import HeldBatch
+from marq.kafka.records import Row
+from marq.wire.marker_codec import encode
+from marq.wire.markers import (
     BACKOFF,
-    SEVERAL,
+    MIXED_QUEUES,
     Ack,
     Acquire,
     Reject,
@@ -19,10 +20,12 @@ from marq.core.markers import (
     Renew,
     Source,
 )
+from marq.wire.record_headers import origin
 from proof import history
-from tests.simulation.log import Record
+from tests.simulation.driving import drive
 
 if TYPE_CHECKING:
+    from marq.consumer.receiver import Receiver
     from tests.simulation.consumer import Consumer
 
 #: The first byte of markers of a version that workers do not know before the faults have ended.
@@ -38,15 +41,6 @@ class Sent(Enum):
     OK = 1
     FAILED = 2
     UNKNOWN = 3
-
-
-@dataclass(slots=True)
-class Held:
-    """A message in a handler's hand."""
-
-    queue: str
-    lost_at_ms: int
-    renewed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +59,10 @@ class Outcomes:
     def __init__(self, consumer: Consumer) -> None:
         self._consumer = consumer
         self._world = consumer.world
-        self._held: dict[tuple[int, Source, int], Held] = {}
+        self._held: dict[tuple[int, Source, int], HeldBatch] = {}
         self.unwritten: list[Outcome] = []
         #: Outcomes that were sent and not confirmed yet.
         self._on_their_way = 0
-        consumer.later(self._world.rng.randint(1, 40), self._renew)
 
     @property
     def busy(self) -> bool:
@@ -89,12 +82,12 @@ class Outcomes:
 
     # --- handlers -----------------------------------------------------------------------------------------------------
 
-    def handle(self, holder: int, source: Source, queue: str, record: Record, lost_at_ms: int) -> None:
-        """Hand a message out."""
+    def handle(self, held: HeldBatch, record: Row) -> None:
+        """Deliver a message."""
         consumer, world, rng = self._consumer, self._world, self._world.rng
-        offset = record.offset
+        offset, holder, source, queue = record.offset, held.holder, held.source, held.queue
         place = (holder, source, offset)
-        self._held[place] = Held(queue, lost_at_ms)
+        self._held[place] = held
         attempt = origin(source, offset, record.timestamp, record.headers).attempt
         name = history.name_of(source, offset)
         world.history.add(
@@ -109,7 +102,8 @@ class Outcomes:
         lease_ms = consumer.lease_ms(queue)
         if world.hit(world.faults.forgotten):
             # The handler hangs, and nobody renews its lease; it may still finish much later.
-            self._held[place].renewed = False
+            held.renewed_until(offset, held.expires_s)
+            held.open.discard(offset)
             world.history.add(consumer.name, "ok", "hang", record=name)
             consumer.later(rng.randint(1, 4) * lease_ms, self._finish, *place)
             return
@@ -129,28 +123,30 @@ class Outcomes:
     def _finish(self, holder: int, source: Source, offset: int) -> None:
         held = self._held.pop((holder, source, offset), None)
         if held is not None:
+            held.open.discard(offset)
             # Also after the lease is lost: the work is done, and the tracker may not have noticed yet.
-            self._put(Outcome((Ack, holder, source, held.queue), offset, None, held.lost_at_ms))
+            self._put(Outcome((Ack, holder, source, held.queue), offset, None, _lost_at_ms(held, offset)))
 
     def _give_back(self, holder: int, source: Source, offset: int, delay_ms: int, counted: bool, error: str) -> None:
         held = self._still_held(holder, source, offset)
         if held is not None:
             self._world.stats["released"] += 1
             shared = (Release, holder, source, held.queue, counted)
-            self._put(Outcome(shared, offset, (delay_ms, error if counted else ""), held.lost_at_ms))
+            self._put(Outcome(shared, offset, (delay_ms, error if counted else ""), _lost_at_ms(held, offset)))
 
     def _reject(self, holder: int, source: Source, offset: int) -> None:
         held = self._still_held(holder, source, offset)
         if held is not None:
             self._world.stats["rejected"] += 1
-            self._put(Outcome((Reject, holder, source, held.queue), offset, "no good", held.lost_at_ms))
+            self._put(Outcome((Reject, holder, source, held.queue), offset, "no good", _lost_at_ms(held, offset)))
 
-    def _still_held(self, holder: int, source: Source, offset: int) -> Held | None:
+    def _still_held(self, holder: int, source: Source, offset: int) -> HeldBatch | None:
         """Take a message out of its handler's hand, unless its lease is over: what it says would not count."""
         held = self._held.pop((holder, source, offset), None)
         if held is None:
             return None
-        if self._consumer.monotonic_ms() >= held.lost_at_ms:
+        held.open.discard(offset)
+        if self._consumer.monotonic_ms() >= _lost_at_ms(held, offset):
             self._world.stats["leases_lost"] += 1
             return None
         return held
@@ -167,7 +163,7 @@ class Outcomes:
         for outcome in self.unwritten:
             shared = outcome.shared
             if shared[0] is Ack and self._world.acks_of_several:
-                shared = (*shared[:3], SEVERAL)
+                shared = (*shared[:3], MIXED_QUEUES)
             groups.setdefault(shared, {})[outcome.offset] = outcome
         self.unwritten = []
         for shared, members in groups.items():
@@ -196,31 +192,16 @@ class Outcomes:
         faults = self._world.faults
         self.write(batch, written, faults.marker_failed, faults.marker_unknown, members)
 
-    def _renew(self) -> None:
-        """One RENEW for each holder and queue, long before the leases run out."""
-        consumer, faults = self._consumer, self._world.faults
-        now_ms = consumer.monotonic_ms()
-        groups: dict[tuple[str, int, Source], list[int]] = {}
-        for (holder, source, offset), held in self._held.items():
-            if held.renewed and now_ms < held.lost_at_ms:
-                groups.setdefault((held.queue, holder, source), []).append(offset)
-        for (queue, holder, source), offsets in groups.items():
-            lease_ms = consumer.lease_ms(queue)
-            batch = Renew(queue, holder, source, sorted(offsets), lease_ms)
-            written = self._renewed(holder, source, offsets, now_ms + lease_ms)
-            self.write(batch, written, faults.marker_failed, faults.marker_unknown)
-        consumer.later(self._world.renew_ms, self._renew)
+    def renew(self, receiver: Receiver) -> None:
+        """Renew the leases of one assignment again and again; they go on after it, as long as messages are held."""
 
-    def _renewed(self, holder: int, source: Source, offsets: list[int], lost_at_ms: int) -> Callable[[Sent], None]:
-        def written(result: Sent) -> None:
-            now_ms = self._consumer.monotonic_ms()
-            for offset in offsets:
-                held = self._held.get((holder, source, offset))
-                # A RENEW that came after the end of the lease revives nothing.
-                if held is not None and result is Sent.OK and now_ms < held.lost_at_ms:
-                    held.lost_at_ms = lost_at_ms
+        def renewed(done: bool) -> None:
+            if receiver._reader.revoked and not receiver.renewal.holders(1):  # type: ignore[attr-defined]
+                return
+            interval_ms = receiver.renewal._shortest_lease_ms() // 3
+            self._consumer.later(interval_ms if done else interval_ms // 4, self.renew, receiver)
 
-        return written
+        drive(receiver.renewal.renew(), renewed)
 
     # --- the wire -----------------------------------------------------------------------------------------------------
 
@@ -232,17 +213,23 @@ class Outcomes:
         unknown: float,
         members: Iterable[Outcome] = (),
     ) -> None:
-        """Write a batch; it reaches the log after a while, whatever has become of its sender by then."""
-        world, rng, consumer = self._world, self._world.rng, self._consumer
-        began_ms = consumer.monotonic_ms()
-        self._note("invoke", batch)
+        """Write a batch, and note what the client knows of it."""
+        began_ms = self._consumer.monotonic_ms()
+        self.note("invoke", batch)
 
         def over(result: Sent) -> None:
-            now_ms = consumer.monotonic_ms()
+            now_ms = self._consumer.monotonic_ms()
             lost = [member.offset for member in members if now_ms >= member.lost_at_ms]
-            self._note(_TYPES[result], batch, took_ms=now_ms - began_ms, lost=lost)
+            self.note(TYPES[result], batch, took_ms=now_ms - began_ms, lost=lost)
             then(result)
 
+        self.send(batch, encode(batch), over, failed, unknown, PATIENCE_MS * 1_000)
+
+    def send(
+        self, batch: Batch, data: bytes, over: Callable[[Sent], None], failed: float, unknown: float, limit_ms: int
+    ) -> None:
+        """Send a batch; it reaches the log after a while, whatever has become of its sender by then."""
+        world, rng, consumer = self._world, self._world.rng, self._consumer
         if world.hit(failed):
             consumer.later(rng.randint(5, 50), over, Sent.FAILED)
             return
@@ -253,7 +240,6 @@ class Outcomes:
         if world.hit(unknown):
             result = Sent.UNKNOWN
             world.stats["markers_unknown"] += 1
-        data = encode(batch)
         if world.hit(world.faults.newer_marker):
             # A client that is newer than the workers: the other way round than it should be.
             data = NEWER_VERSION + data[1:]
@@ -261,9 +247,11 @@ class Outcomes:
         world.schedule(travel_ms, self._append, batch, data)
         # Nobody waits for ever; and what a client has given up may still arrive.
         waited_ms = min(travel_ms, PATIENCE_MS) if result is Sent.UNKNOWN else travel_ms
+        if waited_ms > limit_ms:
+            waited_ms, result = limit_ms, Sent.UNKNOWN
         consumer.later(waited_ms + rng.randint(1, 3), over, result)
 
-    def _note(self, type_: str, batch: Batch, **fields: Any) -> None:
+    def note(self, type_: str, batch: Batch, **fields: Any) -> None:
         holder, source = history.holder_name(batch.holder), history.log_name(batch.source)
         offsets = list(batch.offsets)
         op = type(batch).__name__.lower()
@@ -273,4 +261,8 @@ class Outcomes:
         self._world.markers_of(batch.source).append(data, about=batch)
 
 
-_TYPES = {Sent.OK: "ok", Sent.FAILED: "fail", Sent.UNKNOWN: "unknown"}
+def _lost_at_ms(held: HeldBatch, offset: int) -> int:
+    return round(held.expiry_s(offset) * 1000)
+
+
+TYPES = {Sent.OK: "ok", Sent.FAILED: "fail", Sent.UNKNOWN: "unknown"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from marq.core.markers import Source
-from marq.core.names import DELIVER_AT_HEADER
+from marq.wire.markers import Source
+from marq.wire.names import DELIVER_AT_HEADER
 from proof import history
 from tests.simulation.actor import Actor
 from tests.simulation.log import TooLarge

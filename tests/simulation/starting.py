@@ -1,52 +1,36 @@
-"""How a consumer starts messages in a transaction: ACQUIRE and the offset, both or none.
+"""How a consumer acquires messages in a transaction: ACQUIRE and the offset, both or none.
 
-The group takes the offset only from the member of the generation in which the partition was given to it, and whoever
-has the partition next waits until no open transaction can move its offset any more. So the messages are handed out by
-one of the two. After anything that is not certain, a new producer takes the transactional id over: what the former one
-left open is aborted, and the records are read again. What a dead one leaves open the broker aborts, or whoever starts
-under its name; until then nobody reads the markers behind it.
+The shipped strategy (:class:`marq.kafka.acquire_strategies.Transactional`) decides what goes into it; here are its
+producer and the broker. The group takes the offset only from the member of the generation in which the partition was
+given to it, and the next owner of the partition waits until no open transaction can move its offset any more. So the
+messages are delivered by one of the two. After anything that is not certain, a new producer takes the transactional id
+over: what the former one left open is aborted, and the records are read again. What a dead one leaves open the broker
+aborts, or the next process with its name; until then nobody reads the markers behind it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from marq.core.marker_codec import encode
-from marq.core.markers import Acquire
-from marq.offsets import Committed
-from marq.positions import Positions
+from marq.kafka.reader import NotCommitted
+from marq.kafka.writer import MarkerRecord
+from marq.wire.errors import BrokerUnavailable
+from marq.wire.markers import Acquire
 from proof import history
+from tests.simulation.driving import Answer
 from tests.simulation.group import Commit
-from tests.simulation.log import Fenced, Outcome, Record, Transaction, TransactionalId
-from tests.simulation.outcomes import NEWER_VERSION, Sent
+from tests.simulation.log import Fenced, Outcome, Transaction, TransactionalId
+from tests.simulation.outcomes import NEWER_VERSION, TYPES, Sent
 
 if TYPE_CHECKING:
-    from tests.simulation.consumer import Consumer, Reading
+    from tests.simulation.consumer import Consumer
+    from tests.simulation.reading import PartitionCommit
 
 #: How long a transaction may be open, and how often the broker looks for such.
 TIMEOUT_MS, LOOK_MS = 300, 400
 #: How long a consumer waits for the outcome of a transaction.
 PATIENCE_MS = 200
-_TYPES = {Sent.OK: "ok", Sent.FAILED: "fail", Sent.UNKNOWN: "unknown"}
-
-
-@dataclass
-class Cycle:
-    """What is read, acquired and committed together."""
-
-    reading: Reading
-    own: dict[str, list[Record]]
-    end: int
-    began_ms: int
-    leases_ms: dict[str, int]
-    batches: list[Acquire]
-    #: Per queue, the offset after its last ACQUIRE, once these are written.
-    after: dict[str, int]
-    results: list[Sent] = field(default_factory=list)
-    positions: Positions = field(default_factory=Positions)
-    #: As it was when the transaction began: what the group judges by.
-    generation: int = 0
 
 
 class Starting:
@@ -60,86 +44,94 @@ class Starting:
         self._transaction: Transaction | None = None
         self._busy = False
 
-    def begin(self, cycle: Cycle) -> None:
-        """Write and commit; then the consumer hands out, or reads again."""
-        consumer, reading = self._consumer, cycle.reading
-        if self._busy or (self._transaction is not None and not self._transaction.shown):
+    async def write(self, records: Sequence[MarkerRecord], commit: PartitionCommit, limit_s: float) -> None:
+        """Write records and commit offsets, as :meth:`marq.kafka.transactions.MarkerTransactions.write`."""
+        consumer, world = self._consumer, self._world
+        while self._busy or (self._transaction is not None and not self._transaction.shown):
             # The one before is not over, or the broker still ends it.
-            consumer.later(2, self.begin, cycle)
-            return
-        after = consumer.progress.after(consumer.serving, {reading.source: cycle.end})
-        if reading.revoked or reading.source not in after:
-            consumer.again(reading, "commit")
-            return
-        cycle.positions, cycle.generation = after[reading.source], reading.generation
+            await consumer.wait(2)
         self._busy = True
+        began_ms = consumer.monotonic_ms()
+        batches: list[Acquire] = [value.about for _, value in records]  # type: ignore[attr-defined]
+        result, error = await self._transact(records, commit)
+        self._busy = False
+        if error is not None:
+            # Go on with a new producer, and read again.
+            self._epoch = self.transactional_id.fence()
+        for batch in batches:
+            self._note(TYPES[result], batch, took_ms=consumer.monotonic_ms() - began_ms)
+        if error is not None:
+            raise error
+        await consumer.wait(world.rng.randint(0, 3))
+
+    async def _transact(
+        self, records: Sequence[MarkerRecord], commit: PartitionCommit
+    ) -> tuple[Sent, BrokerUnavailable | NotCommitted | None]:
+        """Return what the client knows of the transaction, and why it can't rely on it."""
+        consumer, world, result = self._consumer, self._world, Sent.FAILED
         try:
             self._transaction = transaction = self.transactional_id.begin(self._epoch)
+            world.stats["start_transactions"] += 1
+            world.schedule(TIMEOUT_MS + world.rng.randint(0, LOOK_MS), self.transactional_id.expire, transaction)
+            await self._write(records, transaction)
+            if world.hit(world.faults.commit_failed):
+                raise BrokerUnavailable("failed")
+            outcome = consumer.group.commit_in(
+                transaction, commit.source, commit.committed, commit.generation, consumer
+            )
+            if outcome is Commit.REFUSED:
+                world.stats["commits_refused"] += 1
+                raise NotCommitted("refused")
+            await consumer.wait(world.rng.randint(0, 3))
+            result = Sent.UNKNOWN
+            await self._decide(transaction)
         except Fenced:
-            self._give_up(cycle, Sent.FAILED)
-            return
-        world = self._world
-        world.stats["start_transactions"] += 1
-        world.schedule(TIMEOUT_MS + world.rng.randint(0, LOOK_MS), self.transactional_id.expire, transaction)
-        for batch in cycle.batches:
-            self._write(cycle, transaction, batch)
+            return result, BrokerUnavailable("fenced")
+        except (BrokerUnavailable, NotCommitted) as error:
+            return result, error
+        return Sent.OK, None
 
-    def _write(self, cycle: Cycle, transaction: Transaction, batch: Acquire) -> None:
+    async def _write(self, records: Sequence[MarkerRecord], transaction: Transaction) -> None:
+        answer, results = Answer(), list[Sent]()
+
+        def written(result: Sent) -> None:
+            results.append(result if self.transactional_id.accepts(transaction) else Sent.FAILED)
+            if len(results) == len(records):
+                failed = any(each is not Sent.OK for each in results)
+                answer.give(BrokerUnavailable("not known to be written") if failed else None)
+
+        for _, value in records:
+            self._send(transaction, value, written)
+        await answer
+
+    def _send(self, transaction: Transaction, data: bytes, written: Callable[[Sent], None]) -> None:
         world, faults = self._world, self._world.faults
+        batch: Acquire = data.about  # type: ignore[attr-defined]
         self._note("invoke", batch)
         if world.hit(faults.acquire_failed):
-            self._consumer.later(world.rng.randint(5, 50), self._written, cycle, transaction, Sent.FAILED)
+            self._consumer.later(world.rng.randint(5, 50), written, Sent.FAILED)
             return
         travel_ms = world.rng.randint(20, 600) if world.hit(faults.marker_slow) else world.rng.randint(1, 5)
         result = Sent.UNKNOWN if world.hit(faults.acquire_unknown) else Sent.OK
-        data = encode(batch)
         if world.hit(faults.newer_marker):
             data = NEWER_VERSION + data[1:]
             world.stats["newer_markers"] += 1
         world.schedule(travel_ms, self._append, transaction, batch, data)
-        self._consumer.later(travel_ms + world.rng.randint(1, 3), self._written, cycle, transaction, result)
+        self._consumer.later(travel_ms + world.rng.randint(1, 3), written, result)
 
     def _append(self, transaction: Transaction, batch: Acquire, data: bytes) -> None:
         """At the broker, which takes nothing for a transaction that is over."""
         if self.transactional_id.accepts(transaction):
             self._world.markers_of(batch.source).append(data, about=batch, transaction=transaction)
 
-    def _written(self, cycle: Cycle, transaction: Transaction, result: Sent) -> None:
-        world, consumer, source = self._world, self._consumer, cycle.reading.source
-        cycle.results.append(result if self.transactional_id.accepts(transaction) else Sent.FAILED)
-        if len(cycle.results) < len(cycle.batches):
-            return
-        if any(each is not Sent.OK for each in cycle.results) or world.hit(world.faults.commit_failed):
-            self._give_up(cycle, Sent.FAILED)
-            return
-        committed = Committed(cycle.end, cycle.positions.encode(cycle.end))
-        outcome = consumer.group.commit_in(transaction, source, committed, cycle.generation, consumer)
-        if outcome is Commit.REFUSED:
-            world.stats["commits_refused"] += 1
-            self._give_up(cycle, Sent.FAILED)
-            return
-        consumer.later(world.rng.randint(0, 3), self._decide, cycle, transaction)
-
-    def _decide(self, cycle: Cycle, transaction: Transaction) -> None:
-        world, consumer, reading = self._world, self._consumer, cycle.reading
-        try:
-            if world.hit(world.faults.commit_unknown):
-                if world.rng.random() < 0.5:
-                    self._commit(transaction)
-                consumer.later(world.rng.randint(1, PATIENCE_MS), self._give_up, cycle, Sent.UNKNOWN)
-                return
-            self._commit(transaction)
-        except Fenced:
-            self._give_up(cycle, Sent.UNKNOWN)
-            return
-        self._busy = False
-        for batch in cycle.batches:
-            self._note("ok", batch, took_ms=consumer.monotonic_ms() - cycle.began_ms)
-        consumer.progress.take({reading.source: cycle.positions})
-        reading.after = cycle.after
-        consumer.later(
-            world.rng.randint(0, 3), consumer.hand_out, reading, cycle.own, cycle.end, cycle.began_ms, cycle.leases_ms
-        )
+    async def _decide(self, transaction: Transaction) -> None:
+        world = self._world
+        if world.hit(world.faults.commit_unknown):
+            if world.rng.random() < 0.5:
+                self._commit(transaction)
+            await self._consumer.wait(world.rng.randint(1, PATIENCE_MS))
+            raise BrokerUnavailable("unknown")
+        self._commit(transaction)
 
     def _commit(self, transaction: Transaction) -> None:
         self.transactional_id.decide(transaction, Outcome.COMMITTED)
@@ -148,14 +140,6 @@ class Starting:
             self._world.schedule(self._world.rng.randint(1, 50), transaction.show)
         else:
             transaction.show()
-
-    def _give_up(self, cycle: Cycle, result: Sent) -> None:
-        """Go on with a new producer, and read again: nothing of this was handed out."""
-        self._busy = False
-        self._epoch = self.transactional_id.fence()
-        for batch in cycle.batches:
-            self._note(_TYPES[result], batch, took_ms=self._consumer.monotonic_ms() - cycle.began_ms)
-        self._consumer.again(cycle.reading, "start")
 
     def _note(self, type_: str, batch: Acquire, **fields: int) -> None:
         holder, source = history.holder_name(batch.holder), history.log_name(batch.source)

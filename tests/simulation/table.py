@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tests.simulation.log import Partition
@@ -24,7 +25,7 @@ class LocalTable:
         self.written_ms = 0
         self.changelog: Partition | None = None
 
-    def write(self, changes: dict[bytes, bytes | None], position: int, now_ms: int) -> None:
+    def write(self, changes: Mapping[bytes, bytes | None], position: int, now_ms: int) -> None:
         for key, row in changes.items():
             if row is None:
                 self.rows.pop(key, None)

@@ -55,7 +55,7 @@ QUICKLY_KILLED = {
 #: the new fencing that was taken for the awaited one, an overtaken owner that wrote its old rows over newer ones) are
 #: mutants now: a seed is another world when the simulation grows.
 REGRESSIONS = {
-    6632: "a consumer counted its lease by settings that had changed since its ACQUIRE (marq/flow.py, _hand_out)",
+    6632: "a consumer counted its lease by settings that had changed since its ACQUIRE",
     377: "the simulator: a message that was too large to be sent again, of a queue that keeps no dead letters",
     110785: "the checker: a release came while a copy was on its way, and the tracker's next TICK before its fact",
     5477: "the simulator: the last markers of a quiet log were removed, and the tracker did not look",

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
 
-from marq.core import leases, tracker
-from marq.core.marker_codec import encode
-from marq.core.markers import Batch, Source
-from marq.core.names import Names, markers_partition
-from marq.rosters import MAX_METADATA_BYTES, Roster
+from marq.core import due_messages, tracker
+from marq.kafka.offset_snapshots import MAX_METADATA_BYTES, OffsetSnapshot
+from marq.owner import engine
+from marq.wire.marker_codec import encode
+from marq.wire.markers import Batch, Source
+from marq.wire.names import Names, markers_partition
 from proof import history
 from proof.checker import check
 from proof.findings import Finding, Report
@@ -38,6 +39,7 @@ from tests.simulation.log import Partition, Record, TransactionalId
 from tests.simulation.nemesis import OWN_TOPIC, Nemesis
 from tests.simulation.oracle import Violation
 from tests.simulation.producer import Producer
+from tests.simulation.reading import simulated_modules
 from tests.simulation.table import LocalTable
 from tests.simulation.tracker import Owner
 
@@ -104,12 +106,13 @@ class World:
         self._delay_lots = random.Random(f"delay {seed}")
         #: How many records are to be delivered later by a header.
         self.deliver_at_share = self._delay_lots.choice([0.0, 0.0, 0.1, 0.5])
-        #: Rosters of groups, and how much room their commits have for names without one.
-        self.rosters: dict[str, Roster] = {}
-        self.roster_numbers = itertools.count()
-        self.metadata_room_bytes = random.Random(f"room {seed}").choice([1, 60, 100, MAX_METADATA_BYTES])
+        #: Snapshots of groups, and how much room their commits have for names without one.
+        self.snapshots: dict[str, OffsetSnapshot] = {}
+        self.snapshot_numbers = itertools.count()
+        self.metadata_room_bytes = random.Random(f"room {seed}").choice([1, 64, 104, MAX_METADATA_BYTES])
         #: Whether acks of several queues go into one batch.
         self.acks_of_several = random.Random(f"acks {seed}").random() < 0.5
+        self._copies_at_once = random.Random(f"copies {seed}").choice([1, 3, 2_000])
         self._set_limits()
         self._make_topics()
         self._make_queues()
@@ -161,7 +164,6 @@ class World:
     def _make_queues(self) -> None:
         rng = self.rng
         self.lease_ms = rng.choice([400, 600, 1_000])
-        self.renew_ms = self.lease_ms // 3
         self.queues = ["a", "b", "ü"][: rng.randint(2, 3)]
         self._living: list[Actor] = []
         self.definitions = QueuesTopic(self)
@@ -242,12 +244,16 @@ class World:
 
     def run(self) -> None:
         """Let everything happen, and return when all is done."""
-        limits = leases.MAX_FIRING, leases.MAX_STALE_HINTS, tracker.MAX_FACT_MARKERS
-        leases.MAX_FIRING, leases.MAX_STALE_HINTS, tracker.MAX_FACT_MARKERS = self._limits
+        limits = due_messages.MAX_FIRING, due_messages.MAX_STALE_HINTS, tracker.MAX_FACT_MARKERS
+        due_messages.MAX_FIRING, due_messages.MAX_STALE_HINTS, tracker.MAX_FACT_MARKERS = self._limits
+        copies = engine.MAX_COPIES, engine.LOOKED_UP
+        engine.MAX_COPIES = engine.LOOKED_UP = self._copies_at_once
         try:
-            self._run()
+            with simulated_modules():
+                self._run()
         finally:
-            leases.MAX_FIRING, leases.MAX_STALE_HINTS, tracker.MAX_FACT_MARKERS = limits
+            due_messages.MAX_FIRING, due_messages.MAX_STALE_HINTS, tracker.MAX_FACT_MARKERS = limits
+            engine.MAX_COPIES, engine.LOOKED_UP = copies
 
     def _run(self) -> None:
         self.schedule(self.faults_end_ms, self._end_faults)

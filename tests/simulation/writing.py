@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from marq.core import rows
-from marq.core.copies import copy, fitting, too_large
-from marq.core.fires import Destination, Fire
-from marq.core.marker_codec import encode
-from marq.core.markers import Answer, Fact, Kind, Payload, Source, Tick
+from marq.core.deliveries.redeliveries import redelivery
+from marq.core.due_actions import Destination, DueAction
+from marq.owner.write import Due, Write
+from marq.wire.marker_codec import encode
+from marq.wire.markers import Kind
 from proof import history
 from tests.simulation.log import Fenced, Outcome, TooLarge, Transaction
-from tests.simulation.oracle import Violation
 
 if TYPE_CHECKING:
     from tests.simulation.tracker import Owner
@@ -31,84 +30,42 @@ _STATS = {
 }
 
 
-class Write:
+class Attempt:
     """One transaction on its way."""
 
-    __slots__ = (
-        *("applied", "changes", "fires", "markers", "payloads", "position", "quarantine", "stages", "tick"),
-        "answers",
-        "transaction",
-    )
-
-    def __init__(self, transaction: Transaction) -> None:
+    def __init__(self, write: Write, transaction: Transaction) -> None:
+        self.write = write
         self.transaction = transaction
-        self.fires: list[Fire] = []
-        #: As they were when it began: a shell folds no further marker before its copies are sent.
-        self.payloads: dict[tuple[Source, int], Payload] = {}
-        self.markers: list[Answer | Fact | Tick] = []
-        #: How many of these are answers.
-        self.answers = 0
-        self.tick: Tick | None = None
-        #: Where the changelog ends with these rows, and the last marker record that they contain.
+        self.fires = [fire for fire, _ in write.due]
+        #: Where the changelog ends with these rows.
         self.position = 0
-        self.applied = -1
-        self.changes: dict[bytes, bytes | None] = {}
-        self.quarantine: list[tuple[int, bytes | None, str]] = []
-        self.stages: list[str] = []
+        self.stages = ["copies", "markers", *([] if write.rows is None else ["changes", "quarantine"])]
 
 
 class Writing:
-    """The one producer of an owner; ``write`` is what is on its way."""
+    """The one producer of an owner; ``attempt`` is what is on its way."""
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
         self._world = owner.world
-        self.write: Write | None = None
-        #: Rows of a failed transaction: written again, under newer ones.
-        self.pending: dict[bytes, bytes | None] = {}
-        #: To be written before anything is fired, and not known to be.
-        self.answers: list[Answer] = []
-        #: Messages whose copies the broker refuses for their size.
-        self._refused: set[tuple[Source, int]] = set()
+        self.attempt: Attempt | None = None
 
-    def start(self, fires: list[Fire], tick: Tick | None, *, flush: bool) -> None:
+    def start(self, write: Write) -> None:
         """Begin a transaction.
 
         Raises:
             Fenced: somebody else owns the partition.
         """
-        owner, rng = self._owner, self._world.rng
-        write = Write(owner.transactions.begin(owner.epoch))
-        self.write = write
-        self._world.schedule(TIMEOUT_MS, owner.transactions.expire, write.transaction)
-        write.payloads = {(fire.source, fire.offset): self._payload(fire) for fire in fires}
-        write.fires, write.tick = [self._fitting(fire, write) for fire in fires], tick
-        self._note("invoke", write.fires)
+        owner = self._owner
+        self.attempt = attempt = Attempt(write, owner.transactions.begin(owner.epoch))
+        self._world.schedule(TIMEOUT_MS, owner.transactions.expire, attempt.transaction)
+        self._note("invoke", attempt.fires)
         if self._world.delayer is not None:
-            self._world.delayer.see(write.fires)
-        write.answers = len(self.answers)
-        write.markers = [*self.answers, *owner.tracker.facts(write.fires)]
-        if tick is not None:
-            # A shell is free to write it before, among or after the facts.
-            write.markers.insert(rng.randint(0, len(write.markers)), tick)
-        write.stages = ["copies", "markers"]
-        if flush:
-            owner.check_book()
-            self.pending.update(owner.tracker.book.take_changes())
-            write.changes = dict(self.pending)
-            write.applied = owner.tracker.book.applied
-            write.quarantine = list(owner.tracker.unreadable)
-            write.stages += ["changes", "quarantine"]
-        rng.shuffle(write.stages)
-        self._stage(write)
+            self._world.delayer.see(attempt.fires)
+        self._world.rng.shuffle(attempt.stages)
+        self._stage(attempt)
 
-    def _fitting(self, fire: Fire, write: Write) -> Fire:
-        if fire.destination is Destination.QUEUE and (fire.source, fire.offset) in self._refused:
-            # Of one that was cancelled since, there is no copy.
-            return too_large(fire)
-        return fitting(fire, write.payloads[fire.source, fire.offset], self._world.limit_bytes)
-
-    def _note(self, type_: str, fires: Sequence[Fire]) -> None:
+    def _note(self, type_: str, fires: Sequence[DueAction]) -> None:
         owner = self._owner
         holder, log = history.holder_name(owner.tracker.holder), owner.markers.name
         for fire in fires:
@@ -118,107 +75,95 @@ class Writing:
                 applied=owner.tracker.book.applied, tick=owner.own_tick,
             )  # fmt: skip
 
-    def _stage(self, write: Write) -> None:
+    def _stage(self, attempt: Attempt) -> None:
         """Write a part of the transaction; it may fail, or be fenced, between any two."""
         owner, world = self._owner, self._world
         try:
-            if not write.stages:
-                self._commit(write)
+            if not attempt.stages:
+                self._commit(attempt)
                 return
             owner.transactions.check(owner.epoch)
             if world.hit(world.faults.flush_aborted):
-                self._abort(write)
-                self._aborted(write)
+                self._abort(attempt)
+                owner.fail()
                 return
-            self._write_stage(write, write.stages.pop())
+            self._write_stage(attempt, attempt.stages.pop())
         except TooLarge:
             # The broker refuses a copy for its size, so nothing of this transaction is written.
-            self._abort(write)
-            self._unfire(write)
+            self._abort(attempt)
+            assert owner.engine.refused_for_size(attempt.write), "a dead letter of any size is taken"
+            owner.later(1, self._after_abort, attempt)
             return
         except Fenced:
             owner.fenced()
             return
         if world.rng.random() < 0.5:
-            self._stage(write)
+            self._stage(attempt)
         else:
             slow = world.hit(world.faults.slow_commit)
-            owner.later(world.rng.randint(20, 150) if slow else world.rng.randint(1, 15), self._stage, write)
+            owner.later(world.rng.randint(20, 150) if slow else world.rng.randint(1, 15), self._stage, attempt)
 
-    def _write_stage(self, write: Write, stage: str) -> None:
-        owner, world = self._owner, self._world
+    def _write_stage(self, attempt: Attempt, stage: str) -> None:
+        owner, world, write = self._owner, self._world, attempt.write
         if stage == "copies":
-            for fire in write.fires:
-                if fire.destination is not Destination.NOWHERE:
-                    self._write_copy(write, fire)
+            for due in write.due:
+                if due[0].destination is not Destination.NOWHERE:
+                    self._write_copy(attempt, due)
         elif stage == "markers":
             for batch in write.markers:
-                owner.markers.append(encode(batch), about=batch, transaction=write.transaction)
+                owner.markers.append(encode(batch), about=batch, transaction=attempt.transaction)
         elif stage == "changes":
-            for key, row in write.changes.items():
-                owner.changelog.append(row, key=key, transaction=write.transaction)
-            write.position = len(owner.changelog.records)
+            for key, row in (write.rows or {}).items():
+                owner.changelog.append(row, key=key, transaction=attempt.transaction)
+            attempt.position = len(owner.changelog.records)
         else:
             for offset, value, _ in write.quarantine:
                 origin = f"{owner.markers.name}/{offset}"
-                world.quarantine.append(value, about=origin, transaction=write.transaction)
+                world.quarantine.append(value, about=origin, transaction=attempt.transaction)
 
-    def _write_copy(self, write: Write, fire: Fire) -> None:
-        owner, world = self._owner, self._world
-        own_topic = owner.setting(fire.lease.queue).topic
-        own_topic = own_topic if own_topic == fire.source.topic else None
-        made = copy(fire, write.payloads[fire.source, fire.offset], owner.tracker.book.clock.now_ms, own_topic)
+    def _write_copy(self, attempt: Attempt, due: Due) -> None:
+        owner, world, (fire, payload) = self._owner, self._world, due
+        made = redelivery(fire, payload, attempt.write.now_ms, owner.setting(fire.lease.queue).topic)
         if made.destination is Destination.DEAD_LETTERS:
             target = world.dead_letters
         elif made.own_topic:
             target = world.messages[fire.source]
         else:
             target = world.messages[world.rng.choice(world.shared_sources)]
+        when_ms = owner.wall_ms()
         try:
             target.append(
-                made.value, key=made.key, headers=made.headers, transaction=write.transaction, timestamp=owner.wall_ms()
+                made.value, key=made.key, headers=made.headers, transaction=attempt.transaction, timestamp=when_ms
             )
         except TooLarge:
-            self._refused.add((fire.source, fire.offset))
             world.stats["copies_refused"] += 1
             raise
         world.stats["copies"] += 1
 
-    def _payload(self, fire: Fire) -> Payload:
-        owner = self._owner
-        payload = owner.tracker.book.fresh_payload(fire.source, fire.offset)
-        if payload is not None:
-            return payload
-        key = rows.row_key(fire.source, fire.offset)
-        row = self.pending.get(key) or owner.table.rows.get(key)
-        if row is None:
-            raise Violation("no-row", f"no row for {fire.source} {fire.offset}")
-        return rows.decode_payload(row)
-
-    def _commit(self, write: Write) -> None:
+    def _commit(self, attempt: Attempt) -> None:
         owner, world = self._owner, self._world
         if world.hit(world.faults.flush_unknown):
             world.stats["commits_unknown"] += 1
             if world.rng.random() < 0.5:
-                self._decide_committed(write)
-            self._note("unknown", write.fires)
+                self._decide_committed(attempt)
+            self._note("unknown", attempt.fires)
             owner.later(world.rng.randint(1, PATIENCE_MS), owner.fail)
             return
-        self._decide_committed(write)
-        owner.later(world.rng.randint(0, 3), self._written, write)
+        self._decide_committed(attempt)
+        owner.later(world.rng.randint(0, 3), self._written, attempt)
 
-    def _decide_committed(self, write: Write) -> None:
+    def _decide_committed(self, attempt: Attempt) -> None:
         owner, world = self._owner, self._world
-        owner.transactions.decide(write.transaction, Outcome.COMMITTED)
-        if write.changes:
-            world.durable_applied[owner.partition] = write.applied
-        for fire in write.fires:
+        owner.transactions.decide(attempt.transaction, Outcome.COMMITTED)
+        if attempt.write.rows is not None:
+            world.durable_applied[owner.partition] = attempt.write.applied
+        for fire in attempt.fires:
             world.stats[_STATS[fire.fact_kind]] += 1
-        self._show(write.transaction)
+        self._show(attempt.transaction)
 
-    def _abort(self, write: Write) -> None:
-        self._owner.transactions.decide(write.transaction, Outcome.ABORTED)
-        self._show(write.transaction)
+    def _abort(self, attempt: Attempt) -> None:
+        self._owner.transactions.decide(attempt.transaction, Outcome.ABORTED)
+        self._show(attempt.transaction)
         self._world.stats["aborted"] += 1
 
     def _show(self, transaction: Transaction) -> None:
@@ -231,36 +176,18 @@ class Writing:
 
     # --- outcomes -----------------------------------------------------------------------------------------------------
 
-    def _written(self, write: Write) -> None:
+    def _written(self, attempt: Attempt) -> None:
         owner = self._owner
-        if not write.transaction.shown:
+        if not attempt.transaction.shown:
             # The next transaction begins when the broker is done with this one.
-            owner.later(2, self._written, write)
+            owner.later(2, self._written, attempt)
             return
-        self.write = None
-        del self.answers[: write.answers]
-        self._note("ok", write.fires)
-        if write.changes:
-            # Only now: a local table that is ahead of the changelog would never bring the changelog up to itself.
-            owner.table.write(self.pending, write.position, self._world.now_ms)
-            self.pending = {}
-            del owner.tracker.unreadable[: len(write.quarantine)]
-            owner.acknowledge(write)
+        self.attempt = None
+        self._note("ok", attempt.fires)
+        owner.engine.committed(attempt.write, owner.monotonic_ms(), position=attempt.position)
 
-    def _aborted(self, write: Write) -> None:
-        """Nothing was written, and that is certain."""
-        if write.tick is not None or self._world.rng.random() < 0.3:
-            self._owner.fail()
+    def _after_abort(self, attempt: Attempt) -> None:
+        if attempt.transaction.shown:
+            self.attempt = None
         else:
-            self._unfire(write)
-
-    def _unfire(self, write: Write) -> None:
-        """What was to be sent is to be sent still; a TICK that went with it is waited for in vain, and found out."""
-        self._owner.tracker.book.unfire(write.fires)
-        self._owner.later(1, self._after_abort, write)
-
-    def _after_abort(self, write: Write) -> None:
-        if write.transaction.shown:
-            self.write = None
-        else:
-            self._owner.later(2, self._after_abort, write)
+            self._owner.later(2, self._after_abort, attempt)

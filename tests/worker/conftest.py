@@ -71,7 +71,7 @@ async def shared_worker(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPat
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def installation(shared_worker: Worker) -> AsyncIterator[Installation]:
     """The topics of the shared worker."""
-    async with Installation(shared_worker._environment["MARQ_BOOTSTRAP_SERVERS"], shared_worker.names) as installation:
+    async with Installation(shared_worker.environment["MARQ_BOOTSTRAP_SERVERS"], shared_worker.names) as installation:
         yield installation
 
 
@@ -88,8 +88,5 @@ def queue(request: pytest.FixtureRequest) -> str:
 
 
 def client_of(worker: Worker) -> dict[str, Any]:
-    """Arguments of a client of a worker's installation."""
-    return {
-        "bootstrap_servers": worker._environment["MARQ_BOOTSTRAP_SERVERS"],
-        "prefix": worker.names.prefix,
-    }
+    """Arguments for a client of a worker."""
+    return {"bootstrap_servers": worker.environment["MARQ_BOOTSTRAP_SERVERS"], "prefix": worker.names.prefix}

@@ -1,6 +1,6 @@
-"""Purges or rewinds, each in a process that ends by kill -9 as soon as so many of its records are durable.
+"""Purges or replays, each in a process that ends by kill -9 as soon as so many of its records are durable.
 
-``python -m tests.worker.dying SERVERS PREFIX purge|rewind QUEUE…``: of the first queue after one record, of the second
+``python -m tests.worker.dying SERVERS PREFIX purge|replay QUEUE…``: of the first queue after one record, of the second
 after two, and so on; that of the last one comes to its end. Prints the exit codes as JSON.
 """
 
@@ -15,8 +15,9 @@ from typing import Any
 
 from aiokafka import AIOKafkaProducer
 
-from marq import purging, rewinding
-from marq.settings import ClientOptions, ClientSettings
+from marq.admin import purge as purging
+from marq.admin import replay as replaying
+from marq.settings.client import ClientOptions, ClientSettings
 
 #: Options of clients: many of them share a busy machine.
 PATIENT: ClientOptions = {"connect_timeout": 60, "request_timeout": 60}
@@ -47,7 +48,7 @@ def die_after(records: int) -> None:
 
 
 def identity_of(queue: str) -> str:
-    """The id of a queue's rewind."""
+    """The id of a queue's replay."""
     return f"id-{queue}"
 
 
@@ -55,12 +56,12 @@ async def run(settings: ClientSettings, what: str, queue: str) -> None:
     if what == "purge":
         await purging.purge(settings, queue)
     else:
-        await rewinding.rewind(settings, queue, rewinding.Start(time_ms=0), identity=identity_of(queue))
+        await replaying.replay(settings, queue, replaying.Start(time_ms=0), identity=identity_of(queue))
 
 
 def main(servers: str, prefix: str, what: str, *queues: str) -> None:
     settings = ClientSettings.read(servers, {"prefix": prefix, **PATIENT}, environment={})
-    purging.AT_ONCE = rewinding.MAX_MESSAGES = PIECE
+    purging.AT_ONCE = replaying.MAX_MESSAGES = PIECE
     children = []
     for records, queue in enumerate(queues, start=1):
         child = os.fork()

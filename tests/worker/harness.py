@@ -1,18 +1,15 @@
-"""A real worker as a subprocess, and one installation's topics as a test writes and reads them."""
+"""A real worker as a subprocess, and its topics as a test writes and reads them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import itertools
-import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
-import urllib.request
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,26 +20,15 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 import marq
+import rig.worker
 from broker import ports
-from broker.process import WATCHDOG
-from marq.connection import stop_consumer, stop_producer
-from marq.core import copies, rows
-from marq.core.errors import CorruptMarker
-from marq.core.marker_codec import decode, encode
-from marq.core.markers import (
-    Ack,
-    Acquire,
-    Batch,
-    Fact,
-    Kind,
-    Payload,
-    Reject,
-    Release,
-    Renew,
-    Source,
-    Tick,
-)
-from marq.core.names import ATTEMPT_HEADER, ID_HEADER, Names, markers_partition
+from marq.core.storage import rows
+from marq.kafka.connection import stop_consumer, stop_producer
+from marq.wire import record_headers
+from marq.wire.errors import CorruptMarker
+from marq.wire.marker_codec import decode, encode
+from marq.wire.markers import Ack, Acquire, Batch, Fact, Kind, Payload, Reject, Release, Renew, Source, Tick
+from marq.wire.names import ATTEMPT_HEADER, ID_HEADER, Names, markers_partition
 
 ROOT = Path(__file__).resolve().parents[2]
 #: How long anything may take that is not limited by what the test is about.
@@ -60,10 +46,7 @@ Record = ConsumerRecord[Any, Any]
 
 
 async def eventually(
-    look: Callable[[], Awaitable[Found]],
-    enough: Callable[[Found], object] = bool,
-    *,
-    limit: float = LIMIT_SECONDS,
+    look: Callable[[], Awaitable[Found]], enough: Callable[[Found], object] = bool, *, limit: float = LIMIT_SECONDS
 ) -> Found:
     """Return what ``look`` finds as soon as that is ``enough``; fail with the last find after ``limit`` seconds."""
     until = time.monotonic() + limit
@@ -102,7 +85,7 @@ def free_web_port() -> int:
             return port
 
 
-class Worker:
+class Worker(rig.worker.Worker):
     """``faust -A app worker`` in a directory of its own; never outlives the test, nor pytest."""
 
     #: All that were started by the tests of this run, for the reports of failures.
@@ -120,52 +103,36 @@ class Worker:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.names = Names(prefix or f"t{uuid.uuid4().hex[:12]}")
-        self.directory = directory
         self.data_directory = data_directory or directory / "data"
-        self.web_port = web_port or free_web_port()
-        self.log_file = directory / f"worker-{uuid.uuid4().hex[:6]}.log"
         queues_file = directory / "queues.toml"
         if queues or not queues_file.exists():
             queues_file.write_text(queues)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("MARQ_")}
-        self._environment = {
-            **kept,
-            "PYTHONPATH": str(ROOT),
+        settings = {
             "MARQ_BOOTSTRAP_SERVERS": bootstrap_servers,
             "MARQ_PREFIX": self.names.prefix,
-            "MARQ_DATA_DIR": str(self.data_directory),
             "MARQ_QUEUES_FILE": str(queues_file),
-            "MARQ_WEB_PORT": str(self.web_port),
             "MARQ_PARTITIONS": "2",
             "MARQ_SESSION_TIMEOUT": "6",
             "MARQ_FLUSH_INTERVAL": "0.2",
             **(environment or {}),
         }
-        #: Of requests to its pages: by which those are let in who ask, where that is needed.
-        self.headers: dict[str, str] = {}
-        self.log_level = "info"
-        self._process: subprocess.Popen[bytes] | None = None
-        self._watchdog: subprocess.Popen[bytes] | None = None
+        super().__init__(
+            f"worker-{uuid.uuid4().hex[:6]}",
+            directory,
+            settings,
+            data=self.data_directory,
+            web_port=web_port or free_web_port(),
+            directory=directory,
+        )
+        # Nothing of what the shell that runs the tests has set.
+        foreign = {name for name in os.environ if name.startswith("MARQ_") and name not in settings}
+        own = {"MARQ_DATA_DIR", "MARQ_WEB_PORT"}
+        self.environment = {name: value for name, value in self.environment.items() if name not in foreign - own}
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        assert self._process is None, "the worker was started before"
-        with self.log_file.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "faust", "-A", "app", "worker", "-l", self.log_level],
-                cwd=self.directory,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self._watchdog = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(WATCHDOG), str(os.getpid()), str(self._process.pid)],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        super().start()
         Worker.started.append(self)
         return self
 
@@ -174,8 +141,7 @@ class Worker:
 
         async def owned() -> int:
             assert self.exit_code is None, f"the worker ended with exit code {self.exit_code}:\n{self.log()}"
-            figures = await self.figures(scope="worker")
-            return sum(part["state"] == "owner" for part in figures["partitions"]) if figures else 0
+            return sum(part["state"] == "owner" for part in (await self.partitions()).values())
 
         await eventually(owned, lambda count: count >= partitions, limit=limit)
         return self
@@ -188,23 +154,6 @@ class Worker:
     async def has_a_directory(self) -> bool:
         """Whether a worker has taken the first folder of the data directory."""
         return (self.data_directory / "worker-0" / "lock").exists()
-
-    @property
-    def exit_code(self) -> int | None:
-        assert self._process is not None, "the worker was not started"
-        return self._process.poll()
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None, "the worker was not started"
-        return self._process.pid
-
-    @property
-    def canonical_url(self) -> str:
-        return f"http://127.0.0.1:{self.web_port}"
-
-    def terminate(self) -> None:
-        self._signal(signal.SIGTERM)
 
     async def ended(self, limit: float = LIMIT_SECONDS) -> int:
         """Wait for the end of the process; return its exit code."""
@@ -223,75 +172,32 @@ class Worker:
         await self.ended(limit)
         return time.monotonic() - began
 
-    def kill(self) -> None:
-        """kill -9."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-
-    def kill_alone(self) -> None:
-        """kill -9 of the process that was started, not of those that it has started."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-
-    def pause(self) -> None:
-        self._signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self._signal(signal.SIGCONT)
-
     def close(self) -> None:
         self.kill()
-        if self._watchdog is not None:
-            self._watchdog.kill()
-            self._watchdog.wait()
         if self in Worker.started:
             Worker.started.remove(self)
-
-    def _signal(self, number: int) -> None:
-        assert self._process is not None, "the worker was not started"
-        self._process.send_signal(number)
 
     def again(self, **environment: str) -> Worker:
         """Another worker with the same settings, not started."""
         other = Worker(
-            self._environment["MARQ_BOOTSTRAP_SERVERS"],
+            self.environment["MARQ_BOOTSTRAP_SERVERS"],
             self.directory,
             prefix=self.names.prefix,
             web_port=self.web_port,
             data_directory=self.data_directory,
         )
-        other._environment = {**self._environment, **environment}
+        other.environment = {**self.environment, **environment}
         return other
 
     # --- what it says -------------------------------------------------------------------------------------------------
 
-    def log(self) -> str:
-        return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
-
     async def page(self, path: str) -> tuple[int, str]:
-        """Status and text of a page; status 0 when nobody answers."""
-
-        def get() -> tuple[int, str]:
-            try:
-                request = urllib.request.Request(self.canonical_url + path, headers=self.headers)
-                with urllib.request.urlopen(request, timeout=5) as response:
-                    return response.status, response.read().decode()
-            except urllib.error.HTTPError as error:
-                with error:
-                    return error.code, error.read().decode()
-            except OSError:
-                return 0, ""
-
-        return await asyncio.to_thread(get)
+        """Status and text of a page; status 0 without an answer."""
+        return await asyncio.to_thread(self.get, path)
 
     async def figures(self, *, scope: str = "") -> dict[str, Any]:
-        """The JSON of /api/queues, or {} when nobody answers."""
-        status, text = await self.page("/api/queues" + (f"?scope={scope}" if scope else ""))
-        found: dict[str, Any] = json.loads(text) if status == 200 else {}
-        return found
+        """The JSON of /api/queues, or {} without an answer."""
+        return await asyncio.to_thread(self.statistics, scope)
 
     async def queue(self, name: str) -> dict[str, Any]:
         """Figures of one queue, {} before its first marker."""
@@ -306,8 +212,7 @@ class Worker:
 
     async def partitions(self) -> dict[int, dict[str, Any]]:
         """Figures of this worker's markers partitions."""
-        figures = await self.figures(scope="worker")
-        return {part["partition"]: part for part in figures.get("partitions", [])}
+        return await asyncio.to_thread(self.owned)
 
 
 class Sent(NamedTuple):
@@ -320,7 +225,7 @@ class Sent(NamedTuple):
 
     @property
     def id(self) -> str:
-        return copies.record_id(self.source, self.offset)
+        return record_headers.record_id(self.source, self.offset)
 
 
 class Installation:
@@ -331,6 +236,7 @@ class Installation:
         self.bootstrap_servers = bootstrap_servers
         self.markers_partitions = markers_partitions
         self._readers: dict[str, tuple[AIOKafkaConsumer, list[Record]]] = {}
+        self._ends: AIOKafkaConsumer | None = None
         self._spread = itertools.count()
 
     async def __aenter__(self) -> Self:
@@ -341,6 +247,8 @@ class Installation:
     async def __aexit__(self, *_: object) -> None:
         for consumer, _records in self._readers.values():
             await stop_consumer(consumer, LIMIT_SECONDS)
+        if self._ends is not None:
+            await stop_consumer(self._ends, LIMIT_SECONDS)
         await stop_producer(self.producer, LIMIT_SECONDS)
 
     # --- write --------------------------------------------------------------------------------------------------------
@@ -404,16 +312,26 @@ class Installation:
 
     # --- read ---------------------------------------------------------------------------------------------------------
 
-    async def records(self, topic: str) -> list[Record]:
-        """All committed records of a topic so far, in the order of each partition."""
+    async def records(self, topic: str, *, wait: bool = False) -> list[Record]:
+        """All committed records of a topic so far, in the order of each partition.
+
+        ``wait`` for transactions that are open: what a consumer has received may belong to one.
+        """
         if topic not in self._readers:
             self._readers[topic] = await self._reader(topic), []
         consumer, seen = self._readers[topic]
-        ends = await consumer.end_offsets(consumer.assignment())
+        ends = await (await self._uncommitted() if wait else consumer).end_offsets(consumer.assignment())
         while any([await consumer.position(tp) < end for tp, end in ends.items()]):
             for batch in (await consumer.getmany(timeout_ms=100)).values():
                 seen += batch
         return seen
+
+    async def _uncommitted(self) -> AIOKafkaConsumer:
+        """A consumer to which records of open transactions belong to the topic."""
+        if self._ends is None:
+            self._ends = AIOKafkaConsumer(bootstrap_servers=self.bootstrap_servers)
+            await self._ends.start()
+        return self._ends
 
     async def _reader(self, topic: str) -> AIOKafkaConsumer:
         consumer = AIOKafkaConsumer(
@@ -494,6 +412,14 @@ class Installation:
             count[record.partition] += record.offset > offsets.get(record.partition, -1)
         return count
 
+    async def markers_between(self, offsets: Mapping[int, int], ends: Mapping[int, int]) -> list[Batch]:
+        """The markers from these offsets, by partition, to before these ends."""
+        return [
+            decode(record.value)
+            for record in await self.records(self.names.markers)
+            if offsets.get(record.partition, 0) <= record.offset < ends[record.partition]
+        ]
+
     async def folded_only_after(self, worker: Worker, offsets: Mapping[int, int]) -> None:
         """Wait until a worker has folded each marker after these offsets; fail if it folds more than that.
 
@@ -559,7 +485,7 @@ async def faust(worker: Worker, *arguments: str, answer: str = "") -> tuple[int,
     def run() -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "faust", "-A", "app", *arguments],
-            cwd=worker.directory, env=worker._environment, input=answer, capture_output=True, text=True, timeout=180,
+            cwd=worker.directory, env=worker.environment, input=answer, capture_output=True, text=True, timeout=180,
             check=False,
         )  # fmt: skip
 

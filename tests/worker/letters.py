@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 
 import marq
 from broker import EmbeddedBroker
-from marq.core.markers import Source
-from marq.core.names import DIED_AT_HEADER, ERROR_HEADER, ID_HEADER, REASON_HEADER
-from marq.core.notes import Became, decode, is_note
+from marq.wire.markers import Source
+from marq.wire.names import DEAD_LETTERED_AT_HEADER, ERROR_HEADER, ID_HEADER, REASON_HEADER
+from marq.wire.notes import Disposition, decode, is_note
 from tests.worker.harness import Installation, Worker, eventually, header
 
 
 class Yard:
-    """The dead-letter queue of one installation."""
+    """Dead letters, for tests."""
 
     def __init__(self, worker: Worker, installation: Installation, letters: marq.DeadLetters) -> None:
         self.worker = worker
@@ -31,7 +31,7 @@ class Yard:
             ids.append(f"gone/{partition}/{number}-{queue}".encode())
             headers = [
                 (ID_HEADER, ids[-1]), (REASON_HEADER, reason.encode()), (ERROR_HEADER, b"LookupError: [/x]"),
-                (DIED_AT_HEADER, b"%d" % (1_700_000_000_000 + number)), ("tenant", b"acme"),
+                (DEAD_LETTERED_AT_HEADER, b"%d" % (1_700_000_000_000 + number)), ("tenant", b"acme"),
             ]  # fmt: skip
             sent.append(
                 await self.installation.producer.send(
@@ -53,7 +53,7 @@ class Yard:
         told: set[tuple[int, int]] = set()
         for record in await self.installation.records(self._topic):
             note = decode(Source(self._topic, record.partition), record.value) if is_note(record.headers) else None
-            if note is not None and note.became is not Became.BEFORE:
+            if note is not None and note.became is not Disposition.BEFORE:
                 # Written once more where it was unknown whether a transaction had been committed.
                 places = {(record.partition, offset) for offset in note.offsets} - told
                 told |= places

@@ -35,7 +35,7 @@ class Shell:
     async def __aenter__(self) -> Self:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "tests.worker.shell", cwd=self._worker.directory,
-            env={**self._worker._environment, "PYTHONPATH": str(ROOT), "COLUMNS": "80"},
+            env={**self._worker.environment, "PYTHONPATH": str(ROOT), "COLUMNS": "80"},
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 24,
         )  # fmt: skip
         return self

@@ -39,7 +39,7 @@ def fold() -> None:
 
 
 def rebalance() -> None:
-    """Who is told that partitions are revoked never answers."""
+    """The listener for revoked partitions never returns."""
     from agents.tracker import TrackerOwners
 
     TrackerOwners.revoked = _hang
@@ -48,7 +48,7 @@ def rebalance() -> None:
 def handlers_fetch() -> bool:
     """The consumer of a handlers process fetches no more; the worker itself is not meant."""
     from app import app
-    from app.handlers_process import HandlersApp
+    from app.handlers.process import HandlersApp
 
     meant = isinstance(app, HandlersApp)
     if meant:
@@ -61,7 +61,7 @@ async def _hang(*_: Any, **__: Any) -> None:
 
 
 def site_folder(directory: Path) -> Path:
-    """Make a folder for PYTHONPATH: its processes stand still as soon as :func:`stand_still` says how."""
+    """Make a folder for PYTHONPATH: :func:`stand_still` stalls processes that use it."""
     folder = directory / "site"
     folder.mkdir()
     order = directory / "order"

@@ -23,10 +23,7 @@ Make = Callable[..., Worker]
 async def test_the_last_owners_of_partitions_are_known(new_worker: Make) -> None:
     worker = await new_worker().start().ready()
     group = worker.names.group("emails")
-    async with (
-        marq.Producer(**client_of(worker)) as producer,
-        marq.Consumer("emails", **client_of(worker)) as consumer,
-    ):
+    async with marq.Producer(**client_of(worker)) as producer, marq.Consumer("emails", **client_of(worker)) as consumer:
         await producer.send_many("emails", [b"x"] * 4)
         for _ in range(4):
             [message] = await consumer.receive(1, wait=LIMIT_SECONDS)
@@ -65,7 +62,7 @@ async def test_a_redrive_happens_when_a_worker_comes(new_worker: Make, broker: E
         await worker.stop()
         options: dict[str, Any] = {**client_of(worker), "request_timeout": 1}
         async with marq.DeadLetters(**options) as letters:
-            with pytest.raises(marq.BrokerUnavailable, match="no worker has answered within 1 s"):
+            with pytest.raises(marq.BrokerUnavailable, match="no worker has answered the requests"):
                 await letters.redrive("q")
 
         await new_worker(like=worker).start().ready()

@@ -28,7 +28,7 @@ def start(worker: Worker, *arguments: str) -> subprocess.Popen[str]:
     """Start a command in a process of its own."""
     return subprocess.Popen(
         [sys.executable, "-m", "faust", "-A", "app", *arguments],
-        cwd=worker.directory, env=worker._environment, text=True, start_new_session=True,
+        cwd=worker.directory, env=worker.environment, text=True, start_new_session=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
@@ -48,7 +48,7 @@ async def test_a_redrive_that_is_killed_in_the_middle_is_called_again_and_nothin
         assert len(await yard.delivered("q")) < 600
         if number == signal.SIGINT:
             assert process.returncode == 130
-            assert "the same command again does the rest" in out
+            assert "repeat the command for the rest" in out
 
         code, out, _ = await faust(worker, "redrive", "q", "--json", "--yes")
 
@@ -93,7 +93,7 @@ async def test_redrives_and_deletions_at_random_with_kills_settle_each_letter_in
         results: list[marq.Redriven | marq.Deleted] = []
 
         async def settle(number: int) -> None:
-            """Settle some of the letters, at some rate; every third call is cancelled on its way."""
+            """Settle some dead letters at some rate; every third call is cancelled midway."""
             filters: dict[str, Any] = {"limit": chance.randint(100, 900)} if number % 2 else {}
             call = (
                 yard.letters.delete("q", reason="no good", **filters)

@@ -21,7 +21,7 @@ from aiokafka import TopicPartition
 from aiokafka.admin import RecordsToDelete
 
 from broker import EmbeddedBroker
-from marq.core import rows
+from marq.core.storage import rows
 from tests.worker.harness import ROOT, Installation, Sent, Worker, admin, eventually, throughout
 from tests.worker.restarting import STATIC, ids
 
@@ -30,10 +30,10 @@ pytestmark = pytest.mark.verify
 Make = Callable[..., Worker]
 #: Faust commits what was acknowledged this often (broker_commit_interval), and a little.
 COMMIT_SECONDS = 3.3
-#: Of the load: what comes back does so because it was released.
+#: Lease of the load: longer than the test, so only releases cause redeliveries.
 LEASE_SECONDS = 600.0
 PAUSE_SECONDS = 0.1
-#: Of a worker that starts while all this goes on.
+#: Limit for the start of a worker under load.
 START_SECONDS = 240.0
 #: Too small for rows, large enough for the mark that ends a transaction: without that it could never be aborted.
 REFUSING_BYTES = 100
@@ -51,7 +51,7 @@ async def marq(worker: Worker, broker: EmbeddedBroker) -> AsyncIterator[Installa
 
 
 async def ahead(marq: Installation) -> dict[int, int]:
-    """By how many markers each committed offset is ahead of what the changelog has: 0 at the most is right."""
+    """By how many markers each committed offset is ahead of the changelog; correct if not above 0."""
     committed = await marq.committed()  # first: what is durable only grows meanwhile
     durable = await marq.durable()
     return {partition: offset - 1 - durable.get(partition, -1) for partition, offset in committed.items()}
@@ -89,7 +89,7 @@ async def test_offsets_are_never_committed_before_the_changelog_write_that_they_
     new_worker: Make, broker: EmbeddedBroker
 ) -> None:
     """Stock Faust commits while changelog writes below the offset are unsent."""
-    # Rows are written less often than offsets are committed: whatever was acknowledged too early would be committed.
+    # Rows are written less often than offsets are committed, so an early acknowledgement would be committed.
     worker = await new_worker(environment={"MARQ_FLUSH_INTERVAL": "5"}).start().ready()
     async with Installation(broker.bootstrap_servers, worker.names) as marq:
 
@@ -238,7 +238,7 @@ async def test_an_agent_that_can_not_be_imported_ends_the_worker_loudly(new_work
 
 
 async def test_a_worker_without_partitions_stays_in_the_group(new_worker: Make, broker: EmbeddedBroker) -> None:
-    """#175: stock Faust polls nothing then, and aiokafka leaves the group after a time: nobody is there any more."""
+    """#175: stock Faust does not poll then, so aiokafka leaves the group after a time."""
     poll_seconds = 10
     # The second is one of Faust's own variables: its default is 1000.
     environment = {"MARQ_PARTITIONS": "1", "BROKER_MAX_POLL_INTERVAL": str(poll_seconds)}
@@ -263,7 +263,7 @@ async def test_a_worker_without_partitions_stays_in_the_group(new_worker: Make, 
 
 
 class Load:
-    """Messages that are acquired, and of which every other one is acknowledged, until somebody says stop."""
+    """Acquires messages and acknowledges every other one until it is stopped."""
 
     def __init__(self, marq: Installation) -> None:
         self._marq = marq

@@ -1,6 +1,6 @@
 """Known failures of Faust, by the numbers of their issues in faust-streaming/faust: what they look like can't happen.
 
-docs/guarantees.md has the table of all of them, with the test of each.
+docs/evidence.md has the table of all of them, with the test of each.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from faust.types import TP
 
 import tables.leases
 from broker import EmbeddedBroker
-from marq.core.names import Names
-from marq.core.rows import IDENTITY_KEY
+from marq.core.storage.rows import IDENTITY_KEY
+from marq.wire.names import Names
 from tables.leases import LeaseTable, LocalTableError
 from tests.worker.harness import admin
 
@@ -124,7 +124,7 @@ async def first_value(changelog: Changelog) -> bytes:
 
 
 async def test_recovery_from_an_empty_changelog_ends(changelog: Changelog) -> None:
-    """#155, #597: "No event received for active tp", for ever, for the last record of a partition that has none."""
+    """#155, #597: "No event received for active tp", without end, for the last record of a partition that has none."""
     table = changelog.table()
 
     assert await changelog.recover(table) == 1, "its identity, which was not there"
@@ -189,7 +189,7 @@ async def test_recovery_from_a_changelog_that_was_emptied_ends(changelog: Change
 async def test_recovery_ends_although_records_are_removed_while_it_reads(
     changelog: Changelog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """#651: what is to be read next is removed; with auto.offset.reset=latest Faust waits for it for ever."""
+    """#651: what is to be read next is removed; with auto.offset.reset=latest Faust waits for it without end."""
     await changelog.recover(changelog.table())
     # More than one fetch brings.
     await changelog.write(*[(b"r%d" % number, b"x" * 900_000) for number in range(12)])
@@ -209,7 +209,7 @@ async def test_recovery_ends_although_records_are_removed_while_it_reads(
 
 
 async def test_a_local_table_that_is_ahead_of_its_changelog_is_rebuilt(changelog: Changelog) -> None:
-    """#158: "The persisted offset … is higher than the last offset in that topic", at each start anew."""
+    """#158: "The persisted offset … is higher than the last offset in that topic", at each start."""
     table = changelog.table()
     await changelog.recover(table)
     await changelog.write(*some(0, 10))
@@ -223,7 +223,7 @@ async def test_a_local_table_that_is_ahead_of_its_changelog_is_rebuilt(changelog
 async def test_rocksdb_of_a_partition_that_comes_back_is_opened_again_while_the_former_owner_still_reads_it(
     changelog: Changelog,
 ) -> None:
-    """#91, #92: Faust closes a database by dropping it; somebody who still has it locks out the next owner."""
+    """#91, #92: Faust closes a database by dropping it; another reference to it locks out the next owner."""
     table = changelog.table()
     await changelog.recover(table)
     await changelog.write(*some(0, 10))

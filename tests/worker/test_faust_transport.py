@@ -17,10 +17,10 @@ from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 from faust.types import TP, ConsumerMessage
 from faust.types.enums import ProcessingGuarantee
 
-from agents.fetched import Fetched
+from agents.inbox import Fetched
 from app import app
 from app.batching import BatchConsumer, BatchThread
-from app.worker import claim_slot
+from app.faust_worker import claim_slot
 
 
 async def test_records_of_a_partition_that_becomes_active_during_a_fetch_are_delivered(
@@ -106,7 +106,7 @@ async def test_a_seek_forward_during_a_fetch_never_makes_records_pass_for_read(m
 async def test_control_records_are_read_with_what_follows_them_whenever_somebody_seeks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The mark of a transaction is at 100: who waits for what is there would go back to it for ever."""
+    """The mark of a transaction is at 100: a reader that waits for a record there would return to it without end."""
     thread, consumer = new_thread(), Consumer(position=500)
 
     def back_to_the_mark() -> list[SimpleNamespace]:

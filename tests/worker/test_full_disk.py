@@ -1,4 +1,4 @@
-"""A disk that takes no more: the tracker stands still, says why, and goes on as soon as there is room."""
+"""A full disk: the tracker stops, says why, and continues as soon as there is space."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def test_a_worker_whose_disk_is_full_goes_on_when_there_is_room(
         async def said() -> str:
             return worker.log()
 
-        await eventually(said, lambda log: "make room there" in log)
+        await eventually(said, lambda log: "free space there" in log)
         resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (hard, hard))
 
         copies = await eventually(lambda: marq.copies("large"), lambda found: len(found) >= MESSAGES)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import marq
-from marq.core.marker_codec import decode
-from marq.core.markers import Source
-from marq.core.names import Names
-from marq.core.notes import is_note
+from marq.settings.client import ClientSettings
+from marq.wire.names import Names
 from proof import history
 from proof.checker import check
 from proof.history import History
-from tests.worker.harness import Installation, Worker, eventually
+from rig.handling import Teller
+from rig.topics import read_logs
+from tests.worker.harness import Worker, eventually
 
 QUEUE, LEASE, MAX_ATTEMPTS, MESSAGES = "checked", 2.0, 3, 60
 QUEUES = f"""
@@ -38,53 +39,31 @@ async def worker(servers: str, names: Names, tmp_path: Path) -> AsyncIterator[Wo
 
 
 class Observed:
-    """A consumer's handlers, who write down what they do."""
+    """A consumer's handlers, which record their calls."""
 
     def __init__(self, told: History) -> None:
-        self._told = told
-        self._source = ""
+        self._teller = Teller(partial(told.add, "consumer"))
         self.ended: set[int] = set()
-        #: From then on all is acknowledged.
+        #: Everything is acknowledged after this.
         self.mended = False
 
     async def handle(self, message: marq.Message) -> None:
         """Acknowledge, release, reject or forget, by the number that the message has."""
-        self._say("deliver", message, record=self._place(message), attempt=message.attempt, group="g", queue=QUEUE)
+        self._teller.deliver(message)
         number = int(message.value)
         choice = 0 if self.mended else number % 5
         if choice == 1 and message.attempt == 1:
-            await self._settle("release", message)
+            await self._teller.settle("release", message, message.release)
         elif choice == 2:
-            await self._settle("reject", message)
+            await self._end("reject", message, message.reject)
         elif choice == 3 and message.attempt < MAX_ATTEMPTS:
-            self._told.add("consumer", "ok", "hang", record=self._place(message))
+            self._teller.forget(message)
         else:
-            await self._settle("ack", message)
+            await self._end("ack", message, message.ack)
 
-    async def _settle(self, op: str, message: marq.Message) -> None:
-        source = history.log_name(message._lease.source)
-        names = {"holder": history.holder_name(message._lease.holder), "source": source, "offsets": [message.offset]}
-        self._told.add("consumer", "invoke", op, **names)
-        try:
-            await getattr(message, op)()
-        except marq.LeaseLost:
-            # On a busy machine; an ack was written all the same, another outcome perhaps.
-            lost = {"lost": [message.offset]} if op == "ack" else {}
-            self._told.add("consumer", "ok" if op == "ack" else "unknown", op, **names, **lost)
-            return
-        self._told.add("consumer", "ok", op, **names)
-        if op != "release":
+    async def _end(self, op: str, message: marq.Message, settle: Callable[[], Awaitable[None]]) -> None:
+        if await self._teller.settle(op, message, settle):
             self.ended.add(int(message.value))
-
-    def _say(self, op: str, message: marq.Message, **fields: object) -> None:
-        record = message._record
-        content = history.content(QUEUE, record.key, message.value, record.headers)
-        holder = history.holder_name(message._lease.holder)
-        self._told.add("consumer", "ok", op, holder=holder, content=content, **fields)
-
-    @staticmethod
-    def _place(message: marq.Message) -> str:
-        return history.name_of(message._lease.source, message.offset)
 
 
 async def send(told: History, servers: str, prefix: str) -> None:
@@ -123,21 +102,6 @@ async def all_ended(worker: Worker) -> bool:
     return not any(figures[name] for name in ("in_flight", "waiting_for_redelivery", "waiting_for_dead_letters"))
 
 
-async def read_logs(told: History, servers: str, names: Names) -> None:
-    async with Installation(servers, names) as marq_:
-        for topic, op in ((names.messages, "record"), (names.dead_letters, "dead")):
-            for each in await marq_.records(topic):
-                log = history.log_name(Source(topic, each.partition))
-                if is_note(each.headers):
-                    told.events.append(history.note(log, each.value))
-                    continue
-                fields = (each.offset, each.timestamp, (each.key or b"").decode(), each.key, each.value, each.headers)
-                told.events.append(history.record(log, *fields, op=op))
-        for each in await marq_.records(names.markers):
-            log = history.log_name(Source(names.markers, each.partition))
-            told.events.append(history.marker(log, each.offset, each.timestamp, decode(each.value)))
-
-
 async def test_what_real_clients_and_a_real_worker_did_is_a_history_without_a_finding(
     worker: Worker, servers: str, names: Names, tmp_path: Path
 ) -> None:
@@ -150,7 +114,7 @@ async def test_what_real_clients_and_a_real_worker_did_is_a_history_without_a_fi
     await eventually(lambda: all_ended(worker))
     await redrive(told, observed, servers, names.prefix)
     await eventually(lambda: all_ended(worker))
-    await read_logs(told, servers, names)
+    told.events += await read_logs(ClientSettings.read(servers, {"prefix": names.prefix}))
 
     report = check(told.events)
     told.write(tmp_path / "history.jsonl")

@@ -1,4 +1,4 @@
-"""Purges and rewinds that are killed after any of their records, and called again: nothing is lost or doubled."""
+"""Purges and replays that are killed after any of their records, and called again: nothing is lost or doubled."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ import pytest_asyncio
 
 import marq
 from broker import EmbeddedBroker
-from marq import purging, rewinding
-from marq.core.names import REWOUND_HEADER
-from marq.inspector import Inspector
-from marq.queues import Queues
-from marq.settings import ClientSettings
+from marq.admin import purge as purging
+from marq.admin import replay as replaying
+from marq.kafka.inspector import Inspector
+from marq.queues.queues import Queues
+from marq.settings.client import ClientSettings
+from marq.wire.names import REPLAYED_HEADER
 from tests.worker.dying import PATIENT, identity_of
 from tests.worker.harness import LIMIT_SECONDS, ROOT, Installation, Worker, eventually, header, take
 
 pytestmark = [pytest.mark.verify, pytest.mark.asyncio(loop_scope="module")]
 
-#: One more than a purge, or a rewind, of a queue has records here: the process of the last one is not killed.
+#: One more than a purge, or a replay, of a queue has records here: the process of the last one is not killed.
 PURGES = [f"purged{number}" for number in range(1, 11)]
-REWINDS = [f"rewound{number}" for number in range(1, 6)]
+REWINDS = [f"replayed{number}" for number in range(1, 6)]
 #: One is held, one waits for its next delivery; in each partition some wait; some are sent when all is over.
 EARLY, WAITING, LATER = 2, 2, 3
 FINISHED = 7
-START = rewinding.Start(time_ms=0)
+START = replaying.Start(time_ms=0)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -61,7 +62,7 @@ async def killed(settings: ClientSettings, what: str, queues: list[str]) -> list
 
 
 class Traffic:
-    """Somebody who sends to queues all the time, and counts."""
+    """Sends to queues all the time, and counts."""
 
     def __init__(self, producer: marq.Producer, queues: list[str]) -> None:
         self.values: set[bytes] = set()
@@ -162,7 +163,7 @@ async def rest(held: Held) -> Counter[bytes]:
 
 
 @pytest.mark.timeout(900)
-async def test_a_rewind_that_is_killed_after_any_of_its_records_is_gone_on_with(
+async def test_a_replay_that_is_killed_after_any_of_its_records_is_gone_on_with(
     worker: Worker, settings: ClientSettings
 ) -> None:
     options = options_of(settings)
@@ -172,9 +173,9 @@ async def test_a_rewind_that_is_killed_after_any_of_its_records_is_gone_on_with(
     ):
         await asyncio.gather(*(finish(producer, queue, options) for queue in REWINDS))
 
-        codes = await killed(settings, "rewind", REWINDS)
+        codes = await killed(settings, "replay", REWINDS)
         found = await asyncio.gather(
-            *(rewinding.rewind(settings, queue, START, identity=identity_of(queue)) for queue in REWINDS)
+            *(replaying.replay(settings, queue, START, identity=identity_of(queue)) for queue in REWINDS)
         )
 
         assert codes == [-signal.SIGKILL] * (len(REWINDS) - 1) + [0]
@@ -183,7 +184,7 @@ async def test_a_rewind_that_is_killed_after_any_of_its_records_is_gone_on_with(
         async def copies() -> dict[str, Counter[bytes]]:
             records = await installation.records(worker.names.messages)
             return {
-                queue: Counter(header(each)[REWOUND_HEADER] for each in records if _is_copy(each, queue))
+                queue: Counter(header(each)[REPLAYED_HEADER] for each in records if _is_copy(each, queue))
                 for queue in REWINDS
             }
 
@@ -198,4 +199,4 @@ async def finish(producer: marq.Producer, queue: str, options: dict[str, Any]) -
 
 
 def _is_copy(record: Any, queue: str) -> bool:
-    return record.key == queue.encode() and REWOUND_HEADER in header(record)
+    return record.key == queue.encode() and REPLAYED_HEADER in header(record)

@@ -39,7 +39,7 @@ async def fail(message):
 """
 
 
-#: Of whoever sent, in the form in which it travels.
+#: The sender's trace, as it is in the header.
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
@@ -50,7 +50,7 @@ async def test_payloads_are_in_no_line_at_any_level_and_lines_are_json(
     (handlers.directory / "failing_handlers.py").write_text(HANDLERS)
     settings = {**handlers.environment, "MARQ_LOG_FORMAT": "json", "MARQ_TRACING": "true"}
     worker = new_worker(queues=QUEUES, environment=settings)
-    worker.log_level = "debug"
+    worker.command[-1] = "debug"
     await worker.start().ready()
 
     secret = {"headers": {"token": SECRET.encode(), "traceparent": f"00-{TRACE}-{SPAN}-01".encode()}}

@@ -5,7 +5,7 @@ How such queues are sent to, received and redelivered is in tests/conformance/te
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 import pytest_asyncio
@@ -27,13 +27,8 @@ async def topic(installation: Installation, queues: marq.Queues, queue: str) -> 
         await client.create_topics([NewTopic(name, 3, 1)])
     await queues.change(queue, topic=name)
     yield name
-    # A topic that is not there any more would end other clients of the installation.
+    # A topic that no longer exists would end other clients.
     await queues.reset(queue)
-
-
-async def take(consumer: marq.Consumer) -> marq.Message:
-    [message] = await consumer.receive(1, wait=LIMIT_SECONDS)
-    return message
 
 
 async def test_a_page_shows_records_of_queues_and_of_no_other_topic(
@@ -52,50 +47,38 @@ async def test_a_page_shows_records_of_queues_and_of_no_other_topic(
     assert [status for status, _ in shown] == [200, 200]
 
 
-async def test_without_its_topic_a_message_comes_back_through_the_shared_one(
-    installation: Installation, shared_worker: Worker, topic: str, queue: str
+async def delete(installation: Installation, topic: str) -> None:
+    async with admin(installation.bootstrap_servers) as client:
+        await client.delete_topics([topic])
+
+
+async def refuse_records_without_key(installation: Installation, topic: str) -> None:
+    async with admin(installation.bootstrap_servers) as client:
+        compact = {"cleanup.policy": "compact"}
+        await client.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, compact)])
+
+
+@pytest.mark.parametrize(
+    ("how", "key"),
+    [(delete, b"customer"), (refuse_records_without_key, None), (None, b"customer")],
+    ids=["deleted", "refusing", "reset"],
+)
+async def test_a_copy_takes_the_shared_topic(
+    installation: Installation,
+    shared_worker: Worker,
+    queues: marq.Queues,
+    topic: str,
+    queue: str,
+    how: Callable[[Installation, str], Awaitable[None]] | None,
+    key: bytes | None,
 ) -> None:
-    await installation.producer.send_and_wait(topic, b"value", key=b"customer")
+    await installation.producer.send_and_wait(topic, b"value", key=key)
     async with marq.Consumer(queue, **client_of(shared_worker), lease=600) as consumer:
-        message = await take(consumer)
-        async with admin(installation.bootstrap_servers) as client:
-            await client.delete_topics([topic])
+        [message] = await consumer.receive(1, wait=LIMIT_SECONDS)
+        await (how(installation, topic) if how else queues.reset(queue))
         await message.release(0)
 
-        again = await take(consumer)
+        [again] = await consumer.receive(1, wait=LIMIT_SECONDS)
         await again.ack()
 
-    assert (again.value, again.key, again.attempt) == (b"value", b"customer", 2)
-    assert again.id == message.id
-
-
-async def test_a_topic_that_refuses_copies_holds_nobody_up(
-    installation: Installation, shared_worker: Worker, topic: str, queue: str
-) -> None:
-    await installation.producer.send_and_wait(topic, b"value")
-    async with marq.Consumer(queue, **client_of(shared_worker), lease=600) as consumer:
-        message = await take(consumer)
-        # Where records without a key are refused.
-        async with admin(installation.bootstrap_servers) as client:
-            compact = {"cleanup.policy": "compact"}
-            await client.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, compact)])
-        await message.release(0)
-
-        again = await take(consumer)
-        await again.ack()
-
-    assert (again.value, again.key, again.attempt) == (b"value", None, 2)
-
-
-async def test_after_the_setting_is_taken_away_nothing_is_left_behind(
-    installation: Installation, shared_worker: Worker, queues: marq.Queues, topic: str, queue: str
-) -> None:
-    await installation.producer.send_and_wait(topic, b"value", key=b"customer")
-    async with marq.Consumer(queue, **client_of(shared_worker), lease=600) as consumer:
-        message = await take(consumer)
-        await queues.reset(queue)
-        await message.release(0)
-        again = await take(consumer)
-        await again.ack()
-
-    assert (again.value, again.key, again.attempt) == (b"value", b"customer", 2)
+    assert (again.value, again.key, again.attempt, again.id) == (b"value", key, 2, message.id)

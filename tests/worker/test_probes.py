@@ -21,7 +21,7 @@ from tests.worker.harness import ROOT, Installation, Worker, eventually
 QUEUES = """
 [queues.coroutine]
 handler = "handlers_of_the_test:coroutine"
-breaker = { pause = 1 }
+breaker = { reset_timeout = 1 }
 """
 METRIC = re.compile(r"\b(?:marq|process)_[a-z_]+\b")
 
@@ -128,7 +128,7 @@ async def test_what_is_shipped_asks_for_metrics_and_labels_that_there_are(metric
 
 
 async def test_the_page_on_operations_lists_every_metric(metrics: dict[str, Metric]) -> None:
-    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "operations" / "monitoring.md").read_text(encoding="utf-8")
     table = page.partition("\n| metric | labels")[2].partition("\n\n")[0]
     documented = set(re.findall(r"^\| `(marq_\w+)", table, re.MULTILINE))
     told = {each.name for family in metrics.values() for each in family.samples if each.name.startswith("marq_")}

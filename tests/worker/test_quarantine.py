@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from broker import EmbeddedBroker
-from marq.core.marker_codec import encode
-from marq.core.markers import Ack
+from marq.wire.marker_codec import encode
+from marq.wire.markers import Ack
 from tests.unit.core.batches import NEWER
 from tests.worker.harness import HOLDER, Installation, Worker, eventually, header
 from tests.worker.shell import Shell

@@ -9,7 +9,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from broker import EmbeddedBroker
-from marq.core import rows
+from marq.core.storage import rows
 from tests.worker.harness import HOLDER, Installation, Sent, Worker
 from tests.worker.restarting import STATIC, came_back, half_done, ids, witness
 
@@ -47,7 +47,7 @@ async def test_after_kill_9_open_messages_come_back_once_and_finished_ones_never
 async def write_aborted_rows(marq: Installation) -> Sent:
     """Write lease rows to the changelog in a transaction that is aborted; return their message."""
     never = await marq.send("never")
-    row = rows.encode_row(rows.encode_lease(rows.Lease("never", HOLDER, 1, 0, 0)), never.payload)
+    row = rows.encode_row(rows.encode_lease(rows.LeaseRow("never", HOLDER, 1, 0, 0)), never.payload)
     producer = AIOKafkaProducer(bootstrap_servers=marq.bootstrap_servers, transactional_id=f"{marq.names.prefix}-other")
     async with producer:
         await producer.begin_transaction()

@@ -15,9 +15,8 @@ import pytest_asyncio
 from aiokafka.admin import NewTopic
 
 import marq
-from app.health import MAX_LOOP_LAG_SECONDS
+from app.web.health import MAX_LOOP_LAG_SECONDS
 from broker import EmbeddedBroker
-from marq.core.markers import Acquire
 from tests.worker.handling import Handlers
 from tests.worker.harness import LIMIT_SECONDS, Installation, Worker, admin, eventually
 
@@ -45,7 +44,7 @@ def make(new_worker: Make, handlers: Handlers) -> Make:
         if like is not None:
             worker = new_worker(like=like, MARQ_ROLES=roles)
             worker.web_port += 1
-            worker._environment["MARQ_WEB_PORT"] = str(worker.web_port)
+            worker.environment["MARQ_WEB_PORT"] = str(worker.web_port)
             return worker
         environment = {**handlers.environment, "MARQ_ROLES": roles, **settings.pop("environment", {})}
         return new_worker(environment=environment, **{"queues": QUEUES, **settings})
@@ -79,7 +78,7 @@ def alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    # One that nobody has waited for is dead all the same.
+    # A zombie counts as dead.
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
@@ -109,7 +108,7 @@ async def test_each_role_does_its_own_part_in_a_worker_of_its_own(
     tracker = await make("tracker,web").start().ready()
     runner = make("handlers", like=tracker)
     runner.data_directory = tracker.directory / "data of the runner"
-    runner._environment["MARQ_DATA_DIR"] = str(runner.data_directory)
+    runner.environment["MARQ_DATA_DIR"] = str(runner.data_directory)
     runner.start()
     pages = make("web", like=runner).start()
     producer = await producer_of(tracker)
@@ -123,16 +122,13 @@ async def test_each_role_does_its_own_part_in_a_worker_of_its_own(
     # The handlers ran where that is the role, in a process below that worker.
     assert {line["parent"] for line in noted} == {runner.pid}
     assert (await tracker.handlers(), await pages.handlers()) == ({}, {})
-    # The leases are kept where that is the role: nobody else is in that group or has a folder.
+    # Only the tracker keeps leases: no other worker is in its group or has a folder.
     assert await members(broker, tracker) == 1
     assert not runner.data_directory.exists()
-    # The pages are shown where that is the role, with the figures of all trackers.
+    # Only the role web shows pages, with the statistics of all trackers.
     assert (await runner.page("/"))[0] == 0
     assert figures["complete"]
-    assert {each["url"]: len(each["partitions"]) for each in figures["workers"]} == {
-        tracker.canonical_url: 2,
-        pages.canonical_url: 0,
-    }
+    assert {each["url"]: len(each["partitions"]) for each in figures["workers"]} == {tracker.url: 2, pages.url: 0}
     assert (await pages.page("/"))[0] == 200
     for worker in (tracker, runner, pages):
         assert worker.exit_code is None
@@ -231,7 +227,7 @@ async def test_each_group_with_handlers_has_a_process_of_its_own(site: Site) -> 
 
 
 async def test_an_open_circuit_breaker_is_shown_and_dead_letters_nothing(site: Site) -> None:
-    settings = {"max_attempts": 2, "backoff": [0.1], "breaker": {"window": 4, "pause": 1}}
+    settings = {"max_attempts": 2, "backoff": [0.1], "breaker": {"window": 4, "reset_timeout": 1}}
     await site.serve("obedient", "obedient", **settings)
 
     async def breaker() -> dict[str, Any]:
@@ -242,7 +238,7 @@ async def test_an_open_circuit_breaker_is_shown_and_dead_letters_nothing(site: S
     await site.producer.send_many("obedient", [b"fail"] * 8)
     await eventually(breaker, lambda found: found.get("openings", 0) >= 3)
     assert (await site.worker.queue("obedient"))["dead"] == 0
-    assert "circuit breaker open, no message is handed out: queue=obedient" in site.worker.log()
+    assert "circuit breaker open, no message is delivered: queue=obedient" in site.worker.log()
 
 
 async def test_a_handlers_process_that_is_killed_has_a_successor_and_nothing_is_lost(site: Site) -> None:
@@ -299,24 +295,6 @@ async def test_a_change_at_run_time_starts_stops_and_replaces_processes(site: Si
     for queue in ("left", "right"):
         assert sorted(int(line["value"]) for line in await site.handlers.noted(queue)) == list(range(sent))
         assert (await site.worker.queue(queue))["redelivered"] == 0
-
-
-async def test_a_changed_lease_counts_for_later_messages(site: Site, broker: EmbeddedBroker) -> None:
-    pid = await site.serve("leased", "coroutine")
-    await site.producer.send("leased", b"before")
-    await site.handlers.has_noted("leased", 1)
-
-    await site.settings.change("leased", lease=77)
-
-    async with Installation(broker.bootstrap_servers, site.worker.names) as installation:
-
-        async def leases() -> set[int]:
-            await site.producer.send("leased", b"after")
-            markers = [batch for _, batch in await installation.markers() if isinstance(batch, Acquire)]
-            return {batch.lease_ms for batch in markers if batch.queue == "leased"}
-
-        await eventually(leases, lambda found: found == {30_000, 77_000})
-    assert await running(site.worker, "leased") == {"leased": pid}
 
 
 async def test_a_decorated_handler_of_a_module_is_run_and_published(site: Site) -> None:

@@ -1,8 +1,7 @@
-"""Schedules on real workers: each time comes once, whoever is killed, restarted or away."""
+"""Schedules on real workers: each time comes once, although workers are killed and replaced."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ import pytest
 
 import marq
 from broker import EmbeddedBroker
-from marq.core.markers import Delay
+from marq.wire.markers import Delay
 from tests.worker.conftest import client_of
 from tests.worker.harness import Installation, Worker, eventually, faust, header
 
@@ -56,7 +55,7 @@ async def test_kills_and_takeovers_double_no_time_and_lose_none_of_a_schedule_th
         await other.ready(1)
         for _ in range(2):
             first.kill()
-            # Of both partitions, after the session of the dead one.
+            # It gets both partitions after the session of the killed one.
             await other.ready(2)
             count = len(await sent(installation))
             await until_sent(installation, count + 3)
@@ -71,53 +70,6 @@ async def test_kills_and_takeovers_double_no_time_and_lose_none_of_a_schedule_th
 
         times = [each for each, _ in await sent(installation)]
         assert without_a_gap(times)
-
-
-async def test_after_an_absence_one_late_message_comes_and_then_those_of_their_times(
-    new_worker: Make, broker: EmbeddedBroker
-) -> None:
-    worker = await new_worker(queues=toml()).start().ready()
-    async with Installation(broker.bootstrap_servers, worker.names) as installation:
-        before = await until_sent(installation, 3)
-        worker.kill()
-        before = [each for each, _ in await sent(installation)]
-        await asyncio.sleep(5)
-        back_s = time.time()
-        await new_worker(like=worker).start().ready()
-        await until_sent(installation, len(before) + 4)
-
-        times = [each for each, _ in await sent(installation)]
-        assert without_a_gap(before)
-        late, *after = times[len(before) :]
-        assert late == before[-1] + 1
-        assert without_a_gap(after)
-        assert after[0] >= back_s
-
-
-async def test_a_changed_file_takes_the_place_of_the_former_one_and_leaves_nothing(
-    new_worker: Make, broker: EmbeddedBroker
-) -> None:
-    worker = await new_worker(queues=toml(value="old", catch_up=True)).start().ready()
-    async with Installation(broker.bootstrap_servers, worker.names) as installation:
-        await until_sent(installation, 2)
-        await worker.stop()
-        (worker.directory / "queues.toml").write_text(toml(value="new", catch_up=True))
-        worker = await new_worker(like=worker).start().ready()
-        count = len(await sent(installation))
-        await until_sent(installation, count + 3)
-        found = await sent(installation)
-        values = [value for _, value in found]
-        assert without_a_gap([each for each, _ in found])
-        assert values == sorted(values, reverse=True)
-        assert set(values) == {b"old", b"new"}
-
-        await worker.stop()
-        (worker.directory / "queues.toml").write_text("")
-        worker = await new_worker(like=worker).start().ready()
-        await eventually(lambda: worker.queue(QUEUE), lambda found: found.get("waiting_for_delivery") == 0)
-        count = len(await sent(installation))
-        await asyncio.sleep(2.5)
-        assert len(await sent(installation)) == count
 
 
 async def test_two_workers_plan_each_schedule_once_and_all_pages_show_them(

@@ -26,7 +26,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(scope="module")
 def broker(certificates: Certificates) -> Iterator[EmbeddedBroker]:
-    """Nobody but the worker may do anything on its listeners: each of its clients has to say who it is."""
+    """Listeners that only allow the worker: each of its clients must authenticate."""
     protocols = ["SASL_PLAINTEXT", "SSL", "SASL_SSL"]
     security = Security(protocols, {NAME: PASSWORD}, certificates, acls=True, super_users=[NAME])
     with EmbeddedBroker(security=security) as broker:
@@ -56,12 +56,7 @@ def options(variables: Mapping[str, str]) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     ("protocol", "mechanism"),
-    [
-        ("SASL_PLAINTEXT", "PLAIN"),
-        ("SASL_PLAINTEXT", "SCRAM-SHA-256"),
-        ("SASL_SSL", "SCRAM-SHA-512"),
-        ("SSL", ""),
-    ],
+    [("SASL_PLAINTEXT", "PLAIN"), ("SASL_PLAINTEXT", "SCRAM-SHA-256"), ("SASL_SSL", "SCRAM-SHA-512"), ("SSL", "")],
 )
 async def test_a_worker_tracks_and_runs_handlers_over_a_secured_listener(
     new_worker: Callable[..., Worker],
@@ -89,10 +84,9 @@ async def test_a_worker_tracks_and_runs_handlers_over_a_secured_listener(
         await installation.acquire(orphan, lease=0.5)
         await eventually(lambda: worker.queue("coroutine"), lambda found: found.get("acked") == 1)
         await eventually(lambda: installation.copies_of(orphan))
-        # The copy is to be seen before the tracker has read its fact back.
+        # The copy is visible before the tracker has read its fact back.
         figures = await eventually(
-            worker.figures,
-            lambda found: found["complete"] and found["queues"].get("emails", {}).get("redelivered"),
+            worker.figures, lambda found: found["complete"] and found["queues"].get("emails", {}).get("redelivered")
         )
 
     assert [line["value"] for line in await handlers.noted("coroutine")] == ["over a secured connection"]

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import pytest
 from aiokafka.admin import NewTopic
 
 from broker import EmbeddedBroker
-from marq.core.errors import ConfigError
-from marq.core.names import ENVELOPE_ROOM_BYTES, Names
-from marq.settings import ClientSettings
-from marq.topics import ensure_topics
+from marq.kafka.topics import ensure_topics
+from marq.settings.client import ClientSettings
+from marq.wire.errors import ConfigError
+from marq.wire.names import ENVELOPE_ROOM_BYTES, Names
 from tests.worker.harness import Installation, Worker, admin
 
 Make = Callable[..., Worker]
@@ -125,8 +124,15 @@ async def test_a_markers_topic_without_log_append_time_is_refused_with_the_comma
             {},
             "queue 'emails': its handler 'nowhere_to_be_found:handle' can't be imported (",
         ),
+        ("", {"MARQ_DATA_DIR": "/dev/null/data"}, "MARQ_DATA_DIR /dev/null/data: can't be written"),
+        ("", {"MARQ_WEB_BIND": "0.0.0.0"}, "MARQ_WEB_OPERATORS=NAME:PASSWORD"),
+        (
+            "",
+            {"MARQ_BOOTSTRAP_SERVERS": "127.0.0.1:1", "MARQ_CONNECT_TIMEOUT": "1"},
+            "no Kafka broker could be used at 127.0.0.1:1 within 1 s",
+        ),
     ],
-    ids=["setting", "queue", "schedule", "handler"],
+    ids=["setting", "queue", "schedule", "handler", "directory", "open to anybody", "broker"],
 )
 async def test_a_wrong_setting_is_named(
     new_worker: Make, queues: str, environment: Mapping[str, str], said: str
@@ -134,11 +140,3 @@ async def test_a_wrong_setting_is_named(
     worker = new_worker(queues=queues, environment=environment)
 
     assert said.replace("FILE", str(worker.directory / "queues.toml")) in await refused(worker)
-
-
-async def test_a_data_directory_that_can_not_be_written_is_named(new_worker: Make, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-
-    sentence = await refused(new_worker(data_directory=tmp_path / "file" / "data"))
-
-    assert sentence.startswith(f"MARQ_DATA_DIR {tmp_path / 'file' / 'data'}: can't be written")

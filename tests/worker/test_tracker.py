@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 
 import marq
-from marq.core.markers import Discard, Fact, Source
+from marq.wire.markers import Discard, Fact, Source
 from tests.worker.conftest import client_of
 from tests.worker.harness import LIMIT_SECONDS, Installation, Worker, eventually, header
 

@@ -11,7 +11,7 @@ from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssigno
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 
 import marq
-from marq.core.names import Names
+from marq.wire.names import Names
 from tests.check.checking import NewWorker, make_topics
 from tests.worker.handling import Handlers
 from tests.worker.harness import eventually
@@ -44,7 +44,7 @@ async def test_a_group_of_handlers_whose_leader_assigns_nothing(
     await leader.start()
     worker = new_worker(prefix=prefix, queues=QUEUES)
     handlers = Handlers(worker.directory / "handlers")
-    worker._environment.update(handlers.environment)
+    worker.environment.update(handlers.environment)
     try:
         await worker.start().ready()
         async with marq.Producer(servers, prefix=prefix) as producer:

@@ -1,4 +1,4 @@
-"""Workers that stand still end themselves and say what stood still; those that only wait go on."""
+"""Stalled workers end themselves and name the cause; workers that only wait continue."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ import pytest_asyncio
 from aiokafka import AIOKafkaProducer
 
 import marq
-from agents.standing import Standing
-from app.stillness import Answer
-from app.watchdog import EXIT_CODE
-from app.witness import Markers, Witness
+from agents.progress import ProgressReport
+from app.watchdog.broker_probe import BrokerProbe, Markers
+from app.watchdog.watchdog import EXIT_CODE, Answer
 from broker import EmbeddedBroker, ports
-from marq.core.names import Names
-from marq.settings import ClientSettings
-from marq.topics import ensure_topics
+from marq.kafka.topics import ensure_topics
+from marq.settings.client import ClientSettings
+from marq.wire.names import Names
 from tests.worker import standstill
 from tests.worker.conftest import workers
 from tests.worker.handling import Handlers
@@ -35,8 +34,8 @@ QUEUES = """
 [queues]
 coroutine = { handler = "handlers_of_the_test:coroutine" }
 """
-#: Of somebody who has read nothing and owes nothing.
-READ = Standing((0,), 0)
+#: Output with nothing read and nothing due.
+READ = ProgressReport((0,), 0)
 #: Far above what any step of a worker takes, also on a starved machine.
 WATCHDOG_SECONDS = 12
 LIMIT_SECONDS = 120.0
@@ -44,7 +43,7 @@ patiently = functools.partial(eventually, limit=LIMIT_SECONDS)
 
 
 class Victim:
-    """A worker that can be made to stand still."""
+    """A worker that the test can stall."""
 
     def __init__(
         self, new_worker: Make, directory: Path, *, queues: str = "", modules: Path = ROOT, **settings: str
@@ -168,10 +167,10 @@ async def test_a_worker_whose_broker_hangs_and_one_that_was_stopped_itself_go_on
             await marq_.applied(await marq_.acquire(sent[1], lease=3))
 
             broker.pause()
-            # Which a restart would not mend.
+            # A restart would not help.
             assert await why_not(worker, "/readyz") == ("broker", "does not answer")
             assert (await worker.page("/healthz"))[0] == 200
-            # Something is due meanwhile, and the witness finds more than once that nobody could do it.
+            # Work is due meanwhile, and the witness finds more than once that it can't be done.
             await eventually(
                 lambda: times(worker, "the watchdog waits: "), lambda count: count >= 2, limit=LIMIT_SECONDS
             )
@@ -209,15 +208,15 @@ async def members(broker: EmbeddedBroker, worker: Worker) -> int:
 
 @pytest_asyncio.fixture
 async def client(broker: EmbeddedBroker, names: Names) -> ClientSettings:
-    """Of an installation whose topics are there."""
+    """With existing topics."""
     settings = ClientSettings.read(broker.bootstrap_servers, {"prefix": names.prefix, "partitions": 1}, environment={})
     await ensure_topics(settings, changelog=True)
     return settings
 
 
-async def ask(client: ClientSettings, standing: Standing, *, last: bool = False) -> Answer:
+async def ask(client: ClientSettings, standing: ProgressReport, *, last: bool = False) -> Answer:
     markers = Markers(0, client.names.changelog)
-    return await asyncio.to_thread(Witness(client).ask, markers, standing, last)
+    return await asyncio.to_thread(BrokerProbe(client).ask, markers, standing, last)
 
 
 async def test_a_witness_finds_markers_and_takes_control_records_for_none(client: ClientSettings) -> None:
@@ -233,7 +232,7 @@ async def test_a_witness_finds_markers_and_takes_control_records_for_none(client
         await owner.begin_transaction()
         await owner.send_and_wait(client.names.markers, b"marker", partition=0)
         await owner.commit_transaction()
-        written, behind = await ask(client, READ), await ask(client, Standing((0,), 3))
+        written, behind = await ask(client, READ), await ask(client, ProgressReport((0,), 3))
 
     assert (nothing, aborted, written, behind) == (
         Answer.NOTHING_TO_DO,
@@ -244,7 +243,7 @@ async def test_a_witness_finds_markers_and_takes_control_records_for_none(client
 
 
 async def test_the_last_question_leaves_nothing_that_anybody_reads(client: ClientSettings) -> None:
-    owes = Standing((0,), None, "it is recovering, and no owner")
+    owes = ProgressReport((0,), None, "it is recovering, and no owner")
 
     assert await ask(client, owes, last=True) is Answer.WORK_WAITS
     assert await ask(client, READ) is Answer.NOTHING_TO_DO
@@ -253,4 +252,4 @@ async def test_the_last_question_leaves_nothing_that_anybody_reads(client: Clien
 async def test_a_witness_without_a_broker_says_so() -> None:
     nowhere = ClientSettings.read(f"127.0.0.1:{ports.free_port('127.0.0.1')}", {}, environment={})
 
-    assert await ask(nowhere, Standing((0,), None, "it is waiting, and no owner"), last=True) is Answer.AWAY
+    assert await ask(nowhere, ProgressReport((0,), None, "it is waiting, and no owner"), last=True) is Answer.AWAY

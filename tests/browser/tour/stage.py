@@ -5,17 +5,18 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import marq
-from demo.cleanup import delete_topics
-from demo.errors import DemoError
 from demo.plan import QUEUES_FILE, Plan, make_value
-from demo.processes import Cast
-from demo.tally import Tally
-from marq.settings import ClientSettings
-from marq.topics import ensure_topics
+from demo.run import programs
+from marq.kafka.topics import ensure_topics
+from marq.settings.client import ClientSettings
+from rig.program import RigError, stop_all
+from rig.recorder import Recorded
+from rig.topics import delete_topics
+from rig.worker import Worker
 from tests.browser.serving import Background
 
 #: How long workers and consumers may take to be there, on a machine that is busy.
@@ -26,10 +27,10 @@ SEND_CHUNK = 2_000
 #: Longer than anybody looks.
 LEASE_SECONDS = 600.0
 DELAY_SECONDS = 3_600.0
-#: So long a machine may stand still without any message being taken from its holder.
+#: A machine may freeze for this long without losing a lease.
 SESSION_SECONDS = 120.0
 
-#: Whoever sends may name a queue so, and send this.
+#: A hostile sender may use such a name and such a value.
 HELD = "letters/böse"
 HOSTILE = b'{"card": "4111-1111", "name": "<img src=x onerror=alert(1)>"}'
 DELAYED, DEAD, WAITING = "reminders", "orders", "nobody's"
@@ -44,30 +45,39 @@ cron = "0 2 * * *"
 
 
 class Stage:
-    """Workers and clients of one installation; the clients live in the background."""
+    """Workers and clients; the clients run in the background."""
 
-    def __init__(self, background: Background, cast: Cast, settings: ClientSettings, plan: Plan) -> None:
+    def __init__(
+        self,
+        background: Background,
+        workers: list[Worker],
+        consumers: list[Recorded],
+        settings: ClientSettings,
+        plan: Plan,
+    ) -> None:
         self.run = background.run
         self.plan = plan
-        self._cast = cast
+        self._workers = workers
+        self._demo_consumers = consumers
         self._servers = settings.bootstrap_servers
         self._prefix = settings.names.prefix
         self._consumers: dict[str, marq.Consumer] = {}
+        self._are_ready: set[str] = set()
         self.producer = marq.Producer(self._servers, prefix=self._prefix)
 
     @property
     def url(self) -> str:
         """Where the pages are."""
-        return self._cast.workers[0].url
+        return self._workers[0].url
 
     @property
     def other_url(self) -> str:
         """Where the same pages are, of another worker."""
-        return self._cast.workers[-1].url
+        return self._workers[-1].url
 
     def log(self) -> str:
         """What all workers have written to their logs."""
-        return "\n".join(worker.log_file.read_text(errors="replace") for worker in self._cast.workers)
+        return "\n".join(worker.log() for worker in self._workers)
 
     def receive(self, queue: str, count: int) -> list[marq.Message]:
         """Take so many messages of a queue, and hold them."""
@@ -101,14 +111,13 @@ class Stage:
         """Let the demo's load come and go, and leave some messages of each kind.
 
         Raises:
-            DemoError: it took too long.
+            RigError: it took too long.
         """
-        tally = Tally(self.plan)
-        self._until(lambda: self._ready(tally), READY_SECONDS, "workers and consumers are ready")
+        self._until(self._ready, READY_SECONDS, "workers and consumers are ready")
         self.run(self.producer.start(), READY_SECONDS)
         self.run(self._send(), self.plan.limit_seconds)
         self._until(self._ended, self.plan.limit_seconds, "each of the demo's messages is acknowledged or dead")
-        self._cast.stop(list(self._cast.consumers))
+        stop_all(self._demo_consumers)
         self.run(self._leave(), READY_SECONDS)
 
     def stop(self) -> None:
@@ -116,12 +125,12 @@ class Stage:
             self.run(consumer.stop())
         self.run(self.producer.stop())
 
-    def _ready(self, tally: Tally) -> bool:
-        for consumer in self._cast.consumers:
-            tally.enter(consumer.name, consumer.journal.read())
-        found = [worker.partitions() for worker in self._cast.workers]
+    def _ready(self) -> bool:
+        for consumer in self._demo_consumers:
+            self._are_ready.update(event["process"] for event in consumer.new_events() if event["op"] == "ready")
+        found = [list(worker.owned().values()) for worker in self._workers]
         owned = all(found) and all(part["state"] == "owner" for parts in found for part in parts)
-        return owned and len(tally.ready) == len(self._cast.consumers)
+        return owned and len(self._are_ready) == len(self._demo_consumers)
 
     async def _send(self) -> None:
         plan = self.plan
@@ -131,7 +140,7 @@ class Stage:
                 await self.producer.send_many(queue, values[start : start + SEND_CHUNK])
 
     def _ended(self) -> bool:
-        queues = self._cast.workers[0].figures().get("queues", {})
+        queues = self._workers[0].statistics().get("queues", {})
         rows = [queues[name] for name in self.plan.queue_names if name in queues]
         still = sum(row["in_flight"] + row["waiting_for_redelivery"] + row["waiting_for_dead_letters"] for row in rows)
         return not still and sum(row["acked"] + row["dead"] for row in rows) >= self.plan.messages
@@ -149,9 +158,12 @@ class Stage:
     def _until(self, condition: Callable[[], bool], limit_s: float, what: str) -> None:
         until_s = time.monotonic() + limit_s
         while not condition():
-            self._cast.check()
+            programs = [*self._workers, *self._demo_consumers]
+            for program in programs:
+                program.check()
             if time.monotonic() > until_s:
-                raise DemoError(f"time ran out before {what}\n{self._cast.log_tails()}")
+                logs = "\n".join(program.log_tail() for program in programs)
+                raise RigError(f"time ran out before {what}\n{logs}")
             time.sleep(POLL_SECONDS)
 
 
@@ -170,9 +182,11 @@ def staged(background: Background, servers: str, folder: Path, plan: Plan) -> It
         # Pages show what was written this long ago.
         "MARQ_FLUSH_INTERVAL": "0.2",
     }
-    with Cast(plan, environment, folder) as cast:
-        cast.start()
-        stage = Stage(background, cast, settings, plan)
+    workers, consumers = programs(plan, folder, environment)
+    with ExitStack() as stack:
+        for program in (*workers, *consumers):
+            stack.enter_context(program)
+        stage = Stage(background, workers, consumers, settings, plan)
         try:
             stage.prepare()
             yield stage

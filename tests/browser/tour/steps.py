@@ -69,7 +69,7 @@ def ended(page: Page, done: str) -> None:
 
 
 def visit(name: str, address: str, check: Check) -> Step:
-    """Look at a page: what it shows, whether everybody can use it, and its JSON."""
+    """Check a page: its contents, its accessibility, and its JSON."""
 
     def look(stage: Stage, page: Page) -> None:
         answer = page.goto(stage.url + address)
@@ -114,7 +114,7 @@ def _queue(stage: Stage, page: Page) -> None:
 
 
 def _without_consumer(stage: Stage, page: Page) -> None:
-    expect(page.locator(".empty")).to_contain_text("Nobody consumes this queue")
+    expect(page.locator(".empty")).to_contain_text("This queue has no consumer")
 
 
 def _in_flight(stage: Stage, page: Page) -> None:
@@ -162,7 +162,7 @@ def _workers(stage: Stage, page: Page) -> None:
 
 
 def _health(stage: Stage, page: Page) -> None:
-    # By their texts, so that a failure says which it was.
+    # By text, so that a failure names the link.
     wrong = page.get_by_role("row").filter(has=page.locator(".state.wrong"))
     expect(wrong.filter(has_not_text=f"{WAITING} has none")).to_have_text([])
 
@@ -196,7 +196,7 @@ def _release(stage: Stage, page: Page) -> None:
     shown(page, f"{stage.url}{messages(HELD, 'in_flight')}&id={held.id}", 1)
     page.get_by_role("checkbox").check()
     confirm(page, page.get_by_role("button", name="Release", exact=True))
-    expect(page.get_by_role("status")).to_have_text("1 asked to be released")
+    expect(page.get_by_role("status")).to_have_text("1 requested to be released")
     again = stage.again(HELD, held.id)
     assert again.attempt == held.attempt
     page.goto(f"{stage.url}/message?id={held.id}")
@@ -292,7 +292,7 @@ def _pause(stage: Stage, page: Page) -> None:
 def _resume(stage: Stage, page: Page) -> None:
     page.goto(stage.url + path(WAITING))
     confirm(page, page.get_by_role("button", name="Resume", exact=True))
-    # Nobody receives its messages.
+    # It has no consumer.
     expect(page.locator("h1 .state")).to_have_text(re.compile("^(waiting|no consumer)$"))
 
 
@@ -302,7 +302,7 @@ def _purge(stage: Stage, page: Page) -> None:
     page.get_by_label("Type the name of the queue").fill(WAITING)
     examine(page)
     page.get_by_role("button", name="Purge", exact=True).click()
-    ended(page, f"{WAITING_COUNT} of {WAITING_COUNT} ended")
+    ended(page, f"{WAITING_COUNT} of {WAITING_COUNT} purged")
     page.goto(stage.url + messages(WAITING, "waiting"))
     expect(page.locator(".empty")).to_be_visible()
 

@@ -1,4 +1,4 @@
-"""Which queues have waiting messages and nobody who takes them, found with as few questions as possible."""
+"""Finding queues that have waiting messages and no consumer, with as few requests as possible."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_queue_without_a_consumer_is_one_after_a_grace_period() -> None:
     found, looks = Unattended(), 0
     look(found, {"emails"}, {"emails"})
 
-    while not has_no_consumer({"waiting": 1, **found.figures("emails")}):
+    while not has_no_consumer({"waiting": 1, **found.metrics("emails")}):
         assert look(found, {"emails"}, {"emails"}) == ["emails"]
         looks += 1
 
@@ -44,7 +44,7 @@ def test_a_queue_without_a_consumer_is_one_after_a_grace_period() -> None:
         ({"emails"}, set(), 3),
         # Drained, or paused, which is why nothing of it waits here.
         (set(), set(), 3),
-        # Somebody acquires without being a member of the group.
+        # A client outside the group acquires.
         ({"emails"}, {"emails"}, 4),
     ],
     ids=["a consumer came", "nothing waits", "messages are acquired"],
@@ -53,11 +53,11 @@ def test_the_time_without_a_consumer_begins_again(waiting: set[str], unattended:
     found = Unattended()
     for _ in range(10):
         look(found, {"emails"}, {"emails"}, emails=3)
-    assert found.figures("emails")["no_consumer_seconds"] > NO_CONSUMER_S
+    assert found.metrics("emails")["no_consumer_seconds"] > NO_CONSUMER_S
 
     look(found, waiting, unattended, emails=acquired)
 
-    assert found.figures("emails")["no_consumer_seconds"] == 0
+    assert found.metrics("emails")["no_consumer_seconds"] == 0
 
 
 def test_a_queue_that_is_gone_is_forgotten() -> None:
@@ -65,7 +65,7 @@ def test_a_queue_that_is_gone_is_forgotten() -> None:
     look(found, {"emails"}, set())
     look(found, set(), set())
 
-    assert found.figures("emails") == {}
+    assert found.metrics("emails") == {}
 
 
 WAITS = {"waiting": 3, "in_flight": 0, "idle_seconds": STALLED_S, "no_consumer_seconds": 0.0}

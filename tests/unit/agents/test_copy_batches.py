@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from aiokafka.producer.message_accumulator import BatchBuilder
 
-from agents.copy_batches import CopyBatches
-from marq.core.copies import Copy
-from marq.core.fires import Destination
+from agents.partition_writer import CopyBatches
+from marq.core.deliveries.redeliveries import Redelivery
+from marq.core.due_actions import Destination
 
 LIMIT_BYTES = 10_000
 
@@ -25,8 +25,8 @@ class Producer:
         return topic
 
 
-def copy(value_bytes: int) -> Copy:
-    return Copy(Destination.QUEUE, False, b"orders", b"x" * value_bytes, [("marq-attempt", b"2")])
+def copy(value_bytes: int) -> Redelivery:
+    return Redelivery(Destination.QUEUE, False, b"orders", b"x" * value_bytes, [("marq-attempt", b"2")])
 
 
 async def test_no_batch_of_several_copies_is_larger_than_the_topic_accepts() -> None:

@@ -1,4 +1,4 @@
-"""Which topics the census reads, where a queue's own topic is missing."""
+"""The topics that the backlog counter reads if a queue's own topic is missing."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import logging
 import pytest
 from aiokafka import TopicPartition
 
-from agents import counted_topics
-from agents.counted_topics import CountedTopics
+from agents import counted_sources
+from agents.counted_sources import CountedTopics
 
 MESSAGES, OWN = "marq.messages", "orders"
 
@@ -37,7 +37,7 @@ class Consumer:
 async def test_a_missing_topic_is_one_warning_that_says_what_to_do_and_is_not_asked_about(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(counted_topics, "BELIEVE_S", 0.0)
+    monkeypatch.setattr(counted_sources, "BELIEVE_S", 0.0)
     counted, consumer = CountedTopics(MESSAGES), Consumer(MESSAGES)
 
     with caplog.at_level(logging.WARNING):
@@ -53,7 +53,7 @@ async def test_a_missing_topic_is_one_warning_that_says_what_to_do_and_is_not_as
 
 
 async def test_a_missing_topic_is_counted_once_it_exists(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counted_topics, "BELIEVE_S", 0.0)
+    monkeypatch.setattr(counted_sources, "BELIEVE_S", 0.0)
     counted, consumer = CountedTopics(MESSAGES), Consumer(MESSAGES)
     await counted.learn(consumer, [MESSAGES, OWN])
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from agents.handler_groups import HandledQueue, HandlerGroup, handler_groups, without_handler
-from marq.core.definitions import Definitions
+from marq.settings.definitions import Definitions
 
 SEND = {"handler": "mail:send"}
 

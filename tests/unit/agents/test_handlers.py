@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+import faust
 import pytest
 
 from agents.handler_groups import HandledQueue, HandlerGroup
-from agents.handlers import load_handler, load_handlers, load_modules
-from marq.core.errors import ConfigError
+from agents.queue_consumer import declare, load_handler, load_handlers, load_modules
+from marq.wire.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -77,3 +78,16 @@ def test_a_queue_whose_handler_can_not_be_had_is_left_out_with_a_line_in_the_log
     assert "queue 'broken': its handler 'nowhere_at_all:handle' can't be imported" in caplog.text
     with pytest.raises(ConfigError, match="queue 'broken'"):
         load_handlers(HandlerGroup("handlers", {"broken": nowhere}))
+
+
+async def test_a_worker_lists_the_queue_consumer_and_reads_nothing_for_it() -> None:
+    app = faust.App("worker", store="memory://")
+    declare(app, app.topic("marq.messages"), None)
+    agent = app.agents["queue consumer"]
+
+    await agent.start()
+    topics = list(app.topics)
+    await agent.stop()
+
+    assert "ACQUIRE" in agent.help
+    assert topics == []

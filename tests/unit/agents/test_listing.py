@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from agents.listing import MAX_PLACES, Choice, read_choice
-from marq.core.errors import ConfigError
-from marq.core.rows import Lease, State
+from marq.core.storage.rows import LeaseRow, State
+from marq.wire.errors import ConfigError
 
 NOW_MS = 1_000_000_000
 
 
-def lease(attempt: int = 1, since_ms: int = NOW_MS, text: str = "", state: State = State.LEASED) -> Lease:
-    return Lease("emails", 7, attempt, NOW_MS + 30_000, since_ms, state, text=text)
+def lease(attempt: int = 1, since_ms: int = NOW_MS, text: str = "", state: State = State.LEASED) -> LeaseRow:
+    return LeaseRow("emails", 7, attempt, NOW_MS + 30_000, since_ms, state, text=text)
 
 
-def fits(choice: Choice, *leases: Lease) -> list[bool]:
+def fits(choice: Choice, *leases: LeaseRow) -> list[bool]:
     return [choice.fits(each, NOW_MS) for each in leases]
 
 

@@ -13,22 +13,22 @@ from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError, NotEnoughReplicasError, UnknownError
 from aiokafka.producer.message_accumulator import BatchBuilder
 
-from agents.fetched import Fetched
-from agents.ownership import MAX_INBOX_BATCHES, Ownership
-from agents.surroundings import Surroundings
-from agents.writing import Due
-from marq.core.fires import Destination, Fire
-from marq.core.marker_codec import encode
-from marq.core.markers import Acquire, Cause, Columns, Payload, Source
-from marq.core.names import Names
-from marq.core.queue import QueueSettings
-from marq.core.rows import Lease, encode_lease, encode_row, row_key
-from marq.core.schedules import ScheduleLayers
+from agents.inbox import MAX_INBOX_BATCHES, Fetched
+from agents.owner_context import OwnerContext
+from agents.ownership import Ownership
+from marq.core.due_actions import Destination, DueAction
+from marq.core.storage.rows import LeaseRow
+from marq.owner.write import Write
+from marq.settings.queue import QueueSettings
+from marq.settings.schedules import ScheduleLayers
+from marq.wire.marker_codec import encode
+from marq.wire.markers import Acquire, Cause, Columns, Payload, Source
+from marq.wire.names import Names
 from tables.leases import LeaseTable
 
 
-def surroundings(**changes: Any) -> Surroundings:
-    return Surroundings(**{
+def surroundings(**changes: Any) -> OwnerContext:
+    return OwnerContext(**{
         "names": Names("t"), "table": None, "settings": lambda queue: QueueSettings(topic="theirs"), "client": {},
         "messages_partitions": 1, "max_message_bytes": 1_000_000, "flush_seconds": 1, "owned": lambda: 1, "seek": None,
         "log_range": None, "pause": lambda partition: None, **changes,
@@ -50,15 +50,14 @@ async def test_an_owner_that_goes_back_lets_in_who_waits_for_room() -> None:
         return 0, 100
 
     owner = Ownership(3, surroundings(seek=seek, log_range=log_range), state="owner")
-    owner._position = 0
+    owner.engine.position = 0
     for start in range(MAX_INBOX_BATCHES):
         await owner.deliver(event(6 + start))
     waiting = asyncio.create_task(owner.deliver(event(90)))
     await asyncio.sleep(0)
     assert not waiting.done()
 
-    first = owner._inbox[0]
-    await owner._read(*first)
+    await owner._read(*owner._inbox._batches[0])
     async with asyncio.timeout(60):
         await waiting
 
@@ -79,16 +78,17 @@ async def test_an_owner_writes_before_it_reads_more_than_its_share_of_rows(
     monkeypatch: pytest.MonkeyPatch, owned: int, batches: int
 ) -> None:
     """Else a worker's memory would grow with what its partitions find waiting for them."""
-    monkeypatch.setattr("agents.ownership.MAX_PENDING_ROWS", 50)
+    monkeypatch.setattr("marq.owner.engine.MAX_PENDING_ROWS", 50)
     owner = Ownership(0, surroundings(owned=lambda: owned), state="owner")
-    owner._position = owner._flushed_at = 0
+    owner.engine.begin(0, 0, 0)
     written: list[int] = []
 
-    async def write(**what: object) -> None:
-        written.append(owner.tracker.book.pending_rows)
-        owner._stopping = True
+    async def perform(write: Write) -> None:
+        if write.rows is not None:
+            written.append(sum(key[:1] == b"r" for key in write.rows))
+            owner._stopping = True
 
-    monkeypatch.setattr(owner, "_write", write)
+    monkeypatch.setattr(owner, "perform", perform)
     for turn in range(MAX_INBOX_BATCHES):
         await owner.deliver(acquired(turn))
     await owner._work()
@@ -111,7 +111,11 @@ class BareTable:
         return []
 
 
-async def test_where_the_markers_end_is_asked_while_the_table_is_read() -> None:
+async def fenced() -> tuple[int, int]:
+    return 1, 1
+
+
+async def test_where_the_markers_end_is_asked_while_the_table_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other, a takeover waits for two fetches that find nothing."""
     asked = asyncio.Event()
     sought: list[int] = []
@@ -129,13 +133,14 @@ async def test_where_the_markers_end_is_asked_while_the_table_is_read() -> None:
         sought.append(offset)
 
     owner = Ownership(0, surroundings(table=BareTable(recovering), log_range=log_range, seek=seek))
-    owner._writing.producer = RefusingProducer()  # type: ignore[assignment]
-    await owner._recover()
+    monkeypatch.setattr(owner._writer, "fence", fenced)
+    owner._writer.producer = RefusingProducer()  # type: ignore[assignment]
+    await owner._take_over()
 
     assert sought == [0]
 
 
-async def test_a_recovery_that_fails_leaves_no_question_behind() -> None:
+async def test_a_recovery_that_fails_leaves_no_question_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     asking: list[asyncio.Task[Any] | None] = []
 
     async def recovering() -> int:
@@ -148,9 +153,10 @@ async def test_a_recovery_that_fails_leaves_no_question_behind() -> None:
         raise AssertionError("never")
 
     owner = Ownership(0, surroundings(table=BareTable(recovering), log_range=log_range))
-    owner._writing.producer = RefusingProducer()  # type: ignore[assignment]
+    monkeypatch.setattr(owner._writer, "fence", fenced)
+    owner._writer.producer = RefusingProducer()  # type: ignore[assignment]
     with pytest.raises(KafkaError):
-        await owner._recover()
+        await owner._take_over()
 
     assert [task is not None and task.cancelled() for task in asking] == [True]
 
@@ -220,106 +226,64 @@ class RefusingProducer:
         self.committed += self._sent
 
 
-def firing(producer: RefusingProducer) -> tuple[Ownership, list[Due]]:
+def firing(producer: RefusingProducer) -> tuple[Ownership, Write]:
     owner = Ownership(0, surroundings(), state="owner")
-    owner._writing.producer = producer  # type: ignore[assignment]
-    return owner, [(fire(5), Payload(0, 1, b"customer", [], b"value"))]
+    owner._writer.producer = producer  # type: ignore[assignment]
+    due = [(fire(5), Payload(0, 1, b"customer", [], b"value"))]
+    return owner, Write(now_ms=0, appended_ms=0, markers=owner.tracker.facts([fire(5)]), due=due)
 
 
-def fire(offset: int) -> Fire:
-    lease = Lease("orders", 1, 1, 0, 0)
-    return Fire(Source("theirs", 2), offset, lease, Destination.QUEUE, 2, Cause.EXPIRED)
+def fire(offset: int) -> DueAction:
+    lease = LeaseRow("orders", 1, 1, 0, 0)
+    return DueAction(Source("theirs", 2), offset, lease, Destination.QUEUE, 2, Cause.EXPIRED)
 
 
 @pytest.mark.parametrize("error", [UnknownError(), NotEnoughReplicasError(), TimeoutError()])
 async def test_a_topic_of_somebody_elses_that_refuses_a_copy_is_not_tried_again_for_a_while(error: Exception) -> None:
-    """Else its copies would be tried for ever, and nothing of the partition's other queues would come."""
+    """Otherwise its copies would be retried without end and block the partition's other queues."""
     producer = RefusingProducer(later=error)
-    owner, due = firing(producer)
+    owner, write = firing(producer)
 
     with pytest.raises((KafkaError, TimeoutError)):
-        await owner._fire(due)
-    await owner._fire(due)
+        await owner.perform(write)
+    await owner.perform(write)
 
     assert producer.committed == ["t.messages", "t.markers"]
 
 
 async def test_a_copy_whose_partition_is_gone_goes_to_the_shared_topic() -> None:
     producer = RefusingProducer(at_once=AssertionError("Unrecognized partition"))
-    owner, due = firing(producer)
+    owner, write = firing(producer)
 
-    await owner._fire(due)
+    await owner.perform(write)
 
     assert producer.committed == ["t.messages", "t.markers"]
-
-
-@pytest.mark.parametrize(
-    ("value_bytes", "shares"),
-    [(200, [2_000, 500]), (100_000, [250] * 10)],
-    ids=["as many as a transaction may have", "as many bytes"],
-)
-def test_what_is_due_is_shared_out_to_transactions(
-    monkeypatch: pytest.MonkeyPatch, value_bytes: int, shares: list[int]
-) -> None:
-    """Else those of large messages would take gigabytes."""
-    owner = Ownership(0, surroundings(), state="owner")
-    payload = Payload(0, 1, None, [], b"x" * value_bytes)
-    monkeypatch.setattr(owner._writing, "payloads", lambda tracker, fires: [payload] * len(fires))
-    fires = [fire(offset) for offset in range(2_500)]
-
-    found = list(owner._shares(fires))
-
-    assert [len(share) for share in found] == shares
-    assert [each for share in found for each, _ in share] == fires
-
-
-def test_payloads_are_taken_from_what_is_not_written_and_else_from_the_table_in_one_look() -> None:
-    asked: list[list[bytes]] = []
-    stored = {row_key(Source("theirs", 2), offset): row(offset) for offset in (5, 7)}
-
-    class Table:
-        def get(self, partition: int, keys: list[bytes]) -> list[bytes | None]:
-            asked.append(keys)
-            return [stored.get(key) for key in keys]
-
-    owner = Ownership(0, surroundings(table=Table()), state="owner")
-    owner._writing.pending = {row_key(Source("theirs", 2), 6): row(6)}
-
-    found = owner._writing.payloads(owner.tracker, [fire(5), fire(6), fire(7)])
-
-    assert [payload.value for payload in found] == [b"5", b"6", b"7"]
-    assert len(asked) == 1
-
-
-def row(offset: int) -> bytes:
-    return encode_row(encode_lease(Lease("orders", 1, 1, 0, 0)), Payload(0, 1, None, [], b"%d" % offset))
 
 
 async def test_a_schedule_that_is_defined_while_the_owner_is_at_work_is_planned_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A wake-up is lost when nobody waits for it yet; the partition of a new schedule may be idle for ever."""
+    """A wake-up before the wait is lost, and the partition of a new schedule may stay idle."""
     layers = ScheduleLayers()
     owner = Ownership(0, surroundings(schedules=lambda: layers), state="owner")
-    owner._position, owner._flushed_at = 0, 0.0
+    owner.engine.begin(0, 0, 0)
     written: list[Any] = []
 
-    async def write(**what: Any) -> None:
-        tick, plan = what.get("tick"), what.get("plan")
-        if tick is not None:
-            record = SimpleNamespace(offset=0, value=encode(tick), timestamp=1_700_000_000_000)
+    async def perform(write: Write) -> None:
+        if write.tick is not None:
+            record = SimpleNamespace(offset=0, value=encode(write.tick), timestamp=1_700_000_000_000)
             await owner.deliver(SimpleNamespace(value=Fetched(0, 1, [record])))  # type: ignore[arg-type]
-        elif plan:
-            written.extend(plan)
+        elif write.planned:
+            written.extend(write.markers)
             owner._stopping = True
         else:
-            owner.tracker.book.take_changes()
-            owner._unacked.clear()
+            owner.engine.pending.clear()
+            owner.engine._unacknowledged = False
             # After the step in which schedules are looked at, and nothing else is left to do.
             layers.fold("schedule", "daily", {"queue": "reports", "cron": "0 9 * * *"})
             owner.wake()
 
-    monkeypatch.setattr(owner, "_write", write)
+    monkeypatch.setattr(owner, "perform", perform)
     async with asyncio.timeout(60):
         await owner._work()
 
@@ -327,17 +291,12 @@ async def test_a_schedule_that_is_defined_while_the_owner_is_at_work_is_planned_
     assert (type(delay).__name__, delay.queue) == ("Delay", "reports")
 
 
-async def test_nothing_is_sent_by_placements_that_are_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_sent_by_placements_that_are_too_old() -> None:
     async def heard() -> None:
         raise TimeoutError("the definitions could not be read")
 
-    async def write(self: Ownership, **_: Any) -> None:
-        raise AssertionError("it was written")
-
-    monkeypatch.setattr(Ownership, "_write", write)
-    owner = Ownership(0, surroundings(heard=heard), state="owner")
+    owner, write = firing(RefusingProducer(at_once=AssertionError("it was written")))
+    owner.context = surroundings(heard=heard)
 
     with pytest.raises(TimeoutError, match="could not be read"):
-        await owner._fire([])
-    with pytest.raises(TimeoutError, match="could not be read"):
-        await owner._fire_apart([(None, None)])  # type: ignore[list-item]
+        await owner.perform(write)

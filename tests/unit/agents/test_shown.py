@@ -1,4 +1,4 @@
-"""How payloads are shown, whatever somebody sent."""
+"""How payloads of any kind are shown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from agents.shown import ALL_HIDDEN, HIDDEN, MAX_TEXT, Redaction
+from agents.redaction import ALL_HIDDEN, HIDDEN, MAX_TEXT, Redaction
 
 
 def test_fields_and_headers_are_hidden_at_any_depth_and_in_any_case() -> None:

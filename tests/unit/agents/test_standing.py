@@ -10,16 +10,18 @@ import pytest
 from aiokafka.errors import KafkaConnectionError, MessageSizeTooLargeError
 
 from agents.ownership import Ownership
-from marq.core.handling_times import HandlingTimes
-from marq.core.queue import QueueSettings
-from marq.core.schedules import ScheduleLayers
+from marq.core.storage.handling_times import HandlingTimes
+from marq.settings.queue import QueueSettings
+from marq.settings.schedules import ScheduleLayers
+from marq.wire.names import Names
 from tables.leases import LocalTableError
 
 
 @pytest.fixture
 def owner() -> Ownership:
     table = SimpleNamespace(replayed=Counter())
-    around: Any = SimpleNamespace(
+    context: Any = SimpleNamespace(
+        names=Names("t"),
         table=table,
         handling=HandlingTimes(),
         settings=lambda _: QueueSettings(),
@@ -29,7 +31,7 @@ def owner() -> Ownership:
         schedules=ScheduleLayers,
         max_message_bytes=1_000_000,
     )
-    return Ownership(0, around)
+    return Ownership(0, context)
 
 
 @pytest.mark.parametrize("state", ["recovering", "waiting"])
@@ -80,7 +82,7 @@ async def test_nothing_is_expected_of_an_owner_that_the_broker_or_the_disk_refus
 
 def test_records_of_the_changelog_and_rows_of_the_table_are_progress(owner: Ownership) -> None:
     before = owner.standing()
-    owner.around.table.replayed[0] += 1000
+    owner.context.table.replayed[0] += 1000
     replayed = owner.standing()
     owner.restored += 1000
     restored = owner.standing()

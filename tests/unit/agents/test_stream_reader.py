@@ -8,14 +8,14 @@ from aiokafka.errors import KafkaConnectionError
 from aiokafka.structs import ConsumerRecord
 
 from agents import stream_reader
-from agents.fetched import Fetched
+from agents.inbox import Fetched
 from agents.stream_reader import Partitions, StreamReader
-from marq.core.errors import MarqError
-from marq.core.markers import Source
-from marq.offsets import Place
-from marq.positions import Positions
-from marq.reader import NotCommitted
-from marq.serving import Serving, serving
+from marq.kafka.offsets import Place
+from marq.kafka.positions import Positions
+from marq.kafka.reader import NotCommitted
+from marq.kafka.serving import Serving, serving
+from marq.wire.errors import MarqError
+from marq.wire.markers import Source
 
 P0 = Source("messages", 0)
 ORDERS = Source("orders", 0)
@@ -229,7 +229,7 @@ async def test_nothing_is_taken_before_it_is_known_where_to_read_on(monkeypatch:
     kafka = Kafka(offset=5, metadata=Positions({"emails": 5}).encode(5), silent=True)
     reader = StreamReader(serving("messages", ["emails"], {}), kafka.partitions)
     reader.assigned([P0])
-    # Faust begins at what the group has committed, whatever that is for our queues.
+    # Faust begins at the group's committed offset, which may be wrong for our queues.
     await reader.deliver(P0, fetched(5, 8))
 
     nothing = await reader.fetch(100)

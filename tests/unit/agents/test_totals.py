@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agents.totals import Totals
-from marq.core.rows import Counts
+from agents.statistics import Totals
+from marq.core.storage.rows import Counts
 
 QUEUE = "emails"
 
@@ -25,7 +25,7 @@ def test_what_was_counted_stays_when_the_partition_goes_and_comes_back() -> None
     totals = Totals()
     totals.note(0, counted(10), counted(15))
 
-    # Meanwhile somebody else counted 85.
+    # Meanwhile another worker counted 85.
     totals.note(0, counted(100), counted(101))
 
     assert totals.by_queue() == counted(6)

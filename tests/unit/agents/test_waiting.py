@@ -1,4 +1,4 @@
-"""What waits in a partition, beside a model that keeps every record."""
+"""Waiting messages of a partition, compared with a model that keeps every record."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from agents import waiting
 from agents.waiting import Offsets, Waiting
-from marq.core.marks import Marks
-from marq.records import Records
+from marq.core.storage.acquired_ranges import AcquiredRanges
+from marq.kafka.records import Records
 
 QUEUES = ("a", "b", "c")
 
@@ -32,7 +32,7 @@ steps = st.one_of(
 @given(st.lists(steps, max_size=12))
 def test_what_waits_is_what_no_mark_has(steps: list[tuple[str, object, object]]) -> None:
     # The first interval says where a group began: nothing before it is for anybody.
-    marks = {queue: Marks([(0, 0)]) for queue in QUEUES}
+    marks = {queue: AcquiredRanges([(0, 0)]) for queue in QUEUES}
     counted = Waiting(lambda queue: marks.get(queue))
     log: dict[str, list[int]] = {queue: [] for queue in QUEUES}
     position = 0
@@ -59,7 +59,7 @@ def test_what_waits_is_what_no_mark_has(steps: list[tuple[str, object, object]])
                 queue: len(expected(queue)) for queue in QUEUES
             }
     assert {queue: counted.count(queue) for queue in QUEUES} == {queue: len(expected(queue)) for queue in QUEUES}
-    # Whoever takes over begins there, and must miss nothing.
+    # The next owner begins there and must miss nothing.
     first = counted.first(position)
     assert all(offset >= first for queue in QUEUES for offset in expected(queue))
 
@@ -92,7 +92,7 @@ def test_a_run_takes_no_room_and_single_offsets_become_one() -> None:
 
 
 def test_what_stands_before_the_place_where_a_group_began_is_for_nobody() -> None:
-    marks = Marks()
+    marks = AcquiredRanges()
     counted = Waiting(lambda _: marks)
     counted.add(records(0, [b"a"] * 10))
 
@@ -103,8 +103,8 @@ def test_what_stands_before_the_place_where_a_group_began_is_for_nobody() -> Non
 
 def test_what_was_acquired_behind_a_gap_without_messages_is_forgotten() -> None:
     """A consumer that begins leaves a gap: from what the one before it acquired to the first record that it read."""
-    marks = Marks([(0, 0)])
-    counted = Waiting(lambda queue: marks if queue == "a" else Marks([(0, 100)]))
+    marks = AcquiredRanges([(0, 0)])
+    counted = Waiting(lambda queue: marks if queue == "a" else AcquiredRanges([(0, 100)]))
     counted.add(records(0, [b"a"] * 10, sent_ms=5_000))
     counted.add(records(10, [b"other"] * 10, sent_ms=5_000))
     counted.add(records(20, [b"a"] * 10, sent_ms=9_000))
@@ -128,7 +128,7 @@ def test_clocks_of_senders_that_differ_cost_little() -> None:
 
 
 def test_the_oldest_is_known_to_a_second() -> None:
-    marks = Marks()
+    marks = AcquiredRanges()
     counted = Waiting(lambda _: marks)
     counted.add(records(0, [b"a"] * 10, sent_ms=5_000))
     counted.add(records(10, [b"a"] * 10, sent_ms=5_400))
@@ -153,12 +153,12 @@ def test_keys_that_name_no_queue_and_too_many_of_them_are_counted_apart(monkeypa
     counted = Waiting(lambda _: None)
 
     assert counted.add(records(0, [b"a", b"\xff", None, b"b", b"c", b"a"])) == {"a": 2, "b": 1}
-    assert counted.strangers == 3
+    assert counted.unknown == 3
 
 
 def test_a_queue_that_is_defined_or_read_is_counted_however_many_names_there_are(monkeypatch) -> None:
     monkeypatch.setattr(waiting, "MAX_QUEUES", 1)
-    marks = {"read": Marks([(0, 1)])}
+    marks = {"read": AcquiredRanges([(0, 1)])}
     counted = Waiting(marks.get, None, defined=lambda queue: queue == "defined")
 
     assert counted.add(records(5, [b"mistake", b"defined", b"read", b"\xff"])) == {
@@ -176,7 +176,7 @@ def test_what_is_purged_waits_no_more_without_markers_too() -> None:
     counted.add(records(0, [b"a", b"b"] * 5, sent_ms=5_000))
     assert (counted.count("a"), counted.count("b")) == (2, 5)
 
-    # Of a topic that was made anew nothing is purged.
+    # A topic that was recreated is not purged.
     counted.forget()
     counted.add(records(0, [b"a"] * 5, sent_ms=9_000))
     assert (counted.count("a"), counted.oldest_ms("a")) == (5, 9_000)

@@ -10,9 +10,10 @@ from typing import Any, cast
 import pytest
 from aiokafka.errors import ProducerFenced
 
-from agents.writing import Writing
-from marq.core.markers import Tick
-from marq.core.names import Names
+from agents.partition_writer import PartitionWriter
+from marq.owner.write import Write
+from marq.wire.markers import Tick
+from marq.wire.names import Names
 
 
 class FencedProducer:
@@ -35,13 +36,12 @@ async def test_a_transaction_that_is_fenced_raises_one_error_and_leaves_none_beh
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     producer = FencedProducer()
-    around: Any = SimpleNamespace(names=Names("m"), max_message_bytes=1_000_000)
-    writing = Writing(0, around)
+    context: Any = SimpleNamespace(names=Names("m"), max_message_bytes=1_000_000)
+    writing = PartitionWriter(0, context)
     writing.producer = cast("Any", producer)
-    tracker: Any = SimpleNamespace(facts=lambda _: [], unreadable=[])
 
     with pytest.raises(ProducerFenced):
-        await writing.commit(tracker, [], Tick(0, 0), False, 5, plan=[Tick(0, 0), Tick(0, 0)])
+        await writing.commit(Write(now_ms=0, appended_ms=0, markers=[Tick(0, 0)] * 3))
 
     assert len(producer.sent) == 3
     del producer, writing

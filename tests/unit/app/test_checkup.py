@@ -8,28 +8,28 @@ from typing import Any
 
 import pytest
 
-from app.checkup.brokers import APIS, judge_apis
-from app.checkup.clock import Appended, judge_clock
-from app.checkup.findings import Finding, Level, exit_code, fine, problem, report, warning
-from app.checkup.machine import Port, judge_packages, judge_port
-from app.checkup.members import Member, Page, judge_members, judge_pages
-from app.checkup.rights import UNKNOWN, Allowed, Use, missing, operations
-from app.checkup.topics import judge_missing, judge_topics
+from app.check.brokers import APIS, Appended, judge_apis, judge_clock
+from app.check.findings import Finding, Level, exit_code, fine, problem, report, warning
+from app.check.machine import Port, judge_packages, judge_port
+from app.check.members import Page, judge_members, judge_pages
+from app.check.rights import UNKNOWN, Allowed, Use, missing, operations
+from app.check.topics import judge_missing, judge_topics
 from app.identity import Identity
 from config.settings import AppSettings, Role
-from marq.core.definitions import Definitions
-from marq.core.names import Names
-from marq.core.topic_rules import TopicFacts
-from marq.settings import ClientSettings
-from marq.topics import planned
+from marq.kafka.group_members import GroupMember
+from marq.kafka.topics import planned
+from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions
+from marq.settings.topic_rules import TopicFacts
+from marq.wire.names import Names
 
 NAMES = Names("shop")
 CLIENT = ClientSettings.read("kafka:9092", {"prefix": "shop"}, environment={})
 ALL = dict.fromkeys(APIS, (0, 20))
 
 
-def worker_settings(*roles: str, census: bool = True) -> AppSettings:
-    return AppSettings(roles=frozenset(map(Role, roles)), census=census)
+def worker_settings(*roles: str, backlog: bool = True) -> AppSettings:
+    return AppSettings(roles=frozenset(map(Role, roles)), count_waiting=backlog)
 
 
 def levels(findings: list[Finding]) -> list[Level]:
@@ -95,7 +95,7 @@ def test_a_broker_that_no_longer_speaks_our_versions_is_too_new() -> None:
 
 
 def topics(**settings: Any) -> dict[str, TopicFacts]:
-    """All topics as they should be, but for the copies and the settings of each that are given."""
+    """All topics with correct settings, except for the given copies and settings."""
     copies = settings.pop("copies", 1)
     defaults = {"cleanup.policy": "delete", "max.message.bytes": "1048588", "retention.bytes": "-1"}
     return {
@@ -151,8 +151,8 @@ def test_nothing_is_missing() -> None:
 # --- workers ----------------------------------------------------------------------------------------------------------
 
 
-def member(version: str = "1.0", fingerprint: str = "abc123") -> Member:
-    return Member(Identity(version, fingerprint).client_id("marq"), "/10.0.0.1", "http://10.0.0.1:6066")
+def member(version: str = "1.0", fingerprint: str = "abc123") -> GroupMember:
+    return GroupMember("", Identity(version, fingerprint).client_id("marq"), "10.0.0.1", url="http://10.0.0.1:6066")
 
 
 def test_members_of_one_kind() -> None:
@@ -170,7 +170,7 @@ def test_members_of_one_kind() -> None:
         (member("1.1", "def456"), "versions and definitions of queues"),
     ],
 )
-def test_members_that_differ_are_two_installations_or_a_deploy(other: Member, different: str) -> None:
+def test_members_that_differ_are_two_installations_or_a_deploy(other: GroupMember, different: str) -> None:
     _, found = judge_members(NAMES, [member(), other], begun=True)
 
     assert (found.level, found.found) == (Level.WARNING, f"they have different {different}")
@@ -178,7 +178,7 @@ def test_members_that_differ_are_two_installations_or_a_deploy(other: Member, di
 
 
 def test_members_that_tell_nothing_are_not_compared() -> None:
-    assert levels(judge_members(NAMES, [member(), Member("old", "/h")], begun=True)) == [Level.OK]
+    assert levels(judge_members(NAMES, [member(), GroupMember("", "old", "/h")], begun=True)) == [Level.OK]
 
 
 @pytest.mark.parametrize(("begun", "level"), [(False, Level.WARNING), (True, Level.PROBLEM)])
@@ -186,8 +186,8 @@ def test_no_tracker_is_a_problem_once_there_are_topics(begun: bool, level: Level
     assert levels(judge_members(NAMES, [], begun=begun)) == [level]
 
 
-def partition(**figures: Any) -> Mapping[str, Any]:
-    return {"partition": 3, "state": "owner", "alarm": "", "clock_jump_ms": 0, "lag": 0, "applied_offset": 7, **figures}
+def partition(**metrics: Any) -> Mapping[str, Any]:
+    return {"partition": 3, "state": "owner", "alarm": "", "clock_jump_ms": 0, "lag": 0, "applied_offset": 7, **metrics}
 
 
 def test_pages_without_alarms_say_nothing() -> None:
@@ -209,7 +209,7 @@ def test_partitions_without_an_owner_are_named() -> None:
 
     [_, missing] = judge_pages([*recovering, Page("http://b", [])], 5)
     assert (missing.level, missing.found) == (Level.WARNING, "nobody owns 0, 1, 2, 4")
-    # Whoever does not answer may own them.
+    # A worker that does not answer may own them.
     assert not [each for each in judge_pages([Page("http://a")], 5) if "owns" in each.found]
 
 
@@ -222,7 +222,7 @@ def test_partitions_without_an_owner_are_named() -> None:
         (0, 10, 20, 0),
         (60_000, 0, 60_020, 60),
         (0, 60_000, 20, -59.98),
-        # A broker that took its time is no clock that is off.
+        # A slow broker does not mean a wrong clock.
         (0, 8_000, 9_000, 0),
     ],
 )
@@ -286,11 +286,11 @@ def test_what_a_worker_uses_follows_from_the_definitions_and_its_roles() -> None
 
 def test_a_tracker_that_places_queues_has_to_see_how_far_groups_have_read() -> None:
     definitions = Definitions()
-    definitions.fold(b"file:emails", {"spread": 2})
+    definitions.fold(b"file:emails", {"partitions": 2})
     denied = Allowed(topics={NAMES.messages: frozenset({"Write", "Describe", "DescribeConfigs"})})
 
-    tracker = Use.of(definitions, NAMES, worker_settings("tracker", census=False))
-    handlers = Use.of(definitions, NAMES, worker_settings("handlers", census=False))
+    tracker = Use.of(definitions, NAMES, worker_settings("tracker", backlog=False))
+    handlers = Use.of(definitions, NAMES, worker_settings("handlers", backlog=False))
 
     lacking = missing(CLIENT, "worker", tracker, denied)
     assert [(right.name, right.operation) for right in lacking] == [(NAMES.messages, "Read")]
@@ -300,13 +300,13 @@ def test_a_tracker_that_places_queues_has_to_see_how_far_groups_have_read() -> N
 def test_a_tracker_that_counts_what_waits_has_to_read_messages() -> None:
     definitions = Definitions()
     definitions.fold(b"file:orders", {"topic": "orders"})
-    denied = Allowed({"orders": frozenset({"Write", "Describe", "DescribeConfigs"})}, {NAMES.census: frozenset()})
+    denied = Allowed({"orders": frozenset({"Write", "Describe", "DescribeConfigs"})}, {NAMES.backlog: frozenset()})
 
     counts = Use.of(definitions, NAMES, worker_settings("tracker"))
-    counts_not = Use.of(definitions, NAMES, worker_settings("tracker", census=False))
+    counts_not = Use.of(definitions, NAMES, worker_settings("tracker", backlog=False))
 
     lacking = missing(CLIENT, "worker", counts, denied)
-    assert [(right.name, right.operation) for right in lacking] == [("orders", "Read"), (NAMES.census, "Read")]
+    assert [(right.name, right.operation) for right in lacking] == [("orders", "Read"), (NAMES.backlog, "Read")]
     assert missing(CLIENT, "worker", counts_not, denied) == []
 
 
@@ -338,8 +338,4 @@ def test_a_port_on_all_addresses_is_that_of_the_worker_that_others_reach_by_a_na
 def test_packages_are_compared_with_those_that_were_tested() -> None:
     assert levels(judge_packages({"faust": "1"}, {"faust": "1"})) == [Level.OK]
     [found] = judge_packages({"faust": "2"}, {"faust": "1"})
-    assert (found.level, found.found, found.expected) == (
-        Level.WARNING,
-        "version 2",
-        "1, with which marq was tested",
-    )
+    assert (found.level, found.found, found.expected) == (Level.WARNING, "version 2", "1, with which marq was tested")

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from app.checkup.findings import Finding, Level
-from app.checkup.members import STALLED_S, Page, judge_pages
-from app.checkup.reading import Place, Reader, judge_partitions, judge_reading, judge_retention, unhandled
-from marq.core.definitions import Definitions
-from marq.core.markers import Source
-from marq.core.topic_rules import TopicFacts
-from marq.settings import ClientSettings
+from app.check.findings import Finding, Level
+from app.check.members import STALLED_S, Page, judge_pages
+from app.check.reading import Place, Reader, judge_partitions, judge_reading, judge_retention, unhandled
+from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions
+from marq.settings.topic_rules import TopicFacts
+from marq.wire.markers import Source
 
 CLIENT = ClientSettings.read("kafka:9092", {"prefix": "shop", "partitions": 4}, environment={})
 NAMES = CLIENT.names
@@ -47,8 +47,7 @@ def test_a_group_is_not_judged_by_how_its_offsets_move() -> None:
 
 
 @pytest.mark.parametrize(
-    ("waits", "said"),
-    [(0, "0 messages wait"), (1, "1 message waits"), (None, "whether messages wait is not known")],
+    ("waits", "said"), [(0, "0 messages wait"), (1, "1 message waits"), (None, "whether messages wait is not known")]
 )
 def test_handlers_that_nobody_runs_are_a_problem_even_when_nothing_waits(waits: int | None, said: str) -> None:
     reader = Reader(NAMES.named_group("handlers"), 0)
@@ -92,7 +91,7 @@ def test_fewer_partitions_than_settings_ask_for() -> None:
 
 
 def test_a_spread_over_more_partitions_than_there_are() -> None:
-    [found] = judge_partitions(CLIENT, definitions(emails={"spread": 6}), topics(4))
+    [found] = judge_partitions(CLIENT, definitions(emails={"partitions": 6}), topics(4))
 
     assert (found.subject, found.expected) == ("queue emails", "at most 4")
 

@@ -49,6 +49,6 @@ def test_options_that_may_be_repeated_and_flags_still_are(parsers: dict[str, cli
     assert given["as_json"] is True
 
 
-@pytest.mark.parametrize("name", ["cancel", "dead", "purge", "queue", "redrive", "rewind"])
+@pytest.mark.parametrize("name", ["cancel", "dead", "purge", "queue", "redrive", "replay"])
 def test_every_command_that_asks_takes_yes(parsers: dict[str, click.Command], name: str) -> None:
     assert parse(parsers[name], "x", "--yes")["yes"] is True

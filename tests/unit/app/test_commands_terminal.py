@@ -1,4 +1,4 @@
-"""How commands end: by Ctrl-C on a real terminal, when nobody reads on, and with texts that others wrote."""
+"""How commands end: by Ctrl-C on a real terminal, at a closed pipe, and with hostile texts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.checkup.findings import problem
+from app.check.findings import problem
 from app.commands import send
 from app.commands.command import BROKEN_PIPE, INTERRUPTED, Interrupted, confirm, ending, typing
-from marq.core.errors import ConfigError, MarqError, MessageTooLarge
+from marq.wire.errors import ConfigError, MarqError, MessageTooLarge
 from tests.terminal import Terminal
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 from aiokafka.errors import GroupAuthorizationFailedError
 
-from app.commands import purge, rewind, state
+from app.commands import purge, replay, state
 from app.commands.command import Interrupted
-from app.commands.watching import looked
-from app.group_members import DescribedGroup
-from marq.core.errors import BrokerUnavailable, ConfigError, Forbidden
-from marq.core.markers import Source
-from marq.purging import Purged
-from marq.rewinding import Rewound, Start
+from app.commands.terminal import looked
+from marq.admin.purge import Purged
+from marq.admin.replay import Rewound, Start
+from marq.kafka.group_members import DescribedGroup
+from marq.wire.errors import BrokerUnavailable, ConfigError, Forbidden
+from marq.wire.markers import Source
 
 LIMIT_S = 60.0
 
@@ -68,7 +68,7 @@ async def test_who_watches_is_told_once_that_the_broker_is_away_and_sees_more_wh
 
     out, err = capsys.readouterr()
     assert [json.loads(line) for line in out.splitlines()] == [{"look": 1}, {"look": 2}, {"look": 3}]
-    assert err == 2 * f"marq: {away}; looking on until that is over, or Ctrl-C\n"
+    assert err == 2 * f"marq: {away}; waiting for it, until Ctrl-C\n"
 
 
 @pytest.mark.parametrize(
@@ -107,33 +107,33 @@ def test_a_purge_says_what_it_ended_and_what_went_on() -> None:
     text = purge.said("emails", found, dry_run=False, interrupted=False)
 
     assert text == (
-        "queue 'emails': 1,204 messages ended (1,200 waiting, 3 for redelivery, 1 dead); 2 went on meanwhile,"
-        " or were ended before"
+        "queue 'emails': 1,204 messages purged (1,200 waiting, 3 for redelivery, 1 dead); 2 continued meanwhile,"
+        " or had ended"
     )
-    assert "would be ended" in purge.said("emails", found, dry_run=True, interrupted=False)
+    assert "would be purged" in purge.said("emails", found, dry_run=True, interrupted=False)
     assert "nothing was there" in purge.said("emails", Purged(), dry_run=False, interrupted=False)
-    assert "may be left paused" in purge.said("emails", found, dry_run=False, interrupted=True)
+    assert "may still be paused" in purge.said("emails", found, dry_run=False, interrupted=True)
 
 
-def test_a_rewind_says_how_it_is_gone_on_with() -> None:
+def test_a_replay_says_how_it_is_gone_on_with() -> None:
     found = Rewound("abc", again=5, open=1)
 
-    assert "1 are still open" in rewind.said("emails", found, Start(0), dry_run=False, interrupted=False)
-    # From the same moment on, whatever the time is by then.
+    assert "1 are still open" in replay.said("emails", found, Start(0), dry_run=False, interrupted=False)
+    # The start stays the same as time passes.
     start = Start(1_896_076_800_007)
-    text = rewind.said("emails", found, start, dry_run=False, interrupted=True)
-    assert text.endswith("go on with --since 2030-01-31T08:00:00.007+00:00 --id abc")
-    assert rewind.read_start("2030-01-31T08:00:00.007+00:00", None) == start
+    text = replay.said("emails", found, start, dry_run=False, interrupted=True)
+    assert text.endswith("continue with --since 2030-01-31T08:00:00.007+00:00 --id abc")
+    assert replay.read_start("2030-01-31T08:00:00.007+00:00", None) == start
     place = Start(place=(Source("marq.messages", 3), 120))
-    assert rewind.further(place, "abc") == "--from marq.messages/3/120 --id abc"
+    assert replay.further(place, "abc") == "--from marq.messages/3/120 --id abc"
 
 
-def test_a_rewind_begins_at_a_time_or_at_a_place() -> None:
-    assert rewind.read_start(None, "marq.messages/3/120") == Start(place=(Source("marq.messages", 3), 120))
-    assert rewind.read_start("2030-01-31T08:00:00+00:00", None) == Start(1_896_076_800_000)
+def test_a_replay_begins_at_a_time_or_at_a_place() -> None:
+    assert replay.read_start(None, "marq.messages/3/120") == Start(place=(Source("marq.messages", 3), 120))
+    assert replay.read_start("2030-01-31T08:00:00+00:00", None) == Start(1_896_076_800_000)
     # Before all messages that Kafka can have.
-    assert rewind.read_start("999999d", None) == rewind.read_start("0001-01-01T00:00:00+00:00", None) == Start(0)
-    age = rewind.read_start("2h", None)
+    assert replay.read_start("999999d", None) == replay.read_start("0001-01-01T00:00:00+00:00", None) == Start(0)
+    age = replay.read_start("2h", None)
     assert age.time_ms is not None
     assert age.place is None
 
@@ -141,8 +141,8 @@ def test_a_rewind_begins_at_a_time_or_at_a_place() -> None:
 @pytest.mark.parametrize(
     ("since", "place", "said"),
     [
-        (None, None, "say from when on"),
-        ("2h", "marq.messages/3/120", "say from when on"),
+        (None, None, "give --since"),
+        ("2h", "marq.messages/3/120", "give --since"),
         ("soon", None, "--since soon: expected a duration"),
         ("2030-01-31T08:00:00", None, "a moment with a time zone"),
         (None, "marq.messages", "topic/partition/offset"),
@@ -150,7 +150,7 @@ def test_a_rewind_begins_at_a_time_or_at_a_place() -> None:
 )
 def test_a_start_that_is_none_is_named(since: str | None, place: str | None, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        rewind.read_start(since, place)
+        replay.read_start(since, place)
 
 
 async def test_a_group_that_the_broker_does_not_tell_of_is_no_group_that_owns_nothing() -> None:

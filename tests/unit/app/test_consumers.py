@@ -9,11 +9,11 @@ import pytest
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.errors import CoordinatorNotAvailableError
 
-from app.consumers import is_read, unattended
-from app.group_members import DescribedGroup, GroupMember, _group
-from marq.assignor import SpreadAssignor
-from marq.core.definitions import Definitions
-from marq.core.names import Names
+from agents.consumer_watch import is_read, unattended
+from marq.kafka.assignor import SpreadAssignor
+from marq.kafka.group_members import DescribedGroup, GroupMember, _group
+from marq.settings.definitions import Definitions
+from marq.wire.names import Names
 
 NAMES = Names("shop")
 EMAILS = NAMES.group("emails")
@@ -62,12 +62,12 @@ def test_members_are_told_apart_by_what_they_tell_their_group() -> None:
 
     found = _group(4, 0, EMAILS, "Stable", "consumer", "roundrobin", members, 0)
 
-    one, stranger = found.members
+    one, newcomer = found.members
     assert (one.id, one.instance_id, one.client_id, one.host) == ("one-1", "one", "marq", "10.0.0.9")
     assert isinstance(one.pid, int)
     assert one.partitions == {"shop.messages": [0, 1]}
     assert str(one) == f"one on 10.0.0.9 (process {one.pid})"
-    assert (stranger.pid, stranger.partitions, str(stranger)) == (None, {}, "x on h")
+    assert (newcomer.pid, newcomer.partitions, str(newcomer)) == (None, {}, "x on h")
 
 
 def test_a_broker_that_is_older_tells_no_instance_ids() -> None:
@@ -89,11 +89,11 @@ class Admin:
         return [(EMAILS, "consumer")] if brokers == [2] else []
 
     async def _send_request(self, request: Any, broker: int) -> Any:
-        self.described.append((broker, request._groups))
+        self.described.append((broker, request._values[0]))
 
         groups = [
             (0, name, "Empty", "", "", [], 0) if name == EMAILS else (16, name, "", "", "", [], 0)
-            for name in request._groups
+            for name in request._values[0]
         ]
         return SimpleNamespace(API_VERSION=4, groups=groups)
 

@@ -1,4 +1,4 @@
-"""Who is let in by which settings."""
+"""Settings of logins and the access that they give."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from app.credentials import Access, Credentials, Visitor, hashed
+from app.web.credentials import Access, Credentials, Visitor, hashed
 from config.settings import load_settings
-from marq.core.errors import ConfigError
+from marq.wire.errors import ConfigError
 
 Settings = Callable[..., Credentials]
 

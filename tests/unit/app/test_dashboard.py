@@ -1,4 +1,4 @@
-"""What pages make of figures, samples and markers."""
+"""What pages make of metrics, samples and markers."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ import pytest
 from aiokafka import ConsumerRecord
 
 from agents.consumer_watch import NO_CONSUMER_S
-from agents.statistics import add_up, census_of, empty_figures
-from app.dashboard import history, rows
-from app.dashboard.actions import MAX_IDS, Doing, Letters, read_action, read_ids, read_letters
-from app.dashboard.buttons import inside, see
-from app.dashboard.history import SAMPLES, History
-from app.dashboard.installation import markers_partitions, partitions, public
-from app.dashboard.rendering import age, moment, rate
-from app.dashboard.tasks import MAX_RUNNING, Tasks, TooManyTasks
-from app.dashboard.timeline import Timeline, last_place
-from marq.core.errors import ConfigError
-from marq.core.handling_times import BOUNDS_MS
-from marq.core.marker_codec import encode
-from marq.core.markers import Ack, Acquire, Batch, Cause, Delay, Fact, Kind, Payload, Release, Source
-from marq.core.names import ID_HEADER
-from marq.dead_letters import Redriven
+from agents.statistics import add_up, backlog_of, empty_metrics
+from app.web.dashboard import history, rows
+from app.web.dashboard.actions import MAX_IDS, AuditedActions, read_action
+from app.web.dashboard.actor import LetterSelection
+from app.web.dashboard.buttons import inside, see
+from app.web.dashboard.descriptions import markers_partitions, partitions
+from app.web.dashboard.forms import read_ids, read_letters
+from app.web.dashboard.history import SAMPLES, History
+from app.web.dashboard.installation import public
+from app.web.dashboard.rendering import age, moment, rate
+from app.web.dashboard.tasks import MAX_RUNNING, Tasks, TooManyTasks
+from app.web.dashboard.timeline import Timeline, last_place
+from marq.core.storage.handling_times import BOUNDS_MS
+from marq.dead_letters.dead_letters import Redriven
+from marq.wire.errors import ConfigError
+from marq.wire.marker_codec import encode
+from marq.wire.markers import Ack, Acquire, Batch, Cause, Delay, Fact, Kind, Payload, Release, Source
+from marq.wire.names import ID_HEADER
 from tests.browser.pretend import PretendActor, PretendInstallation
 
 FIRST, AGAIN = Source("marq.messages", 0), Source("marq.messages", 3)
@@ -34,7 +37,7 @@ FIRST, AGAIN = Source("marq.messages", 0), Source("marq.messages", 3)
 
 
 def sample(in_flight: float) -> dict[str, dict[str, float]]:
-    return {"emails": empty_figures() | {"in_flight": in_flight, "acked_per_second": 2.0}}
+    return {"emails": empty_metrics() | {"in_flight": in_flight, "acked_per_second": 2.0}}
 
 
 def test_samples_of_workers_are_added_up_by_their_time() -> None:
@@ -63,7 +66,7 @@ def test_a_queue_that_was_silent_for_a_quarter_of_an_hour_has_no_history() -> No
 
 def test_queues_that_do_nothing_take_no_memory() -> None:
     kept = History()
-    kept.add(1_000, {f"queue-{number}": empty_figures() for number in range(100)})
+    kept.add(1_000, {f"queue-{number}": empty_metrics() for number in range(100)})
 
     assert list(kept._rings) == [""]
 
@@ -72,20 +75,20 @@ def test_queues_that_do_nothing_take_no_memory() -> None:
 
 
 def found(counted: bool = False, **queues: dict[str, float]) -> dict[str, Any]:
-    census = {
-        "counted": counted, "complete": counted, "uncounted": 0, "strangers": 0, "others": 0, "switched_off": 0,
+    backlog = {
+        "counted": counted, "complete": counted, "uncounted": 0, "unknown": 0, "others": 0, "switched_off": 0,
         "trouble": [],
     }  # fmt: skip
-    rows = {name: empty_figures() | row for name, row in queues.items()}
-    return {"queues": rows, "workers": [], "complete": True, "census": census}
+    rows = {name: empty_metrics() | row for name, row in queues.items()}
+    return {"queues": rows, "workers": [], "complete": True, "backlog": backlog}
 
 
 def test_a_row_counts_dead_letters_that_are_left_and_what_waits_in_either_way() -> None:
-    figures = found(
+    metrics = found(
         emails={"dead": 9, "redriven": 4, "discarded": 2, "waiting_for_delivery": 5, "waiting_for_redelivery": 1}
     )
 
-    [row] = rows.queue_rows(figures, (), {})
+    [row] = rows.queue_rows(metrics, (), {})
 
     assert (row["dead"], row["delayed"], row["state"], row["waiting"]) == (3, 6, "idle", None)
 
@@ -95,12 +98,12 @@ NOBODY = WAITS | {"no_consumer_seconds": NO_CONSUMER_S, "idle_seconds": 900.0}
 
 
 @pytest.mark.parametrize(
-    ("figures", "settings", "state"),
+    ("metrics", "settings", "state"),
     [
         (NOBODY, {}, "no consumer"),
         (WAITS, {}, "waiting"),
         (NOBODY | {"no_consumer_seconds": NO_CONSUMER_S - 1}, {}, "waiting"),
-        # One acquires that is no member of the group.
+        # A client outside the group acquires.
         (NOBODY | {"idle_seconds": 1.0}, {}, "waiting"),
         (NOBODY | {"waiting": 0}, {}, "idle"),
         (NOBODY, {"paused": True}, "paused"),
@@ -108,19 +111,19 @@ NOBODY = WAITS | {"no_consumer_seconds": NO_CONSUMER_S, "idle_seconds": 900.0}
     ],
 )
 def test_the_state_of_a_queue_with_waiting_messages(
-    figures: dict[str, float], settings: dict[str, Any], state: str
+    metrics: dict[str, float], settings: dict[str, Any], state: str
 ) -> None:
-    [row] = rows.queue_rows(found(counted=True, emails=figures), (), {"emails": settings})
+    [row] = rows.queue_rows(found(counted=True, emails=metrics), (), {"emails": settings})
 
     assert (row["state"], row["oldest_waiting_seconds"]) == (state, 320.0)
 
 
 def test_queues_without_consumers_are_alarms_and_wrong_on_the_page_of_health() -> None:
     many = {f"queue-{number:02}": NOBODY | {"oldest_waiting_seconds": 100.0 + number} for number in range(12)}
-    figures = found(counted=True, one=WAITS, **many)
+    metrics = found(counted=True, one=WAITS, **many)
 
-    alarms = rows.alarms(figures)
-    [check] = [each for each in rows.checks(figures, []) if "consumers" in each["what"]]
+    alarms = rows.alarms(metrics)
+    [check] = [each for each in rows.checks(metrics, []) if "consumers" in each["what"]]
 
     assert alarms[0] == "Queue queue-11 has no consumer: 500 messages wait, the oldest for 1 m 51 s."
     assert alarms[-1] == "2 more queues with waiting messages have no consumer."
@@ -132,49 +135,49 @@ def test_queues_without_consumers_are_alarms_and_wrong_on_the_page_of_health() -
 
 def test_workers_together_say_how_long_nothing_of_a_queue_was_acquired() -> None:
     one, two = NOBODY, NOBODY | {"waiting": 2, "no_consumer_seconds": 0.0, "idle_seconds": 4.0}
-    answers = [{"queues": {"emails": empty_figures() | each}} for each in (one, two, {})]
+    answers = [{"queues": {"emails": empty_metrics() | each}} for each in (one, two, {})]
 
     added = add_up(answers)["emails"]
 
     assert (added["waiting"], added["no_consumer_seconds"], added["idle_seconds"]) == (502, NO_CONSUMER_S, 4.0)
 
 
-def test_where_a_census_is_taken_nothing_waits_in_a_queue_without_figures() -> None:
-    figures = found(counted=True, emails={"waiting": 4, "arrived_per_second": 2.0})
+def test_where_a_backlog_is_taken_nothing_waits_in_a_queue_without_figures() -> None:
+    metrics = found(counted=True, emails={"waiting": 4, "arrived_per_second": 2.0})
 
-    assert [row["waiting"] for row in rows.queue_rows(figures, ["defined"], {})] == [0, 4]
+    assert [row["waiting"] for row in rows.queue_rows(metrics, ["defined"], {})] == [0, 4]
 
 
-def test_a_census_that_is_not_complete_is_said() -> None:
-    figures = found(counted=True)
-    figures["census"] |= {"complete": False, "uncounted": 12_000}
+def test_a_backlog_that_is_not_complete_is_said() -> None:
+    metrics = found(counted=True)
+    metrics["backlog"] |= {"complete": False, "uncounted": 12_000}
 
-    assert rows.alarms(figures) == ["What waits is still being counted: 12,000 records are left to read."]
-    assert rows.least(figures["census"]) == "≥ "
+    assert rows.alarms(metrics) == ["The backlog is still being counted: 12,000 records are left to read."]
+    assert rows.least(metrics["backlog"]) == "≥ "
 
-    figures["census"] |= {"uncounted": 0, "switched_off": 1, "trouble": ["topic orders can't be read: no right"]}
+    metrics["backlog"] |= {"uncounted": 0, "switched_off": 1, "trouble": ["topic orders can't be read: no right"]}
 
-    assert rows.alarms(figures) == [
-        "What waits is not all counted: topic orders can't be read: no right.",
-        "What waits is not all counted: 1 workers run without a census (MARQ_CENSUS).",
+    assert rows.alarms(metrics) == [
+        "The backlog is not complete: topic orders can't be read: no right.",
+        "The backlog is not complete: 1 workers do not count (MARQ_COUNT_WAITING).",
     ]
 
 
 def test_a_count_is_complete_when_each_worker_answered_and_counts() -> None:
-    counts = {"complete": True, "uncounted": 0, "strangers": 2, "trouble": ""}
-    one, none = {"partitions": [1], "census": counts}, {"partitions": [2], "census": None}
+    counts = {"complete": True, "uncounted": 0, "unknown": 2, "trouble": ""}
+    one, none = {"partitions": [1], "backlog": counts}, {"partitions": [2], "backlog": None}
 
-    assert census_of([one], everyone=True)["complete"]
+    assert backlog_of([one], everyone=True)["complete"]
     # One that did not answer may have more.
-    assert not census_of([one], everyone=False)["complete"]
-    partly = census_of([one, none, {"partitions": [], "census": None}], everyone=True)
+    assert not backlog_of([one], everyone=False)["complete"]
+    partly = backlog_of([one, none, {"partitions": [], "backlog": None}], everyone=True)
     assert (partly["counted"], partly["complete"], partly["switched_off"]) == (True, False, 1)
-    assert census_of([{**one, "census": counts | {"trouble": "why"}}], everyone=True)["trouble"] == ["why"]
+    assert backlog_of([{**one, "backlog": counts | {"trouble": "why"}}], everyone=True)["trouble"] == ["why"]
 
 
 def test_rows_are_in_the_order_that_is_asked_for_with_what_is_not_known_at_the_end() -> None:
-    figures = found(a={"oldest_lease_seconds": 5.0}, b={}, c={"oldest_lease_seconds": 9.0, "in_flight": 1})
-    table = rows.queue_rows(figures, ["defined"], {})
+    metrics = found(a={"oldest_lease_seconds": 5.0}, b={}, c={"oldest_lease_seconds": 9.0, "in_flight": 1})
+    table = rows.queue_rows(metrics, ["defined"], {})
 
     shown = rows.Shown.read({"sort": "oldest_seconds", "order": "desc"})
     busy = rows.Shown.read({"state": "busy", "sort": "nonsense", "page": "-1"})
@@ -185,9 +188,9 @@ def test_rows_are_in_the_order_that_is_asked_for_with_what_is_not_known_at_the_e
 
 
 def test_a_row_has_the_time_within_which_most_messages_are_done() -> None:
-    figures = found(a={}, b={}) | {"handled": {"a": [0] * 4 + [100] + [0] * (len(BOUNDS_MS) - 4)}}
+    metrics = found(a={}, b={}) | {"handled": {"a": [0] * 4 + [100] + [0] * (len(BOUNDS_MS) - 4)}}
 
-    done, idle = rows.queue_rows(figures, (), {})
+    done, idle = rows.queue_rows(metrics, (), {})
 
     assert (done["p95_seconds"], idle["p95_seconds"]) == (0.0975, None)
 
@@ -254,8 +257,8 @@ def test_a_message_is_followed_through_its_redeliveries() -> None:
     assert timeline.places == {(FIRST, 5), (AGAIN, 9)}
     assert (timeline.queue, timeline.payload and timeline.payload.value) == ("emails", b"v9")
     texts = [event["text"] for event in timeline.told()]
-    assert texts[1] == "given back, to be delivered after its backoff: ValueError: no"
-    assert texts[3] == "taken by a consumer, attempt 2, lease 30 s"
+    assert texts[1] == "released, to be delivered after its backoff: ValueError: no"
+    assert texts[3] == "received by a consumer, attempt 2, lease 30 s"
 
 
 def test_a_message_stands_where_it_was_taken_last_whatever_is_told_late_of_a_former_place() -> None:
@@ -267,12 +270,12 @@ def test_a_message_stands_where_it_was_taken_last_whatever_is_told_late_of_a_for
         (10, acquire(FIRST, [5])),
         (20, Fact(Kind.REDELIVERED, "emails", 1, FIRST, [5], [2], [Cause.EXPIRED])),
         (30, acquire(AGAIN, [9], identity, attempt=2)),
-        # By whoever has lost its lease.
+        # From a consumer that has lost its lease.
         (40, Ack("emails", 7, FIRST, [5])),
     )
 
     assert last_place(timeline.told()) == "marq.messages/3/9"
-    # Of a read that was cut, or begun later.
+    # A read that was cut off, or that began later.
     assert last_place(timeline.told()[-1:]) == "marq.messages/0/5"
     assert last_place([]) == ""
 
@@ -301,7 +304,7 @@ def test_what_is_no_marker_is_passed_over() -> None:
 def test_a_form_says_which_dead_letters_are_meant() -> None:
     letters = read_letters({"queue": "emails", "kind": "", "to": "again", "limit": "5", "rate": "0.5"}, [])
 
-    assert letters == Letters("emails", {"kind": ""}, "again", 5, 0.5)
+    assert letters == LetterSelection("emails", {"kind": ""}, "again", 5, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +328,7 @@ def test_ids_that_are_none_or_too_many_are_refused(ids: list[str]) -> None:
 
 
 def test_an_unknown_action_is_refused() -> None:
-    with pytest.raises(ConfigError, match="there is no action 'drop'"):
+    with pytest.raises(ConfigError, match="unknown action 'drop'"):
         read_action("drop")
 
 
@@ -347,16 +350,16 @@ async def test_a_task_that_is_stopped_says_how_far_it_came_and_is_audited(caplog
     began = asyncio.Event()
 
     class Slow(PretendActor):
-        async def settle(self, action: str, letters: Letters, progress: Any) -> Any:
+        async def settle(self, action: str, letters: LetterSelection, progress: Any) -> Any:
             progress(Redriven(9, 3, 2))
             began.set()
             await asyncio.Event().wait()
 
-    doing = Doing(Slow(PretendInstallation()), Tasks())
-    number = doing.to_letters(read_action("redrive"), Letters("emails", {}), 9, {"who": "ann", "from": "::1"})
+    actions = AuditedActions(Slow(PretendInstallation()), Tasks())
+    number = actions.to_letters(read_action("redrive"), LetterSelection("emails", {}), 9, {"who": "ann", "from": "::1"})
     await began.wait()
 
-    task = await doing.tasks.stop_one(number)
+    task = await actions.tasks.stop_one(number)
 
     assert task is not None
     assert (task.state, task.told()["done"], task.told()["asked"]) == ("stopped", 2, 3)
@@ -373,11 +376,11 @@ async def test_many_messages_are_acted_on_in_pieces_and_what_came_too_late_is_to
             return [number != 0 for number, _ in enumerate(ids)]
 
     actor = Counting(PretendInstallation())
-    doing = Doing(actor, Tasks())
+    actions = AuditedActions(actor, Tasks())
     ids = [f"t/0/{number}" for number in range(2 * MAX_IDS + 500)]
 
-    number = doing.to_matching(read_action("cancel"), "emails", ids, {"who": "ann", "from": "::1"})
-    task = doing.tasks.get(number)
+    number = actions.to_matching(read_action("cancel"), "emails", ids, {"who": "ann", "from": "::1"})
+    task = actions.tasks.get(number)
     assert task is not None
     assert task.running is not None
     await task.running

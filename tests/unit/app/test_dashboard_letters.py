@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 import pytest
 
 import marq
-from app.dashboard import letters as letters_module
-from app.dashboard.letters import LetterIndex, TooManyLetters
-from marq.letter_log import Stored
-from marq.letter_survey import Group, Survey
-from marq.settings import ClientSettings
+from app.web.dashboard import letters as letters_module
+from app.web.dashboard.letters import LetterIndex, TooManyLetters
+from marq.dead_letters.log import Stored
+from marq.dead_letters.survey import Group, Survey
+from marq.settings.client import ClientSettings
 from marq.testing import Broker
 
 
@@ -64,7 +64,7 @@ async def test_so_many_that_no_page_reads_them_are_not_begun(monkeypatch: pytest
     async with installation() as (index, producer, consumer, _):
         await reject(consumer, producer, "a", "b")
 
-        with pytest.raises(TooManyLetters, match="2 records of dead letters would have to be read"):
+        with pytest.raises(TooManyLetters, match="2 records of dead letters are unread"):
             await index.read()
 
 

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from app.commands.dead import described
-from app.commands.letters import ask_and_act, read_filters, said
-from marq.core.errors import ConfigError
-from marq.dead_letter import DeadLetter
-from marq.dead_letters import Deleted, Redriven
-from marq.letter_filter import LetterFilter, Snapshot
-from marq.letter_log import Stored
+from app.commands.dead import ask_and_act, described, read_filters, said
+from marq.client.dead_letter import DeadLetter
+from marq.dead_letters.dead_letters import Deleted, Redriven
+from marq.dead_letters.filters import DeadLetterFilter, Snapshot
+from marq.dead_letters.log import Stored
+from marq.wire.errors import ConfigError
 
 ASKED = Snapshot(1_795_327_200_000, {0: 120, 1: 33})
 NOTHING: dict[str, Any] = {
@@ -66,7 +65,7 @@ def test_how_far_a_call_came_is_said() -> None:
     assert said(Deleted(3, 3, 3)) == "3 of 3 dead letters deleted"
     assert said(Deleted(3), dry_run=True) == "3 dead letters would be deleted; nothing was changed"
     assert said(Redriven(9, 4, 2), interrupted=True) == (
-        "interrupted: 2 of 9 dead letters redriven, 4 asked for, which will be done; the same command again does the"
+        "interrupted: 2 of 9 dead letters redriven, 4 requested, which will still be done; repeat the command for the"
         " rest"
     )
 
@@ -95,7 +94,7 @@ async def test_where_there_was_nothing_to_ask_about_nothing_is_deleted() -> None
 
 async def test_a_deletion_is_of_the_letters_that_were_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("app.commands.letters.confirm", lambda question, **_: asked.append(question))
+    monkeypatch.setattr("app.commands.dead.confirm", lambda question, **_: asked.append(question))
     calls: list[dict[str, Any]] = []
 
     async def delete(*, dry_run: bool = False, **options: Any) -> Deleted:
@@ -117,10 +116,10 @@ def test_a_snapshot_is_read_as_it_was_written_and_ages_are_counted_back_from_it(
             Snapshot.parse(text)
 
     def letter(partition: int, offset: int, died_ms: int) -> Stored:
-        return Stored(partition, offset, 0, b"q", b"", [("marq-died-at", b"%d" % died_ms)])
+        return Stored(partition, offset, 0, b"q", b"", [("marq-dead-lettered-at", b"%d" % died_ms)])
 
     # An hour after the question nothing else is old enough than was then.
-    fits = LetterFilter.read("delete", {"older_than": 60, "as_of": ASKED}, ASKED.at_ms + 3_600_000).fits
+    fits = DeadLetterFilter.read("delete", {"older_than": 60, "as_of": ASKED}, ASKED.at_ms + 3_600_000).fits
     old_ms, young_ms = ASKED.at_ms - 60_000, ASKED.at_ms - 59_999
     assert [fits(letter(0, offset, old_ms)) for offset in (119, 120)] == [True, False]
     # A partition that the topic did not have then.
@@ -132,7 +131,8 @@ def test_a_letter_is_shown_with_all_that_is_known() -> None:
     headers = [
         ("tenant", b"acme"), ("raw", b"\xff"), ("null", None), ("marq-id", b"marq.messages/0/7"),
         ("marq-attempt", b"5"), ("marq-first-sent", b"1700000000000"), ("marq-reason", b"no good"),
-        ("marq-error", b"LookupError: x"), ("marq-origin", b"marq.messages/1/9"), ("marq-died-at", b"1700000060000"),
+        ("marq-error", b"LookupError: x"), ("marq-origin", b"marq.messages/1/9"),
+        ("marq-dead-lettered-at", b"1700000060000"),
     ]  # fmt: skip
     record = Stored(1, 4, 1_800_000_000_000, b"emails", b"x" * 2_000, headers)
 
@@ -145,7 +145,7 @@ def test_a_letter_is_shown_with_all_that_is_known() -> None:
         "last_error": "LookupError: x",
         "attempts": 5,
         "first_sent": "2023-11-14T22:13:20.000+00:00",
-        "died_at": "2023-11-14T22:14:20.000+00:00",
+        "dead_lettered_at": "2023-11-14T22:14:20.000+00:00",
         "origin": "marq.messages/1/9",
         "partition": 1,
         "offset": 4,
@@ -157,7 +157,7 @@ def test_a_letter_is_shown_with_all_that_is_known() -> None:
 
 def test_headers_that_somebody_else_wrote_do_no_harm() -> None:
     headers = [
-        ("marq-died-at", b"9" * 15),
+        ("marq-dead-lettered-at", b"9" * 15),
         ("marq-attempt", b"-1"),
         ("marq-first-sent", b"x"),
         ("marq-reason", b"\xff"),
@@ -166,5 +166,5 @@ def test_headers_that_somebody_else_wrote_do_no_harm() -> None:
 
     shown = described(DeadLetter(record, "emails", "marq.dead-letters", None))
 
-    assert (shown["died_at"], shown["attempts"], shown["value"]) == ("1970-01-01T00:00:00.000+00:00", 1, "")
+    assert (shown["dead_lettered_at"], shown["attempts"], shown["value"]) == ("1970-01-01T00:00:00.000+00:00", 1, "")
     assert (shown["id"], shown["reason"]) == ("marq.dead-letters/0/0", "\ufffd")

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.ending import end_with
-from marq.core.errors import ConfigError
+from app.readable import end_with
+from marq.wire.errors import ConfigError
 
 
 def test_a_process_that_cannot_start_ends_with_one_sentence() -> None:

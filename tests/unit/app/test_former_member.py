@@ -1,4 +1,4 @@
-"""When a former member is taken out of the group: never for nothing, and never before somebody takes its place."""
+"""When a former member is removed from the group: only if needed, and only when its successor is there."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from app import former_member
-from app.former_member import expel
-from marq.settings import ClientSettings
+from app.worker import former_member
+from app.worker.former_member import expel
+from marq.settings.client import ClientSettings
 
 FORMER, OTHER = "marq-former", "marq-other"
 

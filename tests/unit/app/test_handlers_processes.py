@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 import sys
 
 import pytest
 
 from agents.handler_groups import HandledQueue, HandlerGroup
 from app.faust_app import EXIT_FENCED
-from app.handlers_process import VARIABLE, HandlersProcess
-from app.handlers_processes import (
+from app.handlers.process import VARIABLE, HandlersProcess
+from app.handlers.processes import (
     FIRST_PAUSE_S,
     LONG_LIFE_S,
     MAX_PAUSE_S,
@@ -83,17 +85,18 @@ async def test_a_process_whose_instance_id_another_one_uses_ends_its_worker_and_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ended = [sys.executable, "-c", f"raise SystemExit({EXIT_FENCED})"]
-    monkeypatch.setattr("app.handlers_processes.command", lambda _: ended)
+    monkeypatch.setattr("app.handlers.processes.command", lambda _: ended)
     codes: asyncio.Queue[int] = asyncio.Queue()
     processes = HandlersProcesses(1, None, codes.put_nowait)
+    await processes.start()
 
     processes.want({"a": group("a", "emails")})
     async with asyncio.timeout(30):
         code = await codes.get()
-    [figures] = processes.figures()
+    [metrics] = processes.metrics()
     await processes.stop()
 
-    assert (code, figures["starts"]) == (EXIT_FENCED, 1)
+    assert (code, metrics["starts"]) == (EXIT_FENCED, 1)
 
 
 def test_a_process_has_the_workers_log_level_and_no_web_server() -> None:
@@ -101,10 +104,27 @@ def test_a_process_has_the_workers_log_level_and_no_web_server() -> None:
     assert command(None)[-1] == "--without-web"
 
 
-def test_a_process_takes_what_it_is_told_out_of_its_environment() -> None:
+def test_a_process_reads_what_it_is_told_from_its_environment() -> None:
     told = HandlersProcess(group("a", "emails", topic="t"), 7, 8)
-    environment = {VARIABLE: told.encode(), "PATH": "/bin"}
 
-    assert HandlersProcess.take(environment) == told
-    assert environment == {"PATH": "/bin"}
-    assert HandlersProcess.take(environment) is None
+    assert HandlersProcess.read({VARIABLE: told.encode(), "PATH": "/bin"}) == told
+    assert HandlersProcess.read({"PATH": "/bin"}) is None
+
+
+def test_a_handlers_process_whose_application_fails_never_becomes_a_worker() -> None:
+    # Faust imports the module again when it has failed: a worker would then start a handlers process, and so on.
+    program = f"""
+import os
+for _ in range(2):
+    try:
+        import app
+    except OSError:  # there is no such pipe
+        print({VARIABLE!r} in os.environ)
+"""
+    told = HandlersProcess(group("a", "emails", topic="t"), 7, 8).encode()
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, VARIABLE: told}, capture_output=True, text=True, timeout=180
+    )
+
+    assert done.stdout == "True\n" * 2, done.stderr

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from agents.handler_groups import handler_groups
-from agents.handlers import load_modules
-from app.handlers_role import check, publication
-from marq.core.definitions import Definitions
-from marq.core.errors import ConfigError
+from agents.queue_consumer import load_modules
+from app.handlers.role import check, publication
+from marq.settings.definitions import Definitions
+from marq.wire.errors import ConfigError
 
 MAIL = """
     import marq

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agents.progress import Pace
-from app.health import MAX_LAG_RECORDS, MAX_LOOP_LAG_SECONDS, Condition, document, not_live, not_ready
+from app.web.health import MAX_LAG_RECORDS, MAX_LOOP_LAG_SECONDS, Condition, document, not_live, not_ready
 from config.settings import Role
 
 WELL = Condition(roles=frozenset(Role), partitions={0: ("owner", "")}, handlers={"background": True})
@@ -53,7 +53,7 @@ def test_what_keeps_a_worker_from_being_ready_is_no_reason_to_restart_it(
 @pytest.mark.parametrize(
     ("wrong", "subject"),
     [
-        ({"wedged": ["markers partition 2"]}, "markers partition 2"),
+        ({"stalled": ["markers partition 2"]}, "markers partition 2"),
         ({"loop_lag_seconds": MAX_LOOP_LAG_SECONDS + 1}, "event loop"),
         ({"blocked": {"background": MAX_LOOP_LAG_SECONDS + 1}}, "handlers of group background"),
     ],

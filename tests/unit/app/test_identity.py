@@ -7,7 +7,7 @@ import pytest
 
 from app.identity import Identity
 from config.queues import load_queues
-from marq.core.version import VERSION
+from marq.wire.version import VERSION
 
 ROOT = Path(__file__).parents[3]
 

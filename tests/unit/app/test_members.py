@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.errors import GroupAuthorizationFailedError, KafkaConnectionError
 from yarl import URL
 
-from app.members import Group, Members, reads_nothing
-from marq.settings import ClientSettings
+from app.web.peers import Group, Members
+from marq.kafka.group_members import STABLE, DescribedGroup, GroupMember
+from marq.settings.client import ClientSettings
 
 URLS = [URL("http://one:1"), URL("http://two:1")]
 
@@ -41,10 +41,9 @@ async def test_who_the_trackers_are(
 
 
 def test_a_group_whose_members_wait_for_the_end_of_a_rebalance_reads_something_soon() -> None:
-    idle = ("member", "client", "/host", b"", b"")
-    share = ConsumerProtocolMemberAssignment(0, [("t", [0])], b"").encode()
+    idle, reader = GroupMember("1", "client", "host"), GroupMember("2", "client", "host", partitions={"t": [0]})
 
-    assert reads_nothing("Stable", [idle])
-    assert reads_nothing("Empty", [])
-    assert not reads_nothing("CompletingRebalance", [idle])
-    assert not reads_nothing("Stable", [idle, ("other", "client", "/host", b"", share)])
+    assert DescribedGroup("g", STABLE, [idle]).reads_nothing
+    assert DescribedGroup("g", "Empty").reads_nothing
+    assert not DescribedGroup("g", "CompletingRebalance", [idle]).reads_nothing
+    assert not DescribedGroup("g", STABLE, [idle, reader]).reads_nothing

@@ -1,4 +1,4 @@
-"""What the process does not need goes back to the system: in a process of its own, whose heap nobody else uses."""
+"""Unused memory returns to the system; tested in a process of its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 _SCRIPT = """
 import asyncio
-from app import memory
+from app.worker import memory
 
 def resident():
     with open("/proc/self/statm") as file:
@@ -22,11 +22,11 @@ async def main():
     memory.LOOK_SECONDS = 0.05
     heap = memory.Heap()
     assert heap.unused_bytes > memory.WORTH_BYTES
-    living = asyncio.create_task(heap.live())
+    await heap.start()
     async with asyncio.timeout(60):
         while (before - resident()) >> 20 <= 100:
             await asyncio.sleep(0.01)
-    living.cancel()
+    await heap.stop()
     assert kept
 
 asyncio.run(main())

@@ -1,13 +1,13 @@
-"""How a worker's figures are written for Prometheus."""
+"""How a worker's metrics are written for Prometheus."""
 
 from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from agents.lateness import Lateness
-from agents.statistics import empty_figures
-from app.metrics import Exposition, Snapshot
-from marq.core.rows import Counts
+from agents.progress import Lateness
+from agents.statistics import empty_metrics
+from app.web.metrics import Exposition, Snapshot
+from marq.core.storage.rows import Counts
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -23,7 +23,7 @@ def written(snapshot: Snapshot) -> dict[tuple[str, tuple[str, ...]], float]:
 
 
 def test_queues_are_told_of_by_their_names() -> None:
-    queues = {'a "b"\\c': {**empty_figures(), "in_flight": 3, "waiting_for_delivery": 2, "oldest_lease_seconds": 1.5}}
+    queues = {'a "b"\\c': {**empty_metrics(), "in_flight": 3, "waiting_for_delivery": 2, "oldest_lease_seconds": 1.5}}
     snapshot = Snapshot(["tracker"], True, queues=queues, totals={"emails": Counts(acquired=5, acked=4, dead=1)})
 
     found = written(snapshot)
@@ -38,20 +38,20 @@ def test_queues_are_told_of_by_their_names() -> None:
 
 
 def test_what_waits_is_told_where_it_is_counted() -> None:
-    counted = {**empty_figures(), "waiting": 7, "oldest_waiting_seconds": 2.5, "arrived": 9}
-    census = {"complete": False, "uncounted": 3, "strangers": 0, "others": 0, "trouble": ""}
+    counted = {**empty_metrics(), "waiting": 7, "oldest_waiting_seconds": 2.5, "arrived": 9}
+    backlog = {"complete": False, "uncounted": 3, "unknown": 0, "others": 0, "trouble": ""}
 
     queues = {"emails": counted, "mistaken": counted, "too": counted}
-    found = written(Snapshot(["tracker"], True, queues=queues, census=census, paused={"emails": False}))
-    nothing = written(Snapshot(["tracker"], True, queues={"emails": empty_figures()}))
+    found = written(Snapshot(["tracker"], True, queues=queues, backlog=backlog, paused={"emails": False}))
+    nothing = written(Snapshot(["tracker"], True, queues={"emails": empty_metrics()}))
 
     assert found["marq_queue_waiting_messages", ("emails",)] == 7
     assert found["marq_queue_oldest_waiting_age_seconds", ("emails",)] == 2.5
     assert found["marq_messages_arrived_total", ("emails",)] == 9
     assert ("marq_queue_waiting_messages", ("mistaken",)) not in found
-    assert found["marq_census_other_messages", ()] == 14
-    assert (found["marq_census_complete", ()], found["marq_census_uncounted_records", ()]) == (0, 3)
-    assert not [name for name, _ in nothing if "waiting" in name or "census" in name]
+    assert found["marq_backlog_other_messages", ()] == 14
+    assert (found["marq_backlog_complete", ()], found["marq_backlog_uncounted_records", ()]) == (0, 3)
+    assert not [name for name, _ in nothing if "waiting" in name or "backlog" in name]
 
 
 def test_lateness_is_a_histogram_of_seconds() -> None:
@@ -89,13 +89,16 @@ def test_a_breaker_has_one_state() -> None:
             "taken": 1,
             "blocked_seconds": 12.0,
             "breakers": {"emails": {"state": "half-open", "openings": 3}},
-        },
+        }
     ]
 
     found = written(Snapshot([], True, handlers=handlers))
 
     assert found["marq_handlers_up", ("g",)] == 0
-    assert (found["marq_handlers_messages_held", ("g",)], found["marq_handlers_messages_taken", ("g",)]) == (5, 1)
+    assert (found["marq_handlers_messages_in_flight", ("g",)], found["marq_handlers_messages_processing", ("g",)]) == (
+        5,
+        1,
+    )
     assert found["marq_handlers_starts_total", ("g",)] == 2
     assert found["marq_handlers_blocked_seconds", ("g",)] == 12
     assert found["marq_breaker_openings_total", ("emails",)] == 3

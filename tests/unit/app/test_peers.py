@@ -1,4 +1,4 @@
-"""Workers are asked for what the names of queues are, whatever stands in them."""
+"""Requests to other workers keep names of queues with any characters intact."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from aiohttp import ClientSession, web
 from yarl import URL
 
-from app.peers import ask_each
+from app.web.peers import ask_each
 
 
 @pytest.fixture

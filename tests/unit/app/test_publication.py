@@ -1,4 +1,4 @@
-"""What a worker writes at its start, so that its queues.toml holds for everybody."""
+"""The records that a worker writes at its start to publish its queues.toml."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 
 from app.publication import check_topics, differences
 from config.queues import QueuesFile
-from marq.core.definitions import Definitions
-from marq.core.errors import ConfigError
-from marq.core.names import Names
+from marq.settings.definitions import Definitions
+from marq.wire.errors import ConfigError
+from marq.wire.names import Names
 
 
 def file(defaults: dict[str, object] | None = None, **queues: dict[str, object]) -> QueuesFile:

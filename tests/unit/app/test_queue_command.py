@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from app.commands.queue import described, lines, read_changes
-from marq.core.definitions import Definitions
-from marq.core.errors import ConfigError
-from marq.core.names import Names
+from app.commands.queue import lines, read_changes
+from app.queue_document import queue_document
+from marq.settings.definitions import Definitions
+from marq.wire.errors import ConfigError
+from marq.wire.names import Names
 
 
 def test_values_are_written_as_in_queues_toml() -> None:
@@ -49,10 +50,10 @@ def test_errors_and_breakers_can_be_set_too_and_read_as_they_are_written() -> No
     }
     definitions = Definitions()
     definitions.fold(b"change:emails", changes)
-    shown = "\n".join(lines(described("emails", definitions, Names())))
+    shown = "\n".join(lines(queue_document("emails", definitions, Names())))
     assert '"unlimited"' in shown
     assert '{ "a.B" = { delays = [1, 5], jitter = false }, ValueError = "reject" }' in shown
-    assert "{ failures = 0.5, window = 8, pause = 30 }" in shown
+    assert "{ failure_rate = 0.5, window = 8, reset_timeout = 30 }" in shown
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_settings_are_shown_with_where_they_come_from() -> None:
     definitions.fold(b"file:emails", {"group": "background"})
     definitions.fold(b"change:emails", {"backoff": {"jitter": False}})
 
-    shown = described("emails", definitions, Names())
+    shown = queue_document("emails", definitions, Names())
 
     assert (shown["defined"], shown["group"], shown["consumer_group"]) == (True, "background", "marq.group.background")
     assert {key: each["from"] for key, each in shown["settings"].items()} == {
@@ -100,7 +101,7 @@ def test_settings_are_shown_with_where_they_come_from() -> None:
         "delivery": "default",
         "errors": "default",
         "breaker": "default",
-        "spread": "default",
+        "partitions": "default",
         "paused": "default",
     }
     assert lines(shown)[0] == "queue emails: group background (marq.group.background)"
@@ -108,7 +109,7 @@ def test_settings_are_shown_with_where_they_come_from() -> None:
 
 
 def test_a_queue_that_nobody_defined_is_shown_as_such() -> None:
-    shown = described("emails", Definitions(), Names())
+    shown = queue_document("emails", Definitions(), Names())
 
     assert shown["defined"] is False
     assert lines(shown)[0] == "queue emails: a group of its own (marq.queue.emails); nobody has defined it"
@@ -117,9 +118,9 @@ def test_a_queue_that_nobody_defined_is_shown_as_such() -> None:
 def test_a_queue_on_few_partitions_is_shown_with_where_it_is_sent_and_read() -> None:
     definitions = Definitions()
     definitions.fold(b"placement:emails", {"sends": [3, 7], "reads": None})
-    moving = described("emails", definitions, Names())
+    moving = queue_document("emails", definitions, Names())
     definitions.fold(b"placement:emails", {"sends": [3, 7], "reads": [3, 7]})
-    moved = described("emails", definitions, Names())
+    moved = queue_document("emails", definitions, Names())
 
     assert lines(moving)[1] == "  messages are sent to partitions 3, 7; still read in all"
     assert lines(moved)[1] == "  messages are sent to partitions 3, 7"
@@ -127,5 +128,5 @@ def test_a_queue_on_few_partitions_is_shown_with_where_it_is_sent_and_read() -> 
 
 
 def test_a_spread_is_a_number_or_all() -> None:
-    assert read_changes(["spread=2"], []) == {"spread": 2}
-    assert read_changes(["spread=all"], []) == {"spread": "all"}
+    assert read_changes(["partitions=2"], []) == {"partitions": 2}
+    assert read_changes(["partitions=all"], []) == {"partitions": "all"}

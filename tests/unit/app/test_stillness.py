@@ -1,4 +1,4 @@
-"""When a worker is taken to stand still, and when not; the clock is ours, and the witness says what it is told to."""
+"""When the watchdog considers a worker stalled: with a fake clock and a fake witness."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from agents.standing import Standing
-from app.stillness import Answer, Sample, Stillness
+from agents.progress import ProgressReport
+from app.watchdog.watchdog import Answer, Sample, StallDetector
 
 LIMIT_S = 60.0
 PARTITION = "markers partition 0"
-WAITS = Standing((7,), 7)
+WAITS = ProgressReport((7,), 7)
 
 
 @dataclass
@@ -27,14 +27,14 @@ class Watched:
     found: str = ""
 
     def __post_init__(self) -> None:
-        self.stillness = Stillness(LIMIT_S, self._ask, self.watches_loop)
+        self.stillness = StallDetector(LIMIT_S, self._ask, self.watches_loop)
 
-    def _ask(self, subject: Hashable, standing: Standing, last: bool) -> Answer:
+    def _ask(self, subject: Hashable, standing: ProgressReport, last: bool) -> Answer:
         self.asked.append(last)
         return self.answer
 
-    def lives(self, seconds: float, *standings: Standing, blocked: bool = False) -> str:
-        """Look at it for so long, or until it is said to stand still; a standing for each look, the last one again."""
+    def lives(self, seconds: float, *standings: ProgressReport, blocked: bool = False) -> str:
+        """Look until the time is over or it counts as stalled; one standing for each look, the last one repeated."""
         said = list(standings) or [None]
         for _ in range(int(seconds)):
             standing = said.pop(0) if len(said) > 1 else said[0]
@@ -62,12 +62,12 @@ def test_what_a_witness_found_work_for_is_suspected_before_it_is_ended_for() -> 
     assert worker.stillness.suspects == frozenset()
     worker.lives(2, WAITS)
     assert worker.stillness.suspects == {PARTITION}
-    worker.lives(1, Standing((8,), 8))
+    worker.lives(1, ProgressReport((8,), 8))
     assert worker.stillness.suspects == frozenset()
 
 
 def test_what_is_owed_is_said() -> None:
-    owed = Standing((7,), 7, "its own TICK has not come back")
+    owed = ProgressReport((7,), 7, "its own TICK has not come back")
 
     assert Watched().lives(600, owed) == "markers partition 0 stands still: its own TICK has not come back"
 
@@ -86,7 +86,7 @@ def test_a_worker_has_time_to_come_back_after_its_broker_has() -> None:
     worker.answer = Answer.WORK_WAITS
 
     assert worker.lives(LIMIT_S / 2 - 1, WAITS) == ""
-    assert worker.lives(LIMIT_S / 2, Standing((8,), 8)) == ""
+    assert worker.lives(LIMIT_S / 2, ProgressReport((8,), 8)) == ""
 
 
 def test_a_broker_that_goes_away_before_the_last_question_is_no_reason() -> None:
@@ -98,7 +98,7 @@ def test_a_broker_that_goes_away_before_the_last_question_is_no_reason() -> None
 
 
 def test_a_recovery_that_gets_on_may_take_as_long_as_it_likes() -> None:
-    recovering = [Standing((0, records), None, "it is recovering, and no owner") for records in range(100)]
+    recovering = [ProgressReport((0, records), None, "it is recovering, and no owner") for records in range(100)]
 
     assert Watched().lives(3600, *[each for each in recovering for _ in range(int(LIMIT_S) - 1)]) == ""
 
@@ -108,7 +108,7 @@ def test_progress_after_the_last_question_counts_too() -> None:
     worker.lives(LIMIT_S, WAITS)
 
     assert worker.asked == [False, True]
-    assert worker.lives(LIMIT_S / 3, Standing((8,), 8)) == ""
+    assert worker.lives(LIMIT_S / 3, ProgressReport((8,), 8)) == ""
 
 
 def test_a_partition_that_was_stopped_for_people_to_decide_is_left_alone() -> None:

@@ -7,10 +7,10 @@ import io
 import pytest
 from rich.console import Console
 
-from app.commands.figures import covers
-from app.commands.tables import Column, fitted
-from app.commands.words import seconds, span
-from marq.core.errors import ConfigError
+from app.commands.open_messages import covers
+from app.commands.terminal import Column, fitted, seconds
+from app.readable import span
+from marq.wire.errors import ConfigError
 
 COLUMNS = (
     Column("id"),
@@ -93,5 +93,5 @@ def test_figures_are_whole_when_the_owners_have_read_each_partition_to_its_end()
     assert not covers([first, {"partitions": [part(1, 4, alarm="stands still")]}], {0: 10, 1: 5})
     assert not covers([first, {"partitions": [part(1, 4, state="waiting")]}], {0: 10, 1: 5})
     assert not covers([], None)
-    # What nobody has ever written to has nothing to read.
+    # An empty topic has nothing to read.
     assert covers([first], {0: 10, 1: 0})

@@ -10,15 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from agents.standing import Standing
-from app import watchdog
-from app.stillness import Answer
-from app.watchdog import EXIT_CODE, LOOK_SECONDS, Watchdog
+from agents.progress import ProgressReport
+from app.watchdog import watchdog
+from app.watchdog.watchdog import EXIT_CODE, LOOK_SECONDS, Answer, Watchdog
 
 SIGNAL_SECONDS = 30.0
 
 
-def work_waits(subject: Hashable, standing: Standing, last: bool) -> Answer:
+def work_waits(subject: Hashable, standing: ProgressReport, last: bool) -> Answer:
     return Answer.WORK_WAITS
 
 
@@ -50,10 +49,10 @@ async def test_an_event_loop_that_is_blocked_ends_the_process_with_a_code_of_its
 ) -> None:
     clock(monkeypatch, 0.001)
     dog = Watchdog(0.05, dict, work_waits)
-    dog.start()
+    await dog.start()
 
     assert ended.wait(SIGNAL_SECONDS)
-    dog.stop()
+    await dog.stop()
     assert "watchdog: the event loop has had no turn, for 0.05 s (MARQ_WATCHDOG)" in caplog.text
     assert "exit code 75" in caplog.text
 
@@ -72,10 +71,10 @@ async def test_a_process_that_was_stopped_and_goes_on_is_no_older_for_it(
         return look(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(dog._stillness, "look", counted)
-    dog.start()
+    await dog.start()
     for _ in range(5):
         assert looks.acquire(timeout=SIGNAL_SECONDS)
-    dog.stop()
+    await dog.stop()
 
     assert not ended.is_set()
 
@@ -85,14 +84,14 @@ async def test_a_defect_in_what_is_said_is_logged_and_ends_nothing(
 ) -> None:
     monkeypatch.setattr(watchdog, "SAY_SECONDS", 0.0)
 
-    def defect() -> dict[Hashable, Standing]:
+    def defect() -> dict[Hashable, ProgressReport]:
         raise RuntimeError("nobody knows")
 
     dog = Watchdog(LOOK_SECONDS, defect, work_waits)
-    dog.start()
+    await dog.start()
     for _ in range(10):
         await asyncio.sleep(0)
-    dog.stop()
+    await dog.stop()
 
     assert "the watchdog sees nothing but the event loop" in caplog.text
     assert dog._turns > 1
@@ -102,7 +101,7 @@ async def test_a_defect_in_what_is_said_is_logged_and_ends_nothing(
 async def test_a_watchdog_that_was_stopped_ends_nobody(monkeypatch: pytest.MonkeyPatch, ended: threading.Event) -> None:
     clock(monkeypatch, 1.0)
     dog = Watchdog(0.001, dict, work_waits)
-    dog.stop()
+    await dog.stop()
     dog._watch()
 
     assert not ended.is_set()

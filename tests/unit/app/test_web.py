@@ -1,4 +1,4 @@
-"""Whose figures a page adds up, and when they are said to be complete."""
+"""Whose statistics a page adds up, and when they are said to be complete."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from yarl import URL
 
 from agents.statistics import Statistics
 from agents.tracker import TrackerOwners
-from app import peers
-from app.members import Members
-from app.web import Figures
+from app.web import peers
+from app.web.peers import Members
+from app.web.statistics import InstallationStatistics
 
 OWN, OTHER = URL("http://here:1"), URL("http://there:1")
 APP: Any = SimpleNamespace(conf=SimpleNamespace(canonical_url=OWN), http_client=None)
@@ -42,7 +42,7 @@ def figures_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     async def figures_of(trackers: Trackers) -> dict[str, Any]:
         monkeypatch.setattr(peers, "_ask", trackers.ask)
         group: Any = trackers
-        return await Figures(Statistics(TrackerOwners("markers")), group, list).all(APP)
+        return await InstallationStatistics(Statistics(TrackerOwners("markers")), group, list).all(APP)
 
     return figures_of
 

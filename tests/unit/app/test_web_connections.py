@@ -1,4 +1,4 @@
-"""Who connects to a worker's web server and says nothing, too much, or no HTTP."""
+"""Clients of a worker's web server that send nothing, too much, or something other than HTTP."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from aiohttp.web import Application, AppRunner, HTTPRequestTimeout, Request, Response, TCPSite
 
-from app.dashboard import buttons
 from app.logs import shape
-from app.web_connections import Connections
+from app.web.dashboard import forms
+from app.web.limits import Connections
 from config.settings import LogFormat
-from marq.core.errors import ConfigError
+from marq.wire.errors import ConfigError
 
 LIMIT_S = 60.0
 Handler = Callable[[Request], Awaitable[Response]]
@@ -114,7 +114,7 @@ async def test_a_form_that_is_no_text_is_whoever_sent_its_fault(charset: str, bo
 
     async def act(request: Request) -> Response:
         with pytest.raises(ConfigError, match="the form can't be read: ") as error:
-            await buttons.read_form(request)
+            await forms.read_form(request)
         found.append(str(error.value))
         return Response()
 
@@ -124,12 +124,12 @@ async def test_a_form_that_is_no_text_is_whoever_sent_its_fault(charset: str, bo
 
 
 async def test_a_form_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buttons, "FORM_LIMIT_S", 0.1)
+    monkeypatch.setattr(forms, "FORM_LIMIT_S", 0.1)
     given_up, never = asyncio.Event(), asyncio.Event()
 
     async def act(request: Request) -> Response:
         with pytest.raises(HTTPRequestTimeout):
-            await buttons.read_form(request)
+            await forms.read_form(request)
         given_up.set()
         return Response()
 

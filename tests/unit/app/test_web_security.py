@@ -13,11 +13,11 @@ from aiohttp.test_utils import TestClient, TestServer
 from aiohttp.web import Application, HTTPFound, Request, Response
 from yarl import URL
 
-from app.credentials import Credentials
-from app.rate import Rate
-from app.web_security import FAILURES, HEADERS, MAX_BODY_BYTES, VISITOR, Guard, check_exposure, options
+from app.web.credentials import Credentials
+from app.web.limits import Rate
+from app.web.security import FAILURES, HEADERS, MAX_BODY_BYTES, VISITOR, Guard, check_exposure, options
 from config.settings import load_settings
-from marq.core.errors import ConfigError
+from marq.wire.errors import ConfigError
 
 
 def login(name: str, password: str) -> dict[str, str]:
@@ -163,7 +163,7 @@ async def test_guessing_is_slowed_down_and_those_who_are_known_go_on(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # However slow the machine is: no guess becomes free during the test.
-    monkeypatch.setattr("app.web_security.FAILURES", (FAILURES[0], 1e-6))
+    monkeypatch.setattr("app.web.security.FAILURES", (FAILURES[0], 1e-6))
     client = await start()
     assert (await client.get("/", headers=OPERATOR)).status == 200
 

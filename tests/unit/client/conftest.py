@@ -17,13 +17,13 @@ async def make_rig() -> AsyncIterator[Callable[..., fakes.Rig]]:
         rig = fakes.rig(*arguments, **changes)
         rigs.append(rig)
         if started:
-            rig.flow.start()
+            rig.receiver.start()
         return rig
 
     yield make
     for rig in rigs:
         rig.acquirer.gate.set()
         rig.settler.gate.set()
-        rig.flow._reader.__dict__["refuse_commits"] = 0
-        await rig.flow.stop_reading(1)
-        await rig.flow.stop(1)
+        rig.receiver._reader.__dict__["refuse_commits"] = 0
+        await rig.receiver.stop_reading(1)
+        await rig.receiver.stop(1)

@@ -7,21 +7,20 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from marq.batches import BatchWorkers
-from marq.core.errors import BrokerUnavailable
-from marq.core.marker_codec import decode
-from marq.core.markers import Ack, Acquire, Batch, Reject, Release, Source
-from marq.crew import Crew
-from marq.flow import Flow
-from marq.flow_settings import FlowSettings
-from marq.message import Message
-from marq.reader import NotCommitted
-from marq.records import Records
-from marq.serving import serving
-from marq.shelf import Shelf
-from marq.starts import MarkedStart
-from marq.workers import Workers
-from marq.writer import MarkerRecord
+from marq.consumer.handler_pool import BatchHandlerTasks, HandlerPool, HandlerTasks
+from marq.consumer.message import Message
+from marq.consumer.prefetch import PrefetchBuffer
+from marq.consumer.receiver import Receiver
+from marq.consumer.receiver_settings import ReceiverSettings
+from marq.kafka.acquire_strategies import MarkerFirst
+from marq.kafka.reader import NotCommitted
+from marq.kafka.records import Records
+from marq.kafka.serving import serving
+from marq.kafka.writer import MarkerRecord
+from marq.settings.queue import QueueSettings
+from marq.wire.errors import BrokerUnavailable
+from marq.wire.marker_codec import decode
+from marq.wire.markers import Ack, Acquire, Batch, Reject, Release, Source
 
 LIMIT_S = 60.0
 P0, P1 = Source("t", 0), Source("t", 1)
@@ -151,14 +150,14 @@ class FakeWriter:
                 await self.changed.wait()
 
 
-AnyCrew = TypeVar("AnyCrew", bound=Crew[Any])
+AnyPool = TypeVar("AnyPool", bound=HandlerPool[Any])
 
 
 @dataclass
 class Rig:
-    """A flow on fakes."""
+    """A receiver on fakes."""
 
-    flow: Flow
+    receiver: Receiver
     reader: FakeReader
     acquirer: FakeWriter
     settler: FakeWriter
@@ -167,8 +166,8 @@ class Rig:
     once: FakeWriter
 
     @property
-    def shelf(self) -> Shelf:
-        return next(iter(self.flow.shelves.values()))
+    def buffer(self) -> PrefetchBuffer:
+        return next(iter(self.receiver.prefetch.buffers.values()))
 
     def add(self, offsets: int | Iterable[int], source: Source = P0, **fields: Any) -> None:
         """Append records to the log of a partition: at these offsets, or so many from 0 on."""
@@ -205,43 +204,50 @@ class Rig:
     def ended(self) -> list[int]:
         return [*self.acked, *self.released, *self.rejected]
 
-    def work(self, handler: Callable[[Any], Any], concurrency: int = 1, queue: str = "q") -> Workers:
+    def work(self, handler: Callable[[Any], Any], concurrency: int = 1, queue: str = "q") -> HandlerTasks:
         """Start workers of a handler that takes one message."""
-        return self._started(Workers(self.flow.shelves[queue], self.flow.outbox, handler, concurrency))
+        return self._started(
+            HandlerTasks(self.receiver.prefetch.buffers[queue], self.receiver.acks, handler, concurrency)
+        )
 
     def work_on_batches(
         self, handler: Callable[[Any], Any], concurrency: int = 1, max_messages: int = 100, most: int = 1_000
-    ) -> BatchWorkers:
+    ) -> BatchHandlerTasks:
         """Start workers of a handler that takes lists of messages."""
-        return self._started(BatchWorkers(self.shelf, self.flow.outbox, handler, concurrency, max_messages, most))
+        return self._started(
+            BatchHandlerTasks(self.buffer, self.receiver.acks, handler, concurrency, max_messages, most)
+        )
 
-    def _started(self, crew: AnyCrew) -> AnyCrew:
-        crew.start()
-        self.flow.demand()
-        return crew
+    def _started(self, pool: AnyPool) -> AnyPool:
+        pool.start()
+        self.receiver.demand()
+        return pool
 
     async def settled(self) -> None:
         """Return when all outcomes are written that were decided so far."""
-        await self.flow.outbox.settled(wait=True)
+        await self.receiver.acks.settled()
 
     async def take(self, count: int, queue: str = "q") -> list[Message]:
         """Take messages as a waiting call does."""
-        shelf, taken = self.flow.shelves[queue], []
+        buffer, taken = self.receiver.prefetch.buffers[queue], []
         async with asyncio.timeout(LIMIT_S):
             while len(taken) < count:
-                message = shelf.take(self.clock())
+                message = buffer.take(self.clock())
                 if message is not None:
                     taken.append(message)
                     continue
-                shelf.asked += count - len(taken)
-                self.flow.demand()
+                buffer.call_demand += count - len(taken)
+                self.receiver.demand()
                 missing = count - len(taken)
-                await shelf.wait()
-                shelf.asked -= missing
+                await buffer.wait()
+                buffer.call_demand -= missing
         return taken
 
 
-def rig(queues: Sequence[str] = ("q",), **changes: Any) -> Rig:
+def rig(queues: Sequence[str] = ("q",), leases_ms: Mapping[str, int] | None = None, **changes: Any) -> Rig:
+    """Return a receiver that is not started; ``leases_ms`` may change while it runs."""
+    if leases_ms is not None:
+        changes |= {"lease_ms": None, "queue": lambda queue: QueueSettings(lease_ms=leases_ms[queue])}
     settings: dict[str, Any] = {
         "lease_ms": 30_000, "max_in_flight": 1_000, "max_lease_ms": 3_600_000, "markers_partitions": 4,
         "limit_bytes": 1_114_124, **changes,
@@ -249,18 +255,18 @@ def rig(queues: Sequence[str] = ("q",), **changes: Any) -> Rig:
     reader, acquirer, settler, clock = FakeReader(), FakeWriter(), FakeWriter(), Clock()
     once = FakeWriter()
     holders = iter(range(1, 100))
-    flow = Flow(
+    receiver = Receiver(
         serving("t", queues, {}),
         reader,
-        MarkedStart(acquirer, reader),
+        MarkerFirst(acquirer, reader),
         settler,
-        FlowSettings(**settings),
-        once=MarkedStart(once, reader),
+        ReceiverSettings(**settings),
+        transactional=MarkerFirst(once, reader),
         clock=clock,
         sleep=clock.sleep,
         new_holder=lambda: next(holders),
     )
-    return Rig(flow, reader, acquirer, settler, clock, once)
+    return Rig(receiver, reader, acquirer, settler, clock, once)
 
 
 async def spin(turns: int = 20) -> None:

@@ -8,9 +8,9 @@ import pytest
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberMetadata
 
-from marq.assignor import SpreadAssignor, decoded, encoded, holders_of, shared_out
-from marq.core.spread import Partitions
-from marq.serving import serving
+from marq.kafka.assignor import SpreadAssignor, decoded, encoded, holders_of, shared_out
+from marq.kafka.serving import serving
+from marq.settings.partitions import Partitions
 
 MESSAGES = "marq.messages"
 

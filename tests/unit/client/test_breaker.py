@@ -8,13 +8,13 @@ import sys
 import pytest
 
 import marq
-from marq.core.errors import ConfigError
-from marq.core.markers import Acquire, Source
-from marq.core.queue import Breaker, QueueSettings
+from marq.settings.queue import Breaker, QueueSettings
+from marq.wire.errors import ConfigError
+from marq.wire.markers import Acquire, Source
 from tests.unit.client.fakes import FakeRecord, Rig, spin
 
 P0 = Source("t", 0)
-RULES = QueueSettings(breaker=Breaker(failures=0.5, window=4, pause_ms=30_000))
+RULES = QueueSettings(breaker=Breaker(failure_rate=0.5, window=4, reset_timeout_ms=30_000))
 
 
 class Down(Exception):
@@ -48,12 +48,12 @@ def make(make_rig, records: int, rules: QueueSettings = RULES, **changes) -> Rig
 
 
 def state(rig: Rig) -> str:
-    return rig.flow.rules.breakers["q"].state
+    return rig.receiver.rules.breakers["q"].state
 
 
 async def test_it_opens_at_a_part_of_failures_and_gives_back_what_nobody_has_begun(make_rig) -> None:
     rig = make(make_rig, 20, max_in_flight=10)
-    rig.shelf.standing = 10
+    rig.buffer.handler_demand = 10
     first, second, third, fourth, *_ = await rig.take(5)
 
     for message, error in ((first, None), (second, None), (third, Down()), (fourth, Down())):
@@ -61,12 +61,12 @@ async def test_it_opens_at_a_part_of_failures_and_gives_back_what_nobody_has_beg
         await end(message, error)
     await rig.settled()
     # Somebody asks, and gets nothing.
-    rig.flow.demand()
+    rig.receiver.demand()
     await spin(50)
 
     assert state(rig) == "open"
-    assert not rig.shelf.ready
-    assert rig.flow.held == 1
+    assert not rig.buffer.ready
+    assert rig.receiver.prefetch.in_flight == 1
     assert released(rig) == {
         # The first failure after a success is the message's own, as far as anybody knows.
         2: (True, -1),
@@ -81,24 +81,24 @@ async def test_after_the_pause_one_message_is_let_through_and_its_success_closes
     await fail(rig, 4)
     assert state(rig) == "open"
     await rig.settled()
-    rig.shelf.asked += 3
-    rig.flow.demand()
+    rig.buffer.call_demand += 3
+    rig.receiver.demand()
 
     await rig.clock.advance(29)
-    assert not rig.shelf.ready
+    assert not rig.buffer.ready
     await rig.clock.advance(1)
     assert state(rig) == "half-open"
     await spin(50)
-    assert len(rig.shelf.ready) == 1
+    assert len(rig.buffer.ready) == 1
     [test] = await rig.take(1)
     await spin()
-    assert not rig.shelf.ready
+    assert not rig.buffer.ready
 
     await test.ack()
     await spin(50)
 
     assert state(rig) == "closed"
-    assert rig.shelf.ready
+    assert rig.buffer.ready
 
 
 async def test_a_test_that_fails_begins_another_pause_and_counts_for_nobody(make_rig) -> None:
@@ -109,7 +109,7 @@ async def test_a_test_that_fails_begins_another_pause_and_counts_for_nobody(make
         await rig.clock.advance(30)
         await fail(rig, 1)
         assert state(rig) == "open"
-        assert rig.flow.rules.breakers["q"].openings == openings
+        assert rig.receiver.rules.breakers["q"].openings == openings
     await rig.settled()
 
     assert {counted for counted, _ in released(rig).values()} == {False}
@@ -193,10 +193,10 @@ async def test_a_call_with_many_messages_fails_once(make_rig) -> None:
         if len(calls) > 1:
             raise Down
 
-    crew = rig.work_on_batches(handle, max_messages=5, most=20)
-    await rig.settler.until(lambda: "q" in rig.flow.rules.breakers and state(rig) == "open")
-    await rig.settler.until(lambda: rig.flow.held == 0)
-    await crew.stop(0)
+    pool = rig.work_on_batches(handle, max_messages=5, most=20)
+    await rig.settler.until(lambda: "q" in rig.receiver.rules.breakers and state(rig) == "open")
+    await rig.settler.until(lambda: rig.receiver.prefetch.in_flight == 0)
+    await pool.stop(0)
 
     # A success, then three failures of calls: of those the first one counted, for all of its messages.
     assert len(calls) == 4
@@ -209,13 +209,13 @@ async def test_handlers_that_hang_until_their_leases_are_lost_open_it(make_rig) 
     async def handle(message: marq.Message) -> None:
         await asyncio.Event().wait()
 
-    crew = rig.work(handle, 4)
+    pool = rig.work(handle, 4)
     await spin(50)
     await rig.clock.advance(31)
     await spin(50)
 
     assert state(rig) == "open"
-    await crew.stop(0)
+    await pool.stop(0)
 
 
 async def test_a_message_that_is_given_back_again_and_again_waits_longer(make_rig) -> None:
@@ -244,7 +244,7 @@ async def test_settings_may_take_it_away_or_change_it_while_it_is_open(make_rig)
     taken = await rig.take(4)
 
     assert len(taken) == 4
-    assert not rig.flow.rules.breakers
+    assert not rig.receiver.rules.breakers
 
 
 async def test_without_the_library_a_start_says_what_to_install_and_a_change_does_no_harm(
@@ -260,5 +260,5 @@ async def test_without_the_library_a_start_says_what_to_install_and_a_change_doe
     rig.add(3)
     await fail(rig, 3)
 
-    assert not rig.flow.rules.breakers
+    assert not rig.receiver.rules.breakers
     assert caplog.text.count("going on without a breaker") == 1

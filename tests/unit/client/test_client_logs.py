@@ -14,7 +14,7 @@ from aiokafka.errors import (
     TopicAuthorizationFailedError,
 )
 
-from marq.client_logs import MAX_PARTITIONS, REPEAT_S, TRANSIENT_S, Retries
+from marq.kafka.client_logs import MAX_PARTITIONS, REPEAT_S, TRANSIENT_S, Retries
 from tests.unit.client.fakes import Clock
 
 REFUSED = "Got error produce response on topic-partition %s, retrying. Error: %s"

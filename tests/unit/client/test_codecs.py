@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 import marq
-from marq.codecs import check_codec, decode
+from marq.client.codecs import check_codec, decode
 from tests.docs.pages import ROOT
 
 
@@ -108,7 +108,7 @@ def test_json_refuses_values_that_others_could_not_read(value) -> None:
     ],
 )
 def test_what_is_not_json_says_why_and_does_not_quote_it(data, reason) -> None:
-    with pytest.raises(marq.Undecodable) as caught:
+    with pytest.raises(marq.DecodeError) as caught:
         marq.JSON.decode(data)
 
     assert reason in caught.value.reason
@@ -140,15 +140,15 @@ def test_a_model_refuses_what_it_could_not_read_again() -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b"{}", "(2 bytes) is no Email: recipient: missing"),
-        (b"secret", "is no Email: json_invalid"),
+        (b"{}", "(2 bytes) is not a valid Email: recipient: missing"),
+        (b"secret", "is not a valid Email: json_invalid"),
         (b'{"recipient": 5, "copies": ["secret"]}', "recipient: string_type; copies…: int_parsing"),
-        (b'{"recipient": "", "secret": 1}', "is no Email: extra_forbidden"),
+        (b'{"recipient": "", "secret": 1}', "is not a valid Email: extra_forbidden"),
         (b'{"copies": ["a","a","a","a","a","a"]}', "int_parsing; 2 more"),
     ],
 )
 def test_what_a_model_does_not_accept_says_where_and_does_not_quote_it(data, reason) -> None:
-    with pytest.raises(marq.Undecodable) as caught:
+    with pytest.raises(marq.DecodeError) as caught:
         marq.Model(Email).decode(data)
 
     assert reason in caught.value.reason
@@ -196,7 +196,7 @@ class Raising:
 
 @pytest.mark.parametrize("error", [KeyError("secret"), ValueError("secret"), AttributeError("secret")])
 def test_an_error_of_a_codec_makes_the_value_undecodable_and_is_not_quoted(error) -> None:
-    with pytest.raises(marq.Undecodable) as caught:
+    with pytest.raises(marq.DecodeError) as caught:
         decode(Raising(error), b"abc")
 
     assert caught.value.reason == f"the value (3 bytes) can't be decoded: {type(error).__name__}"

@@ -11,7 +11,7 @@ import pytest
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError, ProducerFenced
 
-from marq.connection import abandon_producer, stop_consumer
+from marq.kafka.connection import abandon_producer, stop_consumer
 
 
 class Connections:

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from marq.content import Content, check_headers, check_queues, encode
-from marq.core.errors import ConfigError, MessageTooLarge
-from marq.core.names import HEADER_ROOM_BYTES
+from marq.client.content import Content, check_headers, check_queues, encode
+from marq.wire.errors import ConfigError, MessageTooLarge
+from marq.wire.names import HEADER_ROOM_BYTES
 
 LIMIT = 10_000
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import marq
-from marq.core.schedules import Schedule
-from marq.cron import check_times, next_time
+from marq.settings.cron import check_times, next_time
+from marq.settings.schedules import Schedule
 
 
 def schedule(cron: str, timezone: str = "UTC") -> Schedule:

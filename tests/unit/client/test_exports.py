@@ -38,7 +38,7 @@ def test_the_core_and_the_pytest_plugin_load_neither_clients_nor_asyncio() -> No
         "import sys, marq.core.tracker; assert 'asyncio' not in sys.modules, 'core';"
         "import pytest; before = set(sys.modules); import marq.testing.plugin;"
         "print(sorted(name for name in set(sys.modules) - before if name.partition('.')[0] != 'marq'),"
-        " 'marq.consumer' in sys.modules, 'aiokafka' in sys.modules)"
+        " 'marq.consumer.consumer' in sys.modules, 'aiokafka' in sys.modules)"
     )
 
     done = subprocess.run(

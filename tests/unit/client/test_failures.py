@@ -8,11 +8,11 @@ import json
 import pytest
 
 import marq
-from marq.core.backoff import Backoff
-from marq.core.markers import BACKOFF, Reject, Release, Source
-from marq.core.queue import QueueSettings, check_document, queue_settings
-from marq.core.rows import row_key
-from marq.failures import REJECTED, Failures
+from marq.client.failures import REJECTED, Failures
+from marq.core.storage.rows import row_key
+from marq.settings.backoff import Backoff
+from marq.settings.queue import QueueSettings, check_document, queue_settings
+from marq.wire.markers import BACKOFF, Reject, Release, Source
 from tests.unit.client.fakes import FakeRecord
 
 P0 = Source("t", 0)

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from marq.core.errors import ConfigError
-from marq.core.marker_codec import encode
-from marq.core.markers import SEVERAL, Ack, Acquire, Release, Source
-from marq.core.names import markers_partition
+from marq.wire.errors import ConfigError
+from marq.wire.marker_codec import encode
+from marq.wire.markers import MIXED_QUEUES, Ack, Acquire, Release, Source
+from marq.wire.names import markers_partition
 from tests.unit.client.fakes import FakeRecord, Rig, spin
 
 P0, P1 = Source("t", 0), Source("t", 1)
@@ -25,7 +25,7 @@ async def taken_after_commit(rig: Rig, count: int) -> list[int]:
 async def test_a_batch_is_acquired_committed_and_handed_out_in_this_order(make_rig) -> None:
     rig = make_rig()
     seen: list[tuple[int, int]] = []
-    rig.reader.during_commit = lambda: seen.append((len(rig.acquirer.written), len(rig.shelf.ready)))
+    rig.reader.during_commit = lambda: seen.append((len(rig.acquirer.written), len(rig.buffer.ready)))
     rig.reader.add(P0, *records(5, 6, 7))
 
     messages = await rig.take(3)
@@ -50,7 +50,7 @@ async def test_a_failed_acquire_hands_nothing_out_and_commits_nothing_until_it_i
     assert await taken_after_commit(rig, 2) == [0, 1]
 
     assert committed_at == [1]
-    assert rig.flow.held == 2
+    assert rig.receiver.prefetch.in_flight == 2
 
 
 async def test_an_acquire_whose_answer_was_lost_is_written_again_from_where_the_read_began(make_rig) -> None:
@@ -67,13 +67,13 @@ async def test_a_failed_commit_hands_nothing_out_and_reads_again(make_rig) -> No
     rig = make_rig()
     rig.reader.refuse_commits = 1
     handed: list[int] = []
-    rig.reader.during_commit = lambda: handed.append(rig.flow.held)
+    rig.reader.during_commit = lambda: handed.append(rig.receiver.prefetch.in_flight)
     rig.reader.add(P0, *records(0, 1, 2))
 
     assert await taken_after_commit(rig, 3) == [0, 1, 2]
 
     assert handed == [0, 0]
-    assert rig.flow.held == 3
+    assert rig.receiver.prefetch.in_flight == 3
     assert [each.from_offset for each in rig.acquirer.of(Acquire)] == [0, 0]
 
 
@@ -81,9 +81,9 @@ async def test_what_was_fetched_behind_a_failed_batch_goes_back_with_it_and_noth
     rig = make_rig()
     rig.acquirer.gate.clear()
     rig.acquirer.refuse = 1
-    rig.shelf.standing = 10
+    rig.buffer.handler_demand = 10
     rig.reader.add(P0, *records(0, 1))
-    rig.flow.demand()
+    rig.receiver.demand()
     await spin()
     rig.reader.add(P0, *records(2, 3))
     rig.reader.add(P1, *records(0, 1))
@@ -98,7 +98,7 @@ async def test_what_was_fetched_behind_a_failed_batch_goes_back_with_it_and_noth
 
 async def test_from_offset_is_where_the_assignment_began_and_then_the_end_of_the_acquire_before(make_rig) -> None:
     rig = make_rig()
-    rig.shelf.standing = 10
+    rig.buffer.handler_demand = 10
     rig.reader.add(P0, *records(10, key=b"other"), *records(11, 12))
     await rig.take(2)
     rig.reader.add(P0, *records(13, 14, key=b"other"), *records(15))
@@ -114,8 +114,8 @@ async def test_a_new_assignment_has_a_new_holder_and_its_own_from_offset(make_ri
     (first,) = await rig.take(1)
     rig.reader.add(P0, *records(1, key=b"other"))
 
-    await rig.flow.revoked()
-    rig.flow.assigned()
+    await rig.receiver.revoked()
+    rig.receiver.assigned()
     rig.reader.add(P0, *records(5))
     await rig.take(1)
     await first.ack()
@@ -128,16 +128,16 @@ async def test_a_new_assignment_has_a_new_holder_and_its_own_from_offset(make_ri
 
 async def test_the_group_is_told_the_next_holder_and_those_of_messages_in_flight(make_rig) -> None:
     rig = make_rig()
-    first_told = rig.flow.holders()
+    first_told = rig.receiver.holders()
     # A request to join may be repeated.
-    assert rig.flow.holders() == first_told
-    rig.flow.assigned()
+    assert rig.receiver.holders() == first_told
+    rig.receiver.assigned()
     rig.reader.add(P0, *records(0))
     [held] = await rig.take(1)
 
-    await rig.flow.revoked()
-    told = rig.flow.holders()
-    rig.flow.assigned()
+    await rig.receiver.revoked()
+    told = rig.receiver.holders()
+    rig.receiver.assigned()
     rig.reader.add(P0, *records(1))
     await rig.take(1)
 
@@ -145,29 +145,29 @@ async def test_the_group_is_told_the_next_holder_and_those_of_messages_in_flight
     assert [one.holder] == list(first_told)
     assert list(told) == [two.holder, one.holder]
     await held.ack()
-    assert one.holder not in rig.flow.holders()
+    assert one.holder not in rig.receiver.holders()
 
 
 async def test_cycles_in_progress_end_before_the_stop(make_rig) -> None:
     rig = await with_cycles(make_rig, 3)
 
-    stopping = asyncio.create_task(rig.flow.stop_reading(5))
+    stopping = asyncio.create_task(rig.receiver.stop_reading(5))
     await spin()
     rig.acquirer.gate.set()
     await stopping
 
     assert rig.reader.committed == {P0: 2}
-    assert rig.flow.give_back() == 2
+    assert rig.receiver.prefetch.release() == 2
 
 
 async def with_cycles(make_rig, fetches: int) -> Rig:
-    """A flow that has read a record by each of some fetches, and writes ACQUIREs for the first two."""
+    """A receiver that has read a record by each of some fetches, and writes ACQUIREs for the first two."""
     rig = make_rig()
     rig.acquirer.gate.clear()
-    rig.shelf.standing = 10
+    rig.buffer.handler_demand = 10
     for offset in range(fetches):
         rig.reader.add(P0, *records(offset))
-        rig.flow.demand()
+        rig.receiver.demand()
         await spin()
     return rig
 
@@ -183,14 +183,14 @@ async def test_acquires_are_written_while_the_cycle_before_commits_and_are_commi
         await commit(offsets)
 
     rig.reader.commit = slowly
-    rig.shelf.standing = 10
+    rig.buffer.handler_demand = 10
     for offset in range(3):
         rig.reader.add(P0, *records(offset))
-        rig.flow.demand()
+        rig.receiver.demand()
         await spin()
 
     assert [list(each.offsets) for each in rig.acquirer.of(Acquire)] == [[0], [1]]
-    assert rig.flow.held == 0
+    assert rig.receiver.prefetch.in_flight == 0
     committing.set()
 
     assert [message.offset for message in await rig.take(3)] == [0, 1, 2]
@@ -203,14 +203,14 @@ async def test_when_a_cycle_is_not_committed_nothing_of_the_next_one_is_handed_o
     rig = make_rig()
     rig.acquirer.gate.clear()
     rig.reader.refuse_commits = 1
-    rig.shelf.standing = 10
+    rig.buffer.handler_demand = 10
     rig.reader.add(P0, *records(0, 1))
-    rig.flow.demand()
+    rig.receiver.demand()
     await spin()
     rig.reader.add(source, *records(2, 3))
     await spin()
     held = list[int]()
-    rig.reader.during_commit = lambda: held.append(rig.flow.held)
+    rig.reader.during_commit = lambda: held.append(rig.receiver.prefetch.in_flight)
 
     rig.acquirer.gate.set()
     messages = await rig.take(4)
@@ -228,16 +228,16 @@ async def test_when_a_cycle_is_not_committed_nothing_of_the_next_one_is_handed_o
 async def test_a_cycle_of_a_former_assignment_that_ends_late_takes_nothing_of_the_new_one_with_it(
     make_rig, monkeypatch
 ) -> None:
-    monkeypatch.setattr("marq.flow.REVOKE_LIMIT_S", 0.01)
+    monkeypatch.setattr("marq.consumer.receiver.REVOKE_LIMIT_S", 0.01)
     rig = make_rig()
     rig.acquirer.gate.clear()
-    rig.shelf.standing = 10
+    rig.buffer.handler_demand = 10
     rig.reader.add(P0, *records(0))
-    rig.flow.demand()
+    rig.receiver.demand()
     await spin()
-    await rig.flow.revoked()
+    await rig.receiver.revoked()
     # Somebody else has the first partition now.
-    rig.flow.assigned()
+    rig.receiver.assigned()
     rig.reader.add(P1, *records(0, 1))
     await spin()
     # The fetch that was under way was for the former assignment.
@@ -253,7 +253,7 @@ async def test_a_cycle_of_a_former_assignment_that_ends_late_takes_nothing_of_th
 async def test_a_rebalance_waits_for_all_cycles_and_lets_no_other_one_start(make_rig) -> None:
     rig = await with_cycles(make_rig, 3)
 
-    revoking = asyncio.create_task(rig.flow.revoked())
+    revoking = asyncio.create_task(rig.receiver.revoked())
     await spin()
     assert not revoking.done()
     rig.acquirer.gate.set()
@@ -268,14 +268,14 @@ async def test_acks_of_several_queues_are_one_batch_and_late_ones_say_whose_they
     rig = make_rig(["a", "b", "c"])
     rig.reader.add(P0, FakeRecord(0, b"a"), FakeRecord(1, b"b"), FakeRecord(2, b"a"), FakeRecord(3, b"c"))
     taken = [*await rig.take(2, "a"), *await rig.take(1, "b"), *await rig.take(1, "c")]
-    taken[-1]._lease.expires_s = rig.clock()
+    taken[-1]._held.expires_s = rig.clock()
 
     for message in reversed(taken):
-        message._lease.ack(message.offset)
+        message._held.ack(message.offset)
     await rig.settled()
 
     acks = {each.queue: list(each.offsets) for each in rig.settler.of(Ack)}
-    assert acks == {SEVERAL: [0, 1, 2], "c": [3]}
+    assert acks == {MIXED_QUEUES: [0, 1, 2], "c": [3]}
 
 
 async def test_many_records_of_other_queues_cost_one_cycle(make_rig) -> None:
@@ -294,7 +294,7 @@ async def test_many_records_of_other_queues_cost_one_cycle(make_rig) -> None:
 
 async def test_what_was_read_beyond_the_room_is_neither_acquired_nor_committed(make_rig) -> None:
     rig = make_rig(max_in_flight=2)
-    rig.shelf.standing = 2
+    rig.buffer.handler_demand = 2
     rig.reader.add(P0, *records(0, 1, 2))
 
     await rig.take(2)
@@ -312,8 +312,8 @@ async def test_a_loop_that_takes_one_message_after_another_soon_finds_many_at_ha
         (message,) = await rig.take(1)
         rig.clock.now_s += 0.0001
         await message.ack(wait=False)
-        if not rig.shelf.ready:
-            rig.flow.outbox.flush_soon()
+        if not rig.buffer.ready:
+            rig.receiver.acks.flush_soon()
 
     assert len(rig.acquirer.of(Acquire)) < 40
 
@@ -324,7 +324,7 @@ async def test_a_loop_that_takes_its_time_holds_one_message(make_rig) -> None:
 
     for _ in range(10):
         (message,) = await rig.take(1)
-        assert rig.flow.held == 1
+        assert rig.receiver.prefetch.in_flight == 1
         rig.clock.now_s += 10
         await message.ack()
 
@@ -341,14 +341,14 @@ async def test_nothing_is_fetched_before_somebody_asks(make_rig) -> None:
 
 async def test_what_is_held_never_passes_max_in_flight_and_membership_goes_on(make_rig) -> None:
     rig = make_rig(max_in_flight=3)
-    rig.shelf.standing = 100
+    rig.buffer.handler_demand = 100
     rig.reader.add(P0, *records(*range(10)))
     messages = await rig.take(3)
     rig.reader.kept_alive.clear()
 
     await asyncio.wait_for(rig.reader.kept_alive.wait(), 60)
 
-    assert rig.flow.held == 3
+    assert rig.receiver.prefetch.in_flight == 3
     for message in messages:
         await message.ack()
     assert [message.offset for message in await rig.take(3)] == [3, 4, 5]
@@ -371,32 +371,32 @@ async def test_batches_are_cut_so_that_each_fits_into_a_record(make_rig) -> None
 async def test_a_message_that_can_not_be_acquired_stops_the_consumer_with_the_setting_to_change(make_rig) -> None:
     rig = make_rig(limit_bytes=4_000)
     rig.reader.add(P0, *records(0, value=b"x" * 4_000))
-    rig.shelf.standing = 1
-    rig.flow.demand()
+    rig.buffer.handler_demand = 1
+    rig.receiver.demand()
 
-    await asyncio.wait_for(rig.shelf.wait(), 60)
+    await asyncio.wait_for(rig.buffer.wait(), 60)
 
-    assert isinstance(rig.flow.error, ConfigError)
-    assert "max.message.bytes" in str(rig.flow.error)
+    assert isinstance(rig.receiver.error, ConfigError)
+    assert "max.message.bytes" in str(rig.receiver.error)
     assert rig.reader.committed == {}
 
 
 async def test_messages_that_nobody_asks_for_any_more_are_given_back_after_a_lease(make_rig) -> None:
     rig = make_rig()
     rig.reader.add(P0, *records(*range(4)))
-    rig.shelf.asked = 4
-    rig.flow.demand()
-    await asyncio.wait_for(rig.shelf.wait(), 60)
-    rig.shelf.take(rig.clock())
-    rig.shelf.asked = 0
+    rig.buffer.call_demand = 4
+    rig.receiver.demand()
+    await asyncio.wait_for(rig.buffer.wait(), 60)
+    rig.buffer.take(rig.clock())
+    rig.buffer.call_demand = 0
 
     rig.clock.now_s += 20
-    await rig.flow.renewal.renew()
-    assert len(rig.shelf.ready) == 3
+    await rig.receiver.renewal.renew()
+    assert len(rig.buffer.ready) == 3
     rig.clock.now_s += 20
-    await rig.flow.renewal.renew()
+    await rig.receiver.renewal.renew()
 
-    assert not rig.shelf.ready
+    assert not rig.buffer.ready
     await rig.settler.until(lambda: bool(rig.settler.of(Release)))
     assert list(rig.settler.of(Release)[0].offsets) == [1, 2, 3]
 
@@ -404,38 +404,38 @@ async def test_messages_that_nobody_asks_for_any_more_are_given_back_after_a_lea
 async def test_what_a_slow_handler_hoards_is_given_back_uncounted_after_a_lease(make_rig) -> None:
     rig = make_rig()
     rig.reader.add(P0, *records(*range(10)))
-    rig.shelf.asked = 10
-    rig.flow.demand()
-    await asyncio.wait_for(rig.shelf.wait(), 60)
-    rig.shelf.asked, rig.shelf.standing = 0, 4
+    rig.buffer.call_demand = 10
+    rig.receiver.demand()
+    await asyncio.wait_for(rig.buffer.wait(), 60)
+    rig.buffer.call_demand, rig.buffer.handler_demand = 0, 4
 
     rig.clock.now_s += 20
-    await rig.flow.renewal.renew()
-    assert len(rig.shelf.ready) == 10
+    await rig.receiver.renewal.renew()
+    assert len(rig.buffer.ready) == 10
     rig.clock.now_s += 20
-    await rig.flow.renewal.renew()
+    await rig.receiver.renewal.renew()
 
     await rig.settler.until(lambda: bool(rig.settler.of(Release)))
     (release,) = rig.settler.of(Release)
     assert list(release.offsets) == [4, 5, 6, 7, 8, 9]
     assert (release.counted, set(release.delays_ms)) == (False, {30_000})
-    assert [message.offset for message in rig.shelf.ready.all()] == [0, 1, 2, 3]
+    assert [message.offset for message in rig.buffer.ready.all()] == [0, 1, 2, 3]
 
 
 async def test_an_acquire_that_took_longer_than_the_lease_hands_nothing_out(make_rig) -> None:
     rig = make_rig()
     rig.acquirer.gate.clear()
     rig.reader.add(P0, *records(0))
-    rig.shelf.asked = 1
-    rig.flow.demand()
+    rig.buffer.call_demand = 1
+    rig.receiver.demand()
     await spin()
 
     rig.clock.now_s += 31
     rig.acquirer.gate.set()
     await spin()
 
-    assert rig.shelf.take(rig.clock()) is None
-    assert rig.flow.held == 0
+    assert rig.buffer.take(rig.clock()) is None
+    assert rig.receiver.prefetch.in_flight == 0
 
 
 async def test_a_lease_that_is_made_longer_while_its_marker_is_written_is_still_the_one_of_the_marker(make_rig) -> None:
@@ -448,4 +448,4 @@ async def test_a_lease_that_is_made_longer_while_its_marker_is_written_is_still_
     (message,) = await rig.take(1)
 
     assert [each.lease_ms for each in rig.acquirer.of(Acquire)] == [10_000]
-    assert message._lease.expires_s == rig.clock() + 10
+    assert message._held.expires_s == rig.clock() + 10

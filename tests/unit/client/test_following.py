@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-import marq.consumer
-from marq.core.errors import BrokerUnavailable
+import marq.consumer.session
 from marq.testing import Broker
 from marq.testing.cluster import MemoryCluster
+from marq.wire.errors import BrokerUnavailable
 from tests.unit.client.fakes import LIMIT_S
 
 
@@ -18,7 +18,7 @@ async def test_what_can_not_be_served_yet_is_tried_again_after_a_pause(monkeypat
     paused, resume = asyncio.Event(), asyncio.Event()
 
     async def sleep(self: MemoryCluster, seconds: float) -> None:
-        if seconds == marq.consumer.RETRY_S:
+        if seconds == marq.consumer.session.RETRY_S:
             paused.set()
             await resume.wait()
         else:

@@ -13,9 +13,9 @@ from aiokafka.consumer.subscription_state import SubscriptionState
 from aiokafka.errors import KafkaError, UnknownMemberIdError
 from aiokafka.protocol.group import JoinGroupRequest
 
-from marq import group_consumer
-from marq.assignor import SpreadAssignor
-from marq.group_consumer import FENCED_INSTANCE_ID, Coordinator
+from marq.kafka import group_consumer
+from marq.kafka.assignor import SpreadAssignor
+from marq.kafka.group_consumer import FENCED_INSTANCE_ID, Coordinator
 
 #: What a broker answers that is away.
 AWAY = None

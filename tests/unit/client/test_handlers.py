@@ -11,10 +11,10 @@ from types import ModuleType
 
 import pytest
 
-from marq.codecs import BYTES, JSON
-from marq.core.errors import ConfigError
-from marq.core.queue import check_document
-from marq.handlers import HandlerDefinition, check_handler, definitions_of, handler, handlers_in
+from marq.client.codecs import BYTES, JSON
+from marq.consumer.handlers import HandlerDefinition, check_handler, definitions_of, handler, handlers_in
+from marq.settings.queue import check_document
+from marq.wire.errors import ConfigError
 
 
 @pytest.fixture
@@ -24,7 +24,9 @@ def make_module(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
     def make(source: str, name: str = "mail") -> ModuleType:
         module = ModuleType(name)
         monkeypatch.setitem(sys.modules, name, module)
-        exec(compile("import marq.handlers as marq\n" + textwrap.dedent(source), name, "exec"), module.__dict__)
+        exec(
+            compile("import marq.consumer.handlers as marq\n" + textwrap.dedent(source), name, "exec"), module.__dict__
+        )
         return module
 
     return make
@@ -145,8 +147,8 @@ class Mailer:
     ("function", "said"),
     [
         ("send_email", "expected a function"),
-        (Mailer, "is a class; decorate the method"),
-        (Mailer().send, "of an instance decorate the method in its class"),
+        (Mailer, "is a class; decorate its method"),
+        (Mailer().send, "decorate the method in its class"),
         (staticmethod(print), "write @staticmethod above"),
         (generator, "it has a yield"),
         (asynchronous_generator, "it has a yield"),

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 import marq
-from marq.letter_log import Stored
-from marq.letter_survey import Survey
+from marq.dead_letters.log import Stored
+from marq.dead_letters.survey import Survey
 
 
 class Stuck:
@@ -34,5 +34,5 @@ class Stuck:
 async def test_a_read_that_gets_no_records_ends_with_an_error() -> None:
     survey = Survey("dead", lambda queue, record: True)
 
-    with pytest.raises(marq.BrokerUnavailable, match=r"nothing came for 0\.1 s of \{0: 3\}, and they end at \{0: 7\}"):
+    with pytest.raises(marq.BrokerUnavailable, match=r"no progress for 0\.1 s at \{0: 3\}; they end at \{0: 7\}"):
         await survey.make(Stuck(), 0.1)

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from marq.core.markers import BACKOFF, Ack
+from marq.wire.markers import BACKOFF, Ack
 from tests.unit.client.fakes import LIMIT_S, P1, Rig, spin
 
 
@@ -42,16 +42,16 @@ async def working(make_rig, handler, **changes):
     """Return a rig with one message, and a worker that has begun with it."""
     rig = make_rig(**changes)
     rig.add(1)
-    crew = rig.work(handler)
+    pool = rig.work(handler)
     if isinstance(handler, Handler):
         await asyncio.wait_for(handler.begun.wait(), LIMIT_S)
-    return rig, crew
+    return rig, pool
 
 
 async def lose(rig: Rig, after_s: float = 30) -> None:
     """Let the leases run out."""
     rig.clock.now_s += after_s
-    await rig.flow.renewal.renew()
+    await rig.receiver.renewal.renew()
 
 
 async def add(rig: Rig, offset: int) -> None:
@@ -63,12 +63,12 @@ async def add(rig: Rig, offset: int) -> None:
 async def test_the_handler_is_cancelled_and_its_worker_goes_on(make_rig, caplog, lists) -> None:
     rig, handler = make_rig(), Handler()
     rig.add(1)
-    crew = rig.work_on_batches(handler.of_lists) if lists else rig.work(handler)
+    pool = rig.work_on_batches(handler.of_lists) if lists else rig.work(handler)
     await asyncio.wait_for(handler.begun.wait(), LIMIT_S)
 
     await lose(rig)
     await add(rig, 1)
-    await crew.stop(1)
+    await pool.stop(1)
 
     assert (handler.cancelled, handler.ended) == ([0], [1])
     assert (rig.acked, rig.released) == ([1], {})
@@ -84,10 +84,10 @@ async def test_a_handler_that_is_cancelled_sees_why(make_rig) -> None:
             seen.append(str(error))
             raise error
 
-    rig, crew = await working(make_rig, Noting())
+    rig, pool = await working(make_rig, Noting())
     await lose(rig)
     await spin()
-    await crew.stop(1)
+    await pool.stop(1)
 
     assert seen == ["the lease ran out: queue=q id=t/0/0 partition=0 offset=0 attempt=1"]
 
@@ -105,16 +105,16 @@ async def test_a_handler_that_swallows_the_cancellation_harms_no_other_message(m
             counts.append(task.cancelling())
             await super().__call__(message)
 
-    rig, crew = await working(make_rig, Swallowing())
+    rig, pool = await working(make_rig, Swallowing())
 
     await lose(rig)
     await add(rig, 1)
-    await crew.stop(1)
+    await pool.stop(1)
 
     # It did its work in the end: the ack is written, too late or not.
     assert rig.acked == [0, 1]
     assert counts == [0, 0]
-    assert crew._interrupted == set()
+    assert pool._interrupted == set()
 
 
 async def test_what_a_handler_raises_after_its_lease_is_over_releases_nothing(make_rig) -> None:
@@ -122,25 +122,25 @@ async def test_what_a_handler_raises_after_its_lease_is_over_releases_nothing(ma
         async def interrupted(self, error: asyncio.CancelledError) -> None:
             raise RuntimeError("while it cleaned up")
 
-    rig, crew = await working(make_rig, Failing())
+    rig, pool = await working(make_rig, Failing())
 
     await lose(rig)
     await add(rig, 1)
-    await crew.stop(1)
+    await pool.stop(1)
 
     assert rig.released == {}
 
 
 async def test_a_stop_at_the_same_moment_wins_and_releases_uncounted(make_rig) -> None:
-    rig, crew = await working(make_rig, Handler())
+    rig, pool = await working(make_rig, Handler())
 
     rig.clock.now_s += 30
-    rig.flow.renewal._lose_expired(rig.clock())
-    await crew.stop(0)
+    rig.receiver.renewal._lose_expired(rig.clock())
+    await pool.stop(0)
 
     await rig.settler.until(lambda: bool(rig.released))
     assert [(offset, counted) for offset, (_, counted, _) in rig.released.items()] == [(0, False)]
-    assert all(task.cancelled() for task in crew._tasks)
+    assert all(task.cancelled() for task in pool.tasks)
 
 
 async def test_a_stop_while_a_cancelled_handler_cleans_up_wins(make_rig) -> None:
@@ -151,20 +151,20 @@ async def test_a_stop_while_a_cancelled_handler_cleans_up_wins(make_rig) -> None
             cleaning.set()
             await asyncio.Event().wait()
 
-    rig, crew = await working(make_rig, Cleaning())
+    rig, pool = await working(make_rig, Cleaning())
     await lose(rig)
     await asyncio.wait_for(cleaning.wait(), LIMIT_S)
 
-    await crew.stop(0)
+    await pool.stop(0)
 
-    assert all(task.cancelled() for task in crew._tasks)
+    assert all(task.cancelled() for task in pool.tasks)
 
 
 async def test_a_lease_that_is_lost_after_the_stop_began_ends_the_handler_within_the_grace(make_rig) -> None:
     handler = Handler()
-    rig, crew = await working(make_rig, handler)
+    rig, pool = await working(make_rig, handler)
 
-    stopping = asyncio.create_task(crew.stop(60))
+    stopping = asyncio.create_task(pool.stop(60))
     await spin()
     await lose(rig)
     await asyncio.wait_for(stopping, LIMIT_S)
@@ -184,8 +184,8 @@ async def test_a_lease_that_is_lost_while_a_stop_cancels_does_not_cancel_twice(m
             counts.append(task.cancelling())
             raise error
 
-    rig, crew = await working(make_rig, Cleaning())
-    stopping = asyncio.create_task(crew.stop(0))
+    rig, pool = await working(make_rig, Cleaning())
+    stopping = asyncio.create_task(pool.stop(0))
     await spin(5)
     await lose(rig)
     await stopping
@@ -215,11 +215,11 @@ async def test_timeouts_and_task_groups_of_handlers_go_on_working(make_rig) -> N
             except TimeoutError:
                 ends.append("timeout of its own")
 
-    rig, crew = await working(make_rig, handler)
+    rig, pool = await working(make_rig, handler)
     await asyncio.wait_for(begun.wait(), LIMIT_S)
     await lose(rig)
     await add(rig, 1)
-    await crew.stop(1)
+    await pool.stop(1)
 
     assert ends == ["cancelled", "timeout of its own"]
 
@@ -227,7 +227,7 @@ async def test_timeouts_and_task_groups_of_handlers_go_on_working(make_rig) -> N
 async def test_only_handlers_of_messages_that_are_lost_are_cancelled(make_rig) -> None:
     rig, handler = make_rig(), Handler()
     rig.add(1)
-    crew = rig.work(handler, 2)
+    pool = rig.work(handler, 2)
     await asyncio.wait_for(handler.begun.wait(), LIMIT_S)
     handler.begun.clear()
     rig.clock.now_s += 20
@@ -242,7 +242,7 @@ async def test_only_handlers_of_messages_that_are_lost_are_cancelled(make_rig) -
     handler.go_on.set()
     await rig.settler.until(lambda: bool(rig.acked))
     assert [each.source for each in rig.settler.of(Ack)] == [P1]
-    await crew.stop(1)
+    await pool.stop(1)
 
 
 @pytest.mark.parametrize(("renewed_s", "max_lease_s", "lost_s"), [(300, 30, 300), (None, 60, 60)])
@@ -256,7 +256,7 @@ async def test_a_handler_is_cancelled_at_the_end_of_its_own_lease_or_of_max_leas
             await super().__call__(message)
 
     handler = Renewing()
-    rig, crew = await working(make_rig, handler, max_lease_ms=max_lease_s * 1_000)
+    rig, pool = await working(make_rig, handler, max_lease_ms=max_lease_s * 1_000)
 
     for _ in range(lost_s // 10 - 1):
         await lose(rig, 10)
@@ -266,7 +266,7 @@ async def test_a_handler_is_cancelled_at_the_end_of_its_own_lease_or_of_max_leas
     await lose(rig, 11)
     await spin()
     assert handler.cancelled == [0]
-    await crew.stop(1)
+    await pool.stop(1)
 
 
 async def test_a_handler_that_has_decided_itself_is_not_cancelled(make_rig) -> None:
@@ -278,18 +278,18 @@ async def test_a_handler_that_has_decided_itself_is_not_cancelled(make_rig) -> N
 
     rig, handler = make_rig(), Deciding()
     rig.add(1)
-    crew = rig.work(handler)
+    pool = rig.work(handler)
     await asyncio.wait_for(handler.begun.wait(), LIMIT_S)
 
     rig.clock.now_s += 30
-    rig.flow.renewal._lose_expired(rig.clock())
+    rig.receiver.renewal._lose_expired(rig.clock())
     await spin()
 
     assert handler.cancelled == []
     handler.go_on.set()
     rig.settler.gate.set()
     await rig.settler.until(lambda: rig.acked == [0])
-    await crew.stop(1)
+    await pool.stop(1)
 
 
 async def test_a_handler_in_a_thread_goes_on_and_that_is_said(make_rig, caplog) -> None:
@@ -299,12 +299,12 @@ async def test_a_handler_in_a_thread_goes_on_and_that_is_said(make_rig, caplog) 
         begun.set()
         go_on.wait(LIMIT_S)
 
-    rig, crew = await working(make_rig, handler)
+    rig, pool = await working(make_rig, handler)
     await asyncio.to_thread(begun.wait, LIMIT_S)
     await lose(rig)
     go_on.set()
     await rig.settler.until(lambda: rig.acked == [0])
-    await crew.stop(1)
+    await pool.stop(1)
 
     assert "lease lost; its handler runs in a thread and can't be cancelled: queue=q" in caplog.text
 
@@ -313,7 +313,7 @@ async def test_a_handler_in_a_thread_goes_on_and_that_is_said(make_rig, caplog) 
 @pytest.mark.parametrize(("before_s", "left_s"), [(0, 30), (85, 25)])
 async def test_a_lost_lease_is_noticed_while_a_renewal_waits_for_the_broker(make_rig, before_s, left_s) -> None:
     handler = Handler()
-    rig, crew = await working(make_rig, handler)
+    rig, pool = await working(make_rig, handler)
     await rig.clock.advance(before_s)
     rig.settler.gate.clear()
 
@@ -323,12 +323,12 @@ async def test_a_lost_lease_is_noticed_while_a_renewal_waits_for_the_broker(make
     await rig.clock.advance(0.2)
     assert handler.cancelled == [0]
     rig.settler.gate.set()
-    await crew.stop(0)
+    await pool.stop(0)
 
 
 async def test_a_shorter_lease_that_comes_later_is_watched_first(make_rig) -> None:
     handler, short = Handler(), Handler()
-    rig, crew = await working(make_rig, handler, queues=("q", "r"), leases_ms={"q": 300_000, "r": 3_000})
+    rig, pool = await working(make_rig, handler, queues=("q", "r"), leases_ms={"q": 300_000, "r": 3_000})
     other = rig.work(short, queue="r")
     rig.settler.gate.clear()
     rig.add(1, P1, key=b"r")
@@ -338,42 +338,42 @@ async def test_a_shorter_lease_that_comes_later_is_watched_first(make_rig) -> No
 
     assert (handler.cancelled, short.cancelled) == ([], [0])
     rig.settler.gate.set()
-    await asyncio.gather(crew.stop(0), other.stop(0))
+    await asyncio.gather(pool.stop(0), other.stop(0))
 
 
 async def test_a_message_whose_own_lease_is_the_shorter_one_is_lost_with_that(make_rig) -> None:
     handler = Handler()
-    rig, crew = await working(make_rig, handler)
-    (message,) = [each for each in crew._current if each is not None]
+    rig, pool = await working(make_rig, handler)
+    (message,) = [each for each in pool._current if each is not None]
     # Its own RENEW came after the shared one.
-    message._lease.renewed_until(0, rig.clock() + 5)
+    message._held.renewed_until(0, rig.clock() + 5)
 
-    rig.flow.renewal._lose_expired(rig.clock() + 5)
+    rig.receiver.renewal._lose_expired(rig.clock() + 5)
     await spin()
 
     assert handler.cancelled == [0]
-    await crew.stop(1)
+    await pool.stop(1)
 
 
 async def test_a_handler_that_ignores_a_stop_is_left_and_its_message_released(
     make_rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("marq.crew.CLEAN_UP_S", 0.01)
+    monkeypatch.setattr("marq.consumer.handler_pool.CLEAN_UP_S", 0.01)
 
     class Stubborn(Handler):
         async def interrupted(self, error: asyncio.CancelledError) -> None:
             await self.go_on.wait()
 
     handler = Stubborn()
-    rig, crew = await working(make_rig, handler)
+    rig, pool = await working(make_rig, handler)
 
-    await asyncio.wait_for(crew.stop(0), LIMIT_S)
+    await asyncio.wait_for(pool.stop(0), LIMIT_S)
 
     await rig.settler.until(lambda: bool(rig.released))
     assert not rig.released[0][1]
     assert "handler goes on although it was cancelled: queue=q id=t/0/0 partition=0 offset=0" in caplog.text
     handler.go_on.set()
-    await asyncio.wait(crew._tasks, timeout=LIMIT_S)
+    await asyncio.wait(pool.tasks, timeout=LIMIT_S)
     assert rig.acked == []
 
 
@@ -390,7 +390,7 @@ async def test_what_is_still_held_of_a_list_that_lost_a_lease_comes_back_after_t
         rig.add(offsets, *source)
         await rig.acquirer.until(lambda: len(rig.acquirer.written) > before)
 
-    crew = rig.work_on_batches(handle)
+    pool = rig.work_on_batches(handle)
     await read([0])
     # The second list has a message that was acquired 20 s before its others.
     await read([0], P1)
@@ -400,9 +400,9 @@ async def test_what_is_still_held_of_a_list_that_lost_a_lease_comes_back_after_t
     gate.set()
     await asyncio.wait_for(handler.begun.wait(), LIMIT_S)
 
-    rig.flow.renewal._lose_expired(rig.clock() + 10)
+    rig.receiver.renewal._lose_expired(rig.clock() + 10)
     await rig.settler.until(lambda: bool(rig.released))
-    await crew.stop(1)
+    await pool.stop(1)
 
     assert handler.cancelled == [0]
     assert {offset: each[:2] for offset, each in rig.released.items()} == dict.fromkeys([1, 2], (BACKOFF, True))

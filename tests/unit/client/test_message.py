@@ -5,11 +5,12 @@ import asyncio
 import pytest
 
 import marq
-from marq import token
-from marq.core.errors import ConfigError, LeaseLost
-from marq.core.markers import Ack, Release, Renew, Source
-from marq.lease import Lease
-from marq.records import Records
+from marq.client import token
+from marq.consumer import settlement
+from marq.consumer.held_batch import HeldBatch
+from marq.kafka.records import Records
+from marq.wire.errors import ConfigError, LeaseLost
+from marq.wire.markers import Ack, Release, Renew, Source
 from tests.unit.client.fakes import FakeRecord, spin
 
 P0 = Source("t", 0)
@@ -78,11 +79,11 @@ async def test_renew_never_makes_a_lease_shorter(held) -> None:
 async def test_a_token_finishes_the_message_and_ends_its_renewal(held) -> None:
     rig, (message, *_) = held
 
-    rig.flow.ack_by_token(token.decode(message.token))
+    settlement.ack_by_token(token.decode(message.token), rig.receiver.renewal, rig.receiver.acks)
     await rig.settled()
 
     assert rig.acked == [0]
-    assert rig.flow.held == 2
+    assert rig.receiver.prefetch.in_flight == 2
 
 
 async def test_a_codec_decodes_at_first_use_and_once(make_rig) -> None:
@@ -112,7 +113,7 @@ async def test_an_undecodable_value_that_nobody_handles_names_its_message(make_r
     (message,) = await rig.take(1)
 
     for _ in range(2):
-        with pytest.raises(marq.Undecodable) as caught:
+        with pytest.raises(marq.DecodeError) as caught:
             _ = message.value
         assert caught.value.__notes__ == ["queue 'q', message t/0/0, attempt 1"]
 
@@ -133,7 +134,7 @@ async def test_the_key_is_the_senders_also_where_the_queue_took_its_place(
     make_rig, own_topic, key, headers, expected
 ) -> None:
     records = Records.of([FakeRecord(0, key=key, headers=headers)])
-    lease = Lease(make_rig(started=False).flow.outbox, "q", P0, 1, records, 0.0, 30.0, own_topic=own_topic)
+    lease = HeldBatch(make_rig(started=False).receiver.acks, "q", P0, 1, records, 0.0, 30.0, own_topic=own_topic)
 
     message = marq.Message(lease, 0, b"v")
 
@@ -151,10 +152,12 @@ async def test_messages_held_for_a_lease_of_their_own_are_renewed_by_it(make_rig
     rig = make_rig()
     rig.add(4)
     short, long, other, lost = await rig.take(4)
-    lost._lease.open.discard(lost.offset)
+    lost._held.open.discard(lost.offset)
 
-    await rig.flow.hold([short, lost], 3_000)
-    await rig.flow.hold([long], 120_000)
+    settlement.hold([short, lost], 3_000, rig.receiver.renewal)
+    await rig.settled()
+    settlement.hold([long], 120_000, rig.receiver.renewal)
+    await rig.settled()
 
     renewed = [(list(each.offsets), each.lease_ms) for each in rig.settler.of(Renew)]
     assert renewed == [([0], 3_000), ([1], 120_000)]

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import itertools
 
-from marq.pace import Pace
+from marq.consumer.prefetch import PrefetchWindow
 
 
 def test_a_slow_pace_holds_no_more_than_the_floor() -> None:
-    pace = Pace()
+    pace = PrefetchWindow()
     pace.busy(0.0)
     for second in range(1, 10):
         pace.finished(2, float(second), idle=False)
@@ -15,7 +15,7 @@ def test_a_slow_pace_holds_no_more_than_the_floor() -> None:
 
 
 def test_a_fast_pace_holds_about_a_second_of_work_after_some_doublings() -> None:
-    pace = Pace()
+    pace = PrefetchWindow()
     pace.busy(0.0)
     windows = []
     for step in range(1, 21):
@@ -28,7 +28,7 @@ def test_a_fast_pace_holds_about_a_second_of_work_after_some_doublings() -> None
 
 
 def test_idle_time_does_not_slow_the_pace_down() -> None:
-    pace = Pace()
+    pace = PrefetchWindow()
     pace.busy(0.0)
     pace.finished(1_000, 0.1, idle=True)
     pace.busy(100.0)
@@ -40,7 +40,7 @@ def test_idle_time_does_not_slow_the_pace_down() -> None:
 
 
 def test_a_handler_that_became_slow_is_noticed_within_some_seconds() -> None:
-    pace = Pace()
+    pace = PrefetchWindow()
     pace.busy(0.0)
     for step in range(100):
         pace.finished(100, step * 0.01, idle=False)
@@ -53,7 +53,7 @@ def test_a_handler_that_became_slow_is_noticed_within_some_seconds() -> None:
 
 
 def test_the_window_never_passes_the_limit() -> None:
-    pace = Pace()
+    pace = PrefetchWindow()
     pace.busy(0.0)
     pace.finished(10**6, 0.1, idle=False)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from marq.core.markers import NOW, Acquire, Release, Source
-from marq.core.queue import QueueSettings
+from marq.settings.queue import QueueSettings
+from marq.wire.markers import NOW, Acquire, Release, Source
 from tests.unit.client.fakes import FakeRecord, Rig, spin
 
 P0 = Source("t", 0)
@@ -24,30 +24,30 @@ class Rules:
 
 def pause(rig: Rig, rules: Rules, *queues: str) -> None:
     rules.paused = set(queues)
-    rig.flow.look_at_pauses()
+    rig.receiver.apply_pauses()
 
 
 async def test_what_nobody_has_taken_is_given_back_uncounted_and_nothing_is_read(make_rig) -> None:
     rules = Rules()
     rig = make_rig(queue=rules, max_in_flight=10)
     rig.add(20)
-    rig.shelf.standing = 10
+    rig.buffer.handler_demand = 10
     held = (await rig.take(3))[-1]
 
     pause(rig, rules, "q")
     await rig.settled()
-    rig.flow.demand()
+    rig.receiver.demand()
     await spin(50)
 
-    assert not rig.shelf.ready
+    assert not rig.buffer.ready
     given_back = {offset for each in rig.settler.of(Release) for offset in each.offsets}
     assert given_back == set(range(3, 10))
     assert not any(each.counted for each in rig.settler.of(Release))
-    assert rig.flow.held == 3
+    assert rig.receiver.prefetch.in_flight == 3
     assert max(max(each.offsets) for each in rig.acquirer.of(Acquire)) == 9
     # What was being worked on ends as ever.
     await held.ack()
-    assert rig.flow.held == 2
+    assert rig.receiver.prefetch.in_flight == 2
 
 
 async def test_others_of_the_group_go_on_and_what_is_paused_is_left_with_the_tracker(make_rig) -> None:
@@ -60,12 +60,12 @@ async def test_others_of_the_group_go_on_and_what_is_paused_is_left_with_the_tra
     await spin(50)
 
     assert [message.offset for message in messages] == [1, 3, 5]
-    assert not rig.flow.shelves["q"].ready
+    assert not rig.receiver.prefetch.buffers["q"].ready
     parked = [each for each in rig.acquirer.of(Acquire) if each.queue == "q"]
     assert [offset for each in parked for offset in each.offsets] == [0, 2, 4]
     # Due since they were sent: they come when the tracker delivers again.
     assert {due_ms for each in parked for due_ms in each.dues_ms or [NOW]} == {1_000}
-    assert rig.flow.held == 3
+    assert rig.receiver.prefetch.in_flight == 3
 
 
 async def test_what_is_acquired_while_it_is_paused_is_given_back(make_rig) -> None:
@@ -73,8 +73,8 @@ async def test_what_is_acquired_while_it_is_paused_is_given_back(make_rig) -> No
     rig = make_rig(queue=rules)
     rig.reader.add(P0, FakeRecord(0))
     rig.acquirer.gate.clear()
-    rig.shelf.asked += 1
-    rig.flow.demand()
+    rig.buffer.call_demand += 1
+    rig.receiver.demand()
     await spin(50)
 
     pause(rig, rules, "q")
@@ -83,5 +83,5 @@ async def test_what_is_acquired_while_it_is_paused_is_given_back(make_rig) -> No
 
     [given_back] = rig.settler.of(Release)
     assert (list(given_back.offsets), list(given_back.delays_ms), given_back.counted) == ([0], [0], False)
-    assert not rig.shelf.ready
-    assert rig.flow.held == 0
+    assert not rig.buffer.ready
+    assert rig.receiver.prefetch.in_flight == 0

@@ -2,9 +2,9 @@
 
 import pytest
 
-from marq.core.errors import ConfigError
-from marq.positions import Positions, committed_by
-from marq.rosters import MAX_METADATA_BYTES, Roster, fits
+from marq.kafka.offset_snapshots import MAX_METADATA_BYTES, OffsetSnapshot, fits
+from marq.kafka.positions import Positions, committed_by
+from marq.wire.errors import ConfigError
 
 
 def test_what_was_committed_is_read_back() -> None:
@@ -71,7 +71,7 @@ def test_where_names_of_queues_that_left_take_too_much_room_the_oldest_is_forgot
     assert min(left) not in decoded.by_queue
 
 
-def test_too_many_queues_for_the_metadata_are_not_committed_without_a_roster() -> None:
+def test_too_many_queues_for_the_metadata_are_not_committed_without_a_snapshot() -> None:
     positions = Positions(dict.fromkeys((f"queue-{n:0100}" for n in range(MAX_METADATA_BYTES // 100)), 5))
 
     with pytest.raises(ConfigError, match="too many"):
@@ -116,14 +116,14 @@ def test_a_commit_says_who_made_it_and_means_the_same() -> None:
     assert [committed_by(text) for text in ("", "x", "[]", positions.encode(100), '{"by":3}')] == [None] * 5
 
 
-def test_a_commit_that_names_a_roster_says_who_made_it() -> None:
-    roster = Roster("9f86d081884c7d65", {"emails": 0}, {})
-    positions = Positions({"emails": 40}, roster.metadata({}, {}))
+def test_a_commit_that_names_a_snapshot_says_who_made_it() -> None:
+    snapshot = OffsetSnapshot("9f86d081884c7d65", {"emails": 0}, {})
+    positions = Positions({"emails": 40}, snapshot.metadata({}, {}))
 
     signed = positions.encode(40, by="a")
 
     assert committed_by(signed) == "a"
-    assert Positions.decode(40, signed, rosters={roster.id: roster}) == positions
+    assert Positions.decode(40, signed, snapshots={snapshot.id: snapshot}) == positions
 
 
 def test_the_names_of_queues_come_before_who_commits() -> None:

@@ -9,10 +9,10 @@ from datetime import timedelta
 
 import pytest
 
-import marq.queues
-from marq.core.errors import BrokerUnavailable, ConfigError, MarqError
-from marq.definition_log import Entry
-from marq.queues import MAX_TRIES, Queues
+import marq.queues.following
+from marq.queues.definition_log import Entry
+from marq.queues.queues import MAX_TRIES, Queues
+from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError
 from tests.effective import effective
 
 
@@ -65,8 +65,8 @@ class ListLog:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> ListLog:
     made = ListLog()
-    monkeypatch.setattr(marq.queues, "definition_log", lambda _: made)
-    monkeypatch.setattr(marq.queues, "RETRY_S", 0)
+    monkeypatch.setattr(marq.queues.following, "definition_log", lambda _: made)
+    monkeypatch.setattr(marq.queues.following, "RETRY_S", 0)
     return made
 
 
@@ -163,7 +163,7 @@ async def test_what_another_said_in_between_is_taken_up(queues: Queues, log: Lis
 async def test_a_group_that_has_no_room_for_one_queue_more_is_left_as_it_is(
     queues: Queues, log: ListLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("marq.rosters.MAX_ROSTER_BYTES", 4_400)
+    monkeypatch.setattr("marq.kafka.offset_snapshots.MAX_ROSTER_BYTES", 4_400)
     for number in range(35):
         log.append(b"file:%d-%s" % (number, b"x" * 97), {"group": "g"})
     await queues.change("last", lease=5)
@@ -202,10 +202,11 @@ async def test_a_reset_wins_against_a_change_that_came_before_it(queues: Queues,
     assert log.writes == 2
 
 
-async def test_somebody_who_never_stops_is_no_reason_to_go_on_for_ever(queues: Queues, log: ListLog) -> None:
+async def test_a_change_gives_up_if_another_client_never_stops(queues: Queues, log: ListLog) -> None:
     log.before_write = lambda: log.append(b"change:emails", {"lease": log.writes}) and None
 
-    with pytest.raises(MarqError, match=f"queue 'emails': somebody else changed its settings each time of {MAX_TRIES}"):
+    expected = f"queue 'emails': other clients changed its settings during each of {MAX_TRIES} attempts"
+    with pytest.raises(MarqError, match=expected):
         await queues.change("emails", max_attempts=2)
 
 
@@ -259,9 +260,9 @@ async def test_of_two_who_write_a_layer_at_the_same_moment_the_first_one_holds(q
 
 
 async def test_it_is_said_when_it_is_not_known_whether_all_is_known(queues: Queues, log: ListLog) -> None:
-    await queues.hear(1)
+    await queues.sync(1)
     log.entries.append(Entry(0, b"change:emails", b"{}"))
     log.errors = [BrokerUnavailable("away")] * 1_000
 
     with pytest.raises(BrokerUnavailable, match=r"could not be read within 0\.05 s"):
-        await queues.hear(0.05)
+        await queues.sync(0.05)

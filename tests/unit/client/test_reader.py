@@ -7,13 +7,13 @@ import asyncio
 import pytest
 from aiokafka import ConsumerRecord, TopicPartition
 
-from marq.core.markers import Source
-from marq.offsets import Place
-from marq.positions import Positions
-from marq.reader import GroupReader
-from marq.records import Records
-from marq.serving import serving
-from marq.settings import ClientSettings
+from marq.kafka.offsets import Place
+from marq.kafka.positions import Positions
+from marq.kafka.reader import GroupReader
+from marq.kafka.records import Records
+from marq.kafka.serving import serving
+from marq.settings.client import ClientSettings
+from marq.wire.markers import Source
 
 P0 = Source("t", 0)
 
@@ -45,7 +45,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> None:
         await asyncio.sleep(0)
         return {P0: Records.of(consumer.records)} if consumer.records else {}
 
-    monkeypatch.setattr("marq.reader.fetch_records", fetch_records)
+    monkeypatch.setattr("marq.kafka.reader.fetch_records", fetch_records)
 
 
 @pytest.mark.parametrize("other_queues", [False, True])
@@ -59,7 +59,7 @@ async def test_places_that_were_looked_up_before_a_rebalance_do_not_count(monkey
             return {P0: Place(100, Positions({"here": 100}))}
         return {P0: Place(7, Positions({"here": 100, "joins": 7}))}
 
-    monkeypatch.setattr("marq.reader.places", places)
+    monkeypatch.setattr("marq.kafka.reader.places", places)
     reader = GroupReader(ClientSettings(), "g", serving("t", ["here"], {}))
     reader._consumer = consumer = FakeConsumer()  # type: ignore[assignment]
     reader._listener = None  # type: ignore[assignment]
@@ -85,7 +85,7 @@ async def test_a_read_from_before_where_reading_began_begins_anew_but_only_once_
     async def places(settings, group, served, sources) -> dict[Source, Place]:
         return {P0: Place(100, Positions({"here": 100}))}
 
-    monkeypatch.setattr("marq.reader.places", places)
+    monkeypatch.setattr("marq.kafka.reader.places", places)
     reader = GroupReader(ClientSettings(), "g", serving("t", ["here"], {}))
     reader._consumer = consumer = FakeConsumer()  # type: ignore[assignment]
     reader._listener = None  # type: ignore[assignment]
@@ -106,7 +106,7 @@ def test_copies_that_were_taken_back_are_seen_unless_nothing_may_be_delivered_tw
     monkeypatch: pytest.MonkeyPatch, committed: bool
 ) -> None:
     made: list[dict[str, object]] = []
-    monkeypatch.setattr("marq.reader.GroupConsumer", lambda **options: made.append(options))
+    monkeypatch.setattr("marq.kafka.reader.GroupConsumer", lambda **options: made.append(options))
 
     GroupReader(ClientSettings(), "g", serving("t", ["q"], {}), committed=committed)._make()
 

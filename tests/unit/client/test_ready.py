@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import count, islice
 
-from marq.shelf import Ready
+from marq.consumer.prefetch import Ready
 
 
 class Made:

@@ -13,8 +13,9 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaConnectionError, KafkaError
 
-from marq import reconnects
-from marq.reconnects import (
+from marq.kafka import paced_clients as reconnects
+from marq.kafka.paced_clients import paced
+from marq.kafka.reconnect_pacer import (
     FRESH_S,
     MAX_CONCURRENT,
     MAX_FAILURES_PER_SECOND,
@@ -23,7 +24,6 @@ from marq.reconnects import (
     SILENT_START_S,
     SUMMARY_S,
     Pacer,
-    paced,
 )
 from tests.unit.client.fakes import Clock
 

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
-from marq.core.errors import LeaseLost
-from marq.core.markers import Ack, Renew, Source
+from marq.kafka.serving import serving
+from marq.wire.errors import LeaseLost
+from marq.wire.markers import Ack, Renew, Source
 from tests.unit.client.fakes import FakeRecord, spin
 
 P0, P1 = Source("t", 0), Source("t", 1)
@@ -24,7 +24,7 @@ async def test_one_marker_for_each_partition_renews_all_that_is_held(make_rig) -
     await messages[1].ack()
 
     rig.clock.now_s += 10
-    assert await rig.flow.renewal.renew()
+    assert await rig.receiver.renewal.renew()
 
     renewed = {each.source: list(each.offsets) for each in rig.settler.of(Renew)}
     finished = messages[1]
@@ -36,7 +36,7 @@ async def test_one_marker_for_each_partition_renews_all_that_is_held(make_rig) -
 async def test_a_renewed_lease_counts_from_before_its_marker_was_sent(make_rig) -> None:
     rig, (message, *_) = await holding(make_rig)
     rig.clock.now_s += 29
-    await rig.flow.renewal.renew()
+    await rig.receiver.renewal.renew()
 
     rig.clock.now_s += 29
     await message.ack()
@@ -49,7 +49,7 @@ async def test_a_renewal_that_fails_keeps_nothing(make_rig) -> None:
     rig.settler.refuse = 1
     rig.clock.now_s += 10
 
-    assert not await rig.flow.renewal.renew()
+    assert not await rig.receiver.renewal.renew()
 
     rig.clock.now_s += 20
     with pytest.raises(LeaseLost):
@@ -59,11 +59,11 @@ async def test_a_renewal_that_fails_keeps_nothing(make_rig) -> None:
 async def test_messages_that_wait_in_the_prefetch_are_renewed_too(make_rig) -> None:
     rig = make_rig()
     rig.add(3)
-    rig.shelf.standing = 3
+    rig.buffer.handler_demand = 3
     await rig.take(1)
 
     rig.clock.now_s += 10
-    await rig.flow.renewal.renew()
+    await rig.receiver.renewal.renew()
 
     assert [list(each.offsets) for each in rig.settler.of(Renew)] == [[0, 1, 2]]
 
@@ -74,7 +74,7 @@ async def test_a_message_that_renewed_itself_for_longer_is_not_cut_short(make_ri
     rig.settler.written.clear()
 
     rig.clock.now_s += 10
-    await rig.flow.renewal.renew()
+    await rig.receiver.renewal.renew()
 
     renewed = [(each.source.partition, offset) for each in rig.settler.of(Renew) for offset in each.offsets]
     assert (message.partition, message.offset) not in renewed
@@ -87,7 +87,7 @@ async def test_a_renewal_leaves_out_a_message_whose_own_longer_one_is_being_writ
     longer = asyncio.create_task(message.renew(300))
     await spin()
     rig.clock.now_s += 10
-    renewal = asyncio.create_task(rig.flow.renewal.renew())
+    renewal = asyncio.create_task(rig.receiver.renewal.renew())
     await spin()
 
     rig.settler.gate.set()
@@ -110,7 +110,7 @@ async def test_until_its_own_renewal_is_durable_the_earlier_end_counts(make_rig)
     await rig.settler.until(lambda: rig.settler.refuse == 0)
     rig.clock.now_s += 10
 
-    assert await rig.flow.renewal.renew()
+    assert await rig.receiver.renewal.renew()
 
     assert message._expiry_s == ends_s
     rig.clock.now_s = ends_s
@@ -121,12 +121,12 @@ async def test_until_its_own_renewal_is_durable_the_earlier_end_counts(make_rig)
 async def test_expired_messages_in_the_prefetch_are_not_handed_out(make_rig) -> None:
     rig = make_rig()
     rig.add(3)
-    rig.shelf.standing = 3
+    rig.buffer.handler_demand = 3
     await rig.take(1)
 
     rig.clock.now_s += 30
 
-    assert rig.shelf.take(rig.clock()) is None
+    assert rig.buffer.take(rig.clock()) is None
 
 
 async def test_a_lease_that_was_made_much_shorter_is_renewed_in_time_all_the_same(make_rig) -> None:
@@ -149,23 +149,15 @@ async def test_a_lease_that_was_made_much_shorter_is_renewed_in_time_all_the_sam
 
 
 async def test_what_is_held_of_a_queue_that_is_not_served_any_more_is_renewed_at_its_own_pace(make_rig) -> None:
-    class Served(dict[str, int]):
-        def __iter__(self) -> Iterator[str]:
-            return iter(served)
-
-        def values(self) -> list[int]:
-            return [self[queue] for queue in served]
-
-    served = ["slow", "quick"]
-    rig = make_rig(served, leases_ms=Served(slow=30_000, quick=3_000))
+    rig = make_rig(["slow", "quick"], leases_ms={"slow": 30_000, "quick": 3_000})
     rig.reader.add(P0, FakeRecord(0, b"quick"))
     [message] = await rig.take(1, "quick")
 
-    served.remove("quick")
+    await rig.receiver.serve(serving("t", ["slow"], {}), lambda _: None)
     for _ in range(20):
         await rig.clock.advance(1)
 
-    assert message.offset in message._lease.open
+    assert message.offset in message._held.open
 
 
 async def test_leases_that_stay_as_they_are_are_renewed_every_third_of_them(make_rig) -> None:

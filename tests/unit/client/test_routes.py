@@ -1,4 +1,4 @@
-"""Where messages are sent to, and by what news."""
+"""Where messages are sent to, and by which placements."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from collections.abc import AsyncIterator
 import pytest
 
 import marq
-import marq.routes
-from marq.core.definitions import placement_key
-from marq.core.errors import BrokerUnavailable
-from marq.core.spread import SENT_S, Placement, subset
-from marq.queues import Queues
+import marq.producer.routes
+import marq.queues.following
+from marq.producer.batches import Batcher, ProducerBatch
+from marq.queues.queues import Queues
+from marq.settings.definitions import placement_key
+from marq.settings.partitions import SENT_S, Placement, subset
 from marq.testing import Broker
 from marq.testing.cluster import MemoryDefinitionLog
 from marq.testing.installation import encoded
+from marq.wire.errors import BrokerUnavailable
 
 PARTITIONS = 8
 
@@ -24,7 +26,7 @@ PARTITIONS = 8
 @pytest.fixture
 async def broker(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Broker]:
     monkeypatch.setenv("MARQ_PARTITIONS", str(PARTITIONS))
-    async with Broker(queues={"few": {"spread": 2}, "one": {"spread": 1}}) as broker:
+    async with Broker(queues={"few": {"partitions": 2}, "one": {"partitions": 1}}) as broker:
         yield broker
 
 
@@ -50,12 +52,12 @@ async def test_messages_go_to_the_partitions_of_their_queue_evenly(broker: Broke
 
 async def test_a_queue_that_moves_is_sent_to_its_new_partitions_at_once(broker: Broker) -> None:
     async with broker.producer() as producer:
-        await broker.queues.change("few", spread="all")
+        await broker.queues.change("few", partitions="all")
         await broker.settle()
         await producer.send_many("few", [b"1"] * 16)
         assert places(broker, "few") == dict.fromkeys(range(PARTITIONS), 2)
 
-        await broker.queues.change("few", spread=1)
+        await broker.queues.change("few", partitions=1)
         await broker.settle()
         await producer.send_many("few", [b"1"] * 10)
 
@@ -76,7 +78,7 @@ async def test_copies_go_to_the_partitions_of_their_queue(broker: Broker) -> Non
 async def test_what_was_sent_before_a_queue_moved_is_received_after_it(broker: Broker) -> None:
     async with broker.producer() as producer:
         await producer.send_many("wide", [b"%d" % number for number in range(16)])
-        await broker.queues.change("wide", spread=1)
+        await broker.queues.change("wide", partitions=1)
         async with broker.consumer("wide") as consumer:
             found = [message.value async for message in _received(consumer, 16)]
 
@@ -91,10 +93,10 @@ async def _received(consumer: marq.Consumer, count: int) -> AsyncIterator[marq.M
             yield message
 
 
-# --- old news ---------------------------------------------------------------------------------------------------------
+# --- old placements ---------------------------------------------------------------------------------------------------
 
 
-async def test_nothing_is_sent_by_news_that_are_too_old(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_sent_by_placements_that_are_too_old(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     async with broker.producer(request_timeout=1) as producer:
         await producer.send("few", b"1")
 
@@ -102,7 +104,7 @@ async def test_nothing_is_sent_by_news_that_are_too_old(broker: Broker, monkeypa
             return 10_000
 
         monkeypatch.setattr(MemoryDefinitionLog, "end", end)
-        producer._queues.heard_s = time.monotonic() - SENT_S
+        producer._started().routes._queues._follower.synced_s = time.monotonic() - SENT_S
         with pytest.raises(BrokerUnavailable, match="the definitions of queues could not be read"):
             await producer.send("few", b"2")
 
@@ -115,27 +117,27 @@ async def test_nothing_is_sent_by_news_that_are_too_old(broker: Broker, monkeypa
 async def test_what_takes_too_long_to_send_counts_only_if_no_queue_has_moved(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(marq.routes, "SENT_S", -1.0)
-    send = marq.Producer._send_to_kafka
+    monkeypatch.setattr(marq.producer.routes, "SENT_S", -1.0)
+    send = Batcher._send_to_kafka
     async with broker.producer() as producer:
         await producer.send("few", b"1")
 
-        async def move_and_send(self: marq.Producer, parcel: object) -> int:
+        async def move_and_send(self: Batcher, batch: ProducerBatch) -> int:
             placement = Placement((0, 1), None)
             broker._installation.define(placement_key("other"), encoded(placement.document()))
-            return await send(self, parcel)  # type: ignore[arg-type]
+            return await send(self, batch)
 
-        monkeypatch.setattr(marq.Producer, "_send_to_kafka", move_and_send)
+        monkeypatch.setattr(Batcher, "_send_to_kafka", move_and_send)
         with pytest.raises(BrokerUnavailable, match="moved to other partitions meanwhile"):
             await producer.send("few", b"2")
 
 
 async def test_a_follower_makes_sure_now_and_then_that_it_knows_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marq.queues, "HEAR_S", 0.0)
+    monkeypatch.setattr(marq.queues.following, "SYNC_S", 0.0)
     async with Broker() as broker, Queues(broker.address) as queues:
-        before_s = queues.heard_s
-        await queues.change("few", spread=1)
-        await queues.hear(1)
+        before_s = queues.synced_s
+        await queues.change("few", partitions=1)
+        await queues.sync(1)
 
-        assert queues.heard_s > before_s
-        assert queues.definitions.settings("few").spread == 1
+        assert queues.synced_s > before_s
+        assert queues.definitions.settings("few").partitions == 1

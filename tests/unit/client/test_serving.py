@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from marq.core.markers import Source
-from marq.records import Records
-from marq.serving import Serving, serving
+from marq.kafka.records import Records
+from marq.kafka.serving import Serving, serving
+from marq.wire.markers import Source
 from tests.unit.client.fakes import FakeRecord
 
 SHARED, OWN = Source("m", 0), Source("orders", 1)

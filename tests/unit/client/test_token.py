@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from marq.core.markers import Source
-from marq.token import Token, decode, encode
+from marq.client.token import Token, decode, encode
+from marq.wire.markers import Source
 
 
 def test_a_token_says_again_what_it_was_made_of() -> None:
@@ -18,5 +18,5 @@ def test_a_token_says_again_what_it_was_made_of() -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "🧀", "AAAA", "A" * 40, "=" * 10])
 def test_other_texts_are_no_tokens(text) -> None:
-    with pytest.raises(ValueError, match="no message token"):
+    with pytest.raises(ValueError, match="not a message token"):
         decode(text)

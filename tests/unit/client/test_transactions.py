@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from marq.core.names import Names
-from marq.reader import GroupCommit
-from marq.requests import Generation
-from marq.settings import ClientSettings
-from marq.transactions import MarkerTransactions
-from marq.writer import MarkerRecord
+from marq.kafka.protocol import Generation
+from marq.kafka.reader import GroupCommit
+from marq.kafka.transactions import MarkerTransactions
+from marq.kafka.writer import MarkerRecord
+from marq.settings.client import ClientSettings
+from marq.wire.names import Names
 
 
 class SlowBroker:

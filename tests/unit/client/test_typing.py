@@ -41,12 +41,12 @@ class Upper:
 
 async def produce(name: str, names: list[str], some: tuple[str, ...]) -> None:
     async with marq.Producer(codec=marq.JSON, request_timeout=timedelta(seconds=5)) as producer:
-        reveal_type(await producer.send("a", {"a": 1}))  # R: marq.receipt.Receipt
-        reveal_type(await producer.send(name, b"x", headers={"a": b"1"}))  # R: marq.receipt.Receipt
-        reveal_type(await producer.send(names, b"x"))  # R: list[marq.receipt.Receipt]
-        reveal_type(await producer.send(some, b"x"))  # R: list[marq.receipt.Receipt]
-        reveal_type(await producer.send(["a", "b"], b"x"))  # R: list[marq.receipt.Receipt]
-        reveal_type(await producer.send_many("a", [1, 2]))  # R: list[marq.receipt.Receipt]
+        reveal_type(await producer.send("a", {"a": 1}))  # R: marq.client.receipt.Receipt
+        reveal_type(await producer.send(name, b"x", headers={"a": b"1"}))  # R: marq.client.receipt.Receipt
+        reveal_type(await producer.send(names, b"x"))  # R: list[marq.client.receipt.Receipt]
+        reveal_type(await producer.send(some, b"x"))  # R: list[marq.client.receipt.Receipt]
+        reveal_type(await producer.send(["a", "b"], b"x"))  # R: list[marq.client.receipt.Receipt]
+        reveal_type(await producer.send_many("a", [1, 2]))  # R: list[marq.client.receipt.Receipt]
         await producer.send("a", b"x", headers={"a": "text"})  # E: arg-type
         await producer.send(5, b"x")  # E: call-overload
         await producer.send("a", b"x", countdown=5)  # E: call-overload
@@ -56,9 +56,9 @@ async def produce(name: str, names: list[str], some: tuple[str, ...]) -> None:
 
 def produce_synchronously(names: list[str]) -> None:
     with marq.SyncProducer("127.0.0.1:9092", prefix="x", codec=marq.Model(Email)) as producer:
-        reveal_type(producer.send("a", Email(to="x")))  # R: marq.receipt.Receipt
-        reveal_type(producer.send(names, Email(to="x")))  # R: list[marq.receipt.Receipt]
-        reveal_type(producer.send_many("a", []))  # R: list[marq.receipt.Receipt]
+        reveal_type(producer.send("a", Email(to="x")))  # R: marq.client.receipt.Receipt
+        reveal_type(producer.send(names, Email(to="x")))  # R: list[marq.client.receipt.Receipt]
+        reveal_type(producer.send_many("a", []))  # R: list[marq.client.receipt.Receipt]
         producer.send("a", b"x", countdown=5)  # E: call-overload
 
 
@@ -78,13 +78,13 @@ def code() -> None:
 async def consume() -> None:
     async with marq.Consumer("a", codec=marq.JSON) as consumer:
         async for message in consumer:
-            reveal_type(message)  # R: marq.message.Message
+            reveal_type(message)  # R: marq.consumer.message.Message
             reveal_type(message.value)  # R: Any
             reveal_type(message.body)  # R: bytes
             reveal_type(message.key)  # R: bytes | None
             reveal_type(message.headers)  # R: dict[str, bytes | None]
             await message.release(countdown=5)  # E: arg-type
-        reveal_type(await consumer.receive())  # R: list[marq.message.Message]
+        reveal_type(await consumer.receive())  # R: list[marq.consumer.message.Message]
         await consumer.run(handle)
         await consumer.run(handle_both)
         await consumer.run(handle_in_a_thread)
@@ -100,14 +100,33 @@ async def handle_both(message: marq.Message) -> int:
     return 5
 
 
-reveal_type(handle_both)  # R: def (message: marq.message.Message) -> Coroutine[Any, Any, int]
+reveal_type(handle_both)  # R: def (message: marq.consumer.message.Message) -> Coroutine[Any, Any, int]
 
 
 def handle_in_a_thread(message: marq.Message) -> None:
     raise marq.Reject("why")
 
 
-def undecodable(error: marq.Undecodable) -> None:
+async def misspell(
+    producer: marq.Producer,
+    synchronous: marq.SyncProducer,
+    consumer: marq.Consumer,
+    message: marq.Message,
+    queues: marq.Queues,
+    schedules: marq.Schedules,
+    letters: marq.DeadLetters,
+) -> None:
+    await producer.sned("a", b"x")  # E: attr-defined
+    synchronous.sned("a", b"x")  # E: attr-defined
+    await consumer.recieve()  # E: attr-defined
+    await message.akc()  # E: attr-defined
+    await queues.puase("a")  # E: attr-defined
+    await schedules.defien("a")  # E: attr-defined
+    await letters.redirve("a")  # E: attr-defined
+    await message.nack()  # E: attr-defined
+
+
+def undecodable(error: marq.DecodeError) -> None:
     reveal_type(error.reason)  # R: str
 """
 

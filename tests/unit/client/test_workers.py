@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 
 from marq import Reject, Retry
-from marq.core.markers import BACKOFF
-from marq.crew import Crew
-from marq.message import Message
+from marq.consumer.handler_pool import HandlerPool
+from marq.consumer.message import Message
+from marq.wire.markers import BACKOFF
 from tests.unit.client.fakes import LIMIT_S, P0, P1, Rig, spin
 
-Work = Callable[[Rig, Callable[[Sequence[Message]], Any]], Crew[Any]]
+Work = Callable[[Rig, Callable[[Sequence[Message]], Any]], HandlerPool[Any]]
 
 
-def one_by_one(rig: Rig, handler: Callable[[Sequence[Message]], Any]) -> Crew[Any]:
+def one_by_one(rig: Rig, handler: Callable[[Sequence[Message]], Any]) -> HandlerPool[Any]:
     async def handle(message: Message) -> None:
         await handler([message])
 
     return rig.work(handle)
 
 
-def in_lists(rig: Rig, handler: Callable[[Sequence[Message]], Any]) -> Crew[Any]:
+def in_lists(rig: Rig, handler: Callable[[Sequence[Message]], Any]) -> HandlerPool[Any]:
     async def handle(messages: list[Message]) -> None:
         await handler(messages)
 
@@ -57,11 +57,11 @@ async def test_messages_are_acked_when_the_handler_returns(make_rig, work) -> No
     async def handler(messages) -> None:
         pass
 
-    crew = work(rig, handler)
+    pool = work(rig, handler)
     await rig.settler.until(lambda: rig.acked == list(range(50)))
-    await crew.stop(1)
+    await pool.stop(1)
 
-    assert rig.flow.held == 0
+    assert rig.receiver.prefetch.in_flight == 0
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ async def test_an_exception_decides_on_messages_without_an_outcome(make_rig, wor
                 await message.ack(wait=False)
         raise error
 
-    crew = work(rig, handler)
+    pool = work(rig, handler)
     await rig.settler.until(lambda: len(rig.ended) == 3)
-    await crew.stop(1)
+    await pool.stop(1)
 
     assert {**rig.released, **rig.rejected} == {0: expected, 2: expected}
     assert rig.acked == [1]
@@ -102,9 +102,9 @@ async def test_a_message_that_has_its_outcome_is_not_acked(make_rig, work) -> No
             elif message.offset == 2:
                 await message.reject("bad", wait=False)
 
-    crew = work(rig, handler)
+    pool = work(rig, handler)
     await rig.settler.until(lambda: len(rig.ended) == 4)
-    await crew.stop(1)
+    await pool.stop(1)
 
     assert (rig.acked, rig.released, rig.rejected) == ([0, 3], {1: (7_000, True, "")}, {2: "bad"})
 
@@ -128,9 +128,9 @@ async def test_a_failure_is_logged_once_with_its_traceback_and_without_the_paylo
     rig = make_rig()
     rig.add(1, value=b"payload")
 
-    crew = work(rig, handler)
+    pool = work(rig, handler)
     await rig.settler.until(lambda: bool(rig.released))
-    await crew.stop(1)
+    await pool.stop(1)
 
     (record,) = caplog.records
     assert record.levelname == "ERROR"
@@ -152,9 +152,9 @@ async def test_retry_and_reject_are_not_logged_as_failures(make_rig, work, caplo
         except KeyError as error:
             raise outcome from error
 
-    crew = work(rig, handler)
+    pool = work(rig, handler)
     await rig.settler.until(lambda: bool(rig.released or rig.rejected))
-    await crew.stop(1)
+    await pool.stop(1)
 
     assert caplog.records == []
 
@@ -163,9 +163,9 @@ async def test_a_handler_may_end_within_the_grace_of_a_stop(make_rig, work) -> N
     rig, handler = make_rig(), Waiting()
     rig.add(1)
 
-    crew = work(rig, handler)
+    pool = work(rig, handler)
     await asyncio.wait_for(handler.begun.wait(), LIMIT_S)
-    stopping = asyncio.create_task(crew.stop(60))
+    stopping = asyncio.create_task(pool.stop(60))
     await spin()
     handler.go_on.set()
     await stopping
@@ -177,9 +177,9 @@ async def test_a_handler_that_outlasts_the_grace_is_cancelled_and_its_attempt_do
     rig, handler = make_rig(), Waiting()
     rig.add(1)
 
-    crew = work(rig, handler)
+    pool = work(rig, handler)
     await asyncio.wait_for(handler.begun.wait(), LIMIT_S)
-    await crew.stop(0)
+    await pool.stop(0)
 
     await rig.settler.until(lambda: bool(rig.released))
     assert rig.released == {0: (0, False, "")}
@@ -193,11 +193,11 @@ async def test_a_cancellation_that_is_not_ours_is_an_error_of_the_handler(make_r
         if messages[0].offset == 0:
             raise asyncio.CancelledError
 
-    crew = work(rig, handler)
+    pool = work(rig, handler)
     await rig.settler.until(lambda: bool(rig.released))
     rig.add([1])
     await rig.settler.until(lambda: rig.acked == [1])
-    await crew.stop(1)
+    await pool.stop(1)
 
     assert rig.released[0][1]
 
@@ -216,15 +216,15 @@ async def test_with_slow_handlers_twice_the_concurrency_is_held_and_never_more_t
     rig = make_rig(max_in_flight=max_in_flight)
     rig.add(1_000)
 
-    crew = rig.work(hang, 5)
-    await rig.acquirer.until(lambda: rig.flow.held > 0)
+    pool = rig.work(hang, 5)
+    await rig.acquirer.until(lambda: rig.receiver.prefetch.in_flight > 0)
     for _ in range(5):
         rig.clock.now_s += 1
-        rig.flow.demand()
+        rig.receiver.demand()
         await spin(100)
 
-    assert rig.flow.held == held
-    await crew.stop(0)
+    assert rig.receiver.prefetch.in_flight == held
+    await pool.stop(0)
 
 
 async def test_a_fast_handler_soon_has_many_at_hand(make_rig) -> None:
@@ -234,9 +234,9 @@ async def test_a_fast_handler_soon_has_many_at_hand(make_rig) -> None:
     async def handler(message) -> None:
         rig.clock.now_s += 0.0001
 
-    crew = rig.work(handler, 4)
+    pool = rig.work(handler, 4)
     await rig.settler.until(lambda: len(rig.acked) == 5_000)
-    await crew.stop(1)
+    await pool.stop(1)
 
     assert max(len(each.offsets) for each in rig.acquirer.of(object)) > 100
 
@@ -256,9 +256,9 @@ async def test_workers_step_aside_for_others(make_rig) -> None:
         rig.clock.now_s += 0.01
 
     task = asyncio.create_task(others())
-    crew = rig.work(slow_without_waiting)
+    pool = rig.work(slow_without_waiting)
     await rig.settler.until(lambda: len(rig.acked) > 100)
-    await crew.stop(1)
+    await pool.stop(1)
     task.cancel()
 
     assert turns > 50
@@ -280,11 +280,11 @@ class Sizes:
 async def test_a_list_has_what_is_there_and_is_never_longer_than_it_may_be(make_rig) -> None:
     rig, handler = make_rig(), Sizes()
     rig.add(50)
-    crew = rig.work_on_batches(handler)
+    pool = rig.work_on_batches(handler)
     await rig.settler.until(lambda: len(rig.acked) == 50)
     rig.add(range(50, 300))
     await rig.settler.until(lambda: len(rig.acked) == 300)
-    await crew.stop(1)
+    await pool.stop(1)
 
     assert handler.sizes[0] == 50
     assert max(handler.sizes) == 100
@@ -303,9 +303,9 @@ async def test_where_there_is_a_backlog_the_lists_of_a_slow_handler_are_full(mak
         await rig.acquirer.until(lambda: len(rig.acquired) >= min(sum(sizes) + 500, 6_000))
         await spin()
 
-    crew = rig.work_on_batches(handler, max_messages=500, most=10_000)
+    pool = rig.work_on_batches(handler, max_messages=500, most=10_000)
     await rig.settler.until(lambda: len(rig.acked) == 6_000)
-    await crew.stop(1)
+    await pool.stop(1)
 
     assert sizes == [500] * 12
 
@@ -314,13 +314,13 @@ async def test_no_more_is_held_for_lists_than_may_be_in_flight(make_rig) -> None
     rig, handler = make_rig(max_in_flight=150), Waiting()
     rig.add(1_000)
 
-    crew = rig.work_on_batches(handler, 4, most=150)
+    pool = rig.work_on_batches(handler, 4, most=150)
     await asyncio.wait_for(handler.begun.wait(), LIMIT_S)
     await spin(50)
 
-    assert crew._demand == 150
-    assert rig.flow.held == 150
-    await crew.stop(0)
+    assert pool._demand == 150
+    assert rig.receiver.prefetch.in_flight == 150
+    await pool.stop(0)
 
 
 async def add_separately(rig: Rig, *batches: tuple[Sequence[int], Any]) -> None:
@@ -340,14 +340,14 @@ async def test_one_list_may_have_messages_of_several_leases(make_rig) -> None:
         lists.append([(each.partition, each.offset) for each in messages])
         await gate.wait()
 
-    crew = rig.work_on_batches(handler)
+    pool = rig.work_on_batches(handler)
     await add_separately(rig, ([0], P0), ([1, 2], P0), ([0, 1], P1))
     gate.set()
     await rig.settler.until(lambda: len(rig.acked) == 5)
-    await crew.stop(1)
+    await pool.stop(1)
 
     assert lists == [[(0, 0)], [(0, 1), (0, 2), (1, 0), (1, 1)]]
-    assert rig.flow.held == 0
+    assert rig.receiver.prefetch.in_flight == 0
 
 
 async def test_a_handler_that_takes_messages_out_of_its_list_acks_them_all_the_same(make_rig) -> None:
@@ -358,18 +358,18 @@ async def test_a_handler_that_takes_messages_out_of_its_list_acks_them_all_the_s
         while messages:
             messages.pop()
 
-    crew = rig.work_on_batches(handler)
+    pool = rig.work_on_batches(handler)
     await rig.settler.until(lambda: rig.acked == list(range(5)))
-    await crew.stop(1)
+    await pool.stop(1)
 
 
 async def test_a_list_that_fails_is_logged_once_with_its_length(make_rig, caplog) -> None:
     rig = make_rig()
     rig.add(3)
 
-    crew = rig.work_on_batches(failing)
+    pool = rig.work_on_batches(failing)
     await rig.settler.until(lambda: bool(rig.released))
-    await crew.stop(1)
+    await pool.stop(1)
 
     (record,) = [each for each in caplog.records if "failed" in each.getMessage()]
     assert "id=t/0/0 partition=0 offset=0 attempt=1 messages=3 decided=0 error=KeyError" in record.getMessage()
@@ -382,12 +382,12 @@ async def test_messages_whose_lease_ended_before_their_list_began_are_left_out(m
         await sizes(messages)
         await go_on.wait()
 
-    crew = rig.work_on_batches(handler)
+    pool = rig.work_on_batches(handler)
     await add_separately(rig, ([0], P0), ([1, 2], P0))
     rig.clock.now_s += 30
     await add_separately(rig, ([0, 1, 2], P1))
     go_on.set()
     await rig.settler.until(lambda: len(rig.acked) >= 3)
-    await crew.stop(1)
+    await pool.stop(1)
 
     assert sizes.sizes == [1, 3]

@@ -6,9 +6,9 @@ import pytest
 
 from config.queues import load_queues
 from config.settings import load_settings
-from marq.core.backoff import Backoff
-from marq.core.errors import ConfigError
-from marq.core.queue import QueueSettings
+from marq.settings.backoff import Backoff
+from marq.settings.queue import QueueSettings
+from marq.wire.errors import ConfigError
 
 
 def write(folder: Path, text: str) -> Path:
@@ -54,7 +54,7 @@ def test_the_file_that_comes_with_the_project_says_the_defaults() -> None:
         ("queues = 3", r"expected tables \[queues.NAME\], not 3"),
         ("[queues]\nemails = 3", r"\[queues.emails\]: expected a table of settings, not 3"),
         ("defaults = 3", r"\[defaults\]: expected a table of settings, not 3"),
-        ('[defaults]\nhandler = "a:b"', r"\[defaults\] can't name a handler"),
+        ('[defaults]\nhandler = "a:b"', r"\[defaults\] can't name 'handler'"),
         ("[queues.emails", r"is no TOML"),
         ('[queues."a\\u0000b"]\nlease = 3', r"can't be printed"),
         ('[queues.a]\ntopic = "t"\n[queues.b]\ntopic = "t"', r"queues 'a' and 'b' have the same topic 't'"),
@@ -79,7 +79,7 @@ def test_a_handler_in_code_counts(tmp_path: Path) -> None:
     path = write(tmp_path, MIXED)
 
     assert load_queues(path, ["b"]).definitions.queues_of("g") == ["a", "b"]
-    # Where nobody can tell which handlers there are.
+    # Where the handlers are not known.
     assert load_queues(path, None).definitions.queues_of("g") == ["a", "b"]
 
 

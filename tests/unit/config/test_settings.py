@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from config.settings import Role, load_client_settings, load_settings, read_environment
-from marq.core.errors import ConfigError
+from marq.wire.errors import ConfigError
 
 
 def test_a_worker_has_all_roles_unless_told() -> None:

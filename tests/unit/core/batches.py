@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from marq.core.markers import (
+from marq.wire.markers import (
     BACKOFF,
     FACTS,
     NOW,
@@ -18,6 +18,7 @@ from marq.core.markers import (
     Cause,
     Delay,
     Discard,
+    Dispatch,
     Fact,
     Kind,
     Outcome,
@@ -27,14 +28,13 @@ from marq.core.markers import (
     Renew,
     Reschedule,
     Source,
-    Spend,
     Tick,
 )
-from marq.core.names import drawn_topic
+from marq.wire.names import synthetic_topic
 
 SOURCE = Source("marq.messages", 0)
 #: Of messages that were delayed by their sender.
-DRAWN = Source(drawn_topic(5), 2)
+DRAWN = Source(synthetic_topic(5), 2)
 #: Of dead letters.
 LETTERS = Source("marq.dead-letters", 1)
 QUEUE = "emails"
@@ -67,8 +67,8 @@ def renew(offsets: Sequence[int], *, holder: int = HOLDER, lease_ms: int = LEASE
     return Renew(QUEUE, holder, SOURCE, offsets, lease_ms)
 
 
-def spend(offsets: Sequence[int], *, holder: int = HOLDER, lease_ms: int = LEASE_MS) -> Spend:
-    return Spend(QUEUE, holder, SOURCE, offsets, lease_ms)
+def spend(offsets: Sequence[int], *, holder: int = HOLDER, lease_ms: int = LEASE_MS) -> Dispatch:
+    return Dispatch(QUEUE, holder, SOURCE, offsets, lease_ms)
 
 
 def ack(offsets: Sequence[int], *, holder: int = HOLDER) -> Ack:
@@ -154,7 +154,7 @@ def _with_offsets(offsets: tuple[int, ...]) -> st.SearchStrategy[Batch]:
     outcomes, causes = (_column(st.sampled_from([*each]).map(int), offsets) for each in (Outcome, Cause))
     return st.one_of(
         _acquire_of(offsets),
-        *[st.builds(kind, *head, _U32) for kind in (Renew, Spend)],
+        *[st.builds(kind, *head, _U32) for kind in (Renew, Dispatch)],
         *[st.builds(kind, *head) for kind in (Ack, Cancel, Discard)],
         st.builds(Release, *head, _column(st.integers(BACKOFF, 2**63 - 1), offsets), st.booleans(), texts),
         st.builds(Reject, *head, texts),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq.core.backoff import Backoff
+from marq.settings.backoff import Backoff
 
 _backoffs = st.builds(Backoff, st.integers(0, 10_000), st.floats(1, 100), st.integers(0, 10**7), jitter=st.booleans())
 

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq.core.copies import Copy, copy, deliver_at_ms, has_invalid_deliver_at, origin, reason, record_id, uncounted
-from marq.core.fires import Destination, Fire
-from marq.core.marker_codec import MAX_TEXT_BYTES
-from marq.core.markers import NOW, Cause, Payload, Source
-from marq.core.rows import Lease, State
+from marq.core.deliveries.redeliveries import Redelivery, reason, redelivery
+from marq.core.due_actions import Destination, DueAction
+from marq.core.storage.rows import LeaseRow, State
+from marq.wire.marker_codec import MAX_TEXT_BYTES
+from marq.wire.markers import NOW, Cause, Payload, Source
+from marq.wire.record_headers import deliver_at_ms, has_invalid_deliver_at, origin, record_id, uncounted
 
 SOURCE = Source("marq.messages", 2)
 DIED_MS = 1_700_000_099_000
@@ -19,19 +20,19 @@ SENT_MS = 1_700_000_000_000
 
 def fire(
     destination: Destination = Destination.QUEUE, state: State = State.LEASED, attempt: int = 2, text: str = ""
-) -> Fire:
-    lease = Lease("emails", 1, attempt, 0, 0, state, True, text)
-    return Fire(SOURCE, 17, lease, destination, attempt, Cause.EXPIRED)
+) -> DueAction:
+    lease = LeaseRow("emails", 1, attempt, 0, 0, state, True, text)
+    return DueAction(SOURCE, 17, lease, destination, attempt, Cause.EXPIRED)
 
 
 def copy_of(
-    fire: Fire,
+    fire: DueAction,
     *headers: tuple[str, bytes | None],
     key: bytes | None = b"emails",
     value: bytes | None = b"hello",
     own_topic: str | None = None,
-) -> Copy:
-    return copy(fire, Payload(SENT_MS, 1, key, headers, value), DIED_MS, own_topic)
+) -> Redelivery:
+    return redelivery(fire, Payload(SENT_MS, 1, key, headers, value), DIED_MS, own_topic)
 
 
 def test_a_copy_keeps_key_value_and_the_users_headers_in_order() -> None:
@@ -103,7 +104,9 @@ def test_the_error_of_a_release_travels_and_replaces_the_one_before() -> None:
 
 
 def test_uncounted_releases_in_a_row_are_counted_on_the_message_and_forgotten_by_any_other_end() -> None:
-    released = Fire(SOURCE, 17, Lease("q", 0, 3, 0, 0, State.RELEASED, False), Destination.QUEUE, 3, Cause.RELEASED)
+    released = DueAction(
+        SOURCE, 17, LeaseRow("q", 0, 3, 0, 0, State.RELEASED, False), Destination.QUEUE, 3, Cause.RELEASED
+    )
 
     first = copy_of(released)
     second = copy_of(released, *first.headers)
@@ -132,7 +135,7 @@ def test_a_dead_letter_says_why_whence_and_when() -> None:
 
     assert made["marq-reason"] == b"5 of 5 attempts used: the last time its lease ran out"
     assert made["marq-origin"] == b"marq.messages/2/17"
-    assert made["marq-died-at"] == b"%d" % DIED_MS
+    assert made["marq-dead-lettered-at"] == b"%d" % DIED_MS
     assert made["marq-attempt"] == b"5"
 
 
@@ -193,7 +196,7 @@ def test_a_copy_of_a_copy_differs_in_nothing_but_the_attempt(headers: list[tuple
 
     second = copy_of(fire(attempt=3), *first.headers)
 
-    def without_attempt(made: Copy) -> list[tuple[str, bytes | None]]:
+    def without_attempt(made: Redelivery) -> list[tuple[str, bytes | None]]:
         return sorted((header for header in made.headers if header[0] != "marq-attempt"), key=repr)
 
     assert without_attempt(first) == without_attempt(second)

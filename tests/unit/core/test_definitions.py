@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from marq.core.definitions import HANDLERS_GROUP, Definitions, quarantine_key
-from marq.core.errors import ConfigError
-from marq.core.quarantines import Quarantine, digest
-from marq.core.queue import QueueSettings
+from marq.settings.definitions import HANDLERS_GROUP, Definitions, quarantine_key
+from marq.settings.queue import QueueSettings
+from marq.wire.errors import ConfigError
+from marq.wire.quarantines import Quarantine, digest
 
 
 def test_a_queue_that_nobody_defined_has_the_defaults() -> None:
@@ -106,7 +106,7 @@ def test_a_change_can_be_looked_at_before_it_is_made() -> None:
         (b"file:", {}, "must not be empty"),
         (b"file:emails", {"lease": 0}, "the record 'file:emails': lease: "),
         (b"file:emails", [], "the record 'file:emails': expected a table"),
-        (b"defaults", {"group": "a"}, "the record 'defaults' can't name a group"),
+        (b"defaults", {"group": "a"}, "the record 'defaults' can't name 'group'"),
     ],
 )
 def test_a_record_that_cant_be_understood_changes_nothing(key, document, said) -> None:

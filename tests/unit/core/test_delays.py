@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from marq.core import leases
-from marq.core.fires import Destination, Fire
-from marq.core.markers import Answer, Batch, Cause, Fact, Kind, Outcome, Source
-from marq.core.names import drawn_topic
-from marq.core.open_messages import SPAN_MS
+from marq.core import due_messages
+from marq.core.due_actions import Destination, DueAction
+from marq.core.due_index import SPAN_MS
+from marq.wire.markers import Answer, Batch, Cause, Fact, Kind, Outcome, Source
+from marq.wire.names import synthetic_topic
 from tests.unit.core.batches import DRAWN, OTHER, QUEUE, cancel, delay, reschedule
 from tests.unit.core.test_leases import T0, Log
 
@@ -44,7 +44,7 @@ def test_a_delayed_message_is_delivered_at_its_time_as_its_first_attempt_and_not
 @pytest.mark.parametrize("restart", [False, True])
 def test_what_is_due_in_the_same_millisecond_comes_in_the_order_in_which_it_was_delayed(restart: bool) -> None:
     """However many were delayed together, and whether they were moved: some wait in the heap, others in spans."""
-    log, other = Log(), Source(drawn_topic(1), 2)
+    log, other = Log(), Source(synthetic_topic(1), 2)
     log.fold(delay([0], [T0 + 5_000], relative=False), at=T0)
     log.fold(delay(range(20), [T0 + 5_000] * 20, relative=False, source=other), at=T0 + 1)
     log.fold(delay([1], [T0 + 5_000], relative=False), at=T0 + 2)
@@ -69,7 +69,7 @@ def test_a_day_of_delays_is_hinted_at_in_its_order(restart: bool) -> None:
         log.write()
         log.restart()
 
-    found: list[Fire] = []
+    found: list[DueAction] = []
     while (due_ms := log.book.next_due_ms) is not None:
         fires = log.book.due(due_ms)
         assert {fire.lease.due_ms for fire in fires} == {due_ms}
@@ -95,12 +95,12 @@ def test_cancel_is_told_of_as_a_fact_and_no_copy_is_sent() -> None:
 def test_who_moves_a_message_that_is_on_its_way_is_answered_when_that_is_decided() -> None:
     log = Log()
     log.fold(delay([0, 1], [1, 1]))
-    gone, back = log.book.due(T0 + 1)
+    gone, _ = log.book.due(T0 + 1)
     log.fold(reschedule([0, 1], HOUR_MS))
     assert answers(log) == []
 
     log.fold(told(Kind.DELIVERED, [gone.offset], Cause.DUE))
-    log.book.unfire([back])
+    log.book.forget_firing()
 
     assert answers(log) == [(OTHER, [0, 1], [Outcome.TOO_LATE, Outcome.DONE])]
     assert [offset for offset, *_ in fired(log, T0 + HOUR_MS)] == [1]
@@ -109,7 +109,7 @@ def test_who_moves_a_message_that_is_on_its_way_is_answered_when_that_is_decided
 def test_a_source_that_somebody_drew_is_forgotten_with_its_last_message() -> None:
     log = Log()
     for number in range(50):
-        source = Source(drawn_topic(number), 0)
+        source = Source(synthetic_topic(number), 0)
         log.fold(delay([0], [0], source=source))
         log.write()
         log.book.due(T0)
@@ -121,7 +121,7 @@ def test_a_source_that_somebody_drew_is_forgotten_with_its_last_message() -> Non
 
 
 def test_the_index_of_a_message_that_is_moved_again_and_again_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "MAX_STALE_HINTS", 100)
+    monkeypatch.setattr(due_messages, "MAX_STALE_HINTS", 100)
     log = Log()
     log.fold(delay([0], [HOUR_MS]))
     for turn in range(5_000):

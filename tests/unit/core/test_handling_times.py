@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from marq.core.handling_times import BOUNDS_MS, HandlingTimes, add_counts, quantile_ms
-from marq.core.marker_codec import encode
-from marq.core.markers import SEVERAL, Ack, Batch
-from marq.core.queue import QueueSettings
+from marq.core.storage.handling_times import BOUNDS_MS, HandlingTimes, add_counts, quantile_ms
 from marq.core.tracker import Tracker
+from marq.settings.queue import QueueSettings
+from marq.wire.marker_codec import encode
+from marq.wire.markers import MIXED_QUEUES, Ack, Batch
 from tests.unit.core.batches import QUEUE, SOURCE, ack, acquire
 
 T0 = 1_000_000
@@ -35,7 +35,7 @@ def test_a_few_messages_of_a_great_ack_stand_for_all() -> None:
 
 
 def test_acks_of_what_is_not_open_count_nothing_and_those_of_several_queues_count_for_theirs() -> None:
-    times = folded((0, acquire([1])), (10, Ack(SEVERAL, 7, SOURCE, [1, 2])), (20, ack([1])))
+    times = folded((0, acquire([1])), (10, Ack(MIXED_QUEUES, 7, SOURCE, [1, 2])), (20, ack([1])))
 
     assert {queue: sum(counts) for queue, counts in times.recent().items()} == {QUEUE: 1}
 

@@ -10,12 +10,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from marq.core import leases, rows
-from marq.core.backoff import Backoff
-from marq.core.fires import Fire
+from marq.core import due_messages
+from marq.core.due_actions import DueAction
 from marq.core.leases import LeaseBook
-from marq.core.marker_codec import decode, encode
-from marq.core.markers import (
+from marq.core.storage import rows
+from marq.core.tracker import Tracker
+from marq.settings.backoff import Backoff
+from marq.settings.queue import QueueSettings
+from marq.wire.marker_codec import decode, encode
+from marq.wire.markers import (
     BACKOFF,
     Ack,
     Acquire,
@@ -23,6 +26,7 @@ from marq.core.markers import (
     Cancel,
     Delay,
     Discard,
+    Dispatch,
     Outcome,
     Payload,
     Reject,
@@ -30,23 +34,20 @@ from marq.core.markers import (
     Renew,
     Reschedule,
     Source,
-    Spend,
     Tick,
 )
-from marq.core.queue import QueueSettings
-from marq.core.tracker import Tracker
 from proof.fold import Ending, Event, Fold, ending
 from proof.history import holder_name, log_name, marker, name_of
 from tests.simulation.oracle import difference, table_difference
 from tests.unit.core.batches import DRAWN, LETTERS
 
 BACKOFF_RULE = Backoff(10, 2.0, 100)
-_MAX_STALE_HINTS, _MAX_FIRING = leases.MAX_STALE_HINTS, leases.MAX_FIRING
+_MAX_STALE_HINTS, _MAX_FIRING = due_messages.MAX_STALE_HINTS, due_messages.MAX_FIRING
 
 _records = st.sampled_from([Source("marq.messages", 0), Source("marq.messages", 1)])
 _sources = st.one_of(_records, st.just(DRAWN), st.just(LETTERS))
 _holders = st.sampled_from([1, 2])
-_held_kinds = st.sampled_from([Ack, Renew, Spend])
+_held_kinds = st.sampled_from([Ack, Renew, Dispatch])
 _offsets = st.sets(st.integers(0, 12), min_size=1, max_size=5).map(sorted)
 _delays = st.sampled_from([BACKOFF, 0, 5, 50])
 _times = st.sampled_from([-50, 0, 5, 50])
@@ -78,17 +79,17 @@ class LeaseMachine(RuleBasedStateMachine):
         self.table: dict[bytes, bytes] = {}
         self.time_ms = self.monotonic_ms = 100_000
         self.offset = -1
-        self.fired: list[Fire] = []
+        self.fired: list[DueAction] = []
 
     def setting(self, queue: str) -> QueueSettings:
         return self.settings
 
     @initialize(hints=st.sampled_from([0, 3, _MAX_STALE_HINTS]), firing=st.sampled_from([1, 3, _MAX_FIRING]))
     def limit(self, hints: int, firing: int) -> None:
-        leases.MAX_STALE_HINTS, leases.MAX_FIRING = hints, firing
+        due_messages.MAX_STALE_HINTS, due_messages.MAX_FIRING = hints, firing
 
     def teardown(self) -> None:
-        leases.MAX_STALE_HINTS, leases.MAX_FIRING = _MAX_STALE_HINTS, _MAX_FIRING
+        due_messages.MAX_STALE_HINTS, due_messages.MAX_FIRING = _MAX_STALE_HINTS, _MAX_FIRING
 
     def fold(self, batch: Batch) -> None:
         # Offsets of a log have gaps: control records of transactions.
@@ -249,22 +250,19 @@ class LeaseMachine(RuleBasedStateMachine):
             for each in fires
         }
         assert found.items() <= due.items()
-        assert len(fires) == len(found) == min(len(due), max(0, leases.MAX_FIRING - len(self.fired)))
+        assert len(fires) == len(found) == min(len(due), max(0, due_messages.MAX_FIRING - len(self.fired)))
         assert [each.lease.due_ms for each in fires] == sorted(self.plain.open[key].due_ms for key in due)[: len(fires)]
         order = [(each.lease.due_ms, each.lease.since_ms, each.source) for each in fires]
         assert order == sorted(order)
         self.fired += fires
 
-    @rule(committed=st.booleans(), share=st.integers(0, 3))
-    def end_transaction(self, committed: bool, share: int) -> None:
-        """Of what is on its way, or of a part: copies go out in several transactions."""
+    @rule(share=st.integers(0, 3))
+    def commit_transaction(self, share: int) -> None:
+        """Commit a transaction with some of the redeliveries, or all: they go out in several transactions."""
         count = len(self.fired) if share == 0 else min(share, len(self.fired))
         fires, self.fired = self.fired[:count], self.fired[count:]
-        if committed:
-            for fact in self.namer.facts(fires):
-                self.fold(fact)
-        else:
-            self.book.unfire(fires)
+        for fact in self.namer.facts(fires):
+            self.fold(fact)
 
     @rule()
     def write(self) -> None:

@@ -1,21 +1,21 @@
-"""The lease book: a table of all transitions, the hard cases of DESIGN section 7, firing, and rows."""
+"""The lease book: hard cases, firing, and rows. test_transitions.py and test_lease_machine.py have the transitions."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import pytest
 
-from marq.core import leases, rows
-from marq.core.backoff import Backoff
-from marq.core.fires import Destination
+from marq.core import due_messages
+from marq.core.due_actions import Destination
 from marq.core.leases import LeaseBook
-from marq.core.marker_codec import decode, encode
-from marq.core.markers import BACKOFF, SEVERAL, Ack, Acquire, Batch, Cause, Kind, Payload, Tick
-from marq.core.queue import QueueSettings
-from marq.core.rows import Counts, Lease, State
+from marq.core.storage import rows
+from marq.core.storage.rows import Counts
+from marq.settings.backoff import Backoff
+from marq.settings.queue import QueueSettings
+from marq.wire.marker_codec import decode, encode
+from marq.wire.markers import BACKOFF, MIXED_QUEUES, Ack, Acquire, Batch, Cause, Kind, Payload
 from tests.unit.core.batches import (
     HOLDER,
     LEASE_MS,
@@ -68,96 +68,8 @@ class Log:
         self.book.restore(self.table.items())
 
 
-def only(log: Log) -> Lease | None:
-    """The lease of the only open message, if there is one."""
-    found = [lease for _, _, lease in log.book.open_leases()]
-    assert len(found) <= 1
-    return found[0] if found else None
-
-
-class Seen(NamedTuple):
-    state: State
-    holder: int
-    attempt: int
-    due_ms: int
-    counted: bool = True
-    text: str = ""
-
-
-def seen(lease: Lease | None) -> Seen | None:
-    if lease is None:
-        return None
-    return Seen(lease.state, lease.holder, lease.attempt, lease.due_ms, lease.counted, lease.text)
-
-
 def rows_of_messages(table: Mapping[bytes, object]) -> list[bytes]:
     return [key for key in table if key[:1] in (b"r", b"s")]
-
-
-# --- every state and every kind ---------------------------------------------------------------------------------------
-
-BEFORE: dict[str, tuple[Batch, ...]] = {
-    "none": (),
-    "leased": (acquire([5]),),
-    "released": (acquire([5]), release([5], 700, error="boom")),
-    "rejected": (acquire([5]), reject([5])),
-    "closed": (acquire([5]), ack([5])),
-}
-LEASED = Seen(State.LEASED, HOLDER, 1, T0 + LEASE_MS)
-RELEASED = Seen(State.RELEASED, 0, 1, T0 + 700, True, "boom")
-REJECTED = Seen(State.REJECTED, 0, 1, T0, True, "no good")
-STANDS = {"none": None, "leased": LEASED, "released": RELEASED, "rejected": REJECTED, "closed": None}
-
-MARKERS: dict[str, Batch] = {
-    "acquire by the holder": acquire([5]),
-    "acquire by another": acquire([5], holder=OTHER),
-    "renew by the holder": renew([5], lease_ms=5_000),
-    "renew by another": renew([5], holder=OTHER, lease_ms=5_000),
-    "release by the holder": release([5], 50, error="why"),
-    "release by another": release([5], 50, holder=OTHER, error="why"),
-    "uncounted release by the holder": release([5], 0, counted=False),
-    "backoff by the holder": release([5], BACKOFF),
-    "reject by the holder": reject([5], reason="bad"),
-    "reject by another": reject([5], holder=OTHER, reason="bad"),
-    "ack by the holder": ack([5]),
-    "ack by another": ack([5], holder=OTHER),
-    "redelivered": fact([5]),
-    "dead-lettered": fact([5], Kind.DEAD_LETTERED),
-    "tick": Tick(1, 1),
-}
-#: What differs from "nothing happens": (before, marker) -> what is then seen.
-CHANGES: dict[tuple[str, str], Seen | None] = {
-    ("none", "acquire by the holder"): Seen(State.LEASED, HOLDER, 1, T1 + LEASE_MS),
-    ("none", "acquire by another"): Seen(State.LEASED, OTHER, 1, T1 + LEASE_MS),
-    ("leased", "acquire by the holder"): Seen(State.LEASED, HOLDER, 1, T1 + LEASE_MS),
-    ("leased", "acquire by another"): Seen(State.LEASED, OTHER, 1, T1 + LEASE_MS),
-    ("leased", "renew by the holder"): Seen(State.LEASED, HOLDER, 1, T1 + 5_000),
-    ("leased", "release by the holder"): Seen(State.RELEASED, 0, 1, T1 + 50, True, "why"),
-    ("leased", "uncounted release by the holder"): Seen(State.RELEASED, 0, 1, T1, False),
-    ("leased", "backoff by the holder"): Seen(State.RELEASED, 0, 1, T1 + 100),
-    ("leased", "reject by the holder"): Seen(State.REJECTED, 0, 1, T1, True, "bad"),
-    **{
-        (before, marker): None
-        for before in ("leased", "released", "rejected")
-        for marker in ("ack by the holder", "ack by another", "redelivered", "dead-lettered")
-    },
-}
-
-
-@pytest.mark.parametrize("written", [False, True], ids=["in memory", "restored from rows"])
-@pytest.mark.parametrize("marker", MARKERS)
-@pytest.mark.parametrize("before", BEFORE)
-def test_a_marker_changes_a_message_as_the_table_says(before: str, marker: str, written: bool) -> None:
-    log = Log()
-    log.fold(*BEFORE[before])
-    if written:
-        log.write()
-        log.restart()
-    assert seen(only(log)) == STANDS[before]
-
-    log.fold(MARKERS[marker], at=T1)
-
-    assert seen(only(log)) == CHANGES.get((before, marker), STANDS[before])
 
 
 # --- hard cases -------------------------------------------------------------------------------------------------------
@@ -197,13 +109,13 @@ def test_a_record_that_was_folded_is_not_folded_again() -> None:
 def test_an_ack_between_copy_and_fact_closes_the_message_and_the_copy_is_counted() -> None:
     log = Log()
     log.fold(acquire([1]))
-    fires = log.book.due(T0 + LEASE_MS)
+    log.book.due(T0 + LEASE_MS)
 
     log.fold(ack([1]), fact([1]))
 
     assert len(log.book) == 0
     assert log.book.counts[QUEUE] == Counts(acquired=1, acked=1, expired=1, redelivered=1)
-    log.book.unfire(fires)
+    log.book.forget_firing()
     assert log.book.due(T0 + 9 * LEASE_MS) == []
 
 
@@ -297,7 +209,7 @@ def test_a_queue_without_dead_letters_drops_a_message_and_says_so() -> None:
 
 
 def test_the_index_of_due_moments_does_not_grow_with_what_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "MAX_STALE_HINTS", 100)
+    monkeypatch.setattr(due_messages, "MAX_STALE_HINTS", 100)
     log = Log()
 
     for start in range(0, 20_000, 100):
@@ -404,7 +316,7 @@ def test_an_ack_of_several_queues_counts_each_message_for_the_queue_that_it_is_o
     log = Log()
     log.fold(acquire([1, 4]), acquire([2, 3], queue="reports"))
 
-    log.fold(Ack(SEVERAL, OTHER, SOURCE, [1, 2, 3]), Ack(SEVERAL, OTHER, SOURCE, [3, 9]))
+    log.fold(Ack(MIXED_QUEUES, OTHER, SOURCE, [1, 2, 3]), Ack(MIXED_QUEUES, OTHER, SOURCE, [3, 9]))
 
     assert [offset for _, offset, _ in log.book.open_leases()] == [4]
     assert {queue: (counts.acked, counts.late) for queue, counts in log.book.counts.items()} == {

@@ -7,14 +7,14 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq.core.marks import MAX_INTERVALS, Marks
+from marq.core.storage.acquired_ranges import MAX_INTERVALS, AcquiredRanges
 
 _intervals = st.tuples(st.integers(0, 60), st.integers(1, 12)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 
 
 @given(st.lists(_intervals, max_size=40))
 def test_marks_are_the_set_of_all_offsets_added(added: list[tuple[int, int]]) -> None:
-    marks, model = Marks(), set()
+    marks, model = AcquiredRanges(), set()
 
     for start, end in added:
         marks.add(start, end)
@@ -26,7 +26,7 @@ def test_marks_are_the_set_of_all_offsets_added(added: list[tuple[int, int]]) ->
 
 @given(st.lists(_intervals, max_size=40))
 def test_intervals_are_sorted_and_never_touch(added: list[tuple[int, int]]) -> None:
-    marks = Marks()
+    marks = AcquiredRanges()
 
     for start, end in added:
         marks.add(start, end)
@@ -38,11 +38,11 @@ def test_intervals_are_sorted_and_never_touch(added: list[tuple[int, int]]) -> N
 
 @given(st.lists(_intervals, max_size=20), st.lists(_intervals, max_size=5))
 def test_marks_made_from_intervals_go_on_as_before(before: list[tuple[int, int]], after: list[tuple[int, int]]) -> None:
-    marks = Marks()
+    marks = AcquiredRanges()
     for start, end in before:
         marks.add(start, end)
 
-    restored = Marks(marks.intervals)
+    restored = AcquiredRanges(marks.intervals)
     for start, end in after:
         marks.add(start, end)
         restored.add(start, end)
@@ -52,7 +52,7 @@ def test_marks_made_from_intervals_go_on_as_before(before: list[tuple[int, int]]
 
 @given(st.lists(_intervals, min_size=1, max_size=40), st.integers(0, 80), st.integers(0, 80))
 def test_what_is_free_and_which_intervals_a_range_has(added: list[tuple[int, int]], one: int, other: int) -> None:
-    marks = Marks()
+    marks = AcquiredRanges()
     for start, end in added:
         marks.add(start, end)
     known = set(range(marks.intervals[0][0])) | {offset for offset in range(80) if offset in marks}
@@ -63,7 +63,7 @@ def test_what_is_free_and_which_intervals_a_range_has(added: list[tuple[int, int
 
 
 def test_past_the_limit_the_lowest_interval_is_forgotten_and_no_gap_is_closed() -> None:
-    marks = Marks()
+    marks = AcquiredRanges()
 
     for number in range(MAX_INTERVALS + 1):
         marks.add(number * 10, number * 10 + 1)

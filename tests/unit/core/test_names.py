@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq.core.errors import ConfigError
-from marq.core.names import (
+from marq.wire.errors import ConfigError
+from marq.wire.names import (
     MAX_QUEUE_NAME_BYTES,
     Names,
     check_group_name,

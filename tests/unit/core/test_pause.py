@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from marq.core.backoff import Backoff
-from marq.core.fires import Destination, is_delivery
+from marq.core.due_actions import Destination, is_delivery
 from marq.core.leases import LeaseBook
-from marq.core.markers import Batch, Delay
-from marq.core.queue import QueueSettings
-from marq.core.rows import Lease, State
+from marq.core.storage.rows import LeaseRow, State
+from marq.settings.backoff import Backoff
+from marq.settings.queue import QueueSettings
+from marq.wire.markers import Batch, Delay
 from tests.unit.core.batches import DRAWN, LEASE_MS, QUEUE, ack, acquire, payload, reject, release
 
 T0 = 1_000_000
@@ -104,7 +104,7 @@ def test_what_waits_survives_a_new_owner() -> None:
 
 def test_a_released_lease_counts_as_a_delivery_only_while_attempts_are_left() -> None:
     settings = QueueSettings(max_attempts=2)
-    assert is_delivery(Lease(QUEUE, 0, 1, T0, T0, State.RELEASED), settings)
-    assert not is_delivery(Lease(QUEUE, 0, 2, T0, T0, State.RELEASED), settings)
-    assert is_delivery(Lease(QUEUE, 0, 2, T0, T0, State.RELEASED, False), settings)
-    assert not is_delivery(Lease(QUEUE, 0, 1, T0, T0, State.SPENT), settings)
+    assert is_delivery(LeaseRow(QUEUE, 0, 1, T0, T0, State.RELEASED), settings)
+    assert not is_delivery(LeaseRow(QUEUE, 0, 2, T0, T0, State.RELEASED), settings)
+    assert is_delivery(LeaseRow(QUEUE, 0, 2, T0, T0, State.RELEASED, False), settings)
+    assert not is_delivery(LeaseRow(QUEUE, 0, 1, T0, T0, State.DISPATCHED), settings)

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from marq.core import rows
+from marq.core.deliveries.schedule_planner import MAX_MISSED, Planner
 from marq.core.leases import LeaseBook
-from marq.core.marker_codec import decode, encode
-from marq.core.markers import Batch, Cancel, Cause, Delay, Fact, Kind, Reschedule
-from marq.core.names import PREVIOUS_HEADER, is_drawn, markers_partition
-from marq.core.planner import MAX_MISSED, Planner
-from marq.core.queue import QueueSettings
-from marq.core.rows import State
-from marq.core.schedules import Schedule, ScheduleLayers, home_partition
+from marq.core.storage import rows
+from marq.core.storage.rows import State
 from marq.core.tracker import Tracker
+from marq.settings.queue import QueueSettings
+from marq.settings.schedules import Schedule, ScheduleLayers, home_partition
+from marq.wire.marker_codec import decode, encode
+from marq.wire.markers import Batch, Cancel, Cause, Delay, Fact, Kind, Reschedule
+from marq.wire.names import PREVIOUS_HEADER, is_synthetic, markers_partition
 
 T0_S = 1_700_000_000
 PARTITIONS = 4
@@ -139,7 +139,7 @@ def test_a_message_of_a_schedule_is_known_by_its_name_and_time_in_one_partition_
 
     assert len(set(sources)) == 50
     assert {markers_partition(*source, PARTITIONS) for source in sources} == {home_partition("s", PARTITIONS)}
-    assert all(is_drawn(source.topic) and source.topic.startswith("~schedule/s/") for source in sources)
+    assert all(is_synthetic(source.topic) and source.topic.startswith("~schedule/s/") for source in sources)
 
 
 def test_nothing_is_planned_before_all_that_was_written_is_known() -> None:

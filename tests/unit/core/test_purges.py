@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from marq.acquisition import unpurged
-from marq.core.definitions import Definitions, purge_key
-from marq.core.errors import ConfigError
-from marq.core.markers import Source
-from marq.core.purges import Purge
-from marq.records import Records
+from marq.consumer.acquisition import unpurged
+from marq.kafka.records import Records
+from marq.settings.definitions import Definitions, purge_key
+from marq.settings.purges import Purge
+from marq.wire.errors import ConfigError
+from marq.wire.markers import Source
 
 P0, P1 = Source("marq.messages", 0), Source("marq.messages", 1)
 PURGE = Purge(5_000, {P0: 10, P1: 3}, {P0: 4, P1: 0})

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from marq.core.backoff import Backoff
-from marq.core.errors import ConfigError
-from marq.core.queue import (
+from marq.settings.backoff import Backoff
+from marq.settings.queue import (
     CHECKS,
     UNLIMITED_ATTEMPTS,
     Breaker,
@@ -16,6 +15,7 @@ from marq.core.queue import (
     queue_settings,
     settings_document,
 )
+from marq.wire.errors import ConfigError
 
 
 def test_a_queue_without_documents_has_our_defaults() -> None:
@@ -63,8 +63,8 @@ def test_settings_can_be_said_as_a_document_again() -> None:
         "delay": 1.5,
         "delivery": "at-most-once",
         "errors": {"ValueError": "reject", "shop.Busy": {"delays": [1, 2.5], "jitter": True}},
-        "breaker": {"failures": 0.25, "window": 8, "pause": 1.5},
-        "spread": 2,
+        "breaker": {"failure_rate": 0.25, "window": 8, "reset_timeout": 1.5},
+        "partitions": 2,
         "paused": True,
     }
 
@@ -107,7 +107,8 @@ def test_errors_have_a_backoff_of_their_own_or_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"), [(False, None), ({}, Breaker()), ({"failures": 1, "pause": 2}, Breaker(1, 20, 2_000))]
+    ("said", "expected"),
+    [(False, None), ({}, Breaker()), ({"failure_rate": 1, "reset_timeout": 2}, Breaker(1, 20, 2_000))],
 )
 def test_a_queue_has_a_breaker_if_it_says_so(said: object, expected: Breaker | None) -> None:
     assert queue_settings(check_document({"breaker": said}, "here")).breaker == expected
@@ -145,18 +146,21 @@ def test_a_lease_is_never_0_ms() -> None:
         ({"backoff": {"delays": 3}}, r"^here: backoff.delays: expected a list"),
         ({"backoff": {"delays": [1], "base": 1}}, r"^here: backoff: delays and base: a backoff is a list"),
         ({"errors": ["ValueError"]}, r"^here: errors: expected a table of at most 100 names of exceptions"),
-        ({"errors": {"ValueErr": "reject"}}, r"^here: errors: ValueErr is no exception of Python's own"),
-        ({"errors": {"print": "reject"}}, r"^here: errors: print is no exception"),
-        ({"errors": {"SystemExit": "reject"}}, r"^here: errors: SystemExit is no exception"),
+        ({"errors": {"ValueErr": "reject"}}, r"^here: errors: ValueErr is not a built-in exception"),
+        ({"errors": {"print": "reject"}}, r"^here: errors: print is not a built-in exception"),
+        ({"errors": {"SystemExit": "reject"}}, r"^here: errors: SystemExit is not a built-in exception"),
         ({"errors": {"a b": "reject"}}, r"^here: errors: expected the name of an exception, like ValueError or "),
         ({"errors": {"ValueError": "drop"}}, r'^here: errors.ValueError: expected a backoff, or "reject", not .drop'),
         ({"errors": {"ValueError": True}}, r"^here: errors.ValueError: expected a backoff"),
         ({"errors": {"a.B": {"base": -1}}}, r"^here: errors.a.B.base: expected a number"),
         ({"breaker": True}, r"^here: breaker: expected false, or a table like .*not True$"),
-        ({"breaker": {"failures": 0}}, r"^here: breaker.failures: expected a number above 0, to 1, not 0$"),
+        ({"breaker": {"failure_rate": 0}}, r"^here: breaker.failure_rate: expected a number above 0, to 1, not 0$"),
         ({"breaker": {"window": 0}}, r"^here: breaker.window: expected a whole number from 1 to 10000, not 0$"),
-        ({"breaker": {"pause": 0}}, r"^here: breaker.pause: expected a number of seconds above 0"),
-        ({"breaker": {"limit": 1}}, r"^here: breaker.limit: unknown key; expected one of failures, window, pause$"),
+        ({"breaker": {"reset_timeout": 0}}, r"^here: breaker.reset_timeout: expected a number of seconds above 0"),
+        (
+            {"breaker": {"limit": 1}},
+            r"^here: breaker.limit: unknown key; expected one of failure_rate, window, reset_timeout$",
+        ),
         ({"dead_letter": 1}, r"dead_letter: expected true or false, not 1"),
         ({"group": ""}, r"^here: group: a group's name must not be empty"),
         ({"group": "a\nb"}, r"group: .*can't be printed"),
@@ -176,5 +180,5 @@ def test_a_mistake_is_named_with_its_place_and_key(document: object, said: str) 
 
 @pytest.mark.parametrize("key", ["group", "topic", "handler"])
 def test_what_belongs_to_one_queue_can_be_no_default(key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^\[defaults\] can't name a {key}; give each queue its own$"):
+    with pytest.raises(ConfigError, match=rf"^\[defaults\] can't name '{key}'; give each queue its own$"):
         check_defaults({"lease": 3, key: "a:b" if key == "handler" else "a"}, "[defaults]")

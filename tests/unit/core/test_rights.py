@@ -2,15 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from marq.core.kafka_tools import Tools
-from marq.core.names import Names
-from marq.core.rights import ROLES, Kind, Right, consumer, grants, sender, worker
+from marq.kafka.permissions import ROLES, Kind, Permission, Tools, consumer, grants, sender, worker
+from marq.wire.names import Names
 
 NAMES = Names("shop")
 TOOLS = Tools("kafka:9092")
 
 
-def operations(rights: list[Right], name: str) -> set[str]:
+def operations(rights: list[Permission], name: str) -> set[str]:
     return {right.operation for right in rights if right.name == name}
 
 
@@ -34,13 +33,13 @@ def test_only_workers_have_rights_on_changelog_dead_letters_and_the_trackers_tra
 
 
 def test_a_worker_needs_what_its_roles_need() -> None:
-    tracker = worker(NAMES, ["own"], census=False, handlers=False, handled_topics=["own"])
+    tracker = worker(NAMES, ["own"], backlog=False, handlers=False, handled_topics=["own"])
     counting = worker(NAMES, ["own"], handlers=False)
     handlers = worker(NAMES, ["own"], tracker=False, handled_topics=["own"])
 
     assert "Read" not in operations(tracker, NAMES.messages)
     assert operations(tracker, "own") == {"Write"}
-    assert [right.operation for right in counting if right.name == NAMES.census] == ["Read"]
+    assert [right.operation for right in counting if right.name == NAMES.backlog] == ["Read"]
     assert operations(counting, "own") == {"Read", "Write"}
     assert "Read" in operations(handlers, NAMES.messages)
     assert operations(handlers, "own") == {"Describe", "DescribeConfigs", "Read"}
@@ -54,7 +53,9 @@ def test_groups_are_granted_by_prefix() -> None:
 
 
 def test_resources_with_the_same_operations_share_a_command() -> None:
-    rights = [Right(Kind.TOPIC, name, operation) for name in ("a", "b") for operation in ("Read", "DescribeConfigs")]
+    rights = [
+        Permission(Kind.TOPIC, name, operation) for name in ("a", "b") for operation in ("Read", "DescribeConfigs")
+    ]
 
     assert grants(rights, "User:x", TOOLS) == [
         (
@@ -66,13 +67,15 @@ def test_resources_with_the_same_operations_share_a_command() -> None:
 
 @pytest.mark.parametrize("operation", ["Read", "Write"])
 def test_what_includes_describe_is_granted_without_it(operation: str) -> None:
-    [command] = grants([Right(Kind.TOPIC, "a", "Describe"), Right(Kind.TOPIC, "a", operation)], "User:x", TOOLS)
+    [command] = grants(
+        [Permission(Kind.TOPIC, "a", "Describe"), Permission(Kind.TOPIC, "a", operation)], "User:x", TOOLS
+    )
 
     assert "Describe" not in command
 
 
 def test_a_prefix_and_a_login_are_in_the_command() -> None:
-    right = Right(Kind.TRANSACTIONAL_ID, "shop-tracker-", "Write", prefixed=True)
+    right = Permission(Kind.TRANSACTIONAL_ID, "shop-tracker-", "Write", prefixed=True)
 
     assert grants([right], "User:a b", Tools("kafka:9092", secured=True)) == [
         (

@@ -8,29 +8,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq.core import rows
-from marq.core.clock import LogClock
-from marq.core.marker_codec import MAX_TEXT_BYTES
-from marq.core.markers import Payload, Source
-from marq.core.rows import Counts, Lease, State
+from marq.core.storage import rows
+from marq.core.storage.clock import LogClock
+from marq.core.storage.rows import Counts, LeaseRow, State
+from marq.wire.marker_codec import MAX_TEXT_BYTES
+from marq.wire.markers import Payload, Source
 
 _U32, _U63, _U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1), st.integers(0, 2**64 - 1)
 _I64 = st.integers(-(2**63), 2**63 - 1)
 _queues = st.text(min_size=1, max_size=50)
 _sources = st.builds(Source, st.text(max_size=60).filter(lambda topic: len(topic.encode()) < 256), _U32)
 _leases = st.builds(
-    Lease, _queues, _U64, _U32, _I64, _I64, st.sampled_from(State), st.booleans(), st.text(max_size=100)
+    LeaseRow, _queues, _U64, _U32, _I64, _I64, st.sampled_from(State), st.booleans(), st.text(max_size=100)
 )
 _headers = st.lists(st.tuples(st.text(max_size=9), st.none() | st.binary(max_size=9)), max_size=3).map(tuple)
 _payloads = st.builds(Payload, _I64, _U32, st.none() | st.binary(max_size=9), _headers, st.none() | st.binary())
 
 
-def values(lease: Lease) -> tuple[object, ...]:
+def values(lease: LeaseRow) -> tuple[object, ...]:
     return dataclasses.astuple(lease)
 
 
 @given(_leases)
-def test_a_lease_is_read_as_it_was_written(lease: Lease) -> None:
+def test_a_lease_is_read_as_it_was_written(lease: LeaseRow) -> None:
     row = rows.encode_lease(lease)
 
     found, end = rows.decode_lease(row)
@@ -40,7 +40,7 @@ def test_a_lease_is_read_as_it_was_written(lease: Lease) -> None:
 
 
 @given(_leases, _payloads)
-def test_a_row_holds_its_lease_and_its_payload(lease: Lease, payload: Payload) -> None:
+def test_a_row_holds_its_lease_and_its_payload(lease: LeaseRow, payload: Payload) -> None:
     row = rows.encode_row(rows.encode_lease(lease), payload)
 
     assert values(rows.decode_lease(row)[0]) == values(lease)
@@ -106,7 +106,7 @@ def test_counts_of_a_newer_writer_have_more_fields_which_are_passed_over() -> No
 
 
 def test_a_row_of_a_newer_version_is_refused() -> None:
-    lease = rows.encode_lease(Lease("q", 1, 1, 1, 1))
+    lease = rows.encode_lease(LeaseRow("q", 1, 1, 1, 1))
     applied = rows.encode_applied(1, LogClock())
 
     with pytest.raises(ValueError, match="version 2"):
@@ -116,6 +116,6 @@ def test_a_row_of_a_newer_version_is_refused() -> None:
 
 
 def test_a_long_error_is_cut_in_its_row() -> None:
-    row = rows.encode_lease(Lease("q", 1, 1, 1, 1, text="ü" * 5_000))
+    row = rows.encode_lease(LeaseRow("q", 1, 1, 1, 1, text="ü" * 5_000))
 
     assert rows.decode_lease(row)[0].text == "ü" * (MAX_TEXT_BYTES // 2)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq.core import rows
-from marq.core.fires import Destination
-from marq.core.markers import Batch, Cause, Fact, Kind, Source
-from marq.core.notes import MAX_OFFSETS, MAX_RUNS, NOTE_KEY, Became, Note, decode, encoded, is_note
-from marq.core.settlements import CHUNK_OFFSETS, Places
+from marq.core.due_actions import Destination
+from marq.core.storage import rows
+from marq.core.storage.dispositions import CHUNK_OFFSETS, Places
+from marq.wire.markers import Batch, Cause, Fact, Kind, Source
+from marq.wire.notes import MAX_OFFSETS, MAX_RUNS, NOTE_KEY, Disposition, Note, decode, encoded, is_note
 from tests.unit.core.batches import HOLDER, LETTERS, OTHER, QUEUE, discard, redrive
 from tests.unit.core.test_leases import T0, Log
 
@@ -22,7 +22,7 @@ def delivered(offsets: list[int]) -> Batch:
     return Fact(Kind.DELIVERED, QUEUE, 99, LETTERS, offsets, [1] * count, [Cause.DUE] * count)
 
 
-def notes(log: Log) -> list[tuple[list[int], Became, int]]:
+def notes(log: Log) -> list[tuple[list[int], Disposition, int]]:
     return [(list(note.offsets), note.became, note.holder) for note in log.book.settlements.take_notes()]
 
 
@@ -34,7 +34,7 @@ def test_a_redriven_letter_is_delivered_at_once_as_a_first_attempt() -> None:
 
     assert found == [(3, Destination.QUEUE, 1, "other"), (9, Destination.QUEUE, 1, "other")]
     assert log.book.counts["other"].redriven == 2
-    assert notes(log) == [([3, 9], Became.REDRIVEN, OTHER)]
+    assert notes(log) == [([3, 9], Disposition.REDRIVEN, OTHER)]
 
 
 @pytest.mark.parametrize("restart", [False, True])
@@ -54,7 +54,7 @@ def test_a_letter_is_settled_once_whoever_asks_again_and_however(first: Batch, a
 
     assert {offset for _, offset, _ in log.book.open_leases()} <= {2}
     answered = {became: offsets for offsets, became, holder in notes(log) if holder == HOLDER}
-    assert answered.pop(Became.BEFORE) == [3, 9]
+    assert answered.pop(Disposition.BEFORE) == [3, 9]
     assert list(answered.values()) == [[2]]
 
 
@@ -66,7 +66,7 @@ def test_a_deleted_letter_leaves_no_message() -> None:
     assert len(log.book) == 0
     assert log.book.next_due_ms is None
     assert log.book.counts[QUEUE].discarded == 1
-    assert notes(log) == [([3], Became.DELETED, OTHER)]
+    assert notes(log) == [([3], Disposition.DELETED, OTHER)]
 
 
 def test_notes_are_given_once() -> None:
@@ -125,7 +125,7 @@ _notes = st.builds(
     Note,
     st.just(LETTERS),
     st.sets(st.integers(0, 2**40), min_size=1, max_size=30).map(sorted),
-    st.sampled_from(Became),
+    st.sampled_from(Disposition),
     st.text(max_size=20),
     st.integers(0, 2**64 - 1),
 )
@@ -141,7 +141,7 @@ def test_a_note_is_read_as_it_was_written(note: Note) -> None:
 
 def test_a_long_note_is_several_records() -> None:
     offsets = [*range(0, 4 * MAX_RUNS, 2), *range(10**6, 10**6 + MAX_OFFSETS)]
-    records = list(encoded(Note(Source("t", 0), offsets, Became.DELETED, "q", 1)))
+    records = list(encoded(Note(Source("t", 0), offsets, Disposition.DELETED, "q", 1)))
 
     found = [decode(LETTERS, value) for value, _ in records]
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from marq.core.names import ENVELOPE_ROOM_BYTES, Names
-from marq.core.topic_rules import Rule, TopicFacts, broken_rules, plans, rules, wrong_partitions
+from marq.settings.topic_rules import Rule, TopicFacts, broken_rules, plans, rules, wrong_partitions
+from marq.wire.names import ENVELOPE_ROOM_BYTES, Names
 
 NAMES = Names("shop")
 LIMIT = 1_000_000

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from marq.core import tracker as tracker_module
-from marq.core.backoff import Backoff
-from marq.core.errors import UnknownVersion
-from marq.core.fires import Fire
-from marq.core.marker_codec import encode
-from marq.core.markers import Batch, Cause, Fact, Kind, Outcome, Source, Tick
-from marq.core.quarantines import Quarantine, digest
-from marq.core.queue import QueueSettings
+from marq.core.due_actions import DueAction
 from marq.core.tracker import TICK_INTERVAL_MS, Tracker
+from marq.settings.backoff import Backoff
+from marq.settings.queue import QueueSettings
+from marq.wire.errors import UnknownVersion
+from marq.wire.marker_codec import encode
+from marq.wire.markers import Batch, Cause, Fact, Kind, Outcome, Source, Tick
+from marq.wire.quarantines import Quarantine, digest
 from tests.unit.core.batches import (
     DRAWN,
     LEASE_MS,
@@ -58,7 +58,7 @@ class Partition:
         self.tracker.saw(at - T0)
 
 
-def offsets(fires: list[Fire]) -> list[int]:
+def offsets(fires: list[DueAction]) -> list[int]:
     return [fire.offset for fire in fires]
 
 

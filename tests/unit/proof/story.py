@@ -15,7 +15,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from marq.core.markers import Ack, Acquire, Batch, Cause, Fact, Kind, Payload, Reject, Release, Renew, Source, Tick
+from marq.wire.markers import Ack, Acquire, Batch, Cause, Fact, Kind, Payload, Reject, Release, Renew, Source, Tick
 from proof import history
 from proof.checker import check
 from proof.findings import Report

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from marq.core.markers import Acquire, Payload, Source, Tick
+from marq.wire.markers import Acquire, Payload, Source, Tick
 from proof import check, history
 from proof.history import Event, History, MalformedHistory, read
 from tests.unit.proof.story import LOG, clean

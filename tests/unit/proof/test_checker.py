@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from marq.core.markers import Cause, Kind
+from marq.wire.markers import Cause, Kind
 from proof import checker
 from proof.checker import check
 from proof.history import Event, holder_name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from marq.core.markers import (
+from marq.wire.markers import (
     Acquire,
     Answer,
     Batch,
@@ -18,7 +18,7 @@ from marq.core.markers import (
     Reschedule,
     Source,
 )
-from marq.core.names import drawn_topic
+from marq.wire.names import synthetic_topic
 from proof import history
 from proof.checker import check
 from proof.history import Event
@@ -44,7 +44,7 @@ from tests.unit.proof.story import (
     value,
 )
 
-DRAWN = Source(drawn_topic(1), 0)
+DRAWN = Source(synthetic_topic(1), 0)
 NAME = history.log_name(DRAWN)
 MOVER, CANCELLER, LATE = 21, 22, 23
 COPY, DONE, TOO_LATE = {"id": f"{NAME}/0"}, {"outcomes": ["DONE"]}, {"outcomes": ["TOO_LATE"]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marq.core.markers import Cause, Delay, Discard, Fact, Kind, Payload, Source, Spend
+from marq.wire.markers import Cause, Delay, Discard, Dispatch, Fact, Kind, Payload, Source
 from proof import history
 from tests.unit.proof.story import (
     DEAD,
@@ -41,8 +41,8 @@ class OnceStory(Story):
         self.history.add("marq.queues/0", "ok", "settings", version=1, queues=settings)
 
     def spend(self, process: str, holder: int, offset: int) -> None:
-        self.said(process, "spend", holder, [offset])
-        self.mark(Spend(QUEUE, holder, SOURCE, [offset], LEASE_MS))
+        self.said(process, "dispatch", holder, [offset])
+        self.mark(Dispatch(QUEUE, holder, SOURCE, [offset], LEASE_MS))
 
     def redrive(self, number: int, letter: int = 0) -> None:
         """Ask, and have it delivered."""
@@ -169,7 +169,7 @@ REDRIVEN_BROKEN: list[Broken] = [
 def see_it_before_it_is_spent(events: Events) -> None:
     seen = find(events, "deliver")
     events.remove(seen)
-    events.insert(next(index for index, event in enumerate(events) if event["op"] == "spend"), seen)
+    events.insert(next(index for index, event in enumerate(events) if event["op"] == "dispatch"), seen)
 
 
 def say_instead(kind: str, other: str) -> Change:
@@ -182,11 +182,15 @@ def say_instead(kind: str, other: str) -> Change:
 
 
 SPENT_BROKEN: list[Broken] = [
-    ("spent", "nothing is spent", keep(lambda event: event["op"] != "spend" and event.get("kind") != "SPEND")),
-    ("spent", "a message is handed out before it is spent", see_it_before_it_is_spent),
-    ("spent", "a message is handed out twice", repeat("deliver", {})),
-    ("spent", "what is spent is delivered again", say_instead("ABANDONED", "REDELIVERED")),
-    ("spent", "what is not spent is abandoned", say_instead("REDELIVERED", "ABANDONED")),
+    (
+        "dispatched",
+        "nothing is spent",
+        keep(lambda event: event["op"] != "dispatch" and event.get("kind") != "DISPATCH"),
+    ),
+    ("dispatched", "a message is handed out before it is spent", see_it_before_it_is_spent),
+    ("dispatched", "a message is handed out twice", repeat("deliver", {})),
+    ("dispatched", "what is spent is delivered again", say_instead("ABANDONED", "REDELIVERED")),
+    ("dispatched", "what is not spent is abandoned", say_instead("REDELIVERED", "ABANDONED")),
 ]
 
 

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import marq.testing.plugin
-
 ROOT = Path(__file__).resolve().parents[3]
 
 ASYNC = """
@@ -95,8 +93,3 @@ def test_tests_without_an_event_loop_need_no_other_plugin(tmp_path: Path) -> Non
     output = run(tmp_path, SYNC, "-W", "error", "-p", "no:asyncio")
 
     assert "2 passed" in output, output
-
-
-def test_the_fixture_says_what_it_is_for() -> None:
-    """That is what `pytest --fixtures` lists."""
-    assert (marq.testing.plugin.marq_broker.__doc__ or "").startswith("A broker in memory")

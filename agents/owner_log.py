@@ -1,0 +1,51 @@
+"""Log lines and alarms of an owner of a markers partition."""
+
+from __future__ import annotations
+
+import logging
+
+from marq.core.storage.invalid_times import InvalidTimes
+from marq.owner.write import Write
+from marq.wire.errors import UnknownVersion
+from marq.wire.markers import Source
+from marq.wire.record_headers import record_id
+
+log = logging.getLogger("marq.tracker")
+
+
+def newer_version_alarm(source: Source, offset: int, error: UnknownVersion) -> str:
+    return (
+        f"record {record_id(source, offset)} has {error}. If a newer Marq wrote it, upgrade the workers. If not, put it"
+        f" into quarantine: faust -A app quarantine {source.partition} {offset}"
+    )
+
+
+def log_jump(partition: int, jump_ms: int) -> None:
+    log.critical(
+        "markers partition %s: the broker's clock jumped by %s ms; the worker's own clock counts. Messages that were "
+        "acquired right after the jump may be redelivered late by as much",
+        partition,
+        jump_ms,
+    )
+
+
+def log_refused(write: Write) -> None:
+    """Log which message the broker refused for its size; among several it is not known yet."""
+    if len(write.due) == 1:
+        fire, _ = write.due[0]
+        log.error(
+            "queue %s, record %s: the broker refuses its copy for its size; it becomes a dead letter",
+            fire.lease.queue,
+            record_id(fire.source, fire.offset),
+        )
+
+
+def log_invalid_times(times: InvalidTimes) -> None:
+    """Write one line per queue and flush, because a faulty sender affects thousands of messages."""
+    for queue, (count, first) in times.take().items():
+        log.warning(
+            "queue=%s messages=%s first=%s: marq-deliver-at can't be read as a time, so they are delivered at once",
+            queue,
+            count,
+            first,
+        )

@@ -1,0 +1,304 @@
+"""The transactional producer of one markers partition: it carries out the writes of marq/owner/engine.py.
+
+Taking the producer over fences a former owner, and aborts what that owner had not committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordListTooLargeError, UnknownTopicOrPartitionError
+
+from agents.owner_context import OwnerContext
+from marq.core.deliveries import redeliveries
+from marq.core.deliveries.redeliveries import Redelivery
+from marq.core.due_actions import Destination, DueAction
+from marq.core.storage import rows
+from marq.kafka.connection import stop_producer
+from marq.kafka.paced_clients import paced
+from marq.owner.write import Unreadable, Write
+from marq.wire import notes
+from marq.wire.marker_codec import encode
+from marq.wire.markers import Payload
+from marq.wire.notes import Note
+
+log = logging.getLogger("marq.tracker")
+
+#: Time limit of a transaction.
+TRANSACTION_SECONDS = 15.0
+#: Time limit of a transaction with a TICK: well below marq.core.storage.clock.MAX_DRIFT_MS.
+TICK_SECONDS = 3.0
+STOP_PRODUCER_SECONDS = 1.0
+
+
+#: Upper bounds of what Kafka's format adds to a record and to each of its headers.
+_RECORD_BYTES, _HEADER_BYTES = 32, 10
+
+
+class CopyBatches:
+    """Batches of one transaction's redeliveries by partition, each within the topic's size limit."""
+
+    def __init__(self, producer: AIOKafkaProducer, topic: str, limit_bytes: int) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._limit_bytes = limit_bytes
+        self._open: dict[int, Any] = {}
+        self._full: list[tuple[int, Any]] = []
+
+    def add(self, partition: int, copy: Redelivery, at_ms: int) -> None:
+        """Add a copy to its partition's batch; an empty batch takes a copy of any size."""
+        batch = self._open.get(partition)
+        if batch is not None and batch.size() + _size_bytes(copy) <= self._limit_bytes and _put(batch, copy, at_ms):
+            return
+        if batch is not None:
+            self._full.append((partition, batch))
+        self._open[partition] = batch = self._producer.create_batch()
+        _put(batch, copy, at_ms)
+
+    async def send(self) -> list[Any]:
+        """Send all batches; return a future for each."""
+        batches = [*self._full, *self._open.items()]
+        return [await self._producer.send_batch(batch, self._topic, partition=where) for where, batch in batches]
+
+
+def _put(batch: Any, copy: Redelivery, at_ms: int) -> bool:
+    """Return whether there was room."""
+    return batch.append(timestamp=at_ms, key=copy.key, value=copy.value, headers=copy.headers) is not None
+
+
+def _size_bytes(copy: Redelivery) -> int:
+    headers = sum(len(name.encode()) + len(value or b"") + _HEADER_BYTES for name, value in copy.headers)
+    return len(copy.key or b"") + len(copy.value or b"") + headers + _RECORD_BYTES
+
+
+#: How long to wait for the broker's answer about a topic, and how long to trust it.
+LOOK_SECONDS = 2.0
+BELIEVE_SECONDS = 60.0
+
+
+class OwnTopics:
+    """Whether redeliveries can go back to the topics that queues have of their own.
+
+    Such a topic may be deleted, compacted, or closed to the worker. The redelivery then goes to the messages topic,
+    which the queue's consumers read too. Waiting for the topic would hold up all queues of the partition.
+    """
+
+    def __init__(self) -> None:
+        self._usable: dict[str, tuple[bool, float]] = {}
+
+    async def usable(self, producer: Any, topic: str) -> bool:
+        """Return whether a topic exists and may be described."""
+        usable, until = self._usable.get(topic, (False, 0.0))
+        if time.monotonic() < until:
+            return usable
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                await producer.partitions_for(topic)
+        except (KafkaError, TimeoutError) as error:
+            self.close(topic, error if isinstance(error, KafkaError) else UnknownTopicOrPartitionError())
+            return False
+        self._usable[topic] = True, time.monotonic() + BELIEVE_SECONDS
+        return True
+
+    def close(self, topic: str, error: KafkaError | TimeoutError) -> None:
+        """Send no redeliveries to a topic for a while."""
+        log.error(
+            "topic %s can't be written (%s): copies of its queue's messages go to the installation's messages topic",
+            topic,
+            type(error).__name__,
+        )
+        self._usable[topic] = False, time.monotonic() + BELIEVE_SECONDS
+
+
+@dataclass
+class PartitionWriter:
+    partition: int
+    context: OwnerContext
+    #: None until the partition is taken over.
+    producer: AIOKafkaProducer | None = None
+    #: The partition that got the last redelivery of a queue that lives on all partitions.
+    _turn: int = 0
+    _own_topics: OwnTopics = field(default_factory=OwnTopics)
+
+    @property
+    def _owner(self) -> list[tuple[str, bytes]]:
+        return [(rows.OWNER_HEADER, self.context.worker.encode())] if self.context.worker else []
+
+    @property
+    def _changelog(self) -> str:
+        return self.context.table.changelog_topic_name
+
+    async def fence(self) -> tuple[int, int]:
+        """Take the partition's producer over; return its id and epoch, which each takeover increments."""
+        producer = paced(
+            AIOKafkaProducer(
+                transactional_id=self.context.names.transactional_id(self.partition),
+                transaction_timeout_ms=int(TRANSACTION_SECONDS * 1000),
+                linger_ms=0,
+                max_batch_size=1 << 20,
+                max_request_size=self.context.max_message_bytes * 2 + (1 << 20),
+                **self.context.client,
+            )
+        )
+        self.producer = producer
+        async with asyncio.timeout(TRANSACTION_SECONDS):
+            await producer.start()
+        return producer._txn_manager.producer_id, producer._txn_manager.producer_epoch
+
+    async def recover_table(self) -> int:
+        """Bring the table up to the end of its changelog; return the number of records read."""
+        assert self.producer is not None
+        return await self.context.table.recover(self.partition, self.producer, self.context.client)
+
+    async def stop(self) -> None:
+        producer, self.producer = self.producer, None
+        if producer is not None:
+            await stop_producer(producer, STOP_PRODUCER_SECONDS)
+
+    def close_own_topics(self, fires: Iterable[DueAction], error: KafkaError | TimeoutError) -> None:
+        """Send none of these redeliveries to their queues' own topics for a while.
+
+        The error does not tell which topic refused. A topic that is compacted or short of replicas would refuse each
+        attempt, and hold up all queues of the partition.
+        """
+        for topic in {self._own_topic(fire) for fire in fires} - {None}:
+            self._own_topics.close(topic, error)
+
+    async def commit(self, write: Write) -> tuple[int, int]:
+        """Send a write in one transaction; return its last offsets in the markers partition and the changelog.
+
+        Raises:
+
+        * MessageSizeTooLargeError, RecordListTooLargeError: a record is refused for its size; nothing was written.
+        * KafkaError: it is not known whether anything was written.
+        """
+        producer = self.producer
+        assert producer is not None
+        # A late TICK would look as if the broker's clock had jumped, and leases would end early. Past this time limit
+        # it is aborted, so no tracker reads it.
+        async with asyncio.timeout(TRANSACTION_SECONDS if write.tick is None else TICK_SECONDS):
+            await producer.begin_transaction()
+            try:
+                sends = await self._sends(producer, write)
+                # Gather: if the first failed, nobody would await the others, and asyncio would report each of them.
+                results = await asyncio.gather(*sends)
+            except (MessageSizeTooLargeError, RecordListTooLargeError):
+                await producer.abort_transaction()
+                raise
+            await producer.commit_transaction()
+        marked = max([result.offset for result in results if result.topic == self.context.names.markers], default=-1)
+        if write.rows is None:
+            return marked, -1
+        # A batch's result tells its first offset; nobody else writes to the changelog in between.
+        first = min(result.offset for result in results if result.topic == self._changelog)
+        return marked, first + len(write.rows) - 1
+
+    async def _sends(self, producer: AIOKafkaProducer, write: Write) -> list[Any]:
+        sends = await self._send_copies(producer, write)
+        for batch in write.markers:
+            sends += [await producer.send(self.context.names.markers, encode(batch), partition=self.partition)]
+        if write.rows is not None:
+            sends += await self._send_rows(producer, write.rows, write.appended_ms)
+            sends += await self._send_notes(producer, write.notes, write.appended_ms)
+            for record in write.quarantine:
+                sends.append(await self._send_quarantine(producer, write.appended_ms, record))
+        return sends
+
+    async def _send_copies(self, producer: AIOKafkaProducer, write: Write) -> list[Any]:
+        """Send redeliveries to the messages topic in batches, which cost far less than single sends."""
+        batches = CopyBatches(producer, self.context.names.messages, self.context.max_message_bytes)
+        sends = []
+        for fire, payload in write.due:
+            if fire.destination is not Destination.NOWHERE:
+                sends += await self._send_copy(producer, write, fire, payload, batches)
+        return sends + await batches.send()
+
+    async def _send_copy(
+        self, producer: AIOKafkaProducer, write: Write, fire: DueAction, payload: Payload, batches: CopyBatches
+    ) -> list[Any]:
+        own_topic = self._own_topic(fire)
+        if own_topic is not None and not await self._own_topics.usable(producer, own_topic):
+            own_topic = None
+        copy = redeliveries.redelivery(fire, payload, write.now_ms, own_topic)
+        options = {"headers": copy.headers, "timestamp_ms": write.appended_ms}
+        if copy.destination is Destination.DEAD_LETTERS:
+            return [await producer.send(self.context.names.dead_letters, copy.value, copy.key, **options)]
+        if copy.own_topic:
+            source = fire.source
+            try:
+                return [await producer.send(source.topic, copy.value, copy.key, partition=source.partition, **options)]
+            except AssertionError:
+                # aiokafka asserts that the partition exists: the topic was recreated with fewer.
+                self._own_topics.close(source.topic, UnknownTopicOrPartitionError())
+                return await self._send_copy(producer, write, fire, payload, batches)
+        batches.add(await self._partition(producer, fire.lease.queue), copy, write.appended_ms)
+        return []
+
+    async def _partition(self, producer: AIOKafkaProducer, queue: str) -> int:
+        """Return the partition of the messages topic for a redelivery."""
+        sends = self.context.placement(queue).sends
+        if sends is None:
+            self._turn = (self._turn + 1) % self.context.messages_partitions
+            return self._turn
+        # aiokafka fails on a partition that was added after its last metadata request.
+        existing = await producer.partitions_for(self.context.names.messages)
+        known = [number for number in sends if number in existing]
+        if not known:
+            raise UnknownTopicOrPartitionError(f"{self.context.names.messages}: partitions {sends} of queue {queue!r}")
+        # Random, because redeliveries of alternating queues would get the same partition each turn.
+        return random.choice(known)
+
+    def _own_topic(self, fire: DueAction) -> str | None:
+        """Return the queue's own topic if a redelivery goes back to it."""
+        topic = self.context.settings(fire.lease.queue).topic
+        return topic if topic == fire.source.topic and fire.destination is Destination.QUEUE else None
+
+    async def _send_rows(
+        self, producer: AIOKafkaProducer, changes: Mapping[bytes, bytes | None], at_ms: int
+    ) -> list[Any]:
+        topic, sends = self._changelog, []
+        batch = producer.create_batch()
+        for key, value in changes.items():
+            headers = self._owner if key == rows.APPLIED_KEY else []
+            if batch.append(key=key, value=value, timestamp=at_ms, headers=headers) is None:
+                if batch.record_count():
+                    sends.append(await producer.send_batch(batch, topic, partition=self.partition))
+                    batch = producer.create_batch()
+                if batch.append(key=key, value=value, timestamp=at_ms, headers=headers) is None:
+                    # Larger than a batch: the producer makes one for this record alone.
+                    sends.append(await producer.send(topic, value, key, self.partition, timestamp_ms=at_ms))
+        if batch.record_count():
+            sends.append(await producer.send_batch(batch, topic, partition=self.partition))
+        return sends
+
+    async def _send_notes(self, producer: AIOKafkaProducer, written: Sequence[Note], at_ms: int) -> list[Any]:
+        """Record the outcome of dead letters in their topic, in the same transaction as the rows."""
+        topic = self.context.names.dead_letters
+        # Clients may ask about records that do not exist, and aiokafka fails on an unknown partition.
+        existing = await producer.partitions_for(topic) if written else set()
+        return [
+            await producer.send(
+                topic, value, notes.NOTE_KEY, partition=note.source.partition, headers=headers, timestamp_ms=at_ms
+            )
+            for note in written
+            if note.source.topic == topic and note.source.partition in existing
+            for value, headers in notes.encoded(note)
+        ]
+
+    async def _send_quarantine(self, producer: AIOKafkaProducer, at_ms: int, record: Unreadable) -> Any:
+        offset, value, why = record
+        names = self.context.names
+        log.error("unreadable marker %s/%s/%s put into quarantine: %s", names.markers, self.partition, offset, why)
+        headers = [
+            ("marq-origin", f"{names.markers}/{self.partition}/{offset}".encode()),
+            ("marq-reason", why.encode()),
+        ]
+        # aiokafka refuses a record without key and value.
+        return await producer.send(names.quarantine, value or b"", headers=headers, timestamp_ms=at_ms)

@@ -1,0 +1,211 @@
+"""The queue consumer agent: runs the handlers of one group of queues and emits markers.
+
+It runs the same session as :class:`marq.Consumer` (:mod:`marq.consumer.session`), fed by the agent's stream. Each group
+has its own process, a Faust application with this single agent (app/handlers/process.py). A worker only lists it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import sys
+import traceback
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import faust
+from faust.types import TP, StreamT
+
+from agents.handler_groups import HandlerGroup, check_delivery
+from agents.stream_reader import Partitions, StreamReader
+from marq.backend.cluster import cluster_of
+from marq.consumer.handlers import Handler, HandlerDefinition, check_handler, handlers_in
+from marq.consumer.session import HandlersSession
+from marq.kafka.offset_snapshots import check_room
+from marq.kafka.topics import Topics
+from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions
+from marq.wire.errors import ConfigError, MarqError
+from marq.wire.markers import Source
+
+#: Files whose frames precede the user's code in the traceback of an import.
+_IMPORTING = (__file__, importlib.__file__, "<frozen importlib")
+
+log = logging.getLogger("marq.handlers")
+
+
+class Handlers:
+    """The running handlers of one group."""
+
+    def __init__(self, group: HandlerGroup) -> None:
+        self.group = group
+        self.session: HandlersSession | None = None
+        self.reader: StreamReader | None = None
+
+    async def start(
+        self, client: ClientSettings, topics: Topics, definitions: Definitions, partitions: Partitions
+    ) -> None:
+        """Load the handlers and start their tasks; messages arrive once partitions are assigned."""
+        check_room(self.group.name, self.group.queues)
+        check_delivery(self.group, definitions)
+        handlers = load_handlers(self.group)
+        served = self.group.serving(client.names.messages, handlers)
+        self.reader = StreamReader(served, partitions)
+        session = HandlersSession(cluster_of(client), topics, served, self.reader, definitions, handlers)
+        self.session = session
+        await session.connect()
+        if self.session is not session:
+            # Stopped meanwhile.
+            await session.disconnect()
+            return
+        session.start()
+
+    def apply_pauses(self) -> None:
+        """Pause and resume queues as their settings say now."""
+        if self.session is not None:
+            self.session.receiver.apply_pauses()
+
+    @property
+    def breakers(self) -> dict[str, dict[str, Any]]:
+        """State and openings of each queue's circuit breaker."""
+        breakers = {} if self.session is None else self.session.receiver.rules.breakers
+        return {queue: {"state": breaker.state, "openings": breaker.openings} for queue, breaker in breakers.items()}
+
+    @property
+    def holding(self) -> dict[str, int]:
+        """Messages in flight, and how many of them are in handlers."""
+        session = self.session
+        if session is None:
+            return {"held": 0, "taken": 0}
+        return {"held": session.prefetch.in_flight, "taken": session.prefetch.processing}
+
+    async def done(self) -> None:
+        """Wait until receiving has stopped; raise its error."""
+        if self.session is not None:
+            await self.session.done()
+
+    def assigned(self, partitions: set[TP]) -> None:
+        if self.reader is not None and self.session is not None:
+            self.session.receiver.assigned()
+            self.reader.assigned([Source(*tp) for tp in partitions])
+
+    async def revoked(self) -> None:
+        if self.reader is not None and self.session is not None:
+            await self.session.receiver.revoked()
+            self.reader.revoked()
+
+    async def stop(self) -> None:
+        """Let handlers finish, write their outcomes, and release prefetched messages."""
+        session, self.session = self.session, None
+        if session is not None:
+            await session.close()
+
+
+def load_handlers(group: HandlerGroup) -> dict[str, Handler]:
+    """Import the handlers of a group; skip a queue whose handler can't be imported, so that the others run.
+
+    Raises ConfigError if no handler can be imported.
+    """
+    handlers: dict[str, Handler] = {}
+    errors: list[ConfigError] = []
+    for queue, handled in group.queues.items():
+        try:
+            handlers[queue] = load_handler(queue, handled.handler)
+        except ConfigError as error:
+            errors.append(error)
+    if errors and not handlers:
+        raise errors[0]
+    for error in errors:
+        log.critical("messages wait until this is fixed: %s", error, exc_info=error.__cause__)
+    return handlers
+
+
+def load_handler(queue: str, name: str) -> Handler:
+    """Import the handler of a queue, ``module:function``."""
+    module, _, path = name.partition(":")
+    try:
+        handler: Handler = functools.reduce(getattr, path.split("."), _import(module))  # type: ignore[arg-type]
+    except Exception as error:  # whatever the module does while it is imported
+        raise _not_imported(
+            f"queue {queue!r}: its handler {name!r} can't be imported ({error!r}); expected "
+            "MODULE:FUNCTION, importable from the directory that the worker is started in",
+            error,
+        ) from error
+    try:
+        check_handler(handler)
+    except ConfigError as error:
+        raise ConfigError(f"queue {queue!r}: its handler {name!r} can't be used: {error}") from error
+    return handler
+
+
+def load_modules(modules: tuple[str, ...]) -> list[HandlerDefinition]:
+    """Import modules and return the decorated handlers in them."""
+    return handlers_in(*map(_load_module, modules))
+
+
+def _load_module(name: str) -> ModuleType:
+    try:
+        return _import(name)
+    except Exception as error:  # whatever the module does while it is imported
+        raise _not_imported(
+            f"MARQ_HANDLERS: module {name!r} can't be imported ({error!r}); expected a module that is importable from "
+            "the directory that the worker is started in",
+            error,
+        ) from error
+
+
+def _not_imported(text: str, error: Exception) -> ConfigError:
+    """Return the error for a failed import, with the traceback from the user's first line as its note."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_IMPORTING):
+        trace = trace.tb_next
+    failed = ConfigError(text)
+    # If no line of the user's code ran, the module or function is missing, and the text is enough.
+    if trace is not None or isinstance(error, SyntaxError):
+        failed.add_note("".join(traceback.format_exception(type(error), error, trace)).rstrip())
+    return failed
+
+
+def _import(name: str) -> ModuleType:
+    # The `faust` script has its own directory in the path, and Faust adds ours only while it looks for the app.
+    directory = str(Path.cwd())
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
+    return importlib.import_module(name)
+
+
+def attach(
+    app: faust.App, topic: faust.TopicT, group: HandlerGroup, failed: Callable[[MarqError], Awaitable[None]]
+) -> Handlers:
+    """Attach the queue consumer to an application; ``failed`` is called when receiving has stopped for good."""
+    handlers = Handlers(group)
+    declare(app, topic, handlers)
+
+    @app.task
+    async def watch() -> None:
+        try:
+            await handlers.done()
+        except MarqError as error:
+            await failed(error)
+
+    return handlers
+
+
+def declare(app: faust.App, topic: faust.TopicT, handlers: Handlers | None) -> None:
+    """Declare the agent; without ``handlers`` it is only listed, because it runs in other processes."""
+
+    @app.agent(topic, name="queue consumer")
+    async def consume(messages: StreamT[object]) -> None:
+        """Run handlers and write ACQUIRE, ACK, RELEASE and REJECT markers; each group has its own process."""
+        # Not acknowledged to Faust: the receiver commits after the marker, with the positions of each queue.
+        async for event in messages.noack().events():
+            if handlers is not None and handlers.reader is not None:
+                source = Source(event.message.topic, event.message.partition)
+                await handlers.reader.deliver(source, event.value)
+
+    if handlers is None:
+        # No actor, so the application neither subscribes to the topic nor reads it.
+        consume.concurrency = 0

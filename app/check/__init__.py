@@ -1,0 +1,1 @@
+"""Diagnosis of an installation: ``examination`` collects facts, the other modules judge them without a broker."""

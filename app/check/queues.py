@@ -1,0 +1,153 @@
+"""The definitions of queues: the published ones, the file of this machine, their topics and their handlers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from agents.handler_groups import handler_groups, without_handler
+from agents.queue_consumer import load_handler, load_modules
+from app.check.findings import Finding, fine, problem, warning
+from app.handlers.role import part_of_group, publication
+from app.publication import differences
+from config.queues import QueuesFile
+from marq.kafka.permissions import tools
+from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions
+from marq.settings.topic_rules import LIMIT, TopicFacts, room_for_markers
+from marq.wire.errors import ConfigError
+from marq.wire.names import Names
+
+
+def judge_file(definitions: Definitions, file: QueuesFile, *, published_by: int) -> list[Finding]:
+    """Judge whether the file equals the published definitions; ``published_by``: number of running workers."""
+    changes = differences(definitions, file)
+    if not changes:
+        return []
+    listed = ", ".join(f"{key.decode()}{' (taken away)' if value is None else ''}" for key, value in changes.items())
+    who = "the running workers read another file, or it was changed since" if published_by else "no worker has read it"
+    return [
+        warning(
+            f"{file.path}",
+            f"differs from what is published: {listed}; {who}",
+            expected="the same MARQ_QUEUES_FILE for all workers",
+            advice="what it says counts after the next start of a worker that reads it",
+        )
+    ]
+
+
+def own_topics(definitions: Definitions) -> dict[str, str]:
+    """Return the queue of each topic that a queue has of its own."""
+    settings = {queue: definitions.settings(queue) for queue in definitions.names()}
+    return {
+        queue_settings.topic: queue for queue, queue_settings in settings.items() if queue_settings.topic is not None
+    }
+
+
+def groups_of(definitions: Definitions, names: Names) -> list[str]:
+    return [definitions.consumer_group(queue, names) for queue in definitions.names()]
+
+
+def judge_own_topics(
+    client: ClientSettings, definitions: Definitions, found: Mapping[str, TopicFacts], unseen: Collection[str]
+) -> list[Finding]:
+    """Judge the topics that queues have of their own; those in ``unseen`` could not be looked up."""
+    owners: dict[str, list[str]] = {}
+    for queue in definitions.names():
+        topic = definitions.settings(queue).topic
+        if topic is not None:
+            owners.setdefault(topic, []).append(queue)
+    findings: list[Finding] = []
+    for topic, queues in owners.items():
+        findings += _judge_owners(client, topic, queues)
+        if topic in found:
+            findings += _judge_limit(client, topic, found)
+        elif topic not in unseen and not client.names.is_own_topic(topic):
+            findings.append(_absent(client, topic, queues[0]))
+    return findings
+
+
+def _judge_owners(client: ClientSettings, topic: str, queues: Sequence[str]) -> list[Finding]:
+    if client.names.is_own_topic(topic):
+        return [problem(f"queue {queues[0]}", f"its topic {topic} is marq's own", advice="take `topic` out of it")]
+    if len(queues) > 1:
+        return [
+            problem(
+                f"topic {topic}",
+                f"belongs to several queues: {', '.join(queues)}",
+                expected="one queue for a topic",
+                advice="take `topic` from the others, in queues.toml or with",
+                commands=[f"faust -A app queue {queue} --unset topic" for queue in queues[1:]],
+            )
+        ]
+    return []
+
+
+def _absent(client: ClientSettings, topic: str, queue: str) -> Finding:
+    return problem(
+        f"queue {queue}",
+        f"its topic {topic} does not exist",
+        advice="take `topic` out of the queue's settings, or make it with",
+        commands=[tools(client).create_topic(topic, client.partitions, client.replication_factor, {})],
+    )
+
+
+def _judge_limit(client: ClientSettings, topic: str, found: Mapping[str, TopicFacts]) -> list[Finding]:
+    names = client.names
+    needed = room_for_markers(found[topic].limit_bytes)
+    small = [
+        name
+        for name in (names.markers, names.dead_letters, names.changelog)
+        if name in found and found[name].limit_bytes < needed
+    ]
+    if not small:
+        return []
+    return [
+        problem(
+            f"topic {topic}",
+            f"accepts {found[topic].limit_bytes} bytes, and {', '.join(small)} can't carry a marker of that size",
+            expected=f"{LIMIT} of {needed} or more there",
+            advice="change it with",
+            commands=[tools(client).alter_topic(name, LIMIT, str(needed)) for name in small],
+        )
+    ]
+
+
+def judge_unreadable(topic: str, unreadable: Iterable[tuple[int, str]]) -> list[Finding]:
+    """Judge records of the queues topic that are not definitions."""
+    return [
+        warning(f"topic {topic}", f"the record at offset {offset} is no definition and is ignored: {why:.300}")
+        for offset, why in unreadable
+    ]
+
+
+def judge_defined(definitions: Definitions) -> Finding:
+    names = definitions.names()
+    return fine(
+        "queues", f"{len(names)} defined: {', '.join(names)}" if names else "none is defined; all have defaults"
+    )
+
+
+def judge_handlers(definitions: Definitions, file: QueuesFile, modules: tuple[str, ...]) -> list[Finding]:
+    """Import the handlers that a worker would run after publishing its definitions, and judge them.
+
+    Blocks for as long as the imports take.
+    """
+    try:
+        decorated = load_modules(modules)
+    except ConfigError as error:
+        return [problem("handlers", str(error))]
+    after = definitions.after(differences(definitions, file))
+    after = after.after(publication(after, {handler.queue: handler.document for handler in decorated}, modules))
+    groups = handler_groups(after, {handler.queue: handler.name for handler in decorated})
+    findings = []
+    for group in groups.values():
+        for queue, handled in group.queues.items():
+            try:
+                load_handler(queue, handled.handler)
+            except ConfigError as error:
+                findings.append(problem("handlers", str(error)))
+        rest = without_handler(after, group)
+        if rest:
+            findings.append(problem("handlers", part_of_group(group, rest, after)))
+    queues = [queue for group in groups.values() for queue in group.queues]
+    return findings or ([fine("handlers", f"can be imported: {', '.join(queues)}")] if queues else [])

@@ -1,0 +1,132 @@
+"""The permissions of the principal in use, by role."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from app.check.findings import Finding, fine, problem
+from config.settings import AppSettings, Role
+from marq.kafka.permissions import ROLES, Kind, Permission, grants, principal, tools, worker
+from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions
+from marq.wire.names import Names
+
+#: The role that runs trackers and handlers.
+WORKER = "worker"
+#: Bits of the allowed operations, by their numbers in Kafka's protocol.
+_OPERATIONS = {3: "Read", 4: "Write", 5: "Create", 8: "Describe", 10: "DescribeConfigs"}
+#: The bits of a broker that does not report permissions.
+UNKNOWN = -(2**31)
+
+
+def operations(bits: int) -> frozenset[str] | None:
+    """Return the operations of a broker's answer, None if it does not report them."""
+    if bits == UNKNOWN:
+        return None
+    return frozenset(name for bit, name in _OPERATIONS.items() if bits >> bit & 1)
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """Permissions on topics and groups, as far as known, and on transactional ids by their prefix."""
+
+    topics: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
+    groups: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
+    transactional_ids: Mapping[str, bool | None] = field(default_factory=dict)
+
+    def lacks(self, right: Permission, every: Collection[str]) -> bool:
+        """Return whether a permission is known to be missing.
+
+        All groups in ``every`` need a prefixed permission; of other groups one with it is enough, because services may
+        have theirs one by one.
+        """
+        if right.kind is Kind.TRANSACTIONAL_ID:
+            return self.transactional_ids.get(right.name) is False
+        if right.kind is Kind.TOPIC:
+            allowed = self.topics.get(right.name)
+            return allowed is not None and right.operation not in allowed
+        known = {
+            name: right.operation in allowed
+            for name, allowed in self.groups.items()
+            if allowed is not None and (name.startswith(right.name) if right.prefixed else name == right.name)
+        }
+        if known.keys() & every:
+            return not all(known[name] for name in known.keys() & every)
+        return bool(known) and not any(known.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What a worker uses, and the queues' own topics."""
+
+    own_topics: Collection[str] = ()
+    tracker: bool = True
+    backlog: bool = True
+    handlers: bool = False
+    handled_topics: Collection[str] = ()
+    #: Groups whose queues have handlers, by their Kafka names.
+    handled_groups: Collection[str] = ()
+    #: Whether a queue lives on few partitions, so that a tracker has to know the positions of groups.
+    spread: bool = False
+
+    @classmethod
+    def of(cls, definitions: Definitions, names: Names, settings: AppSettings) -> Use:
+        """Return the use of a worker with these settings and definitions."""
+        roles = settings.roles
+        queues = {queue: definitions.settings(queue) for queue in definitions.names()}
+        handled = {
+            queue: queue_settings
+            for queue, queue_settings in queues.items()
+            if queue_settings.handler and Role.HANDLERS in roles
+        }
+        return cls(
+            own_topics=[queue_settings.topic for queue_settings in queues.values() if queue_settings.topic is not None],
+            tracker=Role.TRACKER in roles,
+            backlog=settings.count_waiting,
+            handlers=bool(handled),
+            spread=any(queue_settings.partitions is not None for queue_settings in queues.values()),
+            handled_topics=[
+                queue_settings.topic for queue_settings in handled.values() if queue_settings.topic is not None
+            ],
+            handled_groups=sorted({names.named_group(definitions.group(queue) or "") for queue in handled}),
+        )
+
+
+def missing(client: ClientSettings, role: str, use: Use, allowed: Allowed) -> list[Permission]:
+    """Return the permissions that a role needs and the principal lacks."""
+    if role == WORKER:
+        needed = worker(
+            client.names,
+            use.own_topics,
+            tracker=use.tracker,
+            backlog=use.backlog,
+            handlers=use.handlers or (use.tracker and use.spread),
+            handled_topics=use.handled_topics,
+        )
+        return [right for right in needed if allowed.lacks(right, use.handled_groups)]
+    # A service need not use all queues: a queue's own topic counts if anything is allowed on it.
+    topics = [topic for topic in use.own_topics if allowed.topics.get(topic) != frozenset()]
+    return [right for right in ROLES[role](client.names, topics) if allowed.lacks(right, ())]
+
+
+def judge_rights(client: ClientSettings, roles: Iterable[str], use: Use, allowed: Allowed) -> list[Finding]:
+    """Judge the permissions for these roles; for other roles only report that they suffice."""
+    asked, who = list(roles), principal(client)
+    lacking = {role: missing(client, role, use, allowed) for role in ROLES}
+    findings = [
+        problem(
+            f"rights as {role}",
+            f"{who} lacks {', '.join(map(str, sorted(set(lacking[role]))))}",
+            advice="an administrator grants exactly these with",
+            commands=grants(lacking[role], who, tools(client)),
+        )
+        for role in asked
+        if lacking[role]
+    ]
+    enough = [role for role, rights in lacking.items() if not rights]
+    if enough:
+        unseen = [topic for topic, operations in allowed.topics.items() if operations is None]
+        limits = f", as far as can be seen without {', '.join(unseen)}" if unseen else ""
+        findings.append(fine("rights", f"{who} may do all that a {' or a '.join(enough)} needs{limits}"))
+    return findings

@@ -1,1 +1,0 @@
-"""Diagnosis of an installation: ``examination`` collects facts, all other modules judge them and need no broker."""

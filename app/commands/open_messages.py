@@ -1,0 +1,61 @@
+"""Open messages as the workers report them, or without workers as the changelog and the markers tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agents.statistics import add_up, backlog_of
+from app.web.peers import ask_workers
+from marq.kafka.inspector import Inspector
+from marq.kafka.owned_partitions import OPEN, open_counts
+from marq.settings.client import ClientSettings
+
+
+@dataclass(frozen=True)
+class Open:
+    """``queues``: metrics by queue; ``complete``: whether all markers partitions were read far enough."""
+
+    queues: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    complete: bool = True
+    workers: int = 0
+    #: Whether waiting messages were counted too.
+    backlog: bool = False
+
+    def of(self, queue: str) -> dict[str, int]:
+        """Return the number of open messages of a queue by state."""
+        metrics = self.queues.get(queue, {})
+        return {name: int(metrics.get(name, 0)) for name in OPEN}
+
+
+async def told_by_workers(client: ClientSettings, ends: Mapping[int, int] | None = None) -> Open:
+    """Ask the workers; ``ends``: how far each markers partition must have been read."""
+    members, answers = await ask_workers(client, "api/queues")
+    metrics = [answer for answer in answers if answer is not None]
+    complete = members.settled and covers(metrics, ends)
+    return Open(add_up(metrics), complete, len(members.urls), backlog_of(metrics, everyone=complete)["complete"])
+
+
+def covers(answers: Sequence[Mapping[str, Any]], ends: Mapping[int, int] | None) -> bool:
+    """Return whether the owners in these answers have read each markers partition to its end."""
+    applied = {
+        part["partition"]: part["applied_offset"]
+        for answer in answers
+        for part in answer["partitions"]
+        if part["state"] == "owner" and not part["alarm"]
+    }
+    if ends is None:
+        return bool(applied)
+    return all(applied.get(partition, -1) >= end - 1 for partition, end in ends.items())
+
+
+async def opened(client: ClientSettings, inspector: Inspector, ends: Mapping[int, int]) -> Open:
+    """Return what is open when the markers have been read up to ``ends``, with or without workers.
+
+    Not complete if workers run that have not read so far.
+    """
+    reported = await told_by_workers(client, ends)
+    if reported.complete or reported.workers:
+        return reported
+    return Open(open_counts((await inspector.owned()).values()))

@@ -1,0 +1,88 @@
+"""``faust -A app replay NAME``: delivers messages again that a queue has already received."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, command, confirm, say
+from app.commands.terminal import bar, seconds
+from marq.admin import replay as replaying
+from marq.admin.replay import Rewound, Start, new_id
+from marq.client.receipt import Receipt
+from marq.wire.errors import ConfigError
+from marq.wire.markers import Source
+from marq.wire.names import check_queue_name
+from marq.wire.record_headers import record_id
+
+
+@command(
+    click.argument("name"),
+    click.option("--since", metavar="AGE", help="Messages sent since AGE (90s, 15m, 2h, 7d) or a moment."),
+    click.option("--from", "place", metavar="PLACE", help="One partition from an offset on: topic/partition/offset."),
+    click.option("--id", "identity", metavar="ID", help="Continue an interrupted replay."),
+    DRY_RUN,
+    JSON,
+    YES,
+)
+async def replay(
+    self: Any, name: str, since: str | None, place: str | None, identity: str | None, dry_run: bool, as_json: bool,
+    yes: bool,
+) -> int:  # fmt: skip
+    """Deliver messages of a queue again; open messages are left alone."""
+    check_queue_name(name)
+    start, identity = read_start(since, place), identity or new_id()
+    client, interrupted = self.app.client, False
+    replayed = await replaying.replay(client, name, start, identity=identity, dry_run=True)
+    if replayed.again and not dry_run:
+        confirm(f"Deliver {replayed.again} messages of queue {name!r} again?", yes=yes)
+        # Printed first: a command that is killed prints nothing more, and another id would duplicate messages.
+        say(f"if this does not finish, continue with: replay {shlex.quote(name)} {further(start, identity)}")
+        try:
+            with bar(f"replaying {name}") as progress:
+                replayed = await replaying.replay(client, name, start, identity=identity, progress=progress)
+        except asyncio.CancelledError:
+            interrupted = True
+    reached = {"queue": name, **asdict(replayed), "dry_run": dry_run, "interrupted": interrupted}
+    print(json.dumps(reached) if as_json else said(name, replayed, start, dry_run=dry_run, interrupted=interrupted))
+    return INTERRUPTED if interrupted else 0
+
+
+def read_start(since: str | None, place: str | None) -> Start:
+    if (since is None) == (place is None):
+        raise ConfigError("replay: give --since 2h (or a moment), or --from topic/partition/offset")
+    if place is not None:
+        receipt = Receipt.of(place)
+        return Start(place=(Source(receipt.topic, receipt.partition), receipt.offset))
+    try:
+        moment = datetime.fromisoformat(since or "")
+    except ValueError:
+        return Start(max(0, int((time.time() - seconds("--since", since or "")) * 1000)))
+    if moment.tzinfo is None:
+        raise ConfigError(f"--since {since}: expected a moment with a time zone, as in 2030-01-31T08:00:00+00:00")
+    return Start(max(0, round(moment.timestamp() * 1000)))
+
+
+def further(start: Start, identity: str) -> str:
+    """Return the options that continue a replay from the same moment."""
+    if start.place is not None:
+        source, offset = start.place
+        return f"--from {record_id(source, offset)} --id {identity}"
+    moment = datetime.fromtimestamp((start.time_ms or 0) / 1000, UTC)
+    return f"--since {moment.isoformat(timespec='milliseconds')} --id {identity}"
+
+
+def said(name: str, replayed: Rewound, start: Start, *, dry_run: bool, interrupted: bool) -> str:
+    if interrupted:
+        options = further(start, replayed.id)
+        return f"interrupted: some of {replayed.again:,} messages are delivered again; continue with {options}"
+    verb = "would be delivered again" if dry_run else "are delivered again"
+    left = f"; {replayed.open:,} are still open and left alone" if replayed.open else ""
+    return f"queue {name!r}: {replayed.again:,} messages {verb}{left}"

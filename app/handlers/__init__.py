@@ -1,0 +1,1 @@
+"""Handler processes: started, watched and stopped by their worker."""

@@ -1,0 +1,98 @@
+"""Pipes between a worker and its handlers processes: reports to the worker, and the end of the worker.
+
+A process writes reports (circuit breakers, messages in flight) as lines of JSON into a pipe, at least one every
+``REPEAT_SECONDS``. So a longer silence means that a handler blocks the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+#: Interval to check for changes.
+LOOK_SECONDS = 0.5
+#: An unchanged report is repeated after this long.
+REPEAT_SECONDS = 1.0
+#: A reader notes each period of this length without a report.
+SILENCE_SECONDS = 2.0
+#: A pipe keeps only short writes together.
+_MAX_BYTES = 4_096
+
+
+class Reporter:
+    """The writing end; a reader that is gone or slow holds up nothing."""
+
+    def __init__(self, pipe: int) -> None:
+        # What handlers start must not hold the pipe open for itself.
+        os.set_inheritable(pipe, False)
+        os.set_blocking(pipe, False)
+        self._pipe = pipe
+        self._last = b""
+        self._last_s = float("-inf")
+
+    def tell(self, report: dict[str, Any]) -> None:
+        """Write a report if it differs from the last one, or if that one is ``REPEAT_SECONDS`` old."""
+        line = json.dumps(report).encode() + b"\n"
+        now_s = time.monotonic()
+        if line == self._last and now_s - self._last_s < REPEAT_SECONDS:
+            return
+        if len(line) > _MAX_BYTES:
+            # Keep the former report; without any line the worker would assume that the event loop is blocked.
+            line = b"{}\n"
+        try:
+            os.write(self._pipe, line)
+        except (BlockingIOError, BrokenPipeError):
+            return
+        self._last, self._last_s = line, now_s
+
+
+async def reports(pipe: int, silence_s: float = SILENCE_SECONDS) -> AsyncIterator[dict[str, Any] | None]:
+    """Yield reports until the process has ended, and None for each ``silence_s`` without one. Closes the pipe.
+
+    Silence is measured while this event loop runs, so a suspended worker does not count it.
+    """
+    lines = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(pipe, "rb", buffering=0)
+    )
+    try:
+        while True:
+            try:
+                async with asyncio.timeout(silence_s):
+                    line = await lines.readline()
+            except TimeoutError:
+                yield None
+                continue
+            if not line:
+                return
+            yield json.loads(line)
+    finally:
+        transport.close()
+
+
+log = logging.getLogger("marq.worker")
+
+
+def follow_parent(pipe: int, stop_limit_s: float) -> None:
+    """Stop this process within the limit when the pipe's last writer is gone: the parent, even after a kill -9."""
+    # What handlers start must not hold the pipe open for itself.
+    os.set_inheritable(pipe, False)
+    # A thread: a handler may block the event loop.
+    threading.Thread(target=_wait, args=(pipe, stop_limit_s), name="marq-parent", daemon=True).start()
+
+
+def _wait(pipe: int, stop_limit_s: float) -> None:
+    while os.read(pipe, 1):
+        pass
+    log.error("the worker that started this process is gone: stopping")
+    # Handlers may finish, and prefetched messages are released.
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(stop_limit_s)
+    os._exit(1)

@@ -1,0 +1,132 @@
+"""The role ``handlers`` of a worker: which handlers it runs, checked at its start and followed afterwards."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from mode import Service
+
+from agents.handler_groups import HandlerGroup, check_delivery, handler_groups, without_handler
+from agents.queue_consumer import load_handler, load_modules
+from app.handlers.processes import HandlersProcesses
+from marq.kafka.topics import Topics, own_topics
+from marq.queues.queues import Queues
+from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions, layer_key
+from marq.wire.errors import ConfigError
+
+log = logging.getLogger("marq.handlers")
+
+
+class HandlersRole(Service):
+    """Keeps the handlers processes in step with the definitions of queues."""
+
+    def __init__(self, modules: tuple[str, ...], processes: HandlersProcesses, queues: Queues) -> None:
+        super().__init__()
+        decorated = load_modules(modules)
+        self._modules = modules
+        #: What the decorated handlers of our modules define.
+        self.documents = {handler.queue: handler.document for handler in decorated}
+        self._own = {handler.queue: handler.name for handler in decorated}
+        self._processes = processes
+        self._queues = queues
+        self._incomplete: dict[str, list[str]] = {}
+        self._end_listening: Callable[[], None] = lambda: None
+
+    def publication(self, definitions: Definitions) -> dict[bytes, Mapping[str, Any] | None]:
+        return publication(definitions, self.documents, self._modules)
+
+    async def check(self, definitions: Definitions, client: ClientSettings, topics: Topics) -> None:
+        """Check what would run with these definitions."""
+        groups = handler_groups(definitions, self._own)
+        check(definitions, groups, self._own)
+        await own_topics(client, [topic for group in groups.values() for topic in group.topics.values()], topics)
+
+    async def on_start(self) -> None:
+        """Run handlers as the definitions say, now and after each change."""
+        await self.add_runtime_dependency(self._processes)
+        self._end_listening = self._queues.listen(self._follow)
+        self._follow()
+
+    async def on_stop(self) -> None:
+        self._end_listening()
+
+    def metrics(self) -> list[dict[str, Any]]:
+        return self._processes.metrics()
+
+    def _follow(self) -> None:
+        definitions = self._queues.definitions
+        groups = handler_groups(definitions, self._own)
+        incomplete = {name: rest for name, group in groups.items() if (rest := without_handler(definitions, group))}
+        for name, rest in incomplete.items():
+            if self._incomplete.get(name) != rest:
+                log.warning("%s", part_of_group(groups[name], rest, definitions))
+        self._incomplete = incomplete
+        self._processes.want(groups)
+
+
+def publication(
+    definitions: Definitions, documents: Mapping[str, Mapping[str, Any]], modules: Collection[str]
+) -> dict[bytes, Mapping[str, Any] | None]:
+    """Return the layers to write so that all know the handlers of ``modules``, by queue.
+
+    Layers of other modules stay: other workers may run them. A layer of ours that no handler defines any more is
+    removed.
+    """
+    ours = {*modules, *map(_module, documents.values())}
+    layers: dict[bytes, Mapping[str, Any] | None] = {}
+    for queue in definitions.names():
+        before = definitions.layer("handler", queue)
+        if (
+            before is not None
+            and queue not in documents
+            and any(f"{_module(before)}.".startswith(f"{m}.") for m in ours)
+        ):
+            layers[layer_key("handler", queue)] = None
+    for queue, document in documents.items():
+        if definitions.layer("handler", queue) != document:
+            layers[layer_key("handler", queue)] = document
+    return layers
+
+
+def _module(document: Mapping[str, Any]) -> str:
+    return str(document.get("handler")).partition(":")[0]
+
+
+def check(definitions: Definitions, groups: Mapping[str, HandlerGroup], own: Mapping[str, str]) -> None:
+    """Check that each queue has one importable handler and at-least-once delivery, and each group handlers for all its
+    queues.
+    """
+    for queue, name in own.items():
+        named = (definitions.layer("file", queue) or {}).get("handler")
+        if named not in (None, name):
+            raise ConfigError(
+                f"queue {queue!r} has two handlers: {named} in queues.toml, and {name}, which is decorated for it; "
+                "a queue has one: take one of them away"
+            )
+    for group in groups.values():
+        check_delivery(group, definitions)
+        for queue, each in group.queues.items():
+            load_handler(queue, each.handler)
+        rest = without_handler(definitions, group)
+        if rest:
+            raise ConfigError(part_of_group(group, rest, definitions))
+
+
+def part_of_group(group: HandlerGroup, rest: list[str], definitions: Definitions) -> str:
+    """Explain which queues of a group have no handler in this worker."""
+    elsewhere = [f"{queue!r} ({name})" for queue in rest if (name := definitions.settings(queue).handler) is not None]
+    modules = (
+        f" Of {', '.join(elsewhere)} the module is not in MARQ_HANDLERS: name it there; or, if that handler is no more,"
+        " run `faust -A app queue NAME --forget`."
+        if elsewhere
+        else ""
+    )
+    return (
+        f"group {group.name!r}: this worker has handlers for {', '.join(map(repr, group.queues))}, and none for "
+        f"{', '.join(map(repr, rest))}, whose messages wait in the partitions that it is given. Whoever reads for a "
+        f"group does so for all of its queues: give each a handler, or put those without one into another group "
+        f"(`group` in their settings).{modules}"
+    )

@@ -1,0 +1,34 @@
+"""Text for people: durations, text from others that must not control the terminal, fatal errors."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+from marq.wire.errors import MarqError
+
+
+def span(duration_s: float) -> str:
+    """Return a duration in one or two units."""
+    whole = round(abs(duration_s))
+    sign = "-" if duration_s < 0 and whole else ""
+    if whole < 60:
+        return f"{sign}{whole} s"
+    for unit, size, less, smaller in (("d", 86_400, "h", 3_600), ("h", 3_600, "m", 60), ("m", 60, "s", 1)):
+        if whole >= size:
+            rest = whole % size // smaller
+            return f"{sign}{whole // size} {unit}" + (f" {rest} {less}" if rest else "")
+    return f"{sign}{whole} s"
+
+
+def plain(text: str) -> str:
+    """Return a text on one line, with a mark for each character that is not printable (controls, escapes, bidi).
+
+    Senders and clients write it, and it must not move the cursor, colour text or forge lines.
+    """
+    return "".join(character if character.isprintable() else "�" for character in text)
+
+
+def end_with(error: MarqError) -> NoReturn:
+    """End the process with the error's notes (such as the traceback of a failed import) and its text."""
+    sys.exit("\n".join([*getattr(error, "__notes__", ()), f"marq: {error}"]))

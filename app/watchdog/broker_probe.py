@@ -1,0 +1,150 @@
+"""Asks the broker about a suspected stall, with clients of its own, in the watchdog's thread.
+
+Work that the broker does for the probe can be expected of the worker too. So a worker is not ended if its broker is
+away, has lost replicas or refuses, and is ended if it fails where the probe succeeds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Hashable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError, for_code
+
+from agents.progress import ProgressReport
+from app.watchdog.watchdog import Answer
+from marq.kafka.connection import client_options, close_admin, stop_consumer, stop_producer
+from marq.kafka.paced_clients import paced
+from marq.settings.client import ClientSettings
+from marq.wire.marker_codec import encode
+from marq.wire.markers import Tick
+
+log = logging.getLogger("marq.watchdog")
+
+#: Time limit for all answers of the broker.
+ANSWER_SECONDS = 15.0
+STOP_SECONDS = 1.0
+_POLL_MS = 200
+
+
+class Markers(NamedTuple):
+    """A markers partition, and the topic to which its owner writes the rows of its table."""
+
+    partition: int
+    changelog: str
+
+    def __str__(self) -> str:
+        return f"markers partition {self.partition}"
+
+
+class Messages(NamedTuple):
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"topic {self.topic}, partition {self.partition}"
+
+
+class Rebalance(NamedTuple):
+    """A rebalance of a group."""
+
+    group: str
+
+    def __str__(self) -> str:
+        return f"a rebalance of the group {self.group}"
+
+
+@dataclass(frozen=True)
+class BrokerProbe:
+    client: ClientSettings
+
+    def ask(self, subject: Hashable, standing: ProgressReport, last: bool) -> Answer:
+        """Return whether a subject has work to do, and whether the broker would let it."""
+        match subject:
+            case Markers():
+                return asyncio.run(self._answer(self._markers(subject, standing, last)))
+            case Messages():
+                source = TopicPartition(*subject)
+                return asyncio.run(self._answer(self._records(source, standing.position, "read_uncommitted")))
+            case Rebalance():
+                return asyncio.run(self._answer(self._rebalance(subject.group)))
+        raise TypeError(f"nobody knows how to ask about {subject!r}")
+
+    async def _answer(self, question: Coroutine[Any, Any, Answer]) -> Answer:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await question
+        except (KafkaError, OSError, TimeoutError) as error:
+            log.info("the watchdog waits: the broker does not do what is asked of it: %r", error)
+            return Answer.AWAY
+
+    async def _markers(self, markers: Markers, standing: ProgressReport, last: bool) -> Answer:
+        source = TopicPartition(self.client.names.markers, markers.partition)
+        table = TopicPartition(markers.changelog, markers.partition)
+        answer = await self._records(source, standing.position, "read_committed", table)
+        if standing.owes:
+            answer = Answer.WORK_WAITS
+        if last and answer is Answer.WORK_WAITS:
+            await self._write(source)
+        return answer
+
+    async def _records(
+        self, source: TopicPartition, position: int | None, isolation: str, *others: TopicPartition
+    ) -> Answer:
+        consumer = paced(
+            AIOKafkaConsumer(
+                enable_auto_commit=False,
+                isolation_level=isolation,
+                auto_offset_reset="earliest",
+                **client_options(self.client),
+            )
+        )
+        try:
+            await consumer.start()
+            consumer.assign([source])
+            end = (await consumer.end_offsets([source, *others]))[source]
+            if position is None or position >= end:
+                return Answer.NOTHING_TO_DO
+            consumer.seek(source, position)
+            # These may be control records of transactions.
+            while await consumer.position(source) < end:
+                if any((await consumer.getmany(source, timeout_ms=_POLL_MS, max_records=1)).values()):
+                    return Answer.WORK_WAITS
+            return Answer.NOTHING_TO_DO
+        finally:
+            await stop_consumer(consumer, STOP_SECONDS)
+
+    async def _write(self, source: TopicPartition) -> None:
+        """Write as the owner would, and abort; this fences whoever still owns the partition."""
+        producer = paced(
+            AIOKafkaProducer(
+                transactional_id=self.client.names.transactional_id(source.partition),
+                transaction_timeout_ms=int(ANSWER_SECONDS * 1000),
+                **client_options(self.client),
+            )
+        )
+        try:
+            await producer.start()
+            await producer.begin_transaction()
+            await producer.send_and_wait(source.topic, encode(Tick(0, 0)), partition=source.partition)
+            await producer.abort_transaction()
+        finally:
+            await stop_producer(producer, STOP_SECONDS)
+
+    async def _rebalance(self, group: str) -> Answer:
+        admin = paced(AIOKafkaAdminClient(**client_options(self.client)))
+        try:
+            await admin.start()
+            [response] = await admin.describe_consumer_groups([group])
+        finally:
+            await close_admin(admin)
+        # (error, group, state, …)
+        [(code, _, state, *_)] = response.groups
+        if code:
+            raise for_code(code)
+        return Answer.NOTHING_TO_DO if state.endswith("Rebalance") else Answer.WORK_WAITS

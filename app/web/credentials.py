@@ -1,0 +1,181 @@
+"""Credentials of a worker's pages: names with passwords, and tokens of programs.
+
+A password is given in clear or as a hash (``faust -A app web-password``). Hashes are slow to check, so correct
+credentials are remembered, by a keyed digest, while the process lives.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from pydantic import SecretStr
+
+from config.settings import AppSettings
+from marq.wire.errors import ConfigError
+
+SCHEME = "scrypt"
+#: Cost (memory: 128 bytes times both), about 50 ms of one core.
+_COST, _BLOCKS, _LANES = 1 << 14, 8, 1
+_SALT_BYTES, _HASH_BYTES = 16, 32
+MIN_PASSWORD, MIN_TOKEN = 8, 16
+#: Correct credentials to remember.
+MAX_REMEMBERED = 1_000
+
+
+class Access(IntEnum):
+    """Permission levels, each including the one before."""
+
+    VIEWER = 1
+    OPERATOR = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    name: str
+    access: Access
+
+
+@dataclass(frozen=True, slots=True)
+class _Login:
+    visitor: Visitor
+    secret: str = field(repr=False)
+
+
+class Credentials:
+    """All credentials of a worker's settings; without any, visitors are not authenticated."""
+
+    def __init__(self, passwords: list[_Login], tokens: list[_Login], peer_token: str) -> None:
+        self._passwords = passwords
+        self._tokens = tokens
+        #: The token of workers and commands of this installation; empty if none is needed.
+        self.peer_token = peer_token
+        self._key = secrets.token_bytes(32)
+        self._remembered: dict[bytes, Visitor] = {}
+
+    @classmethod
+    def of(cls, settings: AppSettings) -> Credentials:
+        """Return the credentials of a worker's settings."""
+        passwords = [
+            *_logins("MARQ_WEB_VIEWERS", settings.web_viewers, Access.VIEWER),
+            *_logins("MARQ_WEB_OPERATORS", settings.web_operators, Access.OPERATOR),
+        ]
+        tokens = [
+            *_bearers("MARQ_WEB_VIEWER_TOKENS", settings.web_viewer_tokens, Access.VIEWER),
+            *_bearers("MARQ_WEB_OPERATOR_TOKENS", settings.web_operator_tokens, Access.OPERATOR),
+        ]
+        names = [login.visitor.name for login in passwords]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"MARQ_WEB_VIEWERS, MARQ_WEB_OPERATORS: {name!r} is named twice")
+        if not (passwords or tokens):
+            return cls([], [], "")
+        # All workers have the same settings, so all derive the same token.
+        joined = "\n".join([settings.prefix, *[login.secret for login in [*passwords, *tokens]]])
+        peer = hmac.new(joined.encode(), b"workers of one installation", "sha256").hexdigest()
+        return cls(passwords, [*tokens, _Login(Visitor("another worker", Access.VIEWER), peer)], peer)
+
+    @property
+    def required(self) -> bool:
+        """Whether visitors are authenticated."""
+        return bool(self._tokens)
+
+    def remembered(self, authorization: str) -> Visitor | None:
+        """Return the visitor of a token, or of a header that was correct before: both are quick."""
+        kind, _, value = authorization.partition(" ")
+        if kind.lower() == "bearer":
+            token = _bytes(value.strip())
+            # Compare all of them, so that the time reveals nothing.
+            visitors = [login.visitor for login in self._tokens if hmac.compare_digest(login.secret.encode(), token)]
+            return visitors[0] if visitors else None
+        return self._remembered.get(self._digest(authorization))
+
+    def check(self, authorization: str) -> Visitor | None:
+        """Return the visitor with this name and password; slow, so it is called in a thread."""
+        name, password = _basic(authorization)
+        for login in self._passwords:
+            if login.visitor.name == name and _fits(password, login.secret):
+                if len(self._remembered) < MAX_REMEMBERED:
+                    self._remembered[self._digest(authorization)] = login.visitor
+                return login.visitor
+        return None
+
+    def _digest(self, authorization: str) -> bytes:
+        return hmac.digest(self._key, _bytes(authorization), "sha256")
+
+
+def hashed(password: str) -> str:
+    """Return the hash of a password for the settings."""
+    if len(password) < MIN_PASSWORD:
+        raise ConfigError(f"the password is too short: at least {MIN_PASSWORD} characters")
+    salt = secrets.token_bytes(_SALT_BYTES)
+    return f"{SCHEME}${salt.hex()}${_scrypt(password, salt).hex()}"
+
+
+def _scrypt(password: str, salt: bytes) -> bytes:
+    return hashlib.scrypt(password.encode(), salt=salt, n=_COST, r=_BLOCKS, p=_LANES, dklen=_HASH_BYTES)
+
+
+def _fits(password: str, secret: str) -> bool:
+    if not secret.startswith(f"{SCHEME}$"):
+        return hmac.compare_digest(password.encode(), secret.encode())
+    _, salt, expected = secret.split("$")
+    return hmac.compare_digest(_scrypt(password, bytes.fromhex(salt)), bytes.fromhex(expected))
+
+
+def _bytes(header: str) -> bytes:
+    """Return the bytes that were sent, even if they are not UTF-8."""
+    return header.encode(errors="surrogateescape")
+
+
+def _basic(authorization: str) -> tuple[str, str]:
+    kind, _, value = authorization.partition(" ")
+    if kind.lower() != "basic":
+        return "", ""
+    try:
+        name, _, password = base64.b64decode(value, validate=True).decode().partition(":")
+    except ValueError:
+        return "", ""
+    return name, password
+
+
+def _logins(variable: str, value: SecretStr | None, access: Access) -> list[_Login]:
+    logins = []
+    for number, entry in enumerate(_parts(value), 1):
+        name, colon, secret = entry.partition(":")
+        if not (name and colon):
+            raise ConfigError(
+                f"{variable}: entry {number} is not of the form NAME:PASSWORD; several are separated by commas"
+            )
+        if secret.startswith(f"{SCHEME}$"):
+            _check_hash(variable, name, secret)
+        elif len(secret) < MIN_PASSWORD:
+            raise ConfigError(f"{variable}: the password of {name!r} is too short: at least {MIN_PASSWORD} characters")
+        logins.append(_Login(Visitor(name, access), secret))
+    return logins
+
+
+def _bearers(variable: str, value: SecretStr | None, access: Access) -> list[_Login]:
+    tokens = _parts(value)
+    for number, token in enumerate(tokens, 1):
+        if len(token) < MIN_TOKEN or not token.isascii() or any(map(str.isspace, token)):
+            raise ConfigError(f"{variable}: token {number}: expected at least {MIN_TOKEN} ASCII characters, no spaces")
+    return [_Login(Visitor(f"{variable} {number}", access), token) for number, token in enumerate(tokens, 1)]
+
+
+def _parts(value: SecretStr | None) -> list[str]:
+    return [] if value is None else [part for item in value.get_secret_value().split(",") if (part := item.strip())]
+
+
+def _check_hash(variable: str, name: str, secret: str) -> None:
+    parts = secret.split("$")
+    try:
+        lengths = [len(bytes.fromhex(part)) for part in parts[1:]]
+    except ValueError:
+        lengths = []
+    if lengths != [_SALT_BYTES, _HASH_BYTES]:
+        raise ConfigError(f"{variable}: the hash of {name!r} is damaged: make it by `faust -A app web-password`")

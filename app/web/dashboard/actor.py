@@ -1,0 +1,174 @@
+"""Executes the actions of pages on the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.web.dashboard.tasks import Reached
+from marq.admin import purge as purging
+from marq.admin.purge import Extent
+from marq.backend.cluster import cluster_of
+from marq.client.receipt import Receipt
+from marq.dead_letters.dead_letters import DeadLetters, Deleted
+from marq.dead_letters.filters import Filters, Snapshot
+from marq.kafka.writer import MarkerRecord
+from marq.producer.producer import Producer
+from marq.queues.queues import Queues
+from marq.settings.client import ClientSettings
+from marq.wire.marker_codec import encode
+from marq.wire.markers import Release, Source
+from marq.wire.names import markers_partition
+
+_STOP_S = 2.0
+#: The error that the next consumer of a released message sees.
+_RELEASED = "released by an operator"
+
+
+@dataclass(frozen=True, slots=True)
+class LetterSelection:
+    """The dead letters of an action: of a queue (None: of all), filtered."""
+
+    queue: str | None
+    filters: Filters
+    to: str | None = None
+    limit: int | None = None
+    rate: float | None = None
+    #: The operator confirmed that ``to`` may be an unknown queue.
+    allow_unknown: bool = False
+
+    def __str__(self) -> str:
+        filters = self.filters
+        parts = [f"of queue {self.queue}" if self.queue else "of all queues"]
+        if "kind" in filters:
+            parts.append(f"with reason: {filters['kind'] or '(none given)'}")
+        if "older_than" in filters:
+            parts.append(f"at least {filters['older_than']} s old")
+        parts += [f"with {name} containing: {filters[name]}" for name in ("reason", "error") if filters.get(name)]
+        if "id" in filters:
+            parts.append("that were selected")
+        if self.to:
+            parts.append(f"to queue {self.to}")
+        return "dead letters " + ", ".join(parts)
+
+
+class Actor:
+    """Executes actions, each with clients of its own, because they are rare.
+
+    All methods raise ConfigError for a wrong argument, and another MarqError if the outcome is not known. ``look``
+    returns an open message by its place, with its ``holder``; it raises MarqError if that is not known.
+    """
+
+    def __init__(
+        self,
+        client: ClientSettings,
+        letters: DeadLetters,
+        queues: Queues,
+        look: Callable[[str], Coroutine[Any, Any, Mapping[str, Any] | None]],
+    ) -> None:
+        self._client = client
+        self._letters = letters
+        self._queues = queues
+        self._look = look
+
+    async def cancel(self, ids: Sequence[str]) -> Sequence[bool]:
+        async with Producer.of(self._client) as producer:
+            return await producer.cancel([Receipt.of(message_id) for message_id in ids])
+
+    async def deliver_now(self, ids: Sequence[str]) -> Sequence[bool]:
+        async with Producer.of(self._client) as producer:
+            return await producer.reschedule([Receipt.of(message_id) for message_id in ids], delay=0)
+
+    async def release(self, ids: Sequence[str]) -> Sequence[bool]:
+        """Take messages from their holders; return for each whether it was held.
+
+        The RELEASEs are in the holders' names, so only those of messages that are still held count.
+        """
+        groups: dict[tuple[str, int, Source], list[int]] = {}
+        held = []
+        for message_id in ids:
+            receipt = Receipt.of(message_id)
+            message = await self._look(receipt.id)
+            held.append(message is not None and bool(message["holder"]))
+            if message is not None and message["holder"]:
+                source = Source(receipt.topic, receipt.partition)
+                groups.setdefault((message["queue"], message["holder"], source), []).append(receipt.offset)
+        if groups:
+            await self._write([_release(*group, sorted(set(offsets))) for group, offsets in groups.items()])
+        return held
+
+    async def pause(self, queue: str) -> None:
+        await self._queues.start()
+        await self._queues.pause(queue)
+
+    async def resume(self, queue: str) -> None:
+        await self._queues.start()
+        await self._queues.resume(queue)
+
+    async def extent(self, queue: str, clocks: Mapping[int, int]) -> Extent:
+        """Return what a purge of a queue would affect now, given the trackers' clocks by markers partition."""
+        await self._queues.start()
+        return await purging.extent_now(self._client, self._queues.definitions, queue, clocks)
+
+    async def purge(
+        self, queue: str, progress: Callable[[Reached], None], *, delayed: bool, extent: Extent | None
+    ) -> Reached:
+        """Purge a queue, with its delayed messages if ``delayed``; messages outside the extent stay."""
+        purged = await purging.purge(
+            self._client,
+            queue,
+            delayed=delayed,
+            extent=extent,
+            progress=lambda done, of: progress(Deleted(of, of, done)),
+        )
+        meant = purged.total + purged.too_late
+        return Deleted(meant, meant, purged.total, purged.too_late)
+
+    async def _write(self, batches: Sequence[Release]) -> None:
+        cluster = cluster_of(self._client)
+        topics = await cluster.topics()
+        writer = cluster.writer(topics)
+        await writer.start()
+        try:
+            records = [
+                MarkerRecord(markers_partition(*batch.source, topics.markers_partitions), encode(batch))
+                for batch in batches
+            ]
+            await writer.write(records, self._client.request_timeout_ms / 1000)
+        finally:
+            await writer.stop(_STOP_S)
+
+    async def snapshot(self) -> Snapshot:
+        """Return which dead letters exist now."""
+        await self._letters.start()
+        return await self._letters.snapshot()
+
+    async def count(self, action: str, letters: LetterSelection) -> int:
+        await self._letters.start()
+        queue, limit, filters = letters.queue, letters.limit, letters.filters
+        if action == "delete":
+            return (await self._letters.delete(queue, limit=limit, dry_run=True, **filters)).chosen
+        # With the rate, so that an invalid one is refused before the redrive begins.
+        return (await self._letters.redrive(queue, limit=limit, rate=letters.rate, dry_run=True, **filters)).chosen
+
+    async def settle(self, action: str, letters: LetterSelection, progress: Callable[[Reached], None]) -> Reached:
+        await self._letters.start()
+        queue, limit, filters = letters.queue, letters.limit, letters.filters
+        if action == "delete":
+            return await self._letters.delete(queue, limit=limit, progress=progress, **filters)
+        return await self._letters.redrive(
+            queue,
+            to=letters.to,
+            # The page has asked about an unknown queue (Buttons._unknown_target).
+            allow_unknown=True,
+            limit=limit,
+            rate=letters.rate,
+            progress=progress,
+            **filters,
+        )
+
+
+def _release(queue: str, holder: int, source: Source, offsets: Sequence[int]) -> Release:
+    count = len(offsets)
+    return Release(queue, holder, source, offsets, [0] * count, counted=False, errors=[_RELEASED] * count)

@@ -1,0 +1,106 @@
+"""Messages, dead letters and partitions as pages and programs show them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agents.listing import SHOWN_BYTES, moment
+from agents.redaction import Redaction
+from marq.client.dead_letter import DeadLetter
+from marq.kafka.inspector import Peeked
+from marq.settings.queue import QueueSettings
+from marq.wire.record_headers import record_id
+
+
+def consumer_of(message: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> dict[str, str] | None:
+    """Return the member of the group that holds a message; None if it has left, or reports no holders."""
+    for member in members:
+        if message.get("holder") in member["holders"]:
+            return {name: member[name] for name in ("id", "client_id", "host")}
+    return None
+
+
+def waiting_described(message: Peeked, settings: QueueSettings, redaction: Redaction) -> dict[str, Any]:
+    row, due_ms = message.row, message.deliver_at_ms(settings)
+    return {
+        "id": message.id,
+        "place": record_id(message.source, row.offset),
+        "sent": moment(message.sent_ms),
+        "not_before": None if due_ms is None else moment(due_ms),
+        "attempt": message.attempt,
+        "error": "",
+        "bytes": len(row.value or b""),
+        "value": redaction.text(row.value, SHOWN_BYTES),
+        "headers": redaction.headers(message.headers, SHOWN_BYTES),
+    }
+
+
+def letter_described(letter: DeadLetter, redaction: Redaction) -> dict[str, Any]:
+    return {
+        "id": letter.id,
+        "queue": letter.queue,
+        "reason": letter.reason,
+        "error": letter.last_error,
+        "attempt": letter.attempts,
+        "sent": letter.first_sent.isoformat(timespec="milliseconds"),
+        "died": letter.dead_lettered_at.isoformat(timespec="milliseconds"),
+        "origin": letter.origin,
+        "bytes": len(letter.body),
+        "value": redaction.text(letter.body, SHOWN_BYTES),
+        "headers": redaction.headers(letter.headers.items(), SHOWN_BYTES),
+    }
+
+
+def partitions(
+    topic: str,
+    ends: Mapping[int, int],
+    committed: Mapping[int, int],
+    sources: Sequence[Mapping[str, Any]],
+    members: Sequence[Mapping[str, Any]],
+) -> list[dict[str, Any]]:
+    """Return the partitions from which a queue is read.
+
+    ``lag``: records that the group has not read, of any queue; ``gap``: from the first open message to the committed
+    offset.
+    """
+    opened = {source["partition"]: source for source in sources if source["topic"] == topic}
+    readers = {number: member for member in members for number in member["partitions"].get(topic, ())}
+    return [_partition(number, end, committed.get(number), opened.get(number), readers.get(number))
+            for number, end in sorted(ends.items())]  # fmt: skip
+
+
+def _partition(
+    number: int, end: int, committed: int | None, opened: Mapping[str, Any] | None, reader: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    first = None if opened is None else opened["first_open"]
+    return {
+        "partition": number,
+        "consumer": None if reader is None else reader["client_id"],
+        "host": None if reader is None else reader["host"],
+        "end": end,
+        "committed": committed,
+        "lag": None if committed is None else max(0, end - committed),
+        "first_open": first,
+        "gap": None if first is None or committed is None else max(0, committed - first),
+        "in_flight": 0 if opened is None else opened["in_flight"],
+        "waiting": 0 if opened is None else opened["waiting"],
+        "oldest_seconds": None if opened is None else opened["oldest_seconds"],
+    }
+
+
+def open_elsewhere(topic: str, sources: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of open messages that are not records of the topic: delayed by senders, or redriven."""
+    return sum(source["in_flight"] + source["waiting"] for source in sources if source["topic"] != topic)
+
+
+def markers_partitions(workers: Sequence[Mapping[str, Any]], ends: Mapping[int, int]) -> list[dict[str, Any]]:
+    """Return the markers partitions with their owners; ``owner`` is None if no worker reported one."""
+    owned = {part["partition"]: (worker["url"], part) for worker in workers for part in worker["partitions"]}
+    rows = []
+    for number in sorted({*ends, *owned}):
+        url, part = owned.get(number, (None, {}))
+        end, applied = ends.get(number), part.get("applied_offset")
+        lag = None if end is None or applied is None else max(0, end - applied - 1)
+        rows.append({**part, "partition": number, "owner": url, "end": end, "lag": lag})
+    return rows

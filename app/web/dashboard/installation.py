@@ -1,0 +1,287 @@
+"""The data of the pages: statistics of all workers, consumer groups, messages and dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import faust
+
+from agents.listing import open_message, sources_of
+from app.queue_document import queue_document
+from app.web.dashboard.descriptions import (
+    consumer_of,
+    letter_described,
+    markers_partitions,
+    open_elsewhere,
+    partitions,
+    waiting_described,
+)
+from app.web.dashboard.groups import Groups
+from app.web.dashboard.history import History, add_up, slot_now
+from app.web.dashboard.letters import LetterIndex
+from app.web.dashboard.timeline import Reading, last_place
+from app.web.statistics import InstallationStatistics
+from config.settings import AppSettings
+from marq.client.lifecycle import to_its_end
+from marq.client.receipt import Receipt
+from marq.dead_letters.dead_letters import DeadLetters, Kind
+from marq.dead_letters.filters import Filters
+from marq.dead_letters.survey import Group
+from marq.kafka.inspector import Inspector
+from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions
+from marq.settings.queue import settings_document
+from marq.wire.errors import MarqError, UnknownQueue
+from marq.wire.markers import Source
+from marq.wire.names import closest_name
+
+#: Maximum number of records to read for waiting messages, of all queues that share the topic.
+MAX_SCANNED = 200_000
+#: How long the first page waits for consumers; later answers are shown the next time.
+CONSUMERS_WAIT_S = 0.1
+#: Settings whose names contain one of these are secrets, and never shown.
+_SECRET = ("password", "secret", "token", "key", "auth", "user")
+
+
+class Installation:
+    """The data of all pages, as a worker sees it.
+
+    Data of trackers comes from all of them; ``complete`` tells whether all have answered.
+    """
+
+    def __init__(
+        self,
+        app: faust.App,
+        statistics: InstallationStatistics,
+        settings: AppSettings,
+        client: ClientSettings,
+        definitions: Callable[[], Definitions],
+        letters: DeadLetters,
+        history: History,
+    ) -> None:
+        self._app = app
+        self._statistics = statistics
+        self._settings = settings
+        self._client = client
+        self._definitions = definitions
+        self._groups = Groups(client)
+        self._letters = letters
+        self._index = LetterIndex(client)
+        self._history = history
+
+    async def stop(self) -> None:
+        await to_its_end(self._index.stop())
+        await to_its_end(self._groups.stop())
+
+    async def statistics(self) -> dict[str, Any]:
+        return await self._statistics.all(self._app)
+
+    async def consumers(self, queues: Sequence[str], wait_s: float) -> dict[str, int]:
+        """Return the number of consumers of queues, as far as known within ``wait_s``."""
+        group_of = {queue: self._group(queue) for queue in queues}
+        members = await self._groups.members(sorted(set(group_of.values())), wait_s)
+        return {queue: len(members[group]) for queue, group in group_of.items() if group in members}
+
+    def documents(self, queues: Sequence[str]) -> dict[str, dict[str, Any]]:
+        definitions = self._definitions()
+        return {queue: settings_document(definitions.settings(queue)) for queue in queues}
+
+    def defined(self) -> Sequence[str]:
+        return list(self._definitions().names())
+
+    async def history(self, queue: str, query: Mapping[str, str]) -> dict[str, Any]:
+        """Return the last 15 minutes of a queue, or of all for an empty name."""
+        now_slot = slot_now()
+        local = self._history.local(queue, now_slot)
+        if query.get("scope") == "worker":
+            return local
+        settled, answers = await self._statistics.of_others(self._app, "api/history", {"queue": queue} if queue else {})
+        return {"complete": settled and None not in answers, **add_up([local, *answers], now_slot)}
+
+    async def queue(self, name: str, query: Mapping[str, str]) -> dict[str, Any]:
+        """Return settings, partitions and consumers of a queue."""
+        local = {"sources": await sources_of(self._statistics.worker.owners, name)}
+        if query.get("scope") == "worker":
+            return local
+        group, definitions = self._group(name), self._definitions()
+        topic = definitions.settings(name).topic or self._client.names.messages
+        (settled, answers), ends, committed, markers, members, statistics = await asyncio.gather(
+            self._statistics.of_others(self._app, f"api/queues/{quote(name, safe='')}", {}),
+            self._groups.ends(topic),
+            self._groups.committed(group, topic),
+            self._groups.ends(self._client.names.markers),
+            self._groups.members([group]),
+            self.statistics(),
+        )
+        sources = [source for answer in [local, *answers] if answer is not None for source in answer["sources"]]
+        reads = definitions.placement(name).reads
+        return {
+            **queue_document(name, definitions, self._client.names),
+            "complete": settled and None not in answers and statistics["complete"],
+            "figures": statistics["queues"].get(name),
+            "backlog": statistics["backlog"],
+            "handled": statistics["handled"].get(name, []),
+            "messages": partitions(
+                topic, {number: end for number, end in ends.items() if reads is None or number in reads},
+                committed, sources, members.get(group, []),
+            ),
+            "elsewhere": open_elsewhere(topic, sources),
+            "markers": markers_partitions(statistics["workers"], markers),
+            "consumers": members.get(group),
+        }  # fmt: skip
+
+    async def messages(self, queue: str, query: Mapping[str, str]) -> dict[str, Any]:
+        listed = await self._statistics.messages(self._app, queue, query)
+        if query.get("scope") == "worker" or query.get("state") != "in_flight":
+            return listed
+        members = await self._members_of(queue)
+        messages = [{**message, "consumer": consumer_of(message, members)} for message in listed["messages"]]
+        return {**listed, "messages": messages}
+
+    async def waiting(self, queue: str, limit: int) -> dict[str, Any]:
+        """Return the messages of a queue that have waited longest."""
+        definitions = self._definitions()
+        waiting, complete = await Inspector(self._client, definitions).peek(queue, limit, MAX_SCANNED)
+        settings, redaction = definitions.settings(queue), self._statistics.redaction
+        return {"complete": complete, "messages": [waiting_described(each, settings, redaction) for each in waiting]}
+
+    async def check_known(self, queue: str) -> None:
+        """Check that a queue is known: by a definition, a consumer, messages or dead letters.
+
+        Raises UnknownQueue. If that can't be determined, the queue counts as known.
+        """
+        definitions = self._definitions()
+        names = {*definitions.names(), *(self._index.counts() or ())}
+        if queue in names:
+            return
+        statistics, groups = await asyncio.gather(self.statistics(), self._groups.names())
+        names |= statistics["queues"].keys()
+        names |= {name for group in groups or () if (name := self._client.names.owner_of_group(group))}
+        if queue in names or groups is None or not statistics["complete"]:
+            return
+        if (dead := self._index.counts()) is None:
+            try:
+                await self._index.read()
+            except MarqError:
+                return
+            dead = self._index.counts() or Counter()
+        if queue in dead:
+            return
+        backlog = statistics["backlog"]
+        if not (backlog["counted"] and backlog["complete"]) or backlog["others"]:
+            # The queue may have messages that no worker counts by name.
+            waiting, _ = await Inspector(self._client, definitions).peek(queue, 1, MAX_SCANNED)
+            if waiting:
+                return
+        raise UnknownQueue(queue, closest_name(queue, names))
+
+    async def message(self, message_id: str, since_ms: int | None) -> dict[str, Any]:
+        names, definitions = self._client.names, self._definitions()
+        own = [definitions.settings(queue).topic for queue in definitions.names()]
+        ends = await self._groups.ends(names.markers)
+        topics = frozenset({names.messages, names.dead_letters, *own})
+        reading = Reading(self._client, topics, len(ends), self._statistics.redaction)
+        story = await reading.message(message_id, since_ms)
+        now = await self.open_message({"place": last_place(story["events"]) or story["id"]})
+        message = now["message"]
+        if message is not None and message["holder"]:
+            message = {**message, "consumer": consumer_of(message, await self._members_of(message["queue"]))}
+        return {**story, "complete": now["complete"], "now": message}
+
+    async def open_message(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """Return whether all open messages are known (``complete``) and the one at a ``place`` (``message``)."""
+        receipt = Receipt.of(query.get("place", ""))
+        source = Source(receipt.topic, receipt.partition)
+        local = open_message(self._statistics.worker.owners, source, receipt.offset, self._statistics.redaction)
+        if local is not None or query.get("scope") == "worker":
+            return {"complete": True, "message": local}
+        settled, answers = await self._statistics.of_others(self._app, "api/open", {"place": receipt.id})
+        messages = [answer["message"] for answer in answers if answer is not None and answer["message"] is not None]
+        if messages:
+            return {"complete": True, "message": messages[0]}
+        return {"complete": settled and None not in answers, "message": None}
+
+    async def letters(self, queue: str | None, limit: int, filters: Filters) -> list[dict[str, Any]]:
+        fits = _of_groups(queue, filters)
+        if fits is not None:
+            letters = await self._index.letters(fits, limit)
+        else:
+            await self._letters.start()
+            letters = [letter async for letter in self._letters.peek(queue, limit=limit, **filters)]
+        letters.sort(key=lambda letter: letter.dead_lettered_at)
+        return [letter_described(letter, self._statistics.redaction) for letter in letters]
+
+    async def kinds(self, queue: str | None, filters: Filters) -> list[Kind]:
+        """Return the errors of dead letters, counted."""
+        fits = _of_groups(queue, filters)
+        if fits is not None:
+            return await self._index.kinds(fits)
+        await self._letters.start()
+        return await self._letters.kinds(queue, **filters)
+
+    def dead_counts(self) -> tuple[Mapping[str, int] | None, float | None]:
+        """Return the number of dead letters of each queue, and when they were read; None if not yet."""
+        return self._index.counts(), self._index.read_at
+
+    async def schedules(self, query: Mapping[str, str]) -> dict[str, Any]:
+        return await self._statistics.schedules(self._app, query)
+
+    async def tasks(self, ours: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
+        """Return the tasks of all workers, with their ``worker``, and whether they are ``here``."""
+        own = [{**task, "worker": str(self._app.conf.canonical_url), "here": True} for task in ours]
+        if query.get("scope") == "worker":
+            return {"tasks": own}
+        settled, answers = await self._statistics.of_others(self._app, "api/tasks", {})
+        others = [{**task, "here": False} for answer in answers if answer is not None for task in answer["tasks"]]
+        tasks = sorted([*own, *others], key=lambda task: -task["began"])
+        return {"complete": settled and None not in answers, "tasks": tasks}
+
+    async def markers(self, statistics: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return markers_partitions(statistics["workers"], await self._groups.ends(self._client.names.markers))
+
+    async def groups(self) -> list[dict[str, Any]] | None:
+        """Return the groups of consumers with their members; None if not known."""
+        names = await self._groups.names()
+        if names is None:
+            return None
+        members = await self._groups.members(names)
+        return [{"group": name, "members": members.get(name)} for name in names]
+
+    def configuration(self) -> dict[str, Any]:
+        """Return the settings of this worker and of its clients, without secrets."""
+        client = self._client
+        return {
+            "worker": public(self._settings.model_dump(mode="json")),
+            "client": {
+                "bootstrap_servers": client.bootstrap_servers,
+                "prefix": client.names.prefix,
+                "security_protocol": client.security_protocol,
+                "connect_timeout": client.connect_timeout_ms / 1000,
+                "request_timeout": client.request_timeout_ms / 1000,
+                "session_timeout": client.session_timeout_ms / 1000,
+            },
+        }
+
+    def _group(self, queue: str) -> str:
+        return self._definitions().consumer_group(queue, self._client.names)
+
+    async def _members_of(self, queue: str) -> Sequence[Mapping[str, Any]]:
+        group = self._group(queue)
+        return (await self._groups.members([group])).get(group, [])
+
+
+def public(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without secrets."""
+    return {name: value for name, value in settings.items() if not any(word in name for word in _SECRET)}
+
+
+def _of_groups(queue: str | None, filters: Filters) -> Callable[[Group], bool] | None:
+    """Return a filter of groups of dead letters; None if the filters tell letters of one group apart."""
+    if filters.keys() - {"kind"}:
+        return None
+    kind = filters.get("kind")
+    return lambda group: queue in (None, group.queue) and kind in (None, group.reason)

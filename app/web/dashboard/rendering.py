@@ -1,0 +1,123 @@
+"""Renders pages from templates: everything is escaped, and pages contain no inline scripts or styles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+_HERE = Path(__file__).parent
+STATIC = _HERE / "static"
+#: Stands for unknown values.
+_UNKNOWN = "\N{EN DASH}"
+
+
+def environment() -> Environment:
+    templates = Environment(
+        loader=FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    templates.filters.update(
+        number=number,
+        rate=rate,
+        age=age,
+        short=short,
+        due=due,
+        moment=moment,
+        path=path,
+        query=urlencode,
+        setting=setting,
+    )
+    templates.globals["version"] = _version()
+    return templates
+
+
+def _version() -> str:
+    """Return a fingerprint of the static files, so that browsers may cache them."""
+    digest = sha256()
+    for path in sorted(STATIC.rglob("*.*")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def number(value: float | None) -> str:
+    return _UNKNOWN if value is None else f"{value:,.0f}"
+
+
+def rate(value: float | None) -> str:
+    if value is None:
+        return _UNKNOWN
+    return "0" if value < 0.05 else f"{value:,.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def short(seconds: float | None) -> str:
+    """Return a duration, in ms below a second."""
+    return f"{seconds * 1000:.0f} ms" if seconds is not None and seconds < 1 else age(seconds)
+
+
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+def age(seconds: float | None) -> str:
+    """Return a duration in its two largest units."""
+    if seconds is None:
+        return _UNKNOWN
+    if abs(seconds) < 10:
+        return f"{seconds:.1f} s"
+    left = round(abs(seconds))
+    parts: list[str] = []
+    for size, unit in _UNITS:
+        if left >= size and len(parts) < 2:
+            parts.append(f"{left // size} {unit}")
+            left %= size
+        elif parts:
+            break
+    return ("-" if seconds < 0 else "") + " ".join(parts)
+
+
+def due(seconds: float | None) -> str:
+    """Return the time until a message is due; "due now" if it is overdue."""
+    return "due now" if seconds is not None and seconds <= 0 else age(seconds)
+
+
+def moment(value: str | float | datetime | None) -> Markup | str:
+    """Return a moment, given in ISO 8601 or in seconds since 1970, in UTC."""
+    if value is None:
+        return _UNKNOWN
+    try:
+        if isinstance(value, str):
+            value = datetime.fromisoformat(value)
+        elif not isinstance(value, datetime):
+            value = datetime.fromtimestamp(value, UTC)
+    except (ValueError, OverflowError, OSError):
+        return str(value)
+    value = value.astimezone(UTC)
+    shown = value.strftime("%Y-%m-%d %H:%M:%S")
+    return Markup('<time datetime="{}">{}</time>').format(value.isoformat(timespec="milliseconds"), shown)
+
+
+def path(text: str) -> str:
+    """Return a name as one part of an address."""
+    return quote(text, safe="")
+
+
+def setting(value: Any) -> Markup:
+    if isinstance(value, Mapping):
+        text = ", ".join(f"{name} = {item}" for name, item in value.items()) or "none"
+    elif isinstance(value, list | tuple | set | frozenset):
+        text = ", ".join(map(str, value)) or "none"
+    elif isinstance(value, bool):
+        text = "yes" if value else "no"
+    else:
+        text = "none" if value is None else str(value)
+    return escape(text)

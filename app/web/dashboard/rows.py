@@ -1,0 +1,289 @@
+"""Rows, alarms and checks of the pages, from the metrics of all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agents.consumer_watch import has_no_consumer
+from agents.statistics import empty_metrics
+from app.readable import span
+from marq.core.storage.handling_times import quantile_ms
+
+PAGE_ROWS = 100
+
+#: Columns of the table of queues: key, heading, description.
+COLUMNS: Sequence[tuple[str, str, str]] = (
+    ("queue", "Queue", "the name of the queue"),
+    ("state", "State", "busy: in flight or being received; waiting: messages wait; no consumer: nothing reads them"),
+    ("waiting", "Waiting", "sent, and not received by any consumer yet"),
+    ("in_flight", "In flight", "leased to a consumer now"),
+    ("oldest_waiting_seconds", "Oldest waiting", "age of the oldest waiting message, since it was sent"),
+    ("delayed", "Delayed", "wait for their time, or to be redelivered"),
+    ("dead", "Dead", "dead letters in their topic; until it is read, by counters that do not know retention"),
+    ("oldest_seconds", "Oldest open", "age of the oldest open message, since it was first received"),
+    ("arrived_per_second", "Sent/s", "messages that arrived per second, redelivered ones included, if counted"),
+    ("in_per_second", "Delivered/s", "messages received by consumers per second, over the last 10 s"),
+    ("acked_per_second", "Ack/s", "messages acknowledged per second, over the last 10 s"),
+    ("redelivered_per_second", "Redelivered/s", "messages sent to the queue again per second, over the last 10 s"),
+    (
+        "p95_seconds",
+        "p95",
+        "95 % were handled within this time, from delivery to acknowledgement, over the last minute",
+    ),
+    ("consumers", "Consumers", "members of the consumer group that reads the queue"),
+)
+#: Sort keys; consumers are only looked up for the rows of a page.
+KEYS = tuple(key for key, _, _ in COLUMNS if key != "consumers")
+STATES = ("busy", "waiting", "idle", "no consumer", "paused", "breaker open")
+#: Queues that one alarm names.
+_NAMED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The rows of the table that an address asks for."""
+
+    sort: str = "queue"
+    descending: bool = False
+    text: str = ""
+    state: str = ""
+    page: int = 1
+
+    @classmethod
+    def read(cls, query: Mapping[str, str]) -> Shown:
+        """Parse an address; values that can't be read get their defaults."""
+        sort = query.get("sort", "queue")
+        page = query.get("page", "1")
+        return cls(
+            sort if sort in KEYS else "queue",
+            query.get("order") == "desc",
+            query.get("q", "").strip()[:200],
+            query.get("state", "") if query.get("state", "") in STATES else "",
+            max(1, int(page)) if page.isascii() and page.isdigit() and len(page) < 7 else 1,
+        )
+
+    def query(self, **changed: Any) -> dict[str, str]:
+        """Return the query of other rows, without defaults."""
+        query = {
+            "q": self.text,
+            "state": self.state,
+            "sort": self.sort,
+            "order": "desc" if self.descending else "",
+            "page": self.page,
+            **changed,
+        }
+        defaults = {"q": "", "state": "", "sort": "queue", "order": "", "page": 1}
+        return {name: str(value) for name, value in query.items() if value != defaults[name]}
+
+    def of(self, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the matching rows in order; those with an unknown value come last."""
+        wanted = self.text.casefold()
+        matching = [
+            row for row in rows
+            if wanted in row["queue"].casefold() and (not self.state or row["state"] == self.state)
+        ]  # fmt: skip
+        known = [row for row in matching if row[self.sort] is not None]
+        known.sort(key=lambda row: row["queue"])
+        known.sort(key=lambda row: row[self.sort], reverse=self.descending)
+        return known + [row for row in matching if row[self.sort] is None]
+
+
+def queue_rows(
+    metrics: Mapping[str, Any],
+    defined: Iterable[str],
+    documents: Mapping[str, Mapping[str, Any]],
+    dead: Mapping[str, int] | None = None,
+) -> list[dict[str, Any]]:
+    """Return one row for each queue that has metrics, a definition or dead letters.
+
+    ``dead``: the number of dead letters in their topic; None: use the trackers' counters.
+    """
+    queues, opened = metrics["queues"], open_breakers(metrics["workers"])
+    empty: Mapping[str, float] = empty_metrics()
+    if metrics["backlog"]["counted"]:
+        empty = {**empty, "waiting": 0, "arrived_per_second": 0.0}
+    handled = metrics.get("handled", {})
+    return [
+        _row(queue, queues.get(queue, empty), opened.get(queue, ""), documents.get(queue, {}), handled.get(queue, ()))
+        | ({} if dead is None else {"dead": dead.get(queue, 0)})
+        for queue in sorted({*queues, *defined, *(dead or ())})
+    ]
+
+
+def _row(
+    queue: str, row: Mapping[str, Any], breaker: str, document: Mapping[str, Any], handled: Sequence[int]
+) -> dict[str, Any]:
+    p95_ms = quantile_ms(handled, 0.95)
+    return {
+        "queue": queue,
+        "state": _state(row, breaker, paused=bool(document.get("paused"))),
+        # Only with a backlog counter.
+        "waiting": row.get("waiting"),
+        "oldest_waiting_seconds": row.get("oldest_waiting_seconds") or None,
+        "arrived_per_second": row.get("arrived_per_second"),
+        "in_flight": row["in_flight"],
+        "delayed": row["waiting_for_delivery"] + row["waiting_for_redelivery"],
+        # A redrive to another queue is counted only there.
+        "dead": max(0, row["dead"] - row["redriven"] - row["discarded"]),
+        "oldest_seconds": row["oldest_lease_seconds"] or None,
+        "in_per_second": row["acquired_per_second"],
+        "acked_per_second": row["acked_per_second"],
+        "redelivered_per_second": row["redelivered_per_second"],
+        "p95_seconds": None if p95_ms is None else p95_ms / 1000,
+        "consumers": None,
+    }
+
+
+def _state(row: Mapping[str, Any], breaker: str, *, paused: bool) -> str:
+    if paused:
+        return "paused"
+    if breaker:
+        return "breaker open"
+    if has_no_consumer(row):
+        return "no consumer"
+    if row["in_flight"] or row["acquired_per_second"] or row["acked_per_second"]:
+        return "busy"
+    return "waiting" if row.get("waiting") else "idle"
+
+
+def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    sums = {
+        name: sum(row[name] for row in rows)
+        for name in ("in_flight", "delayed", "dead", "in_per_second", "acked_per_second", "redelivered_per_second")
+    }
+    waiting = [row["waiting"] for row in rows if row["waiting"] is not None]
+    arrived = [row["arrived_per_second"] for row in rows if row["arrived_per_second"] is not None]
+    oldest, oldest_waiting = (
+        [row[name] for row in rows if row[name] is not None] for name in ("oldest_seconds", "oldest_waiting_seconds")
+    )
+    return {
+        **sums,
+        "queues": len(rows),
+        "waiting": sum(waiting) if waiting else None,
+        "arrived_per_second": sum(arrived) if arrived else None,
+        "oldest_seconds": max(oldest, default=None),
+        "oldest_waiting_seconds": max(oldest_waiting, default=None),
+    }
+
+
+def open_breakers(workers: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the queues whose circuit breaker is not closed, with its state."""
+    return {
+        queue: breaker["state"]
+        for worker in workers
+        for process in worker.get("handlers", ())
+        for queue, breaker in process.get("breakers", {}).items()
+        if breaker["state"] != "closed"
+    }
+
+
+def alarms(metrics: Mapping[str, Any]) -> list[str]:
+    texts = [
+        f"Markers partition {part['partition']} is stopped: {part['alarm']}"
+        for worker in metrics["workers"]
+        for part in worker["partitions"]
+        if part["alarm"]
+    ]
+    texts += [
+        f"The circuit breaker of {queue} is {state}: its handler keeps failing"
+        for queue, state in sorted(open_breakers(metrics["workers"]).items())
+    ]
+    texts += no_consumer_alarms(metrics["queues"])
+    missing = [worker["url"] for worker in metrics["workers"] if not worker["answered"]]
+    if not metrics["complete"]:
+        why = f"no answer from {', '.join(missing)}" if missing else "the workers can't be listed now"
+        texts.append(f"Metrics are not complete: {why}.")
+    return texts + backlog_alarms(metrics["backlog"])
+
+
+def without_consumer(queues: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the queues with waiting messages and no consumer, those with the oldest message first."""
+    queue_names = [queue for queue, row in queues.items() if has_no_consumer(row)]
+    return sorted(queue_names, key=lambda queue: (-queues[queue]["oldest_waiting_seconds"], queue))
+
+
+def no_consumer_alarms(queues: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return one alarm for each queue without a consumer, and one that counts the queues beyond the named ones."""
+    queue_names = without_consumer(queues)
+    alarms = [
+        f"Queue {queue} has no consumer: {_messages(queues[queue]['waiting'])},"
+        f" the oldest for {span(queues[queue]['oldest_waiting_seconds'])}."
+        for queue in queue_names[:_NAMED]
+    ]
+    more = len(queue_names) - _NAMED
+    return [*alarms, f"{more:,} more queues with waiting messages have no consumer."] if more > 0 else alarms
+
+
+def _messages(count: int) -> str:
+    return "1 message waits" if count == 1 else f"{count:,} messages wait"
+
+
+def backlog_alarms(backlog: Mapping[str, Any]) -> list[str]:
+    """Return why more messages may wait than are shown."""
+    texts = []
+    if backlog["others"]:
+        texts.append(f"{backlog['others']:,} more messages wait in unknown queues: wrong keys?")
+    if not backlog["counted"] or backlog["complete"]:
+        return texts
+    texts += [f"The backlog is not complete: {trouble}." for trouble in backlog["trouble"]]
+    if backlog["switched_off"]:
+        texts.append(
+            f"The backlog is not complete: {backlog['switched_off']} workers do not count (MARQ_COUNT_WAITING)."
+        )
+    if backlog["uncounted"]:
+        texts.append(f"The backlog is still being counted: {backlog['uncounted']:,} records are left to read.")
+    return texts
+
+
+def least(backlog: Mapping[str, Any]) -> str:
+    """Return the prefix of counts of waiting messages."""
+    return "" if backlog["complete"] else "\N{GREATER-THAN OR EQUAL TO} "
+
+
+def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the checks of the health page: ``ok``, ``what``, ``found``, and ``advice``."""
+    parts = [part for worker in metrics["workers"] for part in worker["partitions"]]
+    owners = sum(part["state"] == "owner" for part in parts)
+    jumps = [part for part in parts if part["clock_jump_ms"]]
+    quarantined = sum(part["quarantined"] for part in parts)
+    late = max((part["lateness_p99_ms"] or 0 for part in parts), default=0)
+    behind = max((part["lag"] or 0 for part in markers), default=0)
+    stopped = [part["partition"] for part in parts if part["alarm"]]
+    unowned = [part["partition"] for part in markers if part["owner"] is None]
+    opened = open_breakers(metrics["workers"])
+    answered = sum(worker["answered"] for worker in metrics["workers"])
+    unread = without_consumer(metrics["queues"])
+    rows = (
+        (metrics["complete"], "workers answer", f"{answered} of {len(metrics['workers'])}",
+         "For the others, run faust -A app check"),
+        (bool(parts), "a tracker runs", f"{owners} of {len(parts)} partitions have an owner that works",
+         "Start a worker: faust -A app worker -l info"),
+        (not unowned, "each markers partition has an owner", _listed(unowned) or "all",
+         "A rebalance may be running; if this persists: faust -A app check"),
+        (not stopped, "no partition is stopped", _listed(stopped) or "none does",
+         "See the alarm on the overview for the reason and the command to run"),
+        (behind < 100_000, "trackers keep up", f"at most {behind:,} marker records behind",
+         "Start more workers; messages may come back late meanwhile"),
+        (late < 5_000, "leases and delays end on time", f"99 % within {late:,} ms",
+         "Check the CPU load of the workers"),
+        (not jumps, "the broker's clock is steady", _listed([part["partition"] for part in jumps]) or "it is",
+         "Set the brokers' clocks by NTP"),
+        (not quarantined, "all markers can be read", f"{quarantined:,} were quarantined",
+         "Look at the quarantine topic: which client writes invalid markers?"),
+        (not opened, "no circuit breaker is open", ", ".join(sorted(opened)) or "none is",
+         "Repair what the handlers of these queues call"),
+        (not unread, "queues with waiting messages have consumers", _without(unread) or "all have",
+         "Start the consumers or handlers of these queues, or purge them"),
+    )  # fmt: skip
+    return [{"ok": bool(ok), "what": what, "found": found, "advice": advice} for ok, what, found, advice in rows]
+
+
+def _without(queues: Sequence[str]) -> str:
+    more = f" and {len(queues) - _NAMED:,} more" if len(queues) > _NAMED else ""
+    return f"{', '.join(queues[:_NAMED])}{more} {'has' if len(queues) == 1 else 'have'} none" if queues else ""
+
+
+def _listed(partitions: Sequence[int]) -> str:
+    return f"partitions {', '.join(map(str, partitions))}" if partitions else ""

@@ -1,0 +1,1 @@
+"""Purge and replay: administration of the messages of a queue."""

@@ -1,0 +1,382 @@
+"""Purge: ends the waiting messages of a queue with markers, so that the log records each message.
+
+1. **Pause** the queue, and wait until all clients know: then nothing moves between the topic and the trackers.
+2. **Publish** the end offsets of the purge (:mod:`marq.settings.purges`): consumers skip earlier records from here on.
+   Crash: they still do, and the next purge completes step 3.
+3. **Acquire** unread records with a due time in the far future, and cancel them. Crash in between: they would be
+   delivered then, unless the next purge cancels them before.
+4. **Cancel** messages that trackers hold: those due or waiting for a redelivery, and on request delayed ones. The
+   trackers' facts (CANCELLED) tell for each whether the request came in time.
+5. **Resume** the queue, unless it was paused before.
+
+Only one purge of a queue runs: a later one takes over by publishing its own record of step 2, and the earlier one ends
+when it sees that record. Otherwise it would resume the queue during the later one, and messages that both acquire might
+be delivered. A purge also ends if the queue is resumed meanwhile.
+
+Messages in flight are not affected: they end with an ack, or come back after a release.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+from marq.backend.cluster import cluster_of
+from marq.client.backends import require_kafka
+from marq.client.receipt import Receipt
+from marq.consumer.acquisition import acquisitions
+from marq.consumer.receiver_settings import ReceiverSettings
+from marq.core.storage.rows import WAITING, State
+from marq.dead_letters.dead_letters import DeadLetters
+from marq.dead_letters.filters import Snapshot
+from marq.kafka.inspector import Inspector
+from marq.kafka.log_reader import LogReader
+from marq.kafka.records import Records
+from marq.kafka.topics import Topics, ensure_topics
+from marq.kafka.writer import MarkerRecord
+from marq.producer.producer import Producer
+from marq.queues.queues import Queues
+from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions, purge_key
+from marq.settings.purges import Purge, read_offsets, written_offsets
+from marq.wire.errors import ConfigError, MarqError
+from marq.wire.markers import Source
+from marq.wire.names import check_queue_name, is_scheduled, is_synthetic
+
+#: How long until all consumers and trackers know of a pause.
+PAUSE_KNOWN_S = 2.5
+#: When an acquired message is delivered if it is not cancelled.
+FAR_MS = 3_600_000
+#: How far senders' clocks may be ahead of this machine's.
+SKEW_MS = 600_000
+#: How many messages are cancelled at a time.
+AT_ONCE = 2_000
+_STOP_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """How many messages a purge has ended, by their former state.
+
+    ``too_late`` counts messages that were delivered meanwhile; ``paused`` tells whether the queue was paused before,
+    and so still is.
+    """
+
+    waiting: int = 0
+    redelivery: int = 0
+    delayed: int = 0
+    dead: int = 0
+    too_late: int = 0
+    paused: bool = False
+
+    @property
+    def total(self) -> int:
+        return self.waiting + self.redelivery + self.delayed + self.dead
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What existed when the user was asked to confirm a purge: a purge with an extent ends no later messages.
+
+    ``ends`` are the end offsets of the partitions with the queue's records. ``clocks`` are the log's clocks of the
+    markers partitions: a delayed message has no record, and existed if its lease began by then. ``letters`` are the
+    dead letters at that moment, if the question included them.
+    """
+
+    ends: Mapping[Source, int]
+    clocks: Mapping[int, int]
+    letters: Snapshot | None = None
+
+    def __str__(self) -> str:
+        return json.dumps({"ends": written_offsets(self.ends), "clocks": self.clocks}, separators=(",", ":"))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse the result of ``str()``, which has no dead letters; raise ConfigError if the text is not an extent."""
+        try:
+            document = json.loads(text)
+            clocks = {int(partition): int(clock_ms) for partition, clock_ms in document["clocks"].items()}
+            return cls(read_offsets(document, "ends"), clocks)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ConfigError(
+                f"extent={text[:40]}: not the extent of a purge; get a new one and pass it unchanged"
+            ) from error
+
+    def has(self, markers_partition: int, source: Source, number: int, since_ms: int) -> bool:
+        """Whether a message existed."""
+        if source in self.ends:
+            return number < self.ends[source]
+        return since_ms <= self.clocks.get(markers_partition, -1)
+
+
+Progress = Callable[[int, int], None]
+
+
+async def meant(
+    settings: ClientSettings, queue: str, *, delayed: bool = False, dead: bool = False
+) -> tuple[Purged, Extent]:
+    """Return what a purge would end now, and its extent; nothing changes. Raises as :func:`purge`."""
+    _check(settings, queue)
+    await ensure_topics(settings, changelog=True)
+    async with Queues.of(settings) as queues:
+        inspector = Inspector(settings, queues.definitions)
+        waiting = await inspector.waiting([queue])
+        held, clocks = await _held(inspector, queue, delayed=delayed)
+    letters, snapshot = 0, None
+    if dead:
+        async with DeadLetters.of(settings) as known:
+            snapshot = await known.snapshot()
+            letters = sum([each.letters for each in await known.count(queue, as_of=snapshot)])
+    kinds = [kind for _, kind in held]
+    purged = Purged(
+        waiting.counts[queue] + kinds.count("waiting"), kinds.count("redelivery"), kinds.count("delayed"), letters
+    )
+    # If the count ended early, the question says "at least", and the purge ends all messages that waited then.
+    ends = waiting.ends if waiting.complete else await _ends(settings, inspector, queue)
+    return purged, Extent(ends, clocks, snapshot)
+
+
+async def extent_now(
+    settings: ClientSettings, definitions: Definitions, queue: str, clocks: Mapping[int, int]
+) -> Extent:
+    """Return the extent of a purge without counting, given the clocks of the trackers; raises as :func:`purge`."""
+    _check(settings, queue)
+    return Extent(await _ends(settings, Inspector(settings, definitions), queue), clocks)
+
+
+async def _ends(settings: ClientSettings, inspector: Inspector, queue: str) -> dict[Source, int]:
+    async with LogReader(settings, committed=False) as view:
+        spans = await existing_ranges(view, (await inspector.places([queue]))[queue])
+    return {source: span.stop for source, span in spans.items()}
+
+
+async def existing_ranges(view: LogReader, sources: Iterable[Source]) -> dict[Source, range]:
+    """Return the existing offsets of source partitions; those that do not exist are left out."""
+    wanted = set(sources)
+    return {
+        source: span
+        for topic in sorted({source.topic for source in wanted})
+        for source, span in (await view.ranges(topic)).items()
+        if source in wanted
+    }
+
+
+async def purge(
+    settings: ClientSettings,
+    queue: str,
+    *,
+    delayed: bool = False,
+    dead: bool = False,
+    extent: Extent | None = None,
+    progress: Progress | None = None,
+) -> Purged:
+    """End the waiting messages of a queue; ``delayed`` includes delayed messages, ``dead`` its dead letters.
+
+    With an ``extent`` from :func:`meant` or :func:`extent_now`, later messages stay. The queue is paused meanwhile, and
+    stays paused if the call is interrupted: purge it again, or resume it. ``progress`` is called with the number of
+    ended messages and the total.
+
+    Raises:
+        MarqError: another purge of the queue took over, or the queue was resumed, before this one was done.
+        ConfigError: the name is wrong, or a permission is missing.
+        BrokerUnavailable: unknown how far it came, for example because no worker runs: purge it again.
+    """
+    _check(settings, queue)
+    topics = await ensure_topics(settings, changelog=True)
+    async with Queues.of(settings) as queues, Producer.of(settings) as producer:
+        paused_before = queues[queue].paused
+        await queues.pause(queue)
+        await asyncio.sleep(PAUSE_KNOWN_S)
+        purging = _Purging(settings, topics, queues, producer, queue, extent, progress)
+        purged = replace(await purging.run(delayed=delayed), paused=paused_before)
+        if not paused_before:
+            await purging.resume()
+    if dead:
+        async with DeadLetters.of(settings) as letters:
+            as_of = None if extent is None else extent.letters
+            purged = replace(purged, dead=(await letters.delete(queue, as_of=as_of)).deleted)
+    return purged
+
+
+class _Purging:
+    def __init__(
+        self,
+        settings: ClientSettings,
+        topics: Topics,
+        queues: Queues,
+        producer: Producer,
+        queue: str,
+        extent: Extent | None,
+        progress: Progress | None,
+    ) -> None:
+        self._settings = settings
+        self._topics = topics
+        self._queues = queues
+        self._producer = producer
+        self._queue = queue
+        self._extent = extent
+        self._progress = progress
+        self._inspector = Inspector(settings, queues.definitions)
+        #: The record that this purge published last.
+        self._published: Purge | None = queues.definitions.purge(queue)
+        self._done = self._of = 0
+
+    async def run(self, *, delayed: bool) -> Purged:
+        await self._check_paused()
+        purge = await self._begin()
+        waiting, too_late = 0, 0
+        async for receipts in self._acquire(purge):
+            outcomes = await self._cancel(receipts)
+            waiting += outcomes.count(True)
+            too_late += outcomes.count(False)
+        await self._check_paused()
+        await self._publish(purge.done())
+        held, _ = await _held(self._inspector, self._queue, delayed=delayed, extent=self._extent)
+        self._of = self._done + len(held)
+        ended: dict[str, int] = dict.fromkeys(("waiting", "redelivery", "delayed"), 0)
+        for first in range(0, len(held), AT_ONCE):
+            piece = held[first : first + AT_ONCE]
+            await self._check_paused()
+            outcomes = await self._cancel([receipt for receipt, _ in piece])
+            for (_, kind), in_time in zip(piece, outcomes, strict=True):
+                ended[kind] += in_time
+                too_late += not in_time
+        return Purged(waiting + ended["waiting"], ended["redelivery"], ended["delayed"], 0, too_late)
+
+    async def resume(self) -> None:
+        """Resume the queue; raise MarqError if another purge has taken over."""
+        await self._check_alone()
+        await self._queues.resume(self._queue)
+
+    async def _check_alone(self) -> None:
+        await self._queues.sync(self._settings.request_timeout_ms / 1000)
+        if self._queues.definitions.purge(self._queue) != self._published:
+            raise MarqError(
+                f"queue {self._queue!r}: another purge has taken over, so this one has ended; the other one"
+                " completes it and decides whether the queue stays paused"
+            )
+
+    async def _check_paused(self) -> None:
+        await self._check_alone()
+        if not self._queues[self._queue].paused:
+            raise MarqError(
+                f"queue {self._queue!r}: it was resumed during the purge, so the purge has ended early: purge it again"
+                " to complete it"
+            )
+
+    async def _publish(self, purge: Purge) -> None:
+        self._published = purge
+        await self._queues.publish({purge_key(self._queue): purge.document()})
+
+    async def _begin(self) -> Purge:
+        places = (await self._inspector.places([self._queue]))[self._queue]
+        async with LogReader(self._settings, committed=False) as view:
+            spans = await existing_ranges(view, places)
+        until_ms = int(time.time() * 1000) + SKEW_MS
+        starts = {source: max(places[source], span.start) for source, span in spans.items()}
+        ends = {source: span.stop for source, span in spans.items()}
+        if self._extent is not None:
+            # A partition that is not in the extent was added later, and so were all its records.
+            known = self._extent.ends
+            ends = {source: min(end, known.get(source, starts[source])) for source, end in ends.items()}
+        purge = Purge(until_ms, ends, starts).after(self._queues.definitions.purge(self._queue))
+        await self._publish(purge)
+        return purge
+
+    async def _acquire(self, purge: Purge) -> AsyncIterator[list[Receipt]]:
+        """Write ACQUIREs for unread records, and return the receipts of each write."""
+        cluster, holder = cluster_of(self._settings), secrets.randbits(63) | 1
+        writer = cluster.writer(self._topics)
+        await writer.start()
+        try:
+            async with LogReader(self._settings, committed=False) as view:
+                spans = await self._spans(view, purge)
+                async for fetched in view.read(spans):
+                    for source, read in fetched.items():
+                        own = read.at(self._own(source, read, purge))
+                        for first in range(0, len(own), AT_ONCE):
+                            piece = own[first : first + AT_ONCE]
+                            await self._check_paused()
+                            records = list(self._markers(source, piece, holder))
+                            await writer.write(records, self._settings.request_timeout_ms / 1000)
+                            self._of += len(piece)
+                            yield [Receipt(self._queue, *source, offset) for offset in piece.offsets]
+        finally:
+            await writer.stop(_STOP_S)
+
+    async def _spans(self, view: LogReader, purge: Purge) -> dict[Source, range]:
+        existing = await existing_ranges(view, purge.starts)
+        starts = {source: purge.starts[source] for source in existing}
+        return {
+            source: range(max(starts[source], span.start), max(starts[source], min(purge.ends[source], span.stop)))
+            for source, span in existing.items()
+        }
+
+    def _own(self, source: Source, read: Records, purge: Purge) -> list[int]:
+        key = self._queue.encode() if source.topic == self._settings.names.messages else None
+        return [
+            index
+            for index, (offset, each, sent_ms) in enumerate(zip(read.offsets, read.keys, read.timestamps, strict=True))
+            if (key is None or each == key) and not purge.left(source, offset, sent_ms)
+        ]
+
+    def _markers(self, source: Source, own: Records, holder: int) -> Iterator[MarkerRecord]:
+        lease_ms = self._queues.definitions(self._queue).lease_ms
+        settings = ReceiverSettings(
+            lease_ms=lease_ms,
+            max_in_flight=AT_ONCE,
+            max_lease_ms=lease_ms,
+            markers_partitions=self._topics.markers_partitions,
+            limit_bytes=self._topics.markers_limit_bytes,
+        )
+        own_topic = source.topic != self._settings.names.messages
+        due_ms = int(time.time() * 1000) + FAR_MS
+        for each in acquisitions((self._queue, source), holder, own, own.offsets[0], settings, own_topic=own_topic):
+            yield from replace(each, dues_ms=[due_ms] * len(each.offsets)).records()
+
+    async def _cancel(self, receipts: Sequence[Receipt]) -> list[bool]:
+        outcomes = await self._producer.cancel(receipts) if receipts else []
+        self._done += len(receipts)
+        if self._progress is not None:
+            self._progress(self._done, self._of)
+        return outcomes
+
+
+async def _held(
+    inspector: Inspector, queue: str, *, delayed: bool, extent: Extent | None = None
+) -> tuple[list[tuple[Receipt, str]], dict[int, int]]:
+    """Return the open messages of a queue that no consumer holds, each with its kind, and the trackers' clocks."""
+    held, clocks = [], {}
+    for partition, each in (await inspector.owned()).items():
+        book = each.tracker.book
+        clocks[partition] = book.clock.now_ms
+        for source, leases in book.leases_by_source():
+            if is_scheduled(source.topic):
+                # The schedule continues; its next time is not a message yet.
+                continue
+            for number, lease in leases:
+                if lease.queue != queue or lease.state not in WAITING:
+                    continue
+                if extent is not None and not extent.has(partition, source, number, lease.since_ms):
+                    continue
+                kind = _kind(lease.state, source, early=lease.due_ms > book.clock.now_ms)
+                if delayed or kind != "delayed":
+                    held.append((Receipt(queue, *source, number), kind))
+    return held, clocks
+
+
+def _kind(state: State, source: Source, *, early: bool) -> str:
+    if state is State.RELEASED:
+        return "redelivery"
+    # Messages left with a tracker while the queue was paused have been due since they were sent.
+    return "delayed" if early or is_synthetic(source.topic) else "waiting"
+
+
+def _check(settings: ClientSettings, queue: str) -> None:
+    check_queue_name(queue)
+    require_kafka(settings, "purge", "receive and acknowledge the messages instead")

@@ -1,0 +1,260 @@
+"""Replay: delivers finished messages of a queue again, from a time or an offset on.
+
+Committed offsets and open messages stay as they are. Each finished message is sent again as a DELAY marker that is due
+at once, with its sender's headers and a new identity. The header ``marq-replayed-from`` names the original record.
+
+The replay covers the queue's records from the start up to where its group had read when the replay began, except
+
+* open messages, which are in flight, delayed, or wait for a redelivery: they will be delivered anyway.
+* redelivered messages, except their last record; and all their records if one of them waits or is open.
+
+Records that the group had read were acquired before their offset was committed, so the markers read afterwards tell
+which are open. A message that ends in between is delivered again, because it is finished.
+
+**Once.** Identities are the records' sources and offsets under a name derived from the replay's id, and a tracker
+accepts each range of them once. So an interrupted replay may be repeated with its id without duplicates; it skips the
+messages that it has delivered itself.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+from marq.admin.purge import existing_ranges
+from marq.backend.cluster import Writer, cluster_of
+from marq.client.backends import require_kafka
+from marq.kafka.inspector import Inspector
+from marq.kafka.log_reader import LogReader
+from marq.kafka.records import Row
+from marq.kafka.topics import Topics, ensure_topics
+from marq.kafka.writer import FRAME_BYTES, MarkerRecord
+from marq.queues.queues import Queues
+from marq.settings.client import ClientSettings
+from marq.wire.errors import ConfigError
+from marq.wire.marker_codec import encode
+from marq.wire.markers import Delay, Payload, Source, payload_bytes, spans
+from marq.wire.names import (
+    ATTEMPT_HEADER,
+    ID_HEADER,
+    REPLAYED_HEADER,
+    RESERVED_HEADER,
+    check_queue_name,
+    markers_partition,
+    synthetic_topic,
+)
+from marq.wire.record_headers import origin, record_id
+
+#: Maximum number of messages of one marker.
+MAX_MESSAGES = 500
+#: Bytes of a marker besides its messages.
+_HEAD_BYTES = 600
+_STOP_S = 2.0
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where to begin: at a time in ms since the epoch, or at an offset of a single partition."""
+
+    time_ms: int | None = None
+    place: tuple[Source, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """The messages of a replay: ``again`` are delivered again, ``open`` are left out because they are not finished.
+
+    ``copies`` are earlier records of messages that are delivered again.
+    """
+
+    id: str
+    again: int = 0
+    open: int = 0
+    copies: int = 0
+
+
+def new_id() -> str:
+    """Return an id for a replay."""
+    return secrets.token_hex(8)
+
+
+async def replay(
+    settings: ClientSettings,
+    queue: str,
+    start: Start,
+    *,
+    identity: str,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> Rewound:
+    """Deliver finished messages of a queue again; ``identity`` is that of the replay to continue, or a new one.
+
+    All messages are durable on return. ``progress`` is called with the number of messages written and the total.
+
+    Raises:
+        ConfigError: a name is wrong, the queue has no such partition, or a permission is missing.
+        BrokerUnavailable: unknown how far it came: call it again with the same identity.
+    """
+    check_queue_name(queue)
+    require_kafka(settings, "replay", "send the messages again instead")
+    topics = await ensure_topics(settings, changelog=True)
+    async with Queues.of(settings) as queues:
+        inspector = Inspector(settings, queues.definitions)
+        replaying = _Replaying(settings, topics, inspector, queue, identity)
+        await replaying.look(start)
+        if not dry_run:
+            await replaying.write(progress)
+    return replaying.totals
+
+
+class _Replaying:
+    def __init__(
+        self, settings: ClientSettings, topics: Topics, inspector: Inspector, queue: str, identity: str
+    ) -> None:
+        self._settings = settings
+        self._topics = topics
+        self._inspector = inspector
+        self._queue = queue
+        self._key = queue.encode()
+        #: Prefixes of the ids of this replay's messages.
+        self._prefixes: tuple[bytes, ...] = ()
+        #: The end of the ranges requested so far.
+        self._asked_to: dict[Source, int] = {}
+        self.totals = Rewound(identity)
+        self._spans: dict[Source, range] = {}
+        #: Offsets of open messages.
+        self._open: dict[Source, set[int]] = {}
+        #: Ids of messages of which a record is open or waits, and the last record of each redelivered message.
+        self._alive: set[str] = set()
+        self._last: dict[str, tuple[int, Source, int]] = {}
+
+    async def look(self, start: Start) -> None:
+        """Find out which messages to deliver again."""
+        # The group's position first, then the open messages: by then the markers cover all that the group had read.
+        places = (await self._inspector.places([self._queue]))[self._queue]
+        for each in (await self._inspector.owned()).values():
+            for source, leases in each.tracker.book.leases_by_source():
+                self._open.setdefault(source, set()).update(
+                    number for number, lease in leases if lease.queue == self._queue
+                )
+        async with LogReader(self._settings, committed=False) as view:
+            ranges = await existing_ranges(view, places)
+            topics = {source.topic for source in ranges}
+            self._prefixes = tuple(f"{self._synthetic(topic)}/".encode() for topic in topics)
+            starts = await self._starts(view, start, ranges)
+            self._spans = {source: range(starts[source], max(starts[source], places[source])) for source in starts}
+            # Waiting redeliveries come after the group's position, so read to the end.
+            async for fetched in view.read({source: range(starts[source], ranges[source].stop) for source in starts}):
+                for source, read in fetched.items():
+                    for row in read:
+                        self._note(source, row)
+        again = skipped = copies = 0
+        async for _, _, fate in self._fates():
+            again += fate == "again"
+            skipped += fate == "open"
+            copies += fate == "copy"
+        self.totals = replace(self.totals, again=again, open=skipped, copies=copies)
+
+    async def _starts(self, view: LogReader, start: Start, ranges: Mapping[Source, range]) -> dict[Source, int]:
+        if start.place is not None:
+            source, offset = start.place
+            if source not in ranges:
+                raise ConfigError(
+                    f"queue {self._queue!r} is not read in {source.topic}/{source.partition}: expected one of"
+                    f" {', '.join(f'{each.topic}/{each.partition}' for each in sorted(ranges))}"
+                )
+            return {source: min(max(offset, ranges[source].start), ranges[source].stop)}
+        offsets = await view.offsets_at(ranges, start.time_ms or 0)
+        ends = {source: span.stop for source, span in ranges.items()}
+        return ends | {source: offset for source, offset in offsets.items() if offset is not None}
+
+    def _is_own(self, source: Source, row: Row) -> bool:
+        if source.topic == self._settings.names.messages and row.key != self._key:
+            return False
+        # Skip messages that this replay delivered before it was interrupted.
+        identity = next((value for name, value in row.headers if name == ID_HEADER and value is not None), b"")
+        return not identity.startswith(self._prefixes)
+
+    def _note(self, source: Source, row: Row) -> None:
+        if not self._is_own(source, row):
+            return
+        read = row.offset < self._spans[source].stop
+        is_copy = any(name == ATTEMPT_HEADER for name, _ in row.headers)
+        identity = origin(source, row.offset, row.timestamp, row.headers).id if is_copy else ""
+        if not read or row.offset in self._open.get(source, ()):
+            if is_copy:
+                self._alive.add(identity)
+            return
+        if is_copy:
+            here = (row.timestamp, source, row.offset)
+            self._last[identity] = max(here, self._last.get(identity, here))
+
+    async def _fates(self) -> AsyncIterator[tuple[Source, Row, str]]:
+        """Return each record of the queue with its fate: again, open, or copy."""
+        async with LogReader(self._settings, committed=False) as view:
+            async for fetched in view.read(self._spans):
+                for source, read in fetched.items():
+                    for row in read:
+                        if self._is_own(source, row):
+                            yield source, row, self._fate(source, row)
+
+    def _fate(self, source: Source, row: Row) -> str:
+        identity = origin(source, row.offset, row.timestamp, row.headers).id
+        if row.offset in self._open.get(source, ()) or identity in self._alive:
+            return "open"
+        last = self._last.get(identity)
+        return "again" if last is None or last[1:] == (source, row.offset) else "copy"
+
+    async def write(self, progress: Progress | None) -> None:
+        """Write a DELAY for each message that is delivered again."""
+        writer = cluster_of(self._settings).writer(self._topics)
+        await writer.start()
+        written, batch = 0, list[tuple[Source, Row]]()
+        try:
+            async for source, row, fate in self._fates():
+                if fate != "again":
+                    continue
+                if batch and (batch[0][0] != source or len(batch) == MAX_MESSAGES):
+                    written += await self._send(writer, batch)
+                    batch = []
+                    if progress is not None:
+                        progress(written, self.totals.again)
+                batch.append((source, row))
+            if batch:
+                written += await self._send(writer, batch)
+        finally:
+            await writer.stop(_STOP_S)
+
+    async def _send(self, writer: Writer, batch: Sequence[tuple[Source, Row]]) -> int:
+        records = list(self._markers(batch[0][0], [row for _, row in batch]))
+        await writer.write(records, self._settings.request_timeout_ms / 1000)
+        return len(batch)
+
+    def _markers(self, source: Source, rows: Sequence[Row]) -> Iterator[MarkerRecord]:
+        target = Source(self._synthetic(source.topic), source.partition)
+        payloads = [self._payload(source, row) for row in rows]
+        room = self._topics.markers_limit_bytes - FRAME_BYTES - _HEAD_BYTES
+        where = markers_partition(*target, self._topics.markers_partitions)
+        for piece in spans(map(payload_bytes, payloads), room):
+            some = payloads[piece]
+            numbers = [row.offset for row in rows[piece]]
+            # The range begins where the previous one ended, so that a second write counts once.
+            begin = self._asked_to.get(source, self._spans[source].start)
+            self._asked_to[source] = numbers[-1] + 1
+            delay = Delay(self._queue, 1, target, numbers, [0] * len(numbers), True, begin, some)
+            yield MarkerRecord(where, encode(delay))
+
+    def _synthetic(self, topic: str) -> str:
+        """Return the name under which offsets of a topic identify this replay's messages."""
+        digest = sha256(f"replay/{self.totals.id}/{topic}/{self._queue}".encode()).digest()
+        return synthetic_topic(int.from_bytes(digest[:16]))
+
+    def _payload(self, source: Source, row: Row) -> Payload:
+        kept = [each for each in row.headers if not each[0].startswith(RESERVED_HEADER)]
+        came_from = (REPLAYED_HEADER, record_id(source, row.offset).encode())
+        return Payload(int(time.time() * 1000), 1, row.key, [*kept, came_from], row.value)

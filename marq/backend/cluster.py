@@ -1,0 +1,201 @@
+"""The interface between the clients and a broker: Kafka through aiokafka, or the in-memory broker.
+
+Addresses of the in-memory broker (:mod:`marq.testing`) begin with ``memory://``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from typing import Any, Protocol, TypeVar
+
+from aiokafka import AIOKafkaProducer
+
+from marq.client.backends import backend_of
+from marq.kafka.acquire_strategies import MARKED, AcquireStrategy, MarkerFirst, Transactional
+from marq.kafka.connection import abandon_producer, client_options, started, stop_producer
+from marq.kafka.log_reader import KafkaMarkersReader, MarkersReader
+from marq.kafka.reader import GroupMember, GroupReader, Reader
+from marq.kafka.serving import Serving
+from marq.kafka.topics import Topics, ensure_topics, own_topics
+from marq.kafka.transactions import MarkerTransactions
+from marq.kafka.writer import KafkaMarkerWriter, MarkerWriter
+from marq.queues.known_queues import known_queues
+from marq.queues.queues import Queues
+from marq.queues.tracker_watch import tracker_runs
+from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions
+
+#: Maximum size of a batch: large enough for few requests, small enough to be built quickly.
+MAX_BATCH_BYTES = 512 * 1024
+
+T = TypeVar("T")
+
+
+class DefinitionsView(Protocol):
+    """The current definitions of queues; see :class:`marq.queues.queues.Queues`."""
+
+    @property
+    def definitions(self) -> Definitions: ...
+
+    @property
+    def synced_s(self) -> float:
+        """When all earlier definitions were known, in seconds of the monotonic clock."""
+
+    async def sync(self, limit_s: float) -> None: ...
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+    def listen(self, callback: Callable[[], None]) -> Callable[[], None]: ...
+
+
+class Connection(Protocol):
+    async def start(self) -> None: ...
+    async def stop(self, limit_s: float) -> None: ...
+
+
+class Writer(MarkerWriter, Connection, Protocol):
+    """A writer of markers with its own connection."""
+
+
+class Sender(Protocol):
+    """The part of AIOKafkaProducer that the producer uses."""
+
+    def create_batch(self) -> Any: ...
+
+    async def send_batch(self, batch: Any, topic: str, *, partition: int) -> asyncio.Future[Any]:
+        """Accept a batch; the future's result has the ``offset`` of its first record."""
+
+
+class Cluster(Protocol):
+    """The brokers and their clock. Calls that connect raise BrokerUnavailable if no broker answers in time."""
+
+    def now_s(self) -> float:
+        """Return the seconds of a monotonic clock."""
+
+    def wall_s(self) -> float:
+        """Return the seconds since 1970."""
+
+    async def sleep(self, seconds: float) -> None: ...
+
+    async def within(self, seconds: float | None, waiting: Awaitable[T]) -> T:
+        """Wait up to ``seconds`` (None: without a limit); raise TimeoutError after that."""
+
+    async def topics(self) -> Topics:
+        """Create and check the topics; raises as :func:`marq.kafka.topics.ensure_topics`."""
+
+    async def own_topics(self, names: Iterable[str], topics: Topics) -> dict[str, int]:
+        """Check queues' own topics and return their partition counts, as :func:`marq.kafka.topics.own_topics`."""
+
+    def queues(self) -> DefinitionsView: ...
+    def writer(self, topics: Topics) -> Writer: ...
+
+    async def markers_reader(self, partitions: Collection[int]) -> MarkersReader:
+        """Return a reader of markers that are written to some partitions from now on."""
+
+    def member(self, group: str, serving: Serving, instance_id: str | None, *, committed: bool = False) -> GroupMember:
+        """Return a group member; with ``committed`` it skips records of aborted transactions."""
+
+    def acquire_strategy(
+        self, how: str, topics: Topics, reader: Reader, group: str, instance_id: str | None
+    ) -> tuple[AcquireStrategy, Connection]:
+        """Return the strategy ``how`` (see :data:`marq.kafka.acquire_strategies.STARTS`) and its connection."""
+
+    async def sender(self, topics: Topics) -> Sender:
+        """Connect a producer."""
+
+    async def close(self, sender: Sender, limit_s: float) -> None:
+        """Close a sender when its batches are sent, or after the limit."""
+
+    async def tracker_runs(self) -> bool | None:
+        """Whether a tracker runs; None if unknown."""
+
+    async def known_queues(self, wanted: str) -> set[str]:
+        """Return the names of known queues; the search may end when ``wanted`` is among them.
+
+        A queue is known if it has a definition, a consumer group, or messages that are waiting or open. Dead letters
+        do not count.
+        """
+
+
+class KafkaCluster:
+    """Kafka, through aiokafka."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._settings = settings
+
+    # A hot path: called twice for each message.
+    now_s = staticmethod(time.monotonic)
+
+    def wall_s(self) -> float:
+        return time.time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def within(self, seconds: float | None, waiting: Awaitable[T]) -> T:
+        async with asyncio.timeout(seconds):
+            return await waiting
+
+    async def topics(self) -> Topics:
+        return await ensure_topics(self._settings)
+
+    async def own_topics(self, names: Iterable[str], topics: Topics) -> dict[str, int]:
+        return await own_topics(self._settings, names, topics)
+
+    def queues(self) -> DefinitionsView:
+        return Queues.of(self._settings)
+
+    def writer(self, topics: Topics) -> Writer:
+        return KafkaMarkerWriter(self._settings, topics.markers_limit_bytes)
+
+    async def markers_reader(self, partitions: Collection[int]) -> KafkaMarkersReader:
+        reader = KafkaMarkersReader(self._settings, partitions)
+        await reader.start()
+        return reader
+
+    def member(self, group: str, serving: Serving, instance_id: str | None, *, committed: bool = False) -> GroupMember:
+        return GroupReader(self._settings, group, serving, instance_id=instance_id, committed=committed)
+
+    def acquire_strategy(
+        self, how: str, topics: Topics, reader: Reader, group: str, instance_id: str | None
+    ) -> tuple[AcquireStrategy, Connection]:
+        if how == MARKED:
+            writer = self.writer(topics)
+            return MarkerFirst(writer, reader), writer
+        assert isinstance(reader, GroupReader)
+        # A named member has the same id after a restart, which aborts its open transaction at once.
+        own = instance_id or secrets.token_hex(8)
+        transactional_id = self._settings.names.start_id(group, own)
+        transactions = MarkerTransactions(self._settings, topics.markers_limit_bytes, transactional_id)
+        return Transactional(transactions, reader), transactions
+
+    async def sender(self, topics: Topics) -> Sender:
+        def make() -> AIOKafkaProducer:
+            return AIOKafkaProducer(
+                **client_options(self._settings),
+                enable_idempotence=True,
+                linger_ms=0,
+                max_batch_size=min(MAX_BATCH_BYTES, topics.messages_limit_bytes),
+                max_request_size=topics.messages_limit_bytes,
+            )
+
+        sender: Sender = await started(make, self._settings, abandon_producer, writes=self._settings.names.messages)
+        return sender
+
+    async def close(self, sender: Sender, limit_s: float) -> None:
+        await stop_producer(sender, limit_s)
+
+    async def known_queues(self, wanted: str) -> set[str]:
+        return await known_queues(self._settings, wanted)
+
+    async def tracker_runs(self) -> bool | None:
+        return await tracker_runs(self._settings)
+
+
+def cluster_of(settings: ClientSettings) -> Cluster:
+    """Return the cluster at the settings' address."""
+    backend = backend_of(settings)
+    cluster: Cluster = KafkaCluster(settings) if backend is None else backend.cluster(settings)
+    return cluster

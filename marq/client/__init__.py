@@ -1,0 +1,1 @@
+"""Small parts that all clients share: codecs, outcomes, receipts, tokens."""

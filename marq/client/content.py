@@ -1,0 +1,112 @@
+"""Checks of the value, headers, size and queues of a message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from marq.client.codecs import Codec
+from marq.wire.errors import ConfigError, MarqError, MessageTooLarge
+from marq.wire.markers import Payload, payload_bytes
+from marq.wire.names import ENVELOPE_ROOM_BYTES, HEADER_ROOM_BYTES, RESERVED_HEADER, check_queue_name
+
+Header = tuple[str, bytes | None]
+
+#: Bytes of an ACQUIRE's envelope that are not headers.
+_ENVELOPE_USED_BYTES = 2_048
+#: Most bytes that Kafka adds to each header.
+_HEADER_FRAME_BYTES = 10
+
+
+def check_queues(queues: Sequence[str]) -> list[str]:
+    """Return the names of the queues to which one message is to be sent. Raises ConfigError."""
+    if not isinstance(queues, Sequence) or isinstance(queues, bytes | bytearray):
+        raise ConfigError(f"a queue's name is text (str), or several a list of names, not {queues!r}")
+    names = [check_queue_name(queue) for queue in queues]
+    if not names:
+        raise ConfigError("the list of queues is empty: name at least one")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"queue {twice!r} is twice in the list of queues: name each once")
+    return names
+
+
+def encode(codec: Codec, queue: object, value: object, item: int | None = None) -> bytes:
+    """Return a value's bytes; ``queue`` and ``item``, its place among several, are for the text of an error.
+
+    Raises TypeError or ValueError if the codec can't encode it; MarqError or OSError as the codec raised them.
+    """
+    try:
+        data = codec.encode(value)
+    except (MarqError, OSError):
+        raise
+    except Exception as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"queue {queue!r}{_item(item)}: {codec!r} can't encode the value: {error}") from error
+    if not isinstance(data, bytes):
+        raise TypeError(f"queue {queue!r}{_item(item)}: {codec!r} encoded to {type(data).__name__}, expected bytes")
+    return data
+
+
+def check_headers(headers: Mapping[str, bytes | None] | Iterable[Header]) -> list[Header]:
+    """Return headers as pairs. Raises ConfigError if a name is not text or marq's own, or a value is not bytes."""
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    checked: list[Header] = []
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ConfigError(f"header {pair!r}: expected a dict, or pairs of a name (str) and a value (bytes)")
+        name, value = pair
+        if not isinstance(name, str):
+            raise ConfigError(f"header {name!r}: expected a name of type str, not {type(name).__name__}")
+        if name.startswith(RESERVED_HEADER):
+            raise ConfigError(f"header {name!r}: names beginning with {RESERVED_HEADER!r} are marq's own; take another")
+        if value is not None and not isinstance(value, bytes):
+            raise ConfigError(f"header {name!r}: expected a value of type bytes, not {type(value).__name__}")
+        checked.append((name, value))
+    return checked
+
+
+class Content:
+    """Checks messages against the limit of the messages topic."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        #: Redelivery adds headers, for which there must be room.
+        self.limit_bytes = limit_bytes - HEADER_ROOM_BYTES
+        self._envelope_bytes = limit_bytes + ENVELOPE_ROOM_BYTES - _ENVELOPE_USED_BYTES
+
+    def check(
+        self, queue: str, key: bytes | None, value: object, headers: Sequence[Header], item: int | None = None
+    ) -> None:
+        """Check one message; ``item`` is its place among several. Raises TypeError or MessageTooLarge."""
+        if type(value) is not bytes and not isinstance(value, bytes):
+            raise TypeError(
+                f"queue {queue!r}{_item(item)}: a value must be bytes, not {type(value).__name__}:"
+                " send json.dumps(value).encode(), for example, or give the client a codec, such as codec=marq.JSON"
+            )
+        size = len(key or b"") + len(value)
+        if headers:
+            size += sum(len(name.encode()) + len(each or b"") + _HEADER_FRAME_BYTES for name, each in headers)
+            if payload_bytes(Payload(0, 1, key, headers, value)) > self._envelope_bytes:
+                raise MessageTooLarge(f"queue {queue!r}{_item(item)}: {len(headers)} headers are too many; send fewer")
+        if size > self.limit_bytes:
+            raise MessageTooLarge(
+                f"queue {queue!r}{_item(item)}: the message has {size} bytes with key and headers, at most"
+                f" {self.limit_bytes} are allowed (max.message.bytes of the messages topic less {HEADER_ROOM_BYTES})"
+            )
+
+    def check_many(self, queue: str, key: bytes | None, values: Sequence[object], headers: Sequence[Header]) -> None:
+        """Check messages with equal headers; what is raised names the item."""
+        if not values:
+            return
+        if set(map(type, values)) == {bytes}:
+            # The largest one stands for all.
+            values_bytes: Sequence[bytes] = values  # type: ignore[assignment]
+            sizes = list(map(len, values_bytes))
+            largest = sizes.index(max(sizes))
+            self.check(queue, key, values_bytes[largest], headers, largest)
+            return
+        for item, value in enumerate(values):
+            self.check(queue, key, value, headers, item)
+
+
+def _item(item: int | None) -> str:
+    return "" if item is None else f", item {item}"

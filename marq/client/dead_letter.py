@@ -1,0 +1,110 @@
+"""A dead letter as a person looks at it: the message, and why it ended."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from marq.client.codecs import Codec, decode
+from marq.core.deliveries.dead_letters import LetterRecord, dead_lettered_at_ms, text_of
+from marq.wire.markers import Source
+from marq.wire.names import ERROR_HEADER, KEY_HEADER, ORIGIN_HEADER, REASON_HEADER, RESERVED_HEADER
+from marq.wire.record_headers import Origin, origin
+
+
+class DeadLetter:
+    """A message that used up its attempts, or was rejected."""
+
+    __slots__ = ("_codec", "_record", "_topic", "queue")
+
+    def __init__(self, record: LetterRecord, queue: str, topic: str, codec: Codec | None) -> None:
+        #: The queue in which it died.
+        self.queue = queue
+        self._record = record
+        self._topic = topic
+        self._codec = codec
+
+    @property
+    def id(self) -> str:
+        """``topic/partition/offset`` of the message's first record, as :attr:`marq.Message.id`."""
+        return self._origin.id
+
+    @property
+    def value(self) -> Any:
+        """What the sender sent: decoded by the codec, without one the bytes of :attr:`body`.
+
+        Raises:
+            DecodeError: the codec can't decode it, which may be what it died of.
+        """
+        return self.body if self._codec is None else decode(self._codec, self.body)
+
+    @property
+    def body(self) -> bytes:
+        """The sender's bytes; empty for a record without a value."""
+        return self._record.value or b""
+
+    @property
+    def headers(self) -> dict[str, bytes | None]:
+        """The sender's headers; where a name occurs twice, the last one counts."""
+        return {name: value for name, value in self._record.headers if not name.startswith(RESERVED_HEADER)}
+
+    @property
+    def key(self) -> bytes | None:
+        """The record's key as its sender gave it; None where it only names the queue."""
+        return dict(self._record.headers).get(KEY_HEADER)
+
+    @property
+    def reason(self) -> str:
+        """Why it is dead."""
+        return text_of(self._record.headers, REASON_HEADER)
+
+    @property
+    def last_error(self) -> str:
+        """What was said at the last release of the message, such as the handler's exception; empty for nothing."""
+        return text_of(self._record.headers, ERROR_HEADER)
+
+    @property
+    def attempts(self) -> int:
+        """How many attempts were used."""
+        return self._origin.attempt
+
+    @property
+    def first_sent(self) -> datetime:
+        """When the message was first sent, by its sender's clock (UTC)."""
+        return time_of(self._origin.first_sent_ms)
+
+    @property
+    def dead_lettered_at(self) -> datetime:
+        """When it died, by the broker's clock (UTC)."""
+        return time_of(dead_lettered_at_ms(self._record))
+
+    @property
+    def origin(self) -> str:
+        """``topic/partition/offset`` of the record that died."""
+        return text_of(self._record.headers, ORIGIN_HEADER)
+
+    @property
+    def partition(self) -> int:
+        """Where it stands among the dead letters."""
+        return self._record.partition
+
+    @property
+    def offset(self) -> int:
+        return self._record.offset
+
+    def __repr__(self) -> str:
+        return f"<DeadLetter {self.id} queue={self.queue!r} reason={self.reason!r}>"
+
+    @property
+    def _origin(self) -> Origin:
+        record = self._record
+        return origin(Source(self._topic, record.partition), record.offset, record.timestamp, record.headers)
+
+
+def time_of(time_ms: int) -> datetime:
+    """Return a datetime in UTC; 1970 for a time outside of the calendar."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        # The header of another program.
+        return datetime.fromtimestamp(0, UTC)

@@ -1,0 +1,56 @@
+"""Maps exceptions of handlers to backoffs or rejections, by a queue's ``errors``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+
+from marq.settings.backoff import Backoff
+
+#: The result for an exception that no retry can fix.
+REJECTED = "rejected"
+
+
+class Failures:
+    """The ``errors`` of a queue, found by the nearest class in an exception's MRO.
+
+    A class is named by its defining module, as in tracebacks, or by any loaded module that has it, such as
+    ``httpx.TimeoutException``. Nothing is imported.
+    """
+
+    def __init__(self, errors: Mapping[str, Backoff | None]) -> None:
+        self.errors = errors
+        self._known: dict[type[BaseException], Backoff | str | None] = {}
+
+    def said_of(self, error: BaseException) -> Backoff | str | None:
+        """Return the backoff after an exception, REJECTED, or None if ``errors`` does not mention it."""
+        kind = type(error)
+        if kind not in self._known:
+            self._known[kind] = self._find(kind)
+        return self._known[kind]
+
+    def _find(self, kind: type[BaseException]) -> Backoff | str | None:
+        loaded = {named: name for name in self.errors if (named := _loaded(name)) is not None}
+        for ancestor in kind.__mro__:
+            for name in (*_names(ancestor), loaded.get(ancestor, "")):
+                if name in self.errors:
+                    return self.errors[name] or REJECTED
+        return None
+
+
+def _names(kind: type) -> Iterator[str]:
+    yield f"{kind.__module__}.{kind.__qualname__}"
+    if kind.__module__ == "builtins":
+        yield kind.__qualname__
+
+
+def _loaded(name: str) -> object:
+    """Return the class that a dotted name denotes in the loaded modules, or None."""
+    parts = name.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        value: object = sys.modules.get(".".join(parts[:cut]))
+        if value is not None:
+            for part in parts[cut:]:
+                value = getattr(value, part, None)
+            return value if isinstance(value, type) else None
+    return None

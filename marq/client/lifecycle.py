@@ -1,0 +1,124 @@
+"""How clients start and stop: one at a time, as often as you like; a start that fails leaves nothing running."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar, Unpack
+
+from marq.client.codecs import Codec, check_codec
+from marq.settings.client import ClientOptions, ClientSettings
+from marq.settings.hints import Hinted
+from marq.wire.errors import MarqError
+
+R = TypeVar("R")
+
+
+class Lifecycle(Hinted, ABC, Generic[R]):
+    """A client that is opened by :meth:`start` and closed by :meth:`stop`; ``R`` is what exists in between.
+
+    Args:
+        client: the client's name in errors, such as "the producer".
+    """
+
+    def __init__(self, client: str) -> None:
+        self._client = client
+        self._running: R | None = None
+        self._stopped = False
+        self._opened = AsyncExitStack()
+        self._changing = asyncio.Lock()
+
+    @abstractmethod
+    async def _open(self, opened: AsyncExitStack) -> R:
+        """Open what the client needs, and push onto ``opened`` how each part is closed, as soon as it is open."""
+
+    def _hurry(self, running: R) -> None:
+        """Shorten a stop under way, because it was cancelled."""
+
+    async def start(self) -> None:
+        """Connect, and create the topics that are missing; does nothing when started.
+
+        Raises:
+            BrokerUnavailable: no broker answered within the connect timeout, or it refused.
+            ConfigError: a setting of a topic or a queue is wrong, or a permission is missing.
+        """
+        async with self._changing:
+            if self._running is None:
+                opened = AsyncExitStack()
+                try:
+                    self._running = await self._open(opened)
+                except BaseException:
+                    await to_its_end(opened.aclose())
+                    raise
+                self._opened = opened
+
+    async def stop(self) -> None:
+        """Finish what is under way, within a bounded time, and close; does nothing when stopped."""
+        async with self._changing:
+            await self._end()
+
+    async def _end(self) -> None:
+        """Close while :attr:`_changing` is held."""
+        running, self._running = self._running, None
+        if running is not None:
+            self._stopped = True
+            await to_its_end(self._opened.aclose(), lambda: self._hurry(running))
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def _started(self) -> R:
+        if (running := self._running) is None:
+            raise MarqError(
+                f"{self._client} is stopped: call start() to use it again"
+                if self._stopped
+                else f"{self._client} is not started: call start() or use `async with`"
+            )
+        return running
+
+
+class CodecClient(Lifecycle[R]):
+    """A client with the settings of its connection and a codec."""
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Sequence[str] | None = None,
+        *,
+        codec: Codec | None = None,
+        **options: Unpack[ClientOptions],
+    ) -> None:
+        self._begin(ClientSettings.read(bootstrap_servers, options, owner=type(self).__name__), check_codec(codec))
+
+    @classmethod
+    def of(cls, settings: ClientSettings) -> Self:
+        """Return a client without a codec for code that already has its settings."""
+        client = cls.__new__(cls)
+        client._begin(settings, None)
+        return client
+
+    @abstractmethod
+    def _begin(self, settings: ClientSettings, codec: Codec | None) -> None:
+        """Initialize the client."""
+
+
+async def to_its_end(ending: Coroutine[Any, Any, None], hurry: Callable[[], None] = lambda: None) -> None:
+    """Await something that takes a bounded time, and go on with it when cancelled: what it ends would be left behind.
+
+    ``hurry`` is called then.
+    """
+    task = asyncio.create_task(ending)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        hurry()
+        await asyncio.wait([task])
+        raise

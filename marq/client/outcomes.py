@@ -1,0 +1,37 @@
+"""What a handler raises to say how its message ends; they are control flow, not errors."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from marq.settings.durations import optional_ms
+from marq.settings.hints import Unknown, refuse
+
+
+class Outcome(Exception):
+    """Raised in a handler, or within ``async with message``."""
+
+
+class Retry(Outcome):
+    """Deliver the message again after ``delay`` (seconds or timedelta); without it, after the queue's backoff."""
+
+    def __init__(self, delay: float | timedelta | None = None, **unknown: Unknown) -> None:
+        refuse("Retry", unknown)
+        super().__init__(delay)
+        self.delay_ms = optional_ms("delay", delay)
+
+
+class Reject(Outcome):
+    """Make the message a dead letter, for ``reason``."""
+
+    def __init__(self, reason: str = "rejected", **unknown: Unknown) -> None:
+        refuse("Reject", unknown)
+        super().__init__(reason)
+        self.reason = str(reason)
+
+
+class DecodeError(Reject):
+    """The codec can't make a value of a message's bytes: no other attempt could, so it becomes a dead letter.
+
+    ``reason`` never quotes the bytes: it goes into a header of the dead letter.
+    """

@@ -1,0 +1,46 @@
+"""What a producer returns for a message that the broker has confirmed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from marq.wire.errors import ConfigError
+
+
+class Receipt(NamedTuple):
+    """Where the message stands; :attr:`id` is the same as ``message.id`` at every delivery.
+
+    A delayed message does not stand anywhere yet: ``topic`` is then a name that the producer has drawn, and
+    ``partition`` and ``offset`` are its numbers.
+    """
+
+    queue: str
+    topic: str
+    partition: int
+    offset: int
+
+    @classmethod
+    def of(cls, message_id: str) -> Receipt:
+        """Return what is known of a message by its id alone: all but its queue.
+
+        Raises:
+            ConfigError: it is no id of a message.
+        """
+        topic, _, numbers = message_id.rpartition("/")
+        topic, _, partition = topic.rpartition("/")
+        try:
+            if topic and len(topic.encode()) < 256:
+                return cls("-", topic, _number(partition, 32), _number(numbers, 62))
+        except ValueError:
+            pass
+        raise ConfigError(f"expected the id of a message, topic/partition/offset, not {message_id!r}")
+
+    @property
+    def id(self) -> str:
+        return f"{self.topic}/{self.partition}/{self.offset}"
+
+
+def _number(text: str, bits: int) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 20) or int(text) >= 2**bits:
+        raise ValueError
+    return int(text)

@@ -1,0 +1,43 @@
+"""Runs calls that may block forever in threads that do not delay the end of the program."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Run a function in a thread of its own and return what it returns, or raise what it raises.
+
+    At its end, ``asyncio.run`` waits for the threads of ``asyncio.to_thread``: half a minute for a name server that
+    does not answer.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(value: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(value)  # type: ignore[arg-type]
+        else:
+            # A future takes no SystemExit, with which a module may end its import.
+            future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+
+    def run() -> None:
+        value, failure = None, None
+        try:
+            value = work()
+        except BaseException as error:
+            failure = error
+        # A loop that was closed meanwhile accepts no calls, and nothing waits there.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, value, failure)
+
+    threading.Thread(target=run, name="marq-thread", daemon=True).start()
+    return await future

@@ -1,0 +1,68 @@
+"""The delivery time of a message: after a ``delay``, or ``at`` a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from marq.settings.durations import Duration, duration_ms
+from marq.wire.errors import ConfigError
+
+#: A delay may be as long as the calendar: more than 9,000 years.
+MAX_DELAY_MS = 10_000 * 366 * 24 * 3_600_000
+
+Delay = Duration | Sequence[Duration]
+At = datetime | Sequence[datetime]
+
+
+class When(NamedTuple):
+    """``time_ms`` from the marker's place in the log on when ``relative``, else since the epoch."""
+
+    time_ms: int
+    relative: bool
+
+
+def when(call: str, delay: Duration | None, at: datetime | None) -> When | None:
+    """Return the delivery time, None for immediately. Raises ConfigError if both or invalid ones are given."""
+    if delay is not None and at is not None:
+        raise ConfigError(f"{call}: delay={delay!r} and at={at!r}: say one of them")
+    if at is not None:
+        return _at("at", at)
+    return None if delay is None else _delay("delay", delay)
+
+
+def whens(call: str, delay: Delay | None, at: At | None, count: int) -> list[When] | None:
+    """Return the delivery time of each of several messages: one for all, or a list with one for each.
+
+    Raises ConfigError as :func:`when`, or if a list has another length.
+    """
+    for name, given in (("delay", delay), ("at", at)):
+        if isinstance(given, Sequence) and not isinstance(given, str | bytes):
+            if delay is not None and at is not None:
+                raise ConfigError(f"{call}: delay and at: say one of them")
+            if len(given) != count:
+                raise ConfigError(f"{call}: {name} has {len(given)} times for {count} messages: one for each, or one")
+            one = _delay if name == "delay" else _at
+            return [one(f"{name}[{index}]", each) or _AT_ONCE for index, each in enumerate(given)]
+    found = when(call, delay, at)  # type: ignore[arg-type]
+    return None if found is None else [found] * count
+
+
+_AT_ONCE = When(0, True)
+
+
+def _delay(name: str, delay: object) -> When | None:
+    ms = duration_ms(name, delay, most_ms=MAX_DELAY_MS)
+    return When(ms, True) if ms else None
+
+
+def _at(name: str, at: object) -> When:
+    if not isinstance(at, datetime):
+        raise ConfigError(f"{name}={at!r}: expected a datetime with a time zone, not {type(at).__name__}")
+    if at.tzinfo is None:
+        raise ConfigError(
+            f"{name}={at!r}: a datetime without a time zone says nothing: take datetime.now(timezone.utc) + …, or"
+            " .astimezone() for one of this machine's zone"
+        )
+    return When(max(0, round(at.timestamp() * 1000)), False)

@@ -1,0 +1,269 @@
+"""Step 5 of :mod:`marq.consumer.receiver`: outcomes of messages, written in batches.
+
+One task writes, all others only append. While a write is in progress the next batch grows, so batches are large under
+load and small when a call waits. An outcome is kept until it is written. Until then its message stays in flight, so
+``max_in_flight`` bounds the batcher.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+from marq.consumer.held_batch import HeldBatch, Released
+from marq.kafka.writer import FRAME_BYTES, MarkerRecord, MarkerWriter
+from marq.wire import marker_codec
+from marq.wire.errors import BrokerUnavailable
+from marq.wire.marker_codec import MAX_TEXT_BYTES
+from marq.wire.markers import MAX_BATCH_MARKERS, MIXED_QUEUES, Ack, Reject, Release, Renew, Source, spans
+from marq.wire.names import markers_partition
+
+log = logging.getLogger("marq")
+
+#: How long an ack waits for others if no call waits for it.
+LINGER_S = 0.005
+#: Pause after a failed write, doubled each time.
+FIRST_RETRY_S, MAX_RETRY_S = 0.05, 2.0
+#: Time limit of one write.
+WRITE_LIMIT_S = 15.0
+
+_Batch = Ack | Release | Reject | Renew
+#: Fields of a batch with one item for each message.
+_COLUMNS = ("offsets", "delays_ms", "errors", "reasons")
+
+
+class AckBatcher:
+    """Collects outcomes and writes them.
+
+    It calls ``finished`` with a queue and how many of its messages are no longer held, and ``failed`` with an error
+    that ends the writing. ``wall`` is seconds since 1970, for display only.
+    """
+
+    def __init__(
+        self,
+        writer: MarkerWriter,
+        *,
+        markers_partitions: int,
+        limit_bytes: int,
+        finished: Callable[[str, int], None],
+        failed: Callable[[BaseException], None],
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.clock = clock
+        self.wall = wall
+        self._writer = writer
+        self._markers_partitions = markers_partitions
+        self._room_bytes = limit_bytes - FRAME_BYTES
+        self._finished = finished
+        self._failed = failed
+        self._dirty: list[HeldBatch] = []
+        self._foreign: list[Ack] = []
+        self._due = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._settled: asyncio.Future[None] | None = None
+        self._writing: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._closing = False
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="marq-acks")
+
+    async def stop(self, limit_s: float) -> bool:
+        """Write the remaining outcomes for at most ``limit_s``; return whether all were written."""
+        self._closing = True
+        self.flush_soon()
+        if self._task is None:
+            return not self._dirty
+        done, _ = await asyncio.wait([self._task], timeout=limit_s)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        self._fail_waiters()
+        return bool(done)
+
+    @property
+    def unwritten(self) -> bool:
+        """Whether an outcome is not durable yet, and will be."""
+        writes = self._task is not None and not self._task.done()
+        return writes and bool(self._dirty or self._foreign or self._writing)
+
+    def touch(self, lease: HeldBatch) -> None:
+        """Note that a batch has something to write."""
+        if lease.dirty:
+            return
+        lease.dirty = True
+        self._dirty.append(lease)
+        if self._timer is None and not self._due.is_set():
+            self._timer = asyncio.get_running_loop().call_later(LINGER_S, self.flush_soon)
+
+    def ack_foreign(self, ack: Ack) -> None:
+        """Queue an ACK for messages that this consumer does not hold."""
+        self._foreign.append(ack)
+        self.flush_soon()
+
+    def flush_soon(self) -> None:
+        """Write now: no more outcomes will come soon, or a call waits."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._due.set()
+
+    async def settled(self) -> None:
+        """Return when all queued outcomes are durable.
+
+        Raises:
+            BrokerUnavailable: the consumer was stopped before that.
+        """
+        if not (self._dirty or self._foreign):
+            if self._writing is not None:
+                await asyncio.shield(self._writing)
+            return
+        if self._task is None or self._task.done():
+            raise BrokerUnavailable("the consumer is stopped: what was decided since then was not written")
+        if self._settled is None:
+            self._settled = asyncio.get_running_loop().create_future()
+        self.flush_soon()
+        await asyncio.shield(self._settled)
+
+    async def _run(self) -> None:
+        try:
+            await self._write_until_closed()
+        except Exception as error:
+            log.exception("writing outcomes ended by an error that marq did not expect")
+            self._fail_waiters()
+            self._failed(error)
+
+    async def _write_until_closed(self) -> None:
+        while not (self._closing and not self._dirty and not self._foreign):
+            await self._due.wait()
+            self._due.clear()
+            if self._dirty or self._foreign:
+                self._writing = self._settled or asyncio.get_running_loop().create_future()
+                self._settled = None
+                await self._write_all()
+                self._writing.set_result(None)
+                self._writing = None
+            if self._closing:
+                self._due.set()
+
+    async def _write_all(self) -> None:
+        dirty, self._dirty = self._dirty, []
+        batches: list[_Batch] = [*self._foreign, *_ack_batches(dirty, self.clock()), *_collect(dirty)]
+        self._foreign = []
+        renewals = [(lease, lease.take_renewals()) for lease in dirty if lease.renewed]
+        for lease in dirty:
+            self._settle(lease)
+        records = [record for batch in batches for record in self._records(batch)]
+        pause_s = FIRST_RETRY_S
+        while True:
+            now_s = self.clock()
+            try:
+                await self._writer.write(records, WRITE_LIMIT_S)
+                break
+            except BrokerUnavailable as error:
+                # The markers may have been written. A second copy changes nothing, so all are written again.
+                log.warning("outcomes not written, trying again in %.2f s: batches=%d %s", pause_s, len(records), error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, MAX_RETRY_S)
+        self._extend(renewals, now_s)
+
+    def _settle(self, lease: HeldBatch) -> None:
+        """Take the outcomes from a batch: its messages are no longer held."""
+        lease.dirty = False
+        before = len(lease.open)
+        if lease.acked:
+            lease.open.difference_update(lease.acked)
+        if lease.released:
+            lease.open.difference_update([released.offset for released in lease.released])
+        if lease.rejected:
+            lease.open.difference_update([offset for offset, _ in lease.rejected])
+        lease.forget_outcomes()
+        if before != len(lease.open):
+            self._finished(lease.queue, before - len(lease.open))
+
+    def _extend(self, renewals: Iterable[tuple[HeldBatch, list[tuple[int, int]]]], sent_s: float) -> None:
+        """Extend leases whose own RENEW is durable, counted from before it was sent; a late RENEW counts nothing."""
+        now_s = self.clock()
+        for lease, renewed in renewals:
+            for offset, lease_ms in renewed:
+                lease.renewing.discard(offset)
+                if lease.expiry_s(offset) > now_s:
+                    lease.renewed_until(offset, sent_s + lease_ms / 1000)
+
+    def _records(self, batch: _Batch) -> Iterator[MarkerRecord]:
+        source = batch.source
+        partition = markers_partition(source.topic, source.partition, self._markers_partitions)
+        for piece in self._pieces(batch):
+            yield MarkerRecord(partition, marker_codec.encode(piece))
+
+    def _pieces(self, batch: _Batch) -> Iterator[_Batch]:
+        """Split a batch that does not fit into a record."""
+        count = len(batch.offsets)
+        size = MAX_TEXT_BYTES + 16 if isinstance(batch, Release | Reject) else 4
+        if count <= MAX_BATCH_MARKERS and count * size <= self._room_bytes:
+            yield batch
+            return
+        for part in spans([size] * count, self._room_bytes):
+            columns: dict[str, Any] = {name: getattr(batch, name)[part] for name in _COLUMNS if hasattr(batch, name)}
+            yield replace(batch, **columns)
+
+    def _fail_waiters(self) -> None:
+        for waiter in (self._settled, self._writing):
+            if waiter is not None and not waiter.done():
+                waiter.set_exception(
+                    BrokerUnavailable("the consumer stopped before the broker confirmed: unknown whether it is written")
+                )
+                waiter.exception()
+
+
+def _collect(dirty: Sequence[HeldBatch]) -> Iterator[_Batch]:
+    """Return the batches of all kinds but ACK, by queue, holder and source; offsets are sorted and unique."""
+    groups: dict[tuple[str, int, Source], list[HeldBatch]] = {}
+    for lease in dirty:
+        if lease.released or lease.rejected or lease.renewed:
+            groups.setdefault((lease.queue, lease.holder, lease.source), []).append(lease)
+    for (queue, holder, source), leases in groups.items():
+        released = {each.offset: each for lease in leases for each in lease.released}
+        if released:
+            yield from _releases(queue, holder, source, released)
+        rejected = {offset: reason for lease in leases for offset, reason in lease.rejected}
+        if rejected:
+            yield Reject(queue, holder, source, sorted(rejected), [rejected[offset] for offset in sorted(rejected)])
+        renewed = {offset: lease_ms for lease in leases for offset, lease_ms in lease.renewed}
+        for lease_ms, offsets in _by_lease(renewed):
+            yield Renew(queue, holder, source, offsets, lease_ms)
+
+
+def _ack_batches(dirty: Sequence[HeldBatch], now_s: float) -> Iterator[Ack]:
+    """Return one ACK for each holder and source partition, for all queues together.
+
+    If the leases have ended there is one ACK for each queue, because the tracker counts late ACKs by queue.
+    """
+    groups: dict[tuple[int, Source, str], list[HeldBatch]] = {}
+    for lease in dirty:
+        if lease.acked:
+            queue = lease.queue if now_s >= lease.expires_s else MIXED_QUEUES
+            groups.setdefault((lease.holder, lease.source, queue), []).append(lease)
+    for (holder, source, queue), leases in groups.items():
+        acked = {offset for lease in leases for offset in lease.acked}
+        alone = leases[0].queue if len({lease.queue for lease in leases}) == 1 else queue
+        yield Ack(alone, holder, source, sorted(acked))
+
+
+def _releases(queue: str, holder: int, source: Source, released: dict[int, Released]) -> Iterator[Release]:
+    ordered = sorted(released.values(), key=lambda each: (each.counted, each.offset))
+    for counted, group in groupby(ordered, key=lambda each: each.counted):
+        members = list(group)
+        offsets = [each.offset for each in members]
+        delays, errors = [each.delay_ms for each in members], [each.error for each in members]
+        yield Release(queue, holder, source, offsets, delays, counted, errors)
+
+
+def _by_lease(renewed: dict[int, int]) -> Iterator[tuple[int, list[int]]]:
+    for lease_ms in set(renewed.values()):
+        yield lease_ms, sorted(offset for offset, each in renewed.items() if each == lease_ms)

@@ -1,0 +1,199 @@
+"""ACQUIREs: each takes messages of one queue from one source partition, and fits into one record.
+
+A message that must not be delivered yet, because of a header or its queue's ``delay``, is in the ACQUIRE with a time
+instead of a holder; the tracker delivers it then. A redelivery is never delayed again. Messages of a paused queue are
+left with the tracker in the same way, so that other queues of the group need not wait behind them: they are due, but
+the tracker delivers nothing of the queue until it is resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+
+from marq.consumer.receiver_settings import ReceiverSettings
+from marq.kafka.records import Records
+from marq.kafka.serving import Serving
+from marq.kafka.writer import FRAME_BYTES, MarkerRecord
+from marq.settings.purges import Purge
+from marq.wire.errors import ConfigError
+from marq.wire.marker_codec import encode
+from marq.wire.markers import MAX_BATCH_MARKERS, NOW, Acquire, Columns, Payload, Source, payload_bytes, spans
+from marq.wire.names import markers_partition
+from marq.wire.record_headers import deliver_at_ms, origin
+
+#: Bytes of an ACQUIRE for each message besides its value, without headers and keys of its own.
+_COLUMNS_BYTES = 24
+#: Bytes of the head of an ACQUIRE: queue, topic, numbers.
+_HEAD_BYTES = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Acquisition:
+    """One ACQUIRE and the records that it takes."""
+
+    queue: str
+    source: Source
+    holder: int
+    offsets: Sequence[int]
+    from_offset: int
+    taken: Records
+    #: When each delayed message is due, NOW for the others; None if there are no delayed ones.
+    dues_ms: Sequence[int] | None
+    #: As in the marker: settings may change before the messages are delivered.
+    lease_ms: int
+    settings: ReceiverSettings
+    #: Whether the source is the queue's own topic, where keys are the senders'.
+    own_topic: bool
+
+    def __str__(self) -> str:
+        first, last = self.offsets[0], self.offsets[-1]
+        return f"queue={self.queue} partition={self.source.partition} offsets={first}-{last}"
+
+    @property
+    def messages(self) -> Records:
+        """The messages to deliver now."""
+        if self.dues_ms is None:
+            return self.taken
+        return self.taken.at([index for index, due_ms in enumerate(self.dues_ms) if due_ms == NOW])
+
+    def records(self) -> Iterator[MarkerRecord]:
+        partition = markers_partition(self.source.topic, self.source.partition, self.settings.markers_partitions)
+        yield MarkerRecord(partition, encode(self._marker()))
+
+    def _marker(self) -> Acquire:
+        columns = _columns(self.queue, self.source, self.taken, self.own_topic)
+        return Acquire(
+            self.queue,
+            self.holder,
+            self.source,
+            self.offsets,
+            self.lease_ms,
+            self.from_offset,
+            columns,
+            self.dues_ms,
+        )
+
+
+class AcquiredOffsets:
+    """Where the ACQUIREs of one assignment end, for each queue and source partition.
+
+    An ACQUIRE contains all messages of its queue from an offset on: the end of the previous one, or where reading
+    began. So the tracker knows which messages it has never heard of.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[tuple[str, Source], int] = {}
+
+    def acquisitions(
+        self, serving: Serving, records: Mapping[Source, Records], holder: int, settings: ReceiverSettings
+    ) -> Iterator[Acquisition]:
+        """Return the ACQUIREs for the next records.
+
+        Raises:
+            ConfigError: a single message does not fit into a record of the markers topic.
+        """
+        for source, read in records.items():
+            for queue, own in serving.own(source, read):
+                key = (queue, source)
+                own, known_to = unpurged(settings.purge(queue), source, own)
+                if known_to:
+                    self._ends[key] = max(self._ends.get(key, known_to), known_to)
+                if not len(own):
+                    continue
+                # Not past the first message: offsets of a topic that was recreated begin again.
+                begin = min(self._ends.get(key, read.offsets[0]), own.offsets[0])
+                self._ends[key] = own.offsets[-1] + 1
+                own_topic = serving.is_own(source.topic)
+                yield from acquisitions(key, holder, own, begin, settings, own_topic=own_topic)
+
+    def rewind(self, serving: Serving, sources: Iterable[Source]) -> None:
+        """Forget these partitions, which are read again."""
+        for source in sources:
+            for queue in serving.queues_in(source.topic):
+                self._ends.pop((queue, source), None)
+
+    def clear(self) -> None:
+        self._ends.clear()
+
+
+def acquisitions(
+    key: tuple[str, Source],
+    holder: int,
+    messages: Records,
+    from_offset: int,
+    settings: ReceiverSettings,
+    *,
+    own_topic: bool,
+) -> Iterator[Acquisition]:
+    """Split the messages of one queue and partition into ACQUIREs; raise ConfigError if one message does not fit."""
+    queue, source = key
+    room = settings.limit_bytes - FRAME_BYTES - _HEAD_BYTES
+    lease_ms, rules = settings.lease_of(queue), settings.queue(queue)
+    for part in _parts(queue, messages, room, own_topic):
+        piece = messages if len(messages) == part.stop - part.start else messages[part]
+        offsets = piece.offsets
+        dues_ms = _parked_ms(piece, rules.delay_ms) if rules.paused else _dues_ms(piece, rules.delay_ms)
+        yield Acquisition(queue, source, holder, offsets, from_offset, piece, dues_ms, lease_ms, settings, own_topic)
+        from_offset = offsets[-1] + 1
+
+
+def unpurged(purge: Purge | None, source: Source, own: Records) -> tuple[Records, int]:
+    """Return the records that a purge leaves, and the offset from which on ACQUIREs may count records as known, or 0.
+
+    Purged records must not count as known: the tracker would ignore the purge's own markers.
+    """
+    end = 0 if purge is None else purge.ends.get(source, 0)
+    if purge is None or own.offsets[0] >= end:
+        return own, 0
+    offsets, stamps = own.offsets, own.timestamps
+    left = own.at([index for index in range(len(own)) if purge.left(source, offsets[index], stamps[index])])
+    return left, min(end, left.offsets[0]) if len(left) else end
+
+
+def _dues_ms(messages: Records, delay_ms: int) -> Sequence[int] | None:
+    if not delay_ms and messages.headers is None:
+        return None
+    dues_ms = [deliver_at_ms(record.timestamp, record.headers, delay_ms) for record in messages]
+    return None if dues_ms.count(NOW) == len(dues_ms) else dues_ms
+
+
+def _parked_ms(messages: Records, delay_ms: int) -> Sequence[int]:
+    dues_ms = _dues_ms(messages, delay_ms) or repeat(NOW)
+    return [max(sent_ms, due_ms, 0) for sent_ms, due_ms in zip(messages.timestamps, dues_ms, strict=False)]
+
+
+def _parts(queue: str, messages: Records, room: int, own_topic: bool) -> Iterator[slice]:
+    count = len(messages)
+    if not own_topic and count <= MAX_BATCH_MARKERS and messages.headers is None:
+        total = sum([len(value or b"") for value in messages.values])
+        if total + count * _COLUMNS_BYTES <= room:
+            yield slice(0, count)
+            return
+    sizes = [payload_bytes(Payload(0, 1, record.key, record.headers, record.value)) for record in messages]
+    if max(sizes) > room:
+        large = messages[sizes.index(max(sizes))]
+        raise ConfigError(
+            f"queue {queue!r}, offset {large.offset}: the message needs {max(sizes)} bytes in the markers topic, which"
+            f" accepts {room}: raise max.message.bytes of the markers and dead-letter topics, then start again"
+        )
+    yield from spans(sizes, room)
+
+
+def _columns(queue: str, source: Source, messages: Records, own_topic: bool) -> Columns:
+    keys = messages.keys if own_topic else None
+    if messages.headers is None:
+        return Columns(queue.encode(), messages.timestamps, messages.values, keys=keys)
+    attempts = [
+        origin(source, record.offset, record.timestamp, record.headers).attempt if record.headers else 1
+        for record in messages
+    ]
+    return Columns(
+        queue.encode(),
+        messages.timestamps,
+        messages.values,
+        attempts=attempts if attempts.count(1) != len(attempts) else None,
+        keys=keys,
+        headers=messages.headers,
+    )

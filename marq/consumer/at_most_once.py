@@ -1,0 +1,165 @@
+"""At-most-once delivery: a message is dispatched right before user code sees it, and never earlier.
+
+This is part of step 4 of :mod:`marq.consumer.receiver`. :func:`dispatched` writes a DISPATCH marker for messages taken
+from a prefetch buffer, waits until it is durable, and returns the messages whose leases have not ended meanwhile.
+Callers of the same moment share a write.
+
+A crash before the marker is durable loses nothing, because the tracker redelivers. A crash after it abandons the
+message. So a crash abandons only messages whose handlers run or are about to begin, never prefetched ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+from marq.consumer.message import Message
+from marq.consumer.receiver_settings import ReceiverSettings
+from marq.consumer.settlement import put_back
+from marq.kafka.writer import MarkerRecord, MarkerWriter
+from marq.wire.errors import BrokerUnavailable
+from marq.wire.marker_codec import encode
+from marq.wire.markers import Dispatch, Source
+from marq.wire.names import markers_partition
+
+log = logging.getLogger("marq")
+
+#: Pause between two attempts to write a DISPATCH marker.
+RETRY_S = 0.2
+
+
+async def dispatched(messages: list[Message]) -> list[Message]:
+    """Return the messages that user code may see now, in their order.
+
+    Returns all of them without waiting, unless one is from a queue that delivers at most once.
+    """
+    for message in messages:
+        if message._held.at_most_once is not None:
+            return await message._held.at_most_once.dispatch(messages)
+    return messages
+
+
+class _Batch:
+    """Messages that are dispatched by one write, and those of them whose DISPATCH is durable."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.dispatched: asyncio.Future[set[Message]] = asyncio.get_running_loop().create_future()
+
+
+class AtMostOnce:
+    """Writes the DISPATCH markers of one consumer, one batch at a time."""
+
+    def __init__(
+        self,
+        writer: MarkerWriter,
+        settings: ReceiverSettings,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]],
+    ) -> None:
+        self._writer = writer
+        self._settings = settings
+        self._clock = clock
+        self._sleep = sleep
+        #: The batch that is being written, then the one that callers add to.
+        self._batches: list[_Batch] = []
+        self._task: asyncio.Task[None] | None = None
+        self._stopped = False
+
+    async def dispatch(self, messages: Sequence[Message]) -> list[Message]:
+        """Dispatch the messages that are delivered at most once, and return all that user code may see now.
+
+        Messages whose leases have ended are left out, because another consumer may have them. If the call is cancelled,
+        or the consumer stops, the messages are released and the attempt does not count: user code never saw them.
+        """
+        if self._stopped:
+            put_back(messages)
+            return []
+        try:
+            written = await asyncio.shield(self._add(messages).dispatched)
+        except BaseException:
+            put_back(messages)
+            raise
+        if self._stopped:
+            put_back(messages)
+            return []
+        now_s = self._clock()
+        # A DISPATCH after the end of the lease may not have counted: another consumer may have the message.
+        return [
+            message
+            for message in messages
+            if (message._held.at_most_once is None or message in written) and _is_leased(message, now_s)
+        ]
+
+    async def stop(self) -> None:
+        """Stop dispatching; waiting callers receive no messages."""
+        self._stopped = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            # A task that is cancelled before its first step answers no caller.
+            self._end(None)
+
+    def _add(self, messages: Sequence[Message]) -> _Batch:
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="marq-dispatch")
+            self._batches = [_Batch()]
+        batch = self._batches[-1]
+        batch.messages += messages
+        return batch
+
+    async def _run(self) -> None:
+        """Write until no caller waits. Callers of the same turn of the event loop share the first write."""
+        failure: Exception | None = None
+        try:
+            while self._batches[0].messages:
+                batch = self._batches[0]
+                self._batches.append(_Batch())
+                batch.dispatched.set_result(await self._written(batch.messages))
+                del self._batches[0]
+        except Exception as error:
+            # An unavailable broker is retried; any other error is raised to the callers.
+            failure = error
+        finally:
+            self._end(failure)
+
+    def _end(self, failure: Exception | None) -> None:
+        batches, self._batches, self._task = self._batches, [], None
+        for batch in batches:
+            if batch.dispatched.done():
+                continue
+            if failure is not None and batch.messages:
+                batch.dispatched.set_exception(failure)
+            else:
+                batch.dispatched.set_result(set())
+
+    async def _written(self, messages: Sequence[Message]) -> set[Message]:
+        """Write DISPATCH markers until they are durable or all leases have ended; return the dispatched messages."""
+        while live := self._live(messages):
+            left_s = min([message._expiry_s for message in live]) - self._clock()
+            try:
+                await self._writer.write(list(self._records(live)), max(left_s, RETRY_S))
+                return set(live)
+            except BrokerUnavailable as error:
+                # The marker may have been written. A second DISPATCH of a message changes nothing.
+                log.warning("messages not dispatched: messages=%d error=%s", len(live), error)
+            await self._sleep(RETRY_S)
+        return set()
+
+    def _live(self, messages: Sequence[Message]) -> list[Message]:
+        now_s = self._clock()
+        return [each for each in messages if each._held.at_most_once is not None and _is_leased(each, now_s)]
+
+    def _records(self, messages: Sequence[Message]) -> Iterator[MarkerRecord]:
+        groups: dict[tuple[str, int, Source], list[int]] = {}
+        for message in messages:
+            held = message._held
+            groups.setdefault((held.queue, held.holder, held.source), []).append(message.offset)
+        for (queue, holder, source), offsets in groups.items():
+            batch = Dispatch(queue, holder, source, sorted(offsets), self._settings.lease_of(queue))
+            yield MarkerRecord(markers_partition(*source, self._settings.markers_partitions), encode(batch))
+
+
+def _is_leased(message: Message, now_s: float) -> bool:
+    return message._expiry_s > now_s and message.offset in message._held.open

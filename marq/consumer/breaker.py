@@ -1,0 +1,185 @@
+"""The circuit breaker of a queue: if most messages fail, their handlers' dependency is probably down, so they wait.
+
+interlock opens the breaker by the failure rate of the last outcomes. This module applies it to messages::
+
+    closed     all messages are delivered
+    open       no message is delivered or read, and prefetched ones are released; until the pause ends
+    half-open  one message is delivered; its success closes the breaker, its failure begins another pause
+
+**An outage must not use up attempts.** A failure counts as an attempt only if a message of the queue succeeded since
+the previous failure: then the dependency works, and the message is at fault. So an outage, however long, costs all
+messages together one attempt at each consumer. A message that fails while others succeed is dead-lettered as without a
+breaker; one that is alone in its queue is retried until another one succeeds.
+
+Successes are only counted, because a success never opens a breaker; interlock hears of them at the next failure.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from marq.settings.queue import Breaker
+from marq.wire.errors import ConfigError
+from marq.wire.record_headers import uncounted
+
+if TYPE_CHECKING:
+    from marq.consumer.message import Message
+
+log = logging.getLogger("marq")
+
+CLOSED, OPEN, HALF_OPEN = "closed", "open", "half-open"
+#: A message that is released repeatedly waits for at most this many pauses.
+MAX_PAUSES = 10
+_NEVER_SLOW_S = 1e9
+
+
+class Call:
+    """One call of a handler: it fails once, however many messages it had."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self._messages = messages
+        self._counts: dict[QueueBreaker, bool] = {}
+
+    def counts(self, breaker: QueueBreaker | None) -> bool:
+        """Whether the failed call counts as an attempt for messages of this breaker's queue."""
+        if breaker is None:
+            return True
+        if breaker not in self._counts:
+            self._counts[breaker] = breaker.failed(self._messages)
+        return self._counts[breaker]
+
+
+class _Failed(Exception):
+    """Stands for the exception of a handler."""
+
+
+class _Clock:
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self.monotonic = now_s
+
+
+class QueueBreaker:
+    """The breaker calls ``opened`` when it opens or begins another pause.
+
+    Raises:
+        ConfigError: the library is not installed.
+    """
+
+    def __init__(
+        self, queue: str, settings: Breaker, clock: Callable[[], float], opened: Callable[[str], None]
+    ) -> None:
+        self.queue = queue
+        self.settings = settings
+        #: How often it opened.
+        self.openings = 0
+        self._clock = clock
+        self._opened = opened
+        self._circuit = _circuit(queue, settings, clock)
+        #: The end of the pause; None if closed.
+        self._until_s: float | None = None
+        self._test: Message | None = None
+        self._successes = 0
+        self._succeeded = False
+
+    @property
+    def state(self) -> str:
+        if self._until_s is None:
+            return CLOSED
+        return OPEN if self._clock() < self._until_s else HALF_OPEN
+
+    @property
+    def pause_left_s(self) -> float:
+        """How long no message is delivered; 0 unless open."""
+        return 0.0 if self._until_s is None else max(self._until_s - self._clock(), 0.0)
+
+    def room(self, wanted: int) -> int:
+        """Return how many of the ``wanted`` messages to read."""
+        if self._until_s is None:
+            return wanted
+        return min(wanted, int(self.state == HALF_OPEN and self._test is None))
+
+    def admit(self, messages: Sequence[Message]) -> int:
+        """Return how many of these messages, from the first, to deliver."""
+        count = self.room(len(messages))
+        if count and self._until_s is not None:
+            self._test = messages[0]
+            log.info("circuit breaker half-open, one message is delivered: queue=%s", self.queue)
+        return count
+
+    def delay_ms(self, message: Message) -> int:
+        """Return the delay of a released message, longer each time because other queues of its group are read."""
+        pauses = min(1 + uncounted(message._record.headers), MAX_PAUSES) - 1
+        return max(int((self.pause_left_s + pauses * self.settings.reset_timeout_ms / 1000) * 1000), 1)
+
+    def finished(self) -> None:
+        """Allow another test message if the current one ended without success or failure."""
+        if self._test is not None and self._test.offset not in self._test._held.open:
+            self._test = None
+
+    def succeeded(self, messages: Sequence[Message]) -> None:
+        """Record that a handler returned."""
+        if self._until_s is None:
+            self._successes += 1
+            self._succeeded = True
+        elif self._test in messages:
+            self._tell(failed=False)
+            self._until_s, self._test, self._succeeded = None, None, True
+            log.warning("circuit breaker closed: queue=%s", self.queue)
+
+    def failed(self, messages: Sequence[Message]) -> bool:
+        """Record that a handler failed; return whether the attempt counts."""
+        if self._until_s is not None:
+            if self._test in messages:
+                self._tell(failed=True)
+                self._open()
+            return False
+        counts, self._succeeded = self._succeeded, False
+        for _ in range(min(self._successes, self.settings.window)):
+            self._tell(failed=False)
+        self._successes = 0
+        self._tell(failed=True)
+        if self._circuit.state.value == "open":
+            self._open()
+            return False
+        return counts
+
+    def _open(self) -> None:
+        self._until_s = self._clock() + self.settings.reset_timeout_ms / 1000
+        self._test = None
+        self.openings += 1
+        log.warning(
+            "circuit breaker open, no message is delivered: queue=%s pause=%gs", self.queue,
+            self.settings.reset_timeout_ms / 1000,
+        )  # fmt: skip
+        self._opened(self.queue)
+
+    def _tell(self, *, failed: bool) -> None:
+        with suppress(_Failed), self._circuit:
+            if failed:
+                raise _Failed
+
+
+def _circuit(queue: str, settings: Breaker, clock: Callable[[], float]) -> Any:
+    """Return interlock's circuit breaker with a queue's settings."""
+    try:
+        import interlock  # not at the top: only queues with a breaker need it
+    except ImportError as error:
+        raise ConfigError(
+            f"queue {queue!r}: its settings have a breaker, for which a library is missing: pip install"
+            f" 'marq[breaker]', or take the breaker away: faust -A app queue {queue} --set breaker=false"
+        ) from error
+    return interlock.CircuitBreaker(
+        name=queue,
+        config=interlock.Config(
+            failure_rate_threshold=settings.failure_rate,
+            minimum_number_of_calls=settings.window,
+            window_size=settings.window,
+            permitted_calls_in_half_open=1,
+            wait_duration_in_open=settings.reset_timeout_ms / 1000,
+            slow_call_duration_threshold=_NEVER_SLOW_S,
+        ),
+        clock=_Clock(clock),
+    )

@@ -1,0 +1,340 @@
+"""The consumer: receives messages of one queue or of a group of queues, and settles them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
+from typing import Self, Unpack
+
+from marq.client import token
+from marq.client.codecs import Codec, check_codec
+from marq.client.hooks import point
+from marq.client.lifecycle import Lifecycle
+from marq.consumer.at_most_once import dispatched
+from marq.consumer.handler_pool import (
+    DEFAULT_BATCH_CONCURRENCY,
+    DEFAULT_BATCH_MESSAGES,
+    BatchHandler,
+    BatchHandlerTasks,
+    HandlerTasks,
+)
+from marq.consumer.handlers import DEFAULT_CONCURRENCY, Handler, check_handler, definitions_for, definitions_of
+from marq.consumer.membership import Membership
+from marq.consumer.message import Message
+from marq.consumer.receiver_settings import ReceiverSettings
+from marq.consumer.session import MemberSession, join
+from marq.consumer.settlement import ack, ack_by_token, put_back
+from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
+from marq.kafka.topics import Topics
+from marq.settings.client import ClientOptions, ClientSettings, whole_number
+from marq.settings.definitions import Definitions
+from marq.settings.durations import Duration, duration_ms, plain_seconds
+from marq.wire.errors import ConfigError, LeaseLost, MarqError
+
+DEFAULT_MAX_LEASE_S = 3600.0
+DEFAULT_MAX_IN_FLIGHT = 20_000
+DEFAULT_SHUTDOWN_TIMEOUT_S = 3.0
+MAX_CONCURRENCY = 10_000
+MAX_MAX_IN_FLIGHT = 1_000_000
+#: An iteration yields to other tasks at least this often.
+_YIELD_S = 0.005
+#: A DISPATCH marker may take this long, even if less of the time to wait is left.
+DISPATCH_S = 2.0
+
+
+class Consumer(Lifecycle[MemberSession]):
+    """Receives the messages of a queue, or of all queues of a group: by iteration, :meth:`receive`, or :meth:`run`.
+
+    Args:
+        queue: the queue's name; or
+        group: a group's name, to receive from all queues whose settings name it.
+        bootstrap_servers: ``host:port``, several separated by commas (default MARQ_BOOTSTRAP_SERVERS).
+        lease: how long the consumer holds a message before it is redelivered, in seconds or as a timedelta (default:
+            the queue's setting). The consumer renews its leases.
+        max_lease: how long a lease is renewed at most (default 1 h); after that a hanging handler loses its message.
+        max_in_flight: maximum number of messages in flight, prefetched ones included (default 20,000). The consumer
+            holds about as many as it finishes in a second, and at least twice the ``concurrency`` of :meth:`run`.
+        codec: decodes :attr:`Message.value` (default: bytes).
+        instance_id: a name for static membership: a restart within the session timeout moves no partitions. Each
+            consumer of a group needs its own; if another one joins with the same id, this one stops with a ConfigError.
+        shutdown_timeout: how long :meth:`stop` waits for running handlers (default 3 s).
+        transactional: whether the consumer writes the marker and commits the offset in one Kafka transaction, and
+            receives nothing from transactions that are open or aborted (default False: it writes the marker first).
+            That avoids some duplicates when a consumer or a worker is killed, but costs throughput; see
+            docs/guarantees.md.
+        options: see :class:`marq.settings.client.ClientOptions`.
+    """
+
+    def __init__(
+        self,
+        queue: str | None = None,
+        bootstrap_servers: str | Sequence[str] | None = None,
+        *,
+        group: str | None = None,
+        lease: Duration | None = None,
+        max_lease: Duration = DEFAULT_MAX_LEASE_S,
+        max_in_flight: int = DEFAULT_MAX_IN_FLIGHT,
+        codec: Codec | None = None,
+        instance_id: str | None = None,
+        shutdown_timeout: Duration = DEFAULT_SHUTDOWN_TIMEOUT_S,
+        transactional: bool = False,
+        **options: Unpack[ClientOptions],
+    ) -> None:
+        self._settings = ClientSettings.read(bootstrap_servers, options, owner="Consumer")
+        self._membership = Membership(queue, group)
+        super().__init__(f"the consumer of {self._membership}")
+        self._lease_ms = None if lease is None else duration_ms("lease", lease, least_ms=100)
+        self._max_lease_ms = duration_ms("max_lease", max_lease, least_ms=100)
+        if self._lease_ms is not None and self._max_lease_ms < self._lease_ms:
+            raise ConfigError(
+                f"max_lease={max_lease!r} is shorter than lease={lease!r}, but a consumer holds each message for at"
+                " least its lease: raise max_lease, or shorten lease"
+            )
+        self._max_in_flight = whole_number("max_in_flight", max_in_flight, most=MAX_MAX_IN_FLIGHT)
+        self._codec = check_codec(codec)
+        self._shutdown_timeout_s = duration_ms("shutdown_timeout", shutdown_timeout, most_ms=3_600_000) / 1000
+        if instance_id is not None and (not isinstance(instance_id, str) or not instance_id):
+            raise ConfigError(f"instance_id={instance_id!r}: expected text (str)")
+        self._instance_id = instance_id
+        if not isinstance(transactional, bool):
+            raise ConfigError(f"transactional={transactional!r}: expected True or False")
+        self._start = TRANSACTIONAL if transactional else MARKED
+        #: Whether the next stop releases prefetched messages.
+        self._release = True
+        self._yielded_s = 0.0
+
+    @property
+    def queue(self) -> str | None:
+        """The queue's name; None for a consumer of a group."""
+        return self._membership.queue
+
+    @property
+    def name(self) -> str:
+        """The name of the queue or the group."""
+        return self._membership.name
+
+    @property
+    def in_flight(self) -> int | None:
+        """How many messages are in flight, prefetched ones included; None if stopped."""
+        return None if self._running is None else self._running.prefetch.in_flight
+
+    @property
+    def processing(self) -> int | None:
+        """How many messages your code is processing; None if stopped."""
+        return None if self._running is None else self._running.prefetch.processing
+
+    @property
+    def breakers(self) -> dict[str, str]:
+        """The state of each queue's circuit breaker, for queues with one: "closed", "open", or "half-open"."""
+        breakers = {} if self._running is None else self._running.receiver.rules.breakers
+        return {queue: breaker.state for queue, breaker in breakers.items()}
+
+    async def _open(self, opened: AsyncExitStack) -> MemberSession:
+        session = await join(self._membership, self._settings, self._receiver_settings, self._start, self._instance_id)
+        opened.push_async_callback(lambda: session.end(self._shutdown_timeout_s, release=self._release))
+        return session
+
+    def _hurry(self, running: MemberSession) -> None:
+        running.hurry()
+
+    def _receiver_settings(self, topics: Topics, definitions: Definitions) -> ReceiverSettings:
+        return ReceiverSettings(
+            lease_ms=self._lease_ms,
+            max_in_flight=self._max_in_flight,
+            max_lease_ms=self._max_lease_ms,
+            markers_partitions=topics.markers_partitions,
+            limit_bytes=topics.markers_limit_bytes,
+            codec=self._codec,
+            queue=definitions.settings,
+            purge=definitions.purge,
+        )
+
+    async def stop(self, release: bool = True) -> None:
+        """Stop receiving, wait up to ``shutdown_timeout`` for handlers, write all outcomes, and leave the group.
+
+        Prefetched messages are released, or with ``release=False`` redelivered when their leases end. Messages taken by
+        iteration or :meth:`receive` that have no outcome stay leased until their leases end. Does nothing when stopped.
+        With the default timeout it ends within 10 s, even if the broker is gone.
+
+        Raises:
+            MarqError: a handler of this consumer called it, and it would wait for that handler.
+        """
+        running = self._running
+        if running is not None and any(asyncio.current_task() in pool.tasks for pool in running.prefetch.pools):
+            raise MarqError(
+                f"the consumer of {self._membership}: stop() waits for handlers to end, so a handler can't await it;"
+                " call asyncio.create_task(consumer.stop()) there, and keep the task"
+            )
+        async with self._changing:
+            self._release = release
+            await self._end()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        running = self._started()
+        buffer = running.buffer
+        now_s = running.cluster.now_s()
+        if now_s - self._yielded_s > _YIELD_S:
+            # A loop whose body never waits would starve acks, renewals and heartbeats.
+            await asyncio.sleep(0)
+            self._yielded_s = now_s
+        while not buffer.closed:
+            message = buffer.take(now_s)
+            if message is not None:
+                if await dispatched([message]):
+                    return message
+                now_s = running.cluster.now_s()
+                continue
+            await running.cluster.within(None, running.wait(1))
+            self._yielded_s = now_s = running.cluster.now_s()
+        running.raise_error()
+        raise StopAsyncIteration
+
+    @point("receive")
+    async def receive(
+        self, max_messages: int = 100, wait: Duration = 20.0, lease: Duration | None = None
+    ) -> list[Message]:
+        """Return up to ``max_messages`` as soon as there are any, or [] if none came within ``wait``.
+
+        ``lease`` replaces the consumer's lease for these messages. Messages of a queue that delivers at most once are
+        returned when their DISPATCH marker is durable. If the broker does not confirm it within ``wait``, or within 2 s
+        if that is longer, they are released and the call returns [].
+
+        Raises:
+            ConfigError: the lease is longer than ``max_lease``.
+            MarqError: receiving has stopped for good; the text says why.
+        """
+        running = self._started()
+        count = whole_number("max_messages", max_messages, most=MAX_MAX_IN_FLIGHT)
+        wait_s = duration_ms("wait", wait) / 1000
+        clock = asyncio.get_running_loop().time
+        until_s = clock() + wait_s
+        lease_ms = None if lease is None else duration_ms("lease", lease, least_ms=100)
+        if lease_ms is not None and lease_ms > self._max_lease_ms:
+            raise ConfigError(
+                f"lease={lease!r} is longer than max_lease ({plain_seconds(self._max_lease_ms)} s): pass a"
+                " shorter lease, or create the consumer with a longer max_lease"
+            )
+        messages = running.take(count)
+        if not messages:
+            try:
+                messages = await running.cluster.within(wait_s, running.take_some(count))
+            except TimeoutError:
+                # Some may have come at the same moment.
+                messages = running.take(count)
+        if not messages:
+            running.raise_error()
+        try:
+            async with asyncio.timeout_at(max(until_s, clock() + DISPATCH_S)):
+                messages = await dispatched(messages)
+        except TimeoutError:
+            return []
+        if messages and lease_ms is not None:
+            try:
+                await running.hold(messages, lease_ms)
+            except BaseException:
+                # The caller never sees them. Without a release they would be held until max_lease.
+                put_back(messages)
+                raise
+        return messages
+
+    async def run(self, handler: Handler, concurrency: int | None = None) -> None:
+        """Call a handler for each message until the consumer is stopped.
+
+        A coroutine function runs in this event loop, a plain function in a pool of ``concurrency`` threads. When it
+        returns, the message is acked. ``raise Retry(delay=…)`` releases the message, ``raise Reject("why")``
+        dead-letters it, and any other exception releases it with the queue's backoff.
+
+        A coroutine function is cancelled when the lease of its message ends, because another consumer may have the
+        message then; a thread runs on. If this call is cancelled, running handlers are cancelled and their messages
+        released; the attempt does not count.
+
+        Args:
+            handler: may be decorated with :func:`marq.handler`, whose concurrency and codec then apply.
+            concurrency: number of simultaneous calls (default: the decorator's, else 64).
+
+        Raises:
+            ConfigError: the handler can't be called with a message, or is decorated for another queue.
+            MarqError: receiving has stopped for good; the text says why.
+        """
+        check_handler(handler)
+        running = self._started()
+        definitions = definitions_for(handler, running.queues)
+        if concurrency is None:
+            decorated = [each.concurrency for each in definitions.values() if each.concurrency is not None]
+            concurrency = max(decorated, default=DEFAULT_CONCURRENCY)
+        count = whole_number("concurrency", concurrency, most=MAX_CONCURRENCY)
+        codecs = {queue: each.codec for queue, each in definitions.items() if each.codec is not None}
+        await running.work(HandlerTasks(running.buffer, running.receiver.acks, handler, count, codecs))
+
+    async def run_batch(
+        self,
+        handler: BatchHandler,
+        max_messages: int = DEFAULT_BATCH_MESSAGES,
+        concurrency: int = DEFAULT_BATCH_CONCURRENCY,
+    ) -> None:
+        """Call a handler with lists of messages until the consumer is stopped.
+
+        Each list contains the messages that are available, from 1 to ``max_messages`` (and at most ``max_in_flight``).
+        When the handler returns, all messages without an outcome of their own are acked. If it raises, the exception
+        applies to all of these, as with :meth:`run`. Give a message its own outcome with
+        ``await message.reject("why", wait=False)``. A coroutine function is cancelled when the lease of one of its
+        messages ends; the messages it still holds are released with the queue's backoff.
+
+        Args:
+            handler: a coroutine function, or a plain function, which runs in a thread; not decorated.
+            max_messages: maximum length of a list (default 1,000).
+            concurrency: number of simultaneous calls (default 1).
+
+        Raises:
+            ConfigError: the handler can't be called with a list of messages.
+            MarqError: receiving has stopped for good; the text says why.
+        """
+        check_handler(handler, "a list of messages")
+        if definitions_of(handler):
+            raise ConfigError(f"run_batch({handler!r}): a decorated handler takes one message; use run(handler)")
+        size = whole_number("max_messages", max_messages, most=MAX_MAX_IN_FLIGHT)
+        count = whole_number("concurrency", concurrency, most=MAX_CONCURRENCY)
+        running = self._started()
+        await running.work(
+            BatchHandlerTasks(running.buffer, running.receiver.acks, handler, count, size, self._max_in_flight)
+        )
+
+    @point("ack_many")
+    async def ack(self, messages: Message | str | Iterable[Message | str]) -> None:
+        """Ack a message, several, or messages named by their tokens; durable on return.
+
+        Raises:
+            LeaseLost: some leases had ended before; their acks were written all the same.
+            ValueError: a token can't be read.
+        """
+        running = self._started()
+        items = [messages] if isinstance(messages, Message | str) else list(messages)
+        tokens = [token.decode(item) for item in items if isinstance(item, str)]
+        held = [item for item in items if not isinstance(item, str)]
+        expiries = [message._expiry_s for message in held]
+        for message in held:
+            ack(message)
+        receiver = running.receiver
+        for each in tokens:
+            ack_by_token(each, receiver.renewal, receiver.acks)
+        await receiver.settle()
+        now_s = running.cluster.now_s()
+        lost = [message.id for message, expiry_s in zip(held, expiries, strict=True) if expiry_s <= now_s]
+        if lost:
+            raise LeaseLost(
+                f"{self._membership}: {len(lost)} of {len(held)} messages were acked after their leases had run out,"
+                f" so they may be delivered again; the first is {lost[0]}"
+            )
+
+    async def flush(self) -> None:
+        """Return when all outcomes so far are durable.
+
+        Raises:
+            BrokerUnavailable: the consumer was stopped before that.
+        """
+        if self._running is not None:
+            await self._running.receiver.settle()

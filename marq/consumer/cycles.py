@@ -1,0 +1,124 @@
+"""The cycles of :mod:`marq.consumer.receiver` in progress (steps 2 to 4), and the records fetched for the next ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from marq.consumer.acquisition import Acquisition
+from marq.kafka.acquire_strategies import AcquireStrategy
+from marq.kafka.reader import NotCommitted
+from marq.kafka.records import Records
+from marq.kafka.serving import Serving
+from marq.kafka.writer import MarkerRecord
+from marq.wire.markers import Source
+
+#: Maximum number of cycles: one writes its ACQUIREs while the previous one commits. More run only while
+#: ``BUSY_RECORDS`` wait, because a small cycle costs as much as a large one.
+MAX_CYCLES, MAX_CYCLES_BUSY, BUSY_RECORDS = 2, 4, 1_000
+
+
+class BeforeFailed(NotCommitted):
+    """The previous cycle failed, and went back for both."""
+
+
+class Taking(NamedTuple):
+    """What one cycle acquires and then commits; ``limit_s`` applies to each of the two steps."""
+
+    strategy: AcquireStrategy
+    acquisitions: Sequence[Acquisition]
+    markers: Sequence[MarkerRecord]
+    offsets: Mapping[Source, int]
+    limit_s: float
+
+    def __str__(self) -> str:
+        return " ".join(f"partition={source.partition} end={offset}" for source, offset in self.offsets.items())
+
+
+class Cycle(NamedTuple):
+    """Steps 2 to 4 for some records, of which at most ``pending`` will be delivered."""
+
+    records: Mapping[Source, Records]
+    assignment: int
+    pending: int
+    task: asyncio.Task[bool]
+
+
+class Cycles(deque[Cycle]):
+    """Cycles in progress, in the order in which their records were read."""
+
+    @property
+    def tasks(self) -> list[asyncio.Task[bool]]:
+        return [cycle.task for cycle in self]
+
+    @property
+    def pending(self) -> int:
+        """The maximum number of messages that will be delivered."""
+        return sum([cycle.pending for cycle in self])
+
+    def have_to_end(self, waiting: int) -> bool:
+        """Whether the first cycle has ended, or must end before the ``waiting`` records get one."""
+        most = MAX_CYCLES_BUSY if waiting >= BUSY_RECORDS else MAX_CYCLES
+        return bool(self) and (self[0].task.done() or (waiting > 0 and len(self) >= most))
+
+
+async def ended(before: asyncio.Task[bool] | None) -> None:
+    """Wait for the previous cycle.
+
+    Raises:
+        BeforeFailed: its records will be read again.
+    """
+    if before is None:
+        return
+    await asyncio.wait([before])
+    if before.cancelled() or before.exception() is not None or not before.result():
+        raise BeforeFailed("what was read before it was not committed")
+
+
+class FetchedRecords:
+    """Records that were fetched and not yet acquired, in order for each source partition.
+
+    They have no lease and no commit. So the receiver may fetch far more than it has room for, which matters if most
+    records of a topic belong to other queues; ``serving`` tells which are ours.
+    """
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+        self._records: dict[Source, Records] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._records)
+
+    @property
+    def count(self) -> int:
+        """The number of records, other queues' included."""
+        return sum(map(len, self._records.values()))
+
+    def put(self, records: Mapping[Source, Records]) -> None:
+        """Add the records that follow."""
+        for source, read in records.items():
+            before = self._records.get(source)
+            self._records[source] = Records.joined([before, read]) if before is not None else read
+
+    def clear(self) -> dict[Source, int]:
+        """Forget all records; return where reading has to continue."""
+        starts = {source: read.offsets[0] for source, read in self._records.items()}
+        self._records = {}
+        return starts
+
+    def cut(self, room: int) -> dict[Source, Records]:
+        """Take records with at most ``room`` messages of ours, and the other records between and after them."""
+        taken: dict[Source, Records] = {}
+        left: dict[Source, Records] = {}
+        for source, read in self._records.items():
+            count = len(read)
+            end = count if count <= room else self._serving.end(source, read, room)
+            if end:
+                taken[source] = read if end == count else read[:end]
+                room -= end if end == count <= room else self._serving.count(source, taken[source])
+            if end < count:
+                left[source] = read[end:]
+        self._records = left
+        return taken

@@ -1,0 +1,330 @@
+"""Tasks that call one handler, message by message or batch by batch.
+
+There is no task for each message: a coroutine handler runs in the pool's own task, a plain function in a thread. When
+the lease of a message ends, another consumer may have it, so the task is cancelled while it waits in the handler, takes
+the cancellation back afterwards, and continues with the next message. A shutdown cancels the same tasks; the task
+counts its cancellations, and one that is left over is the shutdown's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
+
+from marq.client.codecs import Codec
+from marq.client.hooks import point
+from marq.client.outcomes import Outcome
+from marq.consumer import settlement
+from marq.consumer.ack_batcher import AckBatcher
+from marq.consumer.at_most_once import dispatched
+from marq.consumer.handlers import Handler
+from marq.consumer.held_batch import HeldBatch
+from marq.consumer.message import Message
+from marq.consumer.prefetch import PrefetchBuffer
+from marq.wire.errors import LeaseLost
+
+log = logging.getLogger("marq")
+
+BatchHandler = Callable[[list[Message]], Awaitable[Any]] | Callable[[list[Message]], Any]
+
+#: How long cancelled handlers may clean up during a stop.
+CLEAN_UP_S = 2.0
+#: A task yields to others after this many messages or this much time.
+MAX_BURST, BURST_S = 256, 0.005
+#: Defaults of :meth:`marq.Consumer.run_batch`.
+DEFAULT_BATCH_MESSAGES, DEFAULT_BATCH_CONCURRENCY = 1_000, 1
+
+#: What a handler is called with: a message, or a list of them.
+Work = TypeVar("Work")
+
+_held: Callable[[Message], HeldBatch] = attrgetter("_held")
+
+
+class HandlerPool(ABC, Generic[Work]):
+    """``concurrency`` tasks for which ``demand`` messages are kept prefetched; ``codecs`` override the consumer's."""
+
+    def __init__(
+        self,
+        buffer: PrefetchBuffer,
+        acks: AckBatcher,
+        handler: Callable[[Work], Any],
+        concurrency: int,
+        demand: int,
+        codecs: Mapping[str, Codec] | None = None,
+    ) -> None:
+        self._buffer = buffer
+        self._acks = acks
+        self._demand = demand
+        self._codecs = codecs or {}
+        self._threads: ThreadPoolExecutor | None = None
+        self._concurrency = concurrency
+        self._handler = handler if is_coroutine_function(handler) else self._threaded(handler)
+        self.tasks: list[asyncio.Task[None]] = []
+        #: The argument of each task's current call; None in between.
+        self._current: list[Work | None] = [None] * concurrency
+        #: Tasks cancelled because a lease ended, which have not taken the cancellation back yet.
+        self._interrupted: set[int] = set()
+        self._stopping = False
+        self._hurried = False
+        #: The wait for running handlers during a stop.
+        self._waiting: asyncio.Future[Any] | None = None
+
+    @abstractmethod
+    async def _work(self, index: int) -> None:
+        """Take work from the buffer and call the handler until the pool stops."""
+
+    @abstractmethod
+    def _messages(self, work: Work) -> Sequence[Message]:
+        """Return the messages of one call."""
+
+    def _threaded(self, handler: Callable[[Work], Any]) -> Callable[[Work], Awaitable[None]]:
+        self._threads = threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="marq-handler")
+
+        async def call(work: Work) -> None:
+            result = await asyncio.get_running_loop().run_in_executor(threads, handler, work)
+            if inspect.isawaitable(result):
+                await result
+
+        return call
+
+    def start(self) -> None:
+        self._buffer.handler_demand += self._demand
+        self._buffer.pools.append(self)
+        self.tasks = [asyncio.create_task(self._work(index)) for index in range(self._concurrency)]
+
+    @property
+    def busy_tasks(self) -> Sequence[asyncio.Task[None]]:
+        """The tasks that are in a handler now."""
+        pairs = zip(self.tasks, self._current, strict=True)
+        return [task for task, work in pairs if work is not None and not task.done()]
+
+    async def done(self) -> None:
+        """Return when all tasks have ended, by stop() or because the buffer was closed."""
+        await asyncio.wait(self.tasks)
+        for task in self.tasks:
+            # stop() cancels tasks; any other exception is a bug in Marq.
+            if not task.cancelled():
+                task.result()
+
+    async def stop(self, shutdown_s: float) -> None:
+        """Take no more work; cancel handlers that still run after ``shutdown_s`` and release their messages."""
+        if self._stopping:
+            return
+        self._stopping = True
+        self._buffer.handler_demand -= self._demand
+        self._buffer.wake_all()
+        if self.tasks and shutdown_s > 0 and not self._hurried:
+            self._waiting = asyncio.ensure_future(asyncio.wait(self.tasks, timeout=shutdown_s))
+            await asyncio.wait([self._waiting])
+        for task in self.tasks:
+            task.cancel()
+        if self.tasks:
+            _, running = await asyncio.wait(self.tasks, timeout=CLEAN_UP_S)
+            self._abandon(running)
+        if self._threads is not None:
+            # A thread can't be cancelled: its message was released, and the stop does not wait for it.
+            self._threads.shutdown(wait=False, cancel_futures=True)
+        self._buffer.pools.remove(self)
+
+    def hurry(self) -> None:
+        """Stop waiting for running handlers."""
+        self._hurried = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    def _abandon(self, tasks: Collection[asyncio.Task[None]]) -> None:
+        """Release the messages of handlers that ignore their cancellation."""
+        for task, work in zip(self.tasks, self._current, strict=True):
+            if task in tasks and work is not None:
+                messages = self._messages(work)
+                log.warning("handler goes on although it was cancelled: %s", _describe(messages))
+                settlement.interrupt(messages)
+
+    # --- ended leases -------------------------------------------------------------------------------------------------
+
+    def lose(self, held: HeldBatch, offsets: Sequence[int]) -> None:
+        """Cancel the handlers of messages whose lease has ended."""
+        lost = set(offsets) - held.decided
+        for index, work in enumerate(self._current):
+            if work is not None:
+                messages = [message for message in self._messages(work) if message._held is held]
+                if members := [message for message in messages if message.offset in lost]:
+                    self._interrupt(index, members)
+
+    def _interrupt(self, index: int, lost: Sequence[Message]) -> None:
+        task = self.tasks[index]
+        if self._threads is not None:
+            log.warning("lease lost; its handler runs in a thread and can't be cancelled: %s", _describe(lost))
+        # A task that was cancelled before is about to end; if a stop did it, the stop settles the messages.
+        elif not (task.done() or task.cancelling()):
+            log.warning("lease lost, its handler is cancelled: %s", _describe(lost))
+            self._interrupted.add(index)
+            task.cancel(f"the lease ran out: {_describe(lost)}")
+
+    def _resumed(self, index: int) -> bool:
+        """Take back the cancellation of a task whose lease ended; return whether there was one."""
+        if index not in self._interrupted:
+            return False
+        self._interrupted.remove(index)
+        self.tasks[index].uncancel()
+        return True
+
+    # --- failed handlers ----------------------------------------------------------------------------------------------
+
+    def _failed(self, index: int, messages: Sequence[Message], error: BaseException) -> None:
+        """Settle the messages of a call that raised."""
+        lost = self._resumed(index)
+        stopping = self.tasks[index].cancelling() > 0
+        cancelled = isinstance(error, asyncio.CancelledError) and not stopping
+        if cancelled:
+            # Not by a stop: a lease ended, or something that the handler awaited was cancelled.
+            text = _describe(messages)
+            replaced = LeaseLost(f"of {text}") if lost else RuntimeError("CancelledError in the handler")
+            replaced.__cause__, error = error, replaced
+        decided = sum([message.offset in message._held.decided for message in messages])
+        settlement.fail_all(messages, error, only_open=lost and not stopping)
+        if not isinstance(error, Exception):
+            raise error
+        if not (isinstance(error, Outcome) or (lost and cancelled)):
+            # A traceback shows code and no values, so payloads stay out of the log.
+            text = f"{type(error).__name__}: {error}"[:200]
+            log.error("handler failed: %s decided=%d error=%s", _describe(messages), decided, text, exc_info=error)
+
+
+class HandlerTasks(HandlerPool[Message]):
+    """``concurrency`` tasks of a handler that takes one message."""
+
+    @point("handlers")
+    def __init__(
+        self,
+        buffer: PrefetchBuffer,
+        acks: AckBatcher,
+        handler: Handler,
+        concurrency: int,
+        codecs: Mapping[str, Codec] | None = None,
+    ) -> None:
+        # Twice the concurrency, so that the next message is ready when a handler returns.
+        super().__init__(buffer, acks, handler, concurrency, 2 * concurrency, codecs)
+        #: The task that began last.
+        self._latest = -1
+
+    def _messages(self, work: Message) -> Sequence[Message]:
+        return [work]
+
+    async def _work(self, index: int) -> None:
+        buffer, acks, handler = self._buffer, self._acks, self._handler
+        made, make = buffer.ready.made, buffer.ready.make
+        current, interrupted, codecs = self._current, self._interrupted, self._codecs
+        clock, pop, finish = acks.clock, made.popleft, settlement.finish
+        burst = 1
+        while not (self._stopping or buffer.closed):
+            if not (made or make()):
+                acks.flush_soon()
+                await buffer.wait()
+                continue
+            begun_s = clock()
+            left = burst
+            self._latest = index
+            while left and (made or make()) and not self._stopping:
+                left -= 1
+                message = pop()
+                held = message._held
+                if held.expires_s <= clock():
+                    continue
+                # Right before the call, so that a crash abandons only messages that a handler was about to process.
+                if held.at_most_once is not None:
+                    # The previous message is finished: the end of its lease must not cancel this wait.
+                    current[index] = None
+                    if not await held.at_most_once.dispatch([message]):
+                        continue
+                if codecs:
+                    held.codec = codecs.get(held.queue, held.codec)
+                current[index] = message
+                try:
+                    await handler(message)
+                except BaseException as error:
+                    self._failed(index, [message], error)
+                else:
+                    if interrupted:
+                        self._resumed(index)
+                    finish(message)
+            current[index] = None
+            took_s = clock() - begun_s
+            # If the handler waited and another task began meanwhile, all others had their turn.
+            yielded = burst == 1 and self._latest != index
+            burst = min(burst * 2, MAX_BURST) if took_s < BURST_S else max(1, burst // 2)
+            if not yielded:
+                await asyncio.sleep(0)
+
+
+class BatchHandlerTasks(HandlerPool[list[Message]]):
+    """``concurrency`` tasks of a handler that takes up to ``max_messages``; at most ``most`` are prefetched.
+
+    A batch contains the messages that are available. The next one is prefetched while the handler works, so batches are
+    full if there is a backlog.
+    """
+
+    @point("batch_handlers")
+    def __init__(
+        self,
+        buffer: PrefetchBuffer,
+        acks: AckBatcher,
+        handler: BatchHandler,
+        concurrency: int,
+        max_messages: int,
+        most: int,
+    ) -> None:
+        super().__init__(buffer, acks, handler, concurrency, min(2 * concurrency * max_messages, most))
+        self._max_messages = max_messages
+
+    def _messages(self, work: list[Message]) -> Sequence[Message]:
+        return work
+
+    async def _work(self, index: int) -> None:
+        buffer, acks = self._buffer, self._acks
+        while not (self._stopping or buffer.closed):
+            batch = self._take()
+            if not batch:
+                acks.flush_soon()
+                await buffer.wait()
+                continue
+            # Right before the call, as in HandlerTasks.
+            batch = await dispatched(batch)
+            if not batch:
+                continue
+            self._current[index] = batch
+            try:
+                # A copy: the handler may remove messages from its list, and they are acked all the same.
+                await self._handler(batch.copy())
+            except BaseException as error:
+                self._failed(index, batch, error)
+            else:
+                self._resumed(index)
+                settlement.finish_all(batch)
+            self._current[index] = None
+            await asyncio.sleep(0)
+
+    def _take(self) -> list[Message]:
+        """Take the available messages whose leases have not ended."""
+        batch, now_s = self._buffer.ready.take(self._max_messages), self._acks.clock()
+        ended = {held for held in set(map(_held, batch)) if held.expires_s <= now_s}
+        return [message for message in batch if message._held not in ended] if ended else batch
+
+
+def is_coroutine_function(handler: object) -> bool:
+    """Whether a call returns a coroutine, also for objects with an async ``__call__``."""
+    return inspect.iscoroutinefunction(handler) or (callable(handler) and inspect.iscoroutinefunction(handler.__call__))
+
+
+def _describe(messages: Sequence[Message]) -> str:
+    first = messages[0]
+    text = (
+        f"queue={first.queue} id={first.id} partition={first.partition} offset={first.offset} attempt={first.attempt}"
+    )
+    return text if len(messages) == 1 else f"{text} messages={len(messages)}"

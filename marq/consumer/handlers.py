@@ -1,0 +1,253 @@
+"""The decorator that assigns a function to a queue, and the search for decorated functions in modules.
+
+The definition is an attribute of the function. There is no registry that fills during imports: importing a handler
+changes nothing, and programs that run handlers name the modules to search.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any, TypeVar
+
+from marq.client.codecs import Codec, check_codec
+from marq.consumer.message import Message
+from marq.settings.client import whole_number
+from marq.settings.hints import OURS, Unknown, UnknownOption, refuse
+from marq.settings.queue import CHECKS, MAX_CONCURRENCY
+from marq.wire.errors import ConfigError
+from marq.wire.names import check_group_name, check_queue_name
+
+Handler = Callable[[Message], Awaitable[Any]] | Callable[[Message], Any]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+DEFAULT_CONCURRENCY = 64
+
+_ATTRIBUTE = "__marq_handlers__"
+#: Names of queue settings in other systems.
+_FOREIGN_SETTINGS = {"max_retries": "max_attempts", "visibility_timeout": "lease"}
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerDefinition:
+    """A function that handles a queue; ``name`` is ``module:qualname``, as in ``handler`` of queues.toml."""
+
+    queue: str
+    function: Handler
+    name: str
+    concurrency: int | None = None
+    codec: Codec | None = None
+    group: str | None = None
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The definition as a layer of the queue's settings."""
+        settings = {"handler": self.name, "group": self.group, "concurrency": self.concurrency}
+        return {key: value for key, value in settings.items() if value is not None}
+
+
+def handler(
+    queue: str,
+    *,
+    concurrency: int | None = None,
+    codec: Codec | None = None,
+    group: str | None = None,
+    **unknown: Unknown,
+) -> Callable[[Function], Function]:
+    """Decorate a function that handles the messages of ``queue``; the function itself does not change.
+
+    ``faust -A app worker`` runs it if MARQ_HANDLERS names its module; so does :meth:`Consumer.run`. Stack several
+    decorators to handle several queues.
+
+    Args:
+        queue: the queue's name.
+        concurrency: number of simultaneous calls (default: the queue's setting, else 64).
+        codec: decodes ``message.value`` (default: the consumer's codec, else bytes).
+        group: the group of queues that are read together (default "handlers").
+
+    Raises:
+        ConfigError: a name or a number is not allowed, or the function can't be called with one message.
+        TypeError: the decorator lacks its parentheses, or there is no such keyword.
+    """
+    if callable(queue):
+        raise TypeError('@marq.handler needs the name of a queue: write @marq.handler("emails"), for example')
+    check_queue_name(queue)
+    _refuse(queue, unknown)
+    if concurrency is not None:
+        whole_number("concurrency", concurrency, most=MAX_CONCURRENCY)
+    if codec is not None:
+        check_codec(codec)
+    if group is not None:
+        check_group_name(group)
+
+    def decorate(function: Function) -> Function:
+        _check_decorated(queue, function)
+        _attach(HandlerDefinition(queue, function, _name(function), concurrency, codec, group))
+        return function
+
+    return decorate
+
+
+def definitions_of(function: object) -> tuple[HandlerDefinition, ...]:
+    """Return the definitions of a decorated function or bound method, also if another decorator wraps it."""
+    try:
+        definitions = getattr(function, _ATTRIBUTE, ())
+    except Exception:  # a proxy of another library may raise anything
+        return ()
+    if not isinstance(definitions, tuple) or not callable(function):
+        return ()
+    # Other decorators copy attributes to their wrappers, and methods show those of their function.
+    return tuple(replace(each, function=function) for each in definitions if isinstance(each, HandlerDefinition))
+
+
+def handlers_in(*modules: ModuleType) -> list[HandlerDefinition]:
+    """Return the decorated functions in the namespaces of modules, imported ones included.
+
+    So the ``__init__`` of a package can gather its handlers. A function that occurs twice counts once. A decorated
+    method counts if the module has a name for the bound method of an instance.
+
+    Raises:
+        ConfigError: two functions for one queue, or a decorated method without an instance.
+    """
+    by_queue: dict[str, HandlerDefinition] = {}
+    seen: set[int] = set()
+    for module in modules:
+        for variable, value in list(vars(module).items()):
+            if isinstance(value, type) or id(value) in seen:
+                continue
+            seen.add(id(value))
+            for definition in definitions_of(value):
+                name = f"{module.__name__}:{variable}"
+                _add(by_queue, definition if _imported(definition.name) is value else replace(definition, name=name))
+    for module in modules:
+        for definition in _methods(module):
+            if definition.queue not in by_queue:
+                raise ConfigError(
+                    f"queue {definition.queue!r}: its handler {definition.name} is a method, and the module names no"
+                    f" instance to call it on: write, for example, handle = {_class_of(definition.name)}().handle"
+                )
+    return list(by_queue.values())
+
+
+def definitions_for(function: object, queues: Collection[str]) -> dict[str, HandlerDefinition]:
+    """Return the definition of a function for each of these queues, or {} if it is not decorated.
+
+    Raises:
+        ConfigError: it is decorated, but not for all of them.
+    """
+    definitions = {each.queue: each for each in definitions_of(function)}
+    others = [queue for queue in queues if queue not in definitions]
+    if definitions and others:
+        raise ConfigError(
+            f"{_name(function)} is the handler of queue {', '.join(map(repr, sorted(definitions)))}, and would be"
+            f" called with messages of queue {', '.join(map(repr, others))}: decorate it for that one, too"
+        )
+    return {queue: definitions[queue] for queue in queues} if definitions else {}
+
+
+def check_handler(function: object, takes: str = "a message") -> None:
+    """Check that a handler can be called with one argument; raise ConfigError if not."""
+    expected = f"expected a function that takes {takes}"
+    if not callable(function) or isinstance(function, type):
+        raise ConfigError(f"handler={function!r}: {expected}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(f"handler {_name(function)}: {expected}; it has a yield, so a call would run nothing of it")
+    if not _takes(function, 1):
+        raise ConfigError(f"handler {_name(function)}{inspect.signature(function)}: {expected}, and nothing more")
+
+
+def _check_decorated(queue: str, function: object) -> None:
+    if isinstance(function, staticmethod | classmethod):
+        kind = type(function).__name__
+        raise ConfigError(f"queue {queue!r}: write @{kind} above @marq.handler, not below it")
+    if isinstance(function, type):
+        raise ConfigError(f"queue {queue!r}: {_name(function)} is a class; decorate its method that takes a message")
+    # A method also takes its instance, which does not exist yet.
+    if not (_is_in_class(function) and callable(function) and _takes(function, 2)):
+        check_handler(function)
+
+
+def _attach(definition: HandlerDefinition) -> None:
+    function = definition.function
+    before = getattr(function, _ATTRIBUTE, ())
+    if any(each.queue == definition.queue for each in before):
+        raise ConfigError(f"queue {definition.queue!r}: {definition.name} is decorated twice for it")
+    try:
+        setattr(function, _ATTRIBUTE, (*before, definition))
+    except (AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"queue {definition.queue!r}: {function!r} can't be decorated; decorate the method in its class, or write a"
+            " function that calls it"
+        ) from error
+
+
+def _add(by_queue: dict[str, HandlerDefinition], definition: HandlerDefinition) -> None:
+    other = by_queue.setdefault(definition.queue, definition)
+    if other is not definition:
+        raise ConfigError(
+            f"queue {definition.queue!r} has two handlers, {other.name} and {definition.name}, but a queue has one:"
+            " remove one of the decorators"
+        )
+
+
+def _refuse(queue: str, unknown: Mapping[str, object]) -> None:
+    for name in unknown:
+        setting = _FOREIGN_SETTINGS.get(name, name)
+        if setting in CHECKS:
+            raise UnknownOption(
+                f"handler() has no keyword {name!r}: {OURS.get(name, setting)} is a setting of the queue; write"
+                f" {setting} = … under [queues.{queue}] in queues.toml"
+            )
+        if name in {"countdown", "delay"}:
+            raise UnknownOption(
+                f"handler() has no keyword {name!r}: a message is delayed where it is sent, send(…, delay=…), or in"
+                " the handler, raise marq.Retry(delay=…)"
+            )
+    refuse("handler", unknown)
+
+
+def _takes(function: Callable[..., object], count: int) -> bool:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        # Written in C, without a signature.
+        return True
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
+def _name(function: object) -> str:
+    """Return ``module:qualname``, with <> in it if that name can't be imported."""
+    inner = function.func if isinstance(function, functools.partial) else function
+    named = inner if hasattr(inner, "__qualname__") else type(inner)
+    name = f"{named.__module__}:{named.__qualname__}"
+    return name if named is function else f"{name}.<{type(function).__name__}>"
+
+
+def _is_in_class(function: object) -> bool:
+    scope, _, _ = getattr(function, "__qualname__", "").rpartition(".")
+    return bool(scope) and not scope.endswith("<locals>")
+
+
+def _imported(name: str) -> object:
+    """Return the object with a name, or None."""
+    module, _, path = name.partition(":")
+    return functools.reduce(lambda owner, part: getattr(owner, part, None), path.split("."), sys.modules.get(module))
+
+
+def _methods(module: ModuleType) -> Iterator[HandlerDefinition]:
+    for value in vars(module).values():
+        if isinstance(value, type) and value.__module__ == module.__name__:
+            for member in vars(value):
+                yield from definitions_of(getattr(value, member, None))
+
+
+def _class_of(name: str) -> str:
+    return name.partition(":")[2].rpartition(".")[0]

@@ -1,0 +1,168 @@
+"""The messages of one queue that a consumer took from one source partition with one ACQUIRE.
+
+They share one lease, which costs nothing per message; only a message that was renewed on its own has its own expiry.
+Times are seconds of the client's monotonic clock, counted from before the ACQUIRE or RENEW was sent. The tracker counts
+from a later moment, so a lease that has not ended here has not ended there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from marq.client.codecs import Codec
+from marq.client.failures import Failures
+from marq.kafka.records import Records, Row
+from marq.wire.markers import Source
+
+if TYPE_CHECKING:
+    from marq.consumer.ack_batcher import AckBatcher
+    from marq.consumer.at_most_once import AtMostOnce
+    from marq.consumer.breaker import QueueBreaker
+
+# Shared empty containers, replaced at the first write. With thousands of queues nearly each message has its own batch,
+# and a garbage collector that visits all their containers takes longer than everything else.
+_NO_OFFSETS = cast("set[int]", frozenset())
+_NOTHING = cast("list[Any]", ())
+_NO_TIMES = cast("dict[int, float]", MappingProxyType({}))
+
+
+class Released(NamedTuple):
+    """A message to release: ``delay_ms`` may be BACKOFF; ``counted`` tells whether the attempt counts."""
+
+    offset: int
+    delay_ms: int
+    counted: bool
+    error: str
+
+
+class HeldBatch:
+    """The shared lease, and the outcomes that are not written yet."""
+
+    __slots__ = (
+        "acked", "acks", "at_most_once", "breaker", "codec", "decided", "dirty", "errors", "expires_s", "fixed_ms",
+        "holder", "lease_s", "open", "own_expiry_s", "own_topic", "queue", "records", "rejected", "released", "renewed",
+        "renewing", "source", "taken_s",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        acks: AckBatcher,
+        queue: str,
+        source: Source,
+        holder: int,
+        records: Records,
+        taken_s: float,
+        lease_s: float,
+        codec: Codec | None = None,
+        own_topic: bool = False,
+    ) -> None:
+        #: Each message has its own value, so that keeping one message does not keep the values of the others.
+        self.records = records.without_values()
+        #: Decodes the values; None for bytes.
+        self.codec = codec
+        #: Whether the source is the queue's own topic, where keys are the senders'.
+        self.own_topic = own_topic
+        #: The queue's policies for exceptions, if any.
+        self.errors: Failures | None = None
+        self.breaker: QueueBreaker | None = None
+        #: Set if the queue delivers at most once.
+        self.at_most_once: AtMostOnce | None = None
+        self.acks = acks
+        self.queue = queue
+        self.source = source
+        self.holder = holder
+        self.taken_s = taken_s
+        self.lease_s = lease_s
+        #: The length of each renewal, if it is not the consumer's lease.
+        self.fixed_ms: int | None = None
+        self.expires_s = taken_s + lease_s
+        #: Offsets that are still held; a message leaves when its outcome goes to the writer.
+        self.open = set(records.offsets)
+        #: Offsets whose outcome a call has decided, so that the handler's return does not decide again.
+        self.decided = _NO_OFFSETS
+        #: The expiry of messages that were renewed on their own, until the shared one passes it.
+        self.own_expiry_s = _NO_TIMES
+        self.dirty = False
+        self.acked: list[int] = []
+        self.released: list[Released] = _NOTHING
+        self.rejected: list[tuple[int, str]] = _NOTHING
+        self.renewed: list[tuple[int, int]] = _NOTHING
+        #: Offsets whose own RENEW is being written.
+        self.renewing = _NO_OFFSETS
+
+    def expiry_s(self, offset: int) -> float:
+        """Return when the lease of one message ends."""
+        return self.own_expiry_s.get(offset, self.expires_s) if self.own_expiry_s else self.expires_s
+
+    def record(self, offset: int) -> Row:
+        return self.records[bisect_left(self.records.offsets, offset)]
+
+    def part(self, offsets: Sequence[int], now_s: float, lease_ms: int) -> HeldBatch:
+        """Move some messages to a batch with its own lease; the earlier expiry counts until their RENEW is durable."""
+        part = HeldBatch(
+            self.acks, self.queue, self.source, self.holder, self.records, now_s, lease_ms / 1000, self.codec,
+            self.own_topic,
+        )  # fmt: skip
+        part.open = set(offsets)
+        part.fixed_ms, part.errors, part.breaker = lease_ms, self.errors, self.breaker
+        part.at_most_once = self.at_most_once
+        part.expires_s = min(part.expires_s, *(self.expiry_s(offset) for offset in offsets))
+        self.open.difference_update(offsets)
+        for offset in offsets:
+            part.renew(offset, lease_ms)
+        return part
+
+    def decide(self, offset: int) -> bool:
+        """Record that a message has an outcome; return False if it already had one."""
+        if offset in self.decided:
+            return False
+        if not self.decided:
+            self.decided = set()
+        self.decided.add(offset)
+        return True
+
+    def ack(self, offset: int) -> None:
+        """Queue an ACK; the batcher drops duplicates."""
+        self.acked.append(offset)
+        if not self.dirty:
+            self.acks.touch(self)
+
+    def release(self, offset: int, delay_ms: int, *, counted: bool = True, error: str = "") -> None:
+        if not self.released:
+            self.released = []
+        self.released.append(Released(offset, delay_ms, counted, error))
+        self.acks.touch(self)
+
+    def reject(self, offset: int, reason: str) -> None:
+        if not self.rejected:
+            self.rejected = []
+        self.rejected.append((offset, reason))
+        self.acks.touch(self)
+
+    def renew(self, offset: int, lease_ms: int) -> None:
+        if not self.renewed:
+            self.renewed = []
+        self.renewed.append((offset, lease_ms))
+        self.acks.touch(self)
+
+    def forget_outcomes(self) -> None:
+        """Forget the outcomes that the writer has taken."""
+        if self.acked:
+            self.acked = []
+        self.released = self.rejected = _NOTHING
+
+    def take_renewals(self) -> list[tuple[int, int]]:
+        """Return the RENEWs to write as offsets and leases in ms, and note them as being written."""
+        renewed, self.renewed = self.renewed, _NOTHING
+        if renewed:
+            self.renewing = {*self.renewing, *(offset for offset, _ in renewed)}
+        return renewed
+
+    def renewed_until(self, offset: int, expires_s: float) -> None:
+        """Give one message its own expiry."""
+        if not self.own_expiry_s:
+            self.own_expiry_s = {}
+        self.own_expiry_s[offset] = expires_s

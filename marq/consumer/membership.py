@@ -1,0 +1,104 @@
+"""Which queues a consumer serves, and in which consumer group: one queue has one group.
+
+Two groups on one queue would each receive all its messages, but the tracker knows one lease for each: the first group's
+ack would acknowledge the second group's work. To process each message twice, send it to two queues.
+"""
+
+from __future__ import annotations
+
+from marq.kafka.offset_snapshots import check_room
+from marq.kafka.serving import Serving, serving
+from marq.settings.definitions import HANDLERS_GROUP, Definitions
+from marq.wire.errors import ConfigError
+from marq.wire.names import Names, check_group_name, check_queue_name
+
+_TWICE = "to process each message twice, send it to two queues: producer.send([{0!r}, {1!r}], …)"
+
+
+class Membership:
+    """A consumer's queue or group.
+
+    Raises:
+        ConfigError: both are given or none, or a name is not allowed.
+    """
+
+    def __init__(self, queue: str | None, group: str | None) -> None:
+        if queue is not None and group is not None:
+            raise ConfigError(
+                f"Consumer(queue={queue!r}, group={group!r}): expected one of them. A queue's group is in its settings"
+                f" (`group` in queues.toml, or Queues.change({queue!r}, group=…)); Consumer(group={group!r}) then"
+                " serves all queues of the group"
+            )
+        if queue is None and group is None:
+            raise ConfigError(
+                "Consumer(): expected a queue's name, Consumer('emails'), or a group's, Consumer(group=…)"
+            )
+        self.queue = None if queue is None else check_queue_name(queue)
+        self._group = None if group is None else check_group_name(group)
+
+    def __str__(self) -> str:
+        return f"queue {self.queue!r}" if self.queue is not None else f"group {self._group!r}"
+
+    @property
+    def name(self) -> str:
+        """The queue's or the group's name."""
+        return self.queue or self._group or ""
+
+    def queues(self, definitions: Definitions) -> list[str]:
+        """Return the queues to serve now."""
+        return [self.queue] if self.queue is not None else definitions.queues_of(self.name)
+
+    def serving(self, names: Names, definitions: Definitions) -> Serving:
+        """Return what to read now.
+
+        Raises:
+            ConfigError: the queue belongs to a group of several queues or has a handler, or the group is too large.
+        """
+        queues = self.queues(definitions)
+        # Before anything is acquired: messages that can't be committed would use up their attempts undelivered.
+        check_room(self.name, queues)
+        for queue in queues:
+            _refuse_handled(queue, definitions)
+        if self.queue is not None:
+            self._refuse_part_of_group(self.queue, definitions)
+        topics = {queue: definitions.settings(queue).topic for queue in queues}
+        reads = {queue: definitions.placement(queue).reads for queue in queues}
+        return serving(names.messages, queues, topics, reads)
+
+    def refuse_empty(self, definitions: Definitions) -> None:
+        """Raise ConfigError if no queue's settings name the group."""
+        if not self.queues(definitions):
+            groups = sorted({group for queue in definitions.names() if (group := definitions.group(queue))})
+            raise ConfigError(
+                f"group {self.name!r}: no queue's settings name it (groups that queues name:"
+                f' {", ".join(map(repr, groups)) or "none"}). Give a queue this group: `group = "{self.name}"` in'
+                f" queues.toml, or Queues.change('emails', group={self.name!r})"
+            )
+
+    def kafka_group(self, names: Names, definitions: Definitions) -> str:
+        """Return the Kafka consumer group to read in."""
+        if self.queue is None:
+            return names.named_group(self.name)
+        group = definitions.group(self.queue)
+        return names.group(self.queue) if group is None else names.named_group(group)
+
+    def _refuse_part_of_group(self, queue: str, definitions: Definitions) -> None:
+        group = definitions.group(queue)
+        others = [] if group is None else [each for each in definitions.queues_of(group) if each != queue]
+        if others:
+            raise ConfigError(
+                f"queue {queue!r} belongs to group {group!r} together with {', '.join(map(repr, others))}, and a"
+                f" consumer serves a group as a whole: use Consumer(group={group!r}), or take `group` out of the"
+                f" queue's settings; {_TWICE.format(queue, queue + '-2')}"
+            )
+
+
+def _refuse_handled(queue: str, definitions: Definitions) -> None:
+    settings = definitions.settings(queue)
+    if settings.handler is not None:
+        raise ConfigError(
+            f"queue {queue!r} has the handler {settings.handler!r}, which workers run (group"
+            f" {definitions.group(queue) or HANDLERS_GROUP!r}): take the handler out of its settings (`faust -A app"
+            f" queue {queue}` shows where it comes from) before a consumer serves it;"
+            f" {_TWICE.format(queue, queue + '-2')}"
+        )

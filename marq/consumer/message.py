@@ -1,0 +1,235 @@
+"""A message as a handler sees it: a view of the fetched record and of the lease that it shares."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Self
+
+from marq.client import token
+from marq.client.codecs import Codec, decode
+from marq.client.hooks import point
+from marq.client.outcomes import DecodeError, Reject, Retry
+from marq.consumer import settlement
+from marq.consumer.held_batch import HeldBatch
+from marq.kafka.records import Row
+from marq.settings.durations import Duration, duration_ms
+from marq.settings.hints import Hinted, Unknown, refuse
+from marq.wire.errors import LeaseLost, MarqError
+from marq.wire.markers import BACKOFF
+from marq.wire.names import ERROR_HEADER, KEY_HEADER, RESERVED_HEADER
+from marq.wire.record_headers import Origin, origin
+
+
+class Message(Hinted):
+    """A leased message. End it with :meth:`ack`, :meth:`release` or :meth:`reject`; the first call counts.
+
+    ``async with message:`` acks at a clean exit. If an exception leaves the block, the message is released with the
+    queue's backoff, and the exception propagates, except ``Retry`` and ``Reject``. The block runs on when the lease
+    ends; only handlers called by :meth:`Consumer.run` or a worker are cancelled then.
+    """
+
+    __slots__ = ("_held", "_offset", "_raw", "_value")
+    _value: Any
+
+    def __init__(self, held: HeldBatch, offset: int, raw: bytes | None) -> None:
+        self._held = held
+        self._offset = offset
+        self._raw = raw
+
+    @property
+    def id(self) -> str:
+        """``topic/partition/offset`` of the first record, the same for every delivery."""
+        return self._origin.id
+
+    @property
+    def queue(self) -> str:
+        return self._held.queue
+
+    @property
+    def value(self) -> Any:
+        """The value, decoded by the codec at first use; without a codec :attr:`body`.
+
+        Raises:
+            DecodeError: the codec can't decode it. If a handler lets it propagate, the message is dead-lettered.
+        """
+        codec = self._held.codec
+        return (self._raw or b"") if codec is None else self._decoded(codec)
+
+    @property
+    def body(self) -> bytes:
+        """The sender's bytes; empty for a record without a value."""
+        return self._raw or b""
+
+    @property
+    def key(self) -> bytes | None:
+        """The sender's record key; None if the key only names the queue."""
+        record = self._record
+        for name, value in record.headers:
+            if name == KEY_HEADER:
+                return value
+        return record.key if self._held.own_topic else None
+
+    @property
+    def headers(self) -> dict[str, bytes | None]:
+        """The sender's headers; if a name occurs twice, the last value counts."""
+        return {name: value for name, value in self._record.headers if not name.startswith(RESERVED_HEADER)}
+
+    @property
+    def attempt(self) -> int:
+        """The number of this delivery, from 1."""
+        return 1 if self._held.records.headers is None else self._origin.attempt
+
+    @property
+    def last_error(self) -> str | None:
+        """Type and text of the last exception of an earlier delivery, as ``ValueError: no such user``, or None.
+
+        Cut at 1,024 bytes.
+        """
+        errors = [value for name, value in self._record.headers if name == ERROR_HEADER]
+        return errors[-1].decode("utf-8", "replace") if errors and errors[-1] else None
+
+    @property
+    def sent_at(self) -> datetime:
+        """When the message was first sent, by its sender's clock (UTC)."""
+        return datetime.fromtimestamp(self._origin.first_sent_ms / 1000, UTC)
+
+    @property
+    def lease_expires_at(self) -> datetime:
+        """When the lease ends unless the consumer renews it, by this machine's clock (UTC)."""
+        acks = self._held.acks
+        return datetime.fromtimestamp(acks.wall() + self._expiry_s - acks.clock(), UTC)
+
+    @property
+    def partition(self) -> int:
+        return self._held.source.partition
+
+    @property
+    def offset(self) -> int:
+        return self._offset
+
+    @property
+    def token(self) -> str:
+        """A short text with which another process can ack the message: ``await consumer.ack(token)``."""
+        held = self._held
+        return token.encode(token.Token(held.queue, held.holder, held.source, self._offset))
+
+    @point("ack")
+    async def ack(self, *, wait: bool = True) -> None:
+        """Ack the message; durable on return, or only queued with ``wait=False``.
+
+        Raises:
+            LeaseLost: the lease ended before the ack was durable. The ack was written all the same.
+        """
+        expiry_s = self._expiry_s
+        first = settlement.ack(self)
+        if wait:
+            await self._held.acks.settled()
+        if first or not wait:
+            self._check_lease("ack", expiry_s)
+
+    @point("release")
+    async def release(self, delay: Duration | None = None, *, wait: bool = True, **unknown: Unknown) -> None:
+        """Release the message after ``delay`` (seconds or timedelta; 0: at once), or after the queue's backoff.
+
+        Raises:
+            LeaseLost: the lease ended before.
+            MarqError: the queue delivers at most once.
+        """
+        refuse("release", unknown)
+        if self._held.at_most_once is not None:
+            raise MarqError(
+                f"queue {self.queue!r}, message {self.id}: the queue delivers at most once, so a"
+                " delivered message can't be released; reject() makes it a dead letter"
+            )
+        delay_ms = BACKOFF if delay is None else duration_ms("delay", delay)
+        self._check_lease("release", self._expiry_s)
+        settlement.release(self, delay_ms)
+        if wait:
+            await self._settled("release")
+
+    @point("reject")
+    async def reject(self, reason: str = "rejected", *, wait: bool = True, **unknown: Unknown) -> None:
+        """Dead-letter the message for ``reason``.
+
+        Raises:
+            LeaseLost: the lease ended before.
+        """
+        refuse("reject", unknown)
+        self._check_lease("reject", self._expiry_s)
+        settlement.reject(self, str(reason))
+        if wait:
+            await self._settled("reject")
+
+    @point("renew")
+    async def renew(self, seconds: Duration | None = None, *, wait: bool = True, **unknown: Unknown) -> None:
+        """Renew the lease to at least ``seconds`` (or timedelta) from now (default: the consumer's lease).
+
+        A lease never gets shorter: if it already ends later, nothing is written.
+
+        Raises:
+            LeaseLost: the lease ended before.
+        """
+        refuse("renew", unknown)
+        lease_ms = int(self._held.lease_s * 1000) if seconds is None else duration_ms("seconds", seconds, least_ms=1)
+        self._check_lease("renew", self._expiry_s)
+        settlement.renew(self, lease_ms)
+        if wait:
+            await self._settled("renew")
+
+    @point("enter")
+    async def __aenter__(self) -> Self:
+        return self
+
+    @point("exit")
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if error is None:
+            settlement.ack(self)
+            return False
+        settlement.fail(self, error)
+        return isinstance(error, Retry | Reject)
+
+    def __repr__(self) -> str:
+        return f"<Message {self.id} queue={self.queue!r} attempt={self.attempt}>"
+
+    def _decoded(self, codec: Codec) -> Any:
+        """Decode once, so that every access returns the same object."""
+        try:
+            return self._value
+        except AttributeError:
+            pass  # the slot is not set before the first access
+        try:
+            self._value = value = decode(codec, self.body)
+        except DecodeError as error:
+            error.add_note(f"queue {self.queue!r}, message {self.id}, attempt {self.attempt}")
+            raise
+        return value
+
+    @property
+    def _record(self) -> Row:
+        return self._held.record(self._offset)
+
+    @property
+    def _origin(self) -> Origin:
+        record = self._record
+        return origin(self._held.source, record.offset, record.timestamp, record.headers)
+
+    @property
+    def _expiry_s(self) -> float:
+        return self._held.expiry_s(self._offset)
+
+    async def _settled(self, call: str) -> None:
+        # A renew moves the expiry; the earlier one counts.
+        expiry_s = self._expiry_s
+        await self._held.acks.settled()
+        self._check_lease(call, max(expiry_s, self._expiry_s))
+
+    def _check_lease(self, call: str, expiry_s: float) -> None:
+        late_s = self._held.acks.clock() - expiry_s
+        if late_s >= 0:
+            raise LeaseLost(
+                f"queue {self.queue!r}, message {self.id}, attempt {self.attempt}: its lease ran out {late_s:.1f} s"
+                f" before {call}() was done, so it may be delivered again; use a longer lease, or renew() in time"
+            )

@@ -1,0 +1,331 @@
+"""Messages in flight, and the buffers in which some of them wait until a handler or a call takes them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from marq.consumer.held_batch import HeldBatch
+from marq.consumer.message import Message
+from marq.consumer.receiver_settings import ReceiverSettings
+from marq.consumer.settlement import put_back
+
+if TYPE_CHECKING:
+    from marq.consumer.handler_pool import HandlerPool
+
+log = logging.getLogger("marq")
+
+#: How many Message objects are made at once.
+AT_ONCE = 64
+#: How many seconds of work to prefetch, and how fast the window forgets an earlier pace.
+PREFETCH_S, MEMORY_S = 1.0, 1.0
+
+
+class PrefetchWindow:
+    """How many messages to hold: about as many as the recent pace finishes in a second.
+
+    A prefetched message is leased, so no other consumer can have it: a slow handler must not hoard messages, and a fast
+    one must not wait for the broker. Only time in which something was held counts. The window follows a new handler at
+    once and a changed one within about a second; it at most doubles between two calls. Times are seconds of a monotonic
+    clock.
+    """
+
+    __slots__ = ("_busy_s", "_finished", "_seen_s", "_window")
+
+    def __init__(self) -> None:
+        self._finished = 0.0
+        self._busy_s = 0.0
+        self._seen_s: float | None = None
+        self._window = 1
+
+    def busy(self, now_s: float) -> None:
+        """Count time from now on, because messages are held."""
+        if self._seen_s is None:
+            self._seen_s = now_s
+
+    def finished(self, count: int, now_s: float, *, idle: bool) -> None:
+        """Count finished messages; ``idle`` if none is held any more."""
+        self._pass(now_s)
+        self._finished += count
+        if idle:
+            self._seen_s = None
+
+    def window(self, floor: int, most: int, now_s: float) -> int:
+        """Return how many messages to hold now: at least ``floor``, at most ``most``."""
+        self._pass(now_s)
+        wanted = self._finished / self._busy_s * PREFETCH_S if self._busy_s > 0 else 0.0
+        grown = max(floor, 2 * self._window)
+        self._window = max(1, min(int(max(floor, wanted)), grown, most))
+        return self._window
+
+    def _pass(self, now_s: float) -> None:
+        if self._seen_s is None:
+            return
+        passed_s = now_s - self._seen_s
+        self._seen_s = now_s
+        self._busy_s += passed_s
+        if self._busy_s > MEMORY_S:
+            keep = MEMORY_S / self._busy_s
+            self._busy_s *= keep
+            self._finished *= keep
+
+
+class Ready:
+    """Messages in order, of which only the first few are objects: ``made``, filled by :meth:`make`.
+
+    Objects that are made shortly before use are gone soon after, so the garbage collector rarely visits them.
+    """
+
+    __slots__ = ("_left", "_runs", "made")
+
+    def __init__(self) -> None:
+        self.made: deque[Message] = deque()
+        self._runs: deque[Iterator[Message]] = deque()
+        self._left = 0
+
+    def __len__(self) -> int:
+        return len(self.made) + self._left
+
+    def add(self, messages: Iterable[Message], count: int) -> None:
+        """Add ``count`` messages at the end; iterating over them may create them."""
+        if count == 1 and not self._left:
+            # With thousands of queues nearly every run has one message, and its iterators would burden the collector.
+            self.made.extend(messages)
+        else:
+            self._runs.append(iter(messages))
+            self._left += count
+
+    def make(self, count: int = AT_ONCE) -> bool:
+        """Make some messages if none is made; return whether there is one to take."""
+        made, runs = self.made, self._runs
+        while not made and runs:
+            made.extend(islice(runs[0], count))
+            self._left -= len(made)
+            if not made:
+                runs.popleft()
+        return bool(made)
+
+    def take(self, most: int) -> list[Message]:
+        """Take at most ``most`` messages."""
+        taken: list[Message] = []
+        while len(taken) < most and self.make(most - len(taken)):
+            pop = self.made.popleft
+            taken += [pop() for _ in range(min(len(self.made), most - len(taken)))]
+        return taken
+
+    def all(self) -> deque[Message]:
+        """Make all messages and return them; the caller may remove some at both ends."""
+        for run in self._runs:
+            self.made.extend(run)
+        self._runs.clear()
+        self._left = 0
+        return self.made
+
+    def take_of(self, queue: str) -> list[Message]:
+        """Take all messages of one queue."""
+        made = self.all()
+        taken = [message for message in made if message.queue == queue]
+        if taken:
+            kept = [message for message in made if message.queue != queue]
+            made.clear()
+            made.extend(kept)
+        return taken
+
+
+class PrefetchBuffer:
+    """Prefetched messages of one queue or group, the calls that wait for them, and how many are in flight.
+
+    ``handler_demand`` is how many messages handlers want prefetched, ``call_demand`` how many the waiting calls want.
+    """
+
+    __slots__ = (
+        "_takers", "call_demand", "closed", "handler_demand", "held", "pools", "queue", "ready", "wanted_s", "window",
+    )  # fmt: skip
+
+    def __init__(self, queue: str) -> None:
+        self.queue = queue
+        self.ready = Ready()
+        self.held = 0
+        self.handler_demand = 0
+        self.call_demand = 0
+        self.window = PrefetchWindow()
+        self.pools: list[HandlerPool[Any]] = []
+        #: When a handler or a call last took a message or waited for one.
+        self.wanted_s = 0.0
+        self.closed = False
+        self._takers: deque[asyncio.Future[None]] = deque()
+
+    def put(self, messages: Iterable[Message], count: int, now_s: float) -> None:
+        """Add ``count`` leased messages, and wake as many takers."""
+        self.held += count
+        self.window.busy(now_s)
+        self.ready.add(messages, count)
+        self._wake(count)
+
+    def take(self, now_s: float) -> Message | None:
+        """Return the next message whose lease has not ended, or None."""
+        ready = self.ready
+        self.wanted_s = now_s
+        while ready.make():
+            message = ready.made.popleft()
+            if message._held.expires_s > now_s:
+                return message
+        return None
+
+    def take_many(self, most: int, now_s: float) -> list[Message]:
+        """Return at most ``most`` messages whose leases have not ended."""
+        taken: list[Message] = []
+        while len(taken) < most and (message := self.take(now_s)) is not None:
+            taken.append(message)
+        return taken
+
+    async def wait(self) -> None:
+        """Return when a message may be there, or the buffer was closed."""
+        if self.ready or self.closed:
+            return
+        taker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._takers.append(taker)
+        try:
+            await taker
+        except asyncio.CancelledError:
+            # Woken and cancelled in the same turn: wake the next taker instead.
+            if taker.done() and not taker.cancelled() and self.ready:
+                self._wake(1)
+            raise
+
+    def close(self) -> None:
+        """Wake all takers: no message will come."""
+        self.closed = True
+        self.wake_all()
+
+    def wake_all(self) -> None:
+        """Let all takers look again."""
+        self._wake(len(self._takers))
+
+    def room(self, most: int, now_s: float, pending: int = 0) -> int:
+        """Return how many messages to fetch besides those ``pending``, or 0 if that is not worth a fetch yet."""
+        wanted = self.handler_demand or self.held or self.call_demand
+        window = self.window.window(self.handler_demand, most, now_s) if wanted else 0
+        room = max(window - self.held, self.call_demand - len(self.ready)) - pending
+        worth = 1 if self.call_demand or not self.ready else max(1, window // 4)
+        return room if room >= worth else 0
+
+    def _wake(self, count: int) -> None:
+        takers = self._takers
+        while takers and count > 0:
+            taker = takers.popleft()
+            if not taker.done():
+                taker.set_result(None)
+                count -= 1
+
+
+class Prefetch:
+    """The buffer of each queue, or one ``shared`` by all, and the number of messages in flight."""
+
+    def __init__(
+        self,
+        queues: Iterable[str],
+        settings: ReceiverSettings,
+        clock: Callable[[], float],
+        shared: PrefetchBuffer | None = None,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._shared = shared
+        #: Includes queues that are no longer served while messages of them are in flight.
+        self.buffers: dict[str, PrefetchBuffer] = {}
+        self.in_flight = 0
+        self.serve(queues)
+
+    def serve(self, queues: Iterable[str]) -> None:
+        """Add a buffer for each of these queues."""
+        for queue in queues:
+            if queue not in self.buffers:
+                self.buffers[queue] = self._shared or PrefetchBuffer(queue)
+
+    @property
+    def is_shared(self) -> bool:
+        return self._shared is not None
+
+    @property
+    def distinct(self) -> set[PrefetchBuffer]:
+        """Each buffer once."""
+        return {self._shared} if self._shared is not None else set(self.buffers.values())
+
+    @property
+    def processing(self) -> int:
+        """How many messages were taken from the buffers and are not finished."""
+        return self.in_flight - sum([len(buffer.ready) for buffer in self.distinct])
+
+    @property
+    def pools(self) -> list[HandlerPool[Any]]:
+        """The handler pools of all buffers."""
+        return [pool for buffer in self.distinct for pool in buffer.pools]
+
+    def put(self, held: HeldBatch, messages: Iterable[Message], count: int) -> None:
+        """Buffer ``count`` messages of a batch; its other messages count as in flight, too."""
+        self.in_flight += len(held.open)
+        buffer = self.buffers[held.queue]
+        buffer.held += len(held.open) - count
+        if count:
+            buffer.put(messages, count, self._clock())
+
+    def take_of(self, queue: str) -> list[Message]:
+        """Take all buffered messages of one queue."""
+        return self.buffers[queue].ready.take_of(queue)
+
+    def finished(self, queue: str, count: int) -> None:
+        """Count messages as no longer in flight."""
+        buffer = self.buffers[queue]
+        buffer.held -= count
+        self.in_flight -= count
+        buffer.window.finished(count, self._clock(), idle=buffer.held == 0)
+
+    def lost(self, held: HeldBatch, offsets: Sequence[int]) -> None:
+        """Tell the handler pools which leases have ended."""
+        for pool in tuple(self.buffers[held.queue].pools):
+            pool.lose(held, offsets)
+
+    def close(self) -> None:
+        for buffer in self.distinct:
+            buffer.close()
+
+    # --- releases -----------------------------------------------------------------------------------------------------
+
+    def release(self) -> int:
+        """Release all buffered messages, at once and uncounted; return how many."""
+        now_s = self._clock()
+        return sum([_release(buffer, now_s) for buffer in self.distinct])
+
+    def release_unwanted(self, now_s: float) -> None:
+        """Release messages that nothing took during a lease, and those that slow handlers do not get to."""
+        patience_s = self._settings.default_lease_ms / 1000
+        for buffer in self.distinct:
+            if buffer.handler_demand or buffer.call_demand:
+                buffer.wanted_s = now_s
+                _release_excess(buffer, now_s)
+            elif buffer.ready and now_s - buffer.wanted_s > patience_s:
+                count = _release(buffer, now_s)
+                log.info("no call takes prefetched messages, released: queue=%s messages=%d", buffer.queue, count)
+
+
+def _release(buffer: PrefetchBuffer, now_s: float) -> int:
+    return put_back(buffer.take_many(len(buffer.ready), now_s))
+
+
+def _release_excess(buffer: PrefetchBuffer, now_s: float) -> None:
+    """Release what a slow queue's handlers have not begun after a lease, because other queues use the same room."""
+    count, keep = 0, max(buffer.handler_demand, buffer.call_demand)
+    while len(buffer.ready) > keep:
+        ready = buffer.ready.all()
+        held = ready[-1]._held
+        if now_s - held.taken_s <= held.lease_s:
+            break
+        put_back([ready.pop()], int(held.lease_s * 1000))
+        count += 1
+    if count:
+        log.info("handlers are slow, released prefetched messages: queue=%s messages=%d", buffer.queue, count)

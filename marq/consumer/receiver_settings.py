@@ -1,0 +1,43 @@
+"""The settings of a receiver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from marq.client.codecs import Codec
+from marq.settings.purges import Purge
+from marq.settings.queue import QueueSettings
+
+_DEFAULT = QueueSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverSettings:
+    """``limit_bytes`` is the limit of the markers topic; ``lease_ms`` None stands for each queue's setting."""
+
+    max_in_flight: int
+    max_lease_ms: int
+    markers_partitions: int
+    limit_bytes: int
+    lease_ms: int | None = None
+    #: Decodes values; ``codecs`` overrides it for some queues.
+    codec: Codec | None = None
+    codecs: Mapping[str, Codec] = field(default_factory=dict)
+    #: Returns the current settings of a queue.
+    queue: Callable[[str], QueueSettings] = lambda _: _DEFAULT
+    #: Returns the purge of a queue, whose records are skipped.
+    purge: Callable[[str], Purge | None] = lambda _: None
+
+    @property
+    def default_lease_ms(self) -> int:
+        return _DEFAULT.lease_ms if self.lease_ms is None else self.lease_ms
+
+    def lease_of(self, queue: str) -> int:
+        return self.queue(queue).lease_ms if self.lease_ms is None else self.lease_ms
+
+    def shortest_lease_ms(self, queues: Iterable[str]) -> int:
+        """Return the shortest lease of some queues, and never more than the default."""
+        if self.lease_ms is not None:
+            return self.lease_ms
+        return min([_DEFAULT.lease_ms, *[self.queue(queue).lease_ms for queue in queues]])

@@ -1,0 +1,377 @@
+"""What a consumer runs between start and stop: a receiver, its connections, and handler pools.
+
+:class:`marq.Consumer`, the handlers of a worker and those of the in-memory broker run the same session. They differ in
+their cluster (:mod:`marq.backend.cluster`), which creates writers and tells the time, and in their reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from marq.backend.cluster import Cluster, Connection, DefinitionsView, cluster_of
+from marq.client.lifecycle import to_its_end
+from marq.consumer import settlement
+from marq.consumer.handler_pool import HandlerPool, HandlerTasks
+from marq.consumer.handlers import Handler, definitions_of
+from marq.consumer.membership import Membership
+from marq.consumer.message import Message
+from marq.consumer.prefetch import PrefetchBuffer
+from marq.consumer.receiver import Receiver
+from marq.consumer.receiver_settings import ReceiverSettings
+from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
+from marq.kafka.reader import Reader
+from marq.kafka.serving import Serving
+from marq.kafka.topics import Topics
+from marq.queues.tracker_watch import watch_for_tracker
+from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions
+from marq.settings.queue import AT_MOST_ONCE
+from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError
+
+log = logging.getLogger("marq")
+
+#: Limits of the steps of a stop, so that it ends within 10 s even if the broker is gone.
+STOP_READING_S, STOP_ACKS_S, STOP_CLIENT_S = 1.0, 2.0, 1.0
+#: Of a worker's handlers: messages in flight in one process, the time after which a hanging handler loses its message,
+#: and how long a stop waits for handlers.
+WORKER_MAX_IN_FLIGHT, WORKER_MAX_LEASE_MS, WORKER_SHUTDOWN_S = 10_000, 3_600_000, 3.0
+#: Pause between two attempts to serve what the definitions say.
+RETRY_S = 1.0
+#: Maximum number of queues in a log line.
+SHOWN_QUEUES = 20
+
+MakeSettings = Callable[[Topics, Definitions], ReceiverSettings]
+
+
+class ConsumerSession:
+    """A receiver and its handler pools; call :meth:`connect`, :meth:`start` and :meth:`stop` in this order.
+
+    ``group`` is the Kafka group of a reader that is a member itself and so can commit in transactions; ``how`` is one
+    of :data:`marq.kafka.acquire_strategies.STARTS`.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        topics: Topics,
+        serving: Serving,
+        reader: Reader,
+        settings: ReceiverSettings,
+        *,
+        group: str | None = None,
+        how: str = MARKED,
+        instance_id: str | None = None,
+        buffer: PrefetchBuffer | None = None,
+    ) -> None:
+        strategy, acquirer = cluster.acquire_strategy(how, topics, reader, group or "", instance_id)
+        writer = cluster.writer(topics)
+        #: Other connections are opened at their first use.
+        self._connected_first: list[Connection] = [acquirer, writer]
+        self._connections = [acquirer, writer]
+        transactional = strategy
+        if group is not None and how != TRANSACTIONAL:
+            transactional, connection = cluster.acquire_strategy(TRANSACTIONAL, topics, reader, group, instance_id)
+            self._connections.append(connection)
+        self.pools: list[HandlerPool[Any]] = []
+        self.receiver = Receiver(
+            serving,
+            reader,
+            strategy,
+            writer,
+            settings,
+            transactional=transactional,
+            buffer=buffer,
+            clock=cluster.now_s,
+            wall=cluster.wall_s,
+            sleep=cluster.sleep,
+        )
+        self.prefetch = self.receiver.prefetch
+
+    async def connect(self) -> None:
+        """Connect to the brokers.
+
+        Raises:
+            BrokerUnavailable: no broker answered in time, or it refused.
+        """
+        for connection in self._connected_first:
+            await connection.start()
+
+    def start(self) -> None:
+        """Begin to receive; messages come when partitions are assigned."""
+        self.receiver.start()
+
+    def add(self, pool: HandlerPool[Any]) -> None:
+        """Start a handler pool."""
+        pool.start()
+        self.pools.append(pool)
+        self.receiver.demand()
+
+    async def work(self, pool: HandlerPool[Any]) -> None:
+        """Run a handler pool to its end.
+
+        Raises:
+            MarqError: receiving has stopped for good.
+        """
+        self.add(pool)
+        try:
+            await pool.done()
+        finally:
+            # No handler runs on after this call, however it ends.
+            await pool.stop(0)
+            if pool in self.pools:
+                self.pools.remove(pool)
+        self.raise_error()
+
+    async def done(self) -> None:
+        """Return when all handler pools have ended.
+
+        Raises:
+            MarqError: receiving has stopped for good.
+        """
+        await asyncio.gather(*[pool.done() for pool in self.pools])
+        self.raise_error()
+
+    def raise_error(self) -> None:
+        """Raise the error that stopped receiving, if there is one."""
+        if self.receiver.error is not None:
+            raise self.receiver.error
+
+    async def stop(self, shutdown_s: float, *, release: bool = True) -> None:
+        """Stop receiving, wait for handlers, write their outcomes, and release prefetched messages."""
+        receiver, prefetch = self.receiver, self.prefetch
+        prefetch.close()
+        await asyncio.gather(receiver.stop_reading(STOP_READING_S), *[pool.stop(shutdown_s) for pool in self.pools])
+        released = prefetch.release() if release else 0
+        queues = ",".join(prefetch.buffers)
+        if not await receiver.stop(STOP_ACKS_S):
+            log.warning("stopped before all outcomes were written: queue=%s; their leases will run out", queues)
+        elif released:
+            log.info("released prefetched messages: queue=%s messages=%d", queues, released)
+
+    def hurry(self) -> None:
+        """Stop waiting for handlers during a stop."""
+        for pool in self.pools:
+            pool.hurry()
+
+    async def disconnect(self) -> None:
+        await asyncio.gather(*[connection.stop(STOP_CLIENT_S) for connection in self._connections])
+
+
+# --- a worker's handlers ----------------------------------------------------------------------------------------------
+
+
+class HandlersSession(ConsumerSession):
+    """The session of a worker's handlers, with one pool for each queue."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        topics: Topics,
+        serving: Serving,
+        reader: Reader,
+        definitions: Definitions,
+        handlers: Mapping[str, Handler],
+    ) -> None:
+        super().__init__(cluster, topics, serving, reader, _worker_settings(topics, definitions, handlers))
+        self._definitions = definitions
+        self._handlers = handlers
+
+    def start(self) -> None:
+        super().start()
+        for queue, handler in self._handlers.items():
+            concurrency = self._definitions.settings(queue).concurrency
+            self.add(HandlerTasks(self.prefetch.buffers[queue], self.receiver.acks, handler, concurrency))
+
+    async def close(self) -> None:
+        """Stop and disconnect."""
+        await self.stop(WORKER_SHUTDOWN_S)
+        await self.disconnect()
+
+
+def _worker_settings(topics: Topics, definitions: Definitions, handlers: Mapping[str, Handler]) -> ReceiverSettings:
+    codecs = {
+        definition.queue: definition.codec
+        for queue, handler in handlers.items()
+        for definition in definitions_of(handler)
+        if definition.queue == queue and definition.codec is not None
+    }
+    return ReceiverSettings(
+        max_in_flight=WORKER_MAX_IN_FLIGHT,
+        max_lease_ms=max([WORKER_MAX_LEASE_MS, *[definitions.settings(queue).lease_ms for queue in handlers]]),
+        markers_partitions=topics.markers_partitions,
+        limit_bytes=topics.markers_limit_bytes,
+        codecs=codecs,
+        queue=definitions.settings,
+        purge=definitions.purge,
+    )
+
+
+# --- a member of a group ----------------------------------------------------------------------------------------------
+
+
+async def join(
+    membership: Membership, settings: ClientSettings, make: MakeSettings, how: str, instance_id: str | None
+) -> MemberSession:
+    """Join the group and begin to receive; ``make`` creates the receiver's settings.
+
+    Raises:
+        BrokerUnavailable: no broker answered in time, or it refused.
+        ConfigError: a topic's setting is wrong, or there is nothing to serve.
+    """
+    cluster, changed = cluster_of(settings), asyncio.Event()
+    queues = cluster.queues()
+    session: MemberSession | None = None
+    try:
+        topics = await cluster.topics()
+        await queues.start()
+        # Before the group is joined, which takes time: a queue that is defined meanwhile is served, too.
+        queues.listen(changed.set)
+        membership.refuse_empty(queues.definitions)
+        session = MemberSession(membership, settings, cluster, topics, queues, make, how, instance_id, changed)
+        await session.connect()
+        session.start()
+    except BaseException:
+        await to_its_end(queues.stop() if session is None else session.end(0, release=False))
+        raise
+    return session
+
+
+class MemberSession(ConsumerSession):
+    """The session of a :class:`marq.Consumer`: it joins a group and follows the definitions of queues."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        settings: ClientSettings,
+        cluster: Cluster,
+        topics: Topics,
+        queues: DefinitionsView,
+        make: MakeSettings,
+        how: str,
+        instance_id: str | None,
+        changed: asyncio.Event,
+    ) -> None:
+        self.cluster = cluster
+        self._membership = membership
+        self._settings = settings
+        self._topics = topics
+        self._queues = queues
+        self._changed = changed
+        self._background: list[asyncio.Task[None]] = []
+        definitions = queues.definitions
+        self._serving = membership.serving(settings.names, definitions)
+        self._group = membership.kafka_group(settings.names, definitions)
+        # A redelivery from an aborted transaction could end on its own, as a second dead letter with the same id.
+        committed = how == TRANSACTIONAL or any(
+            definitions.settings(queue).delivery == AT_MOST_ONCE for queue in self._serving.queues
+        )
+        self._reader = cluster.member(self._group, self._serving, instance_id, committed=committed)
+        self.buffer = PrefetchBuffer(membership.name)
+        super().__init__(
+            cluster,
+            topics,
+            self._serving,
+            self._reader,
+            make(topics, definitions),
+            group=self._group,
+            how=how,
+            instance_id=instance_id,
+            buffer=self.buffer,
+        )
+
+    async def connect(self) -> None:
+        await self.cluster.own_topics(self._serving.own_topics.values(), self._topics)
+        await super().connect()
+        await self._reader.start(self.receiver)
+
+    def start(self) -> None:
+        super().start()
+        self._background = [
+            asyncio.create_task(self._follow(), name="marq-definitions"),
+            asyncio.create_task(watch_for_tracker(self.cluster.tracker_runs, self._settings), name="marq-watch"),
+        ]
+
+    @property
+    def queues(self) -> list[str]:
+        """The queues that are served now."""
+        return self._membership.queues(self._queues.definitions)
+
+    async def _follow(self) -> None:
+        """Serve what the definitions say as they change."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                wanted = self._membership.serving(self._settings.names, self._queues.definitions)
+                self._check_group()
+                self.receiver.apply_pauses()
+                if wanted != self._serving:
+                    await self._serve(wanted)
+            except BrokerUnavailable as error:
+                log.warning("%s: the definitions have changed, trying again: %s", self._membership, error)
+                await self.cluster.sleep(RETRY_S)
+                self._changed.set()
+            except MarqError as error:
+                self.receiver.fail(error)
+                return
+
+    async def _serve(self, wanted: Serving) -> None:
+        await self.cluster.own_topics(wanted.own_topics.values(), self._topics)
+        log.info("%s: queues served from now on: %s", self._membership, _shortened(wanted.queues))
+        await self.receiver.serve(wanted, self._reader.serve)
+        self._serving = wanted
+
+    def _check_group(self) -> None:
+        definitions = self._queues.definitions
+        if self._membership.kafka_group(self._settings.names, definitions) != self._group:
+            group = definitions.group(self._membership.name)
+            raise ConfigError(
+                f"{self._membership} now belongs to another group, whose consumers continue where this one stopped:"
+                f" start {f'Consumer(group={group!r})' if group else 'the consumer'} instead"
+            )
+
+    # --- calls that wait for messages ---------------------------------------------------------------------------------
+
+    def take(self, count: int) -> list[Message]:
+        """Return at most ``count`` messages that are available."""
+        return self.buffer.take_many(count, self.cluster.now_s())
+
+    async def wait(self, count: int) -> None:
+        """Ask for ``count`` messages, and return when some may be available."""
+        buffer = self.buffer
+        self.receiver.acks.flush_soon()
+        buffer.call_demand += count
+        self.receiver.demand()
+        try:
+            await buffer.wait()
+        finally:
+            buffer.call_demand -= count
+
+    async def take_some(self, count: int) -> list[Message]:
+        """Wait for at most ``count`` messages; return [] when no more will come."""
+        while not (messages := self.take(count)) and not self.buffer.closed:
+            await self.wait(count)
+        return messages
+
+    async def hold(self, messages: Sequence[Message], lease_ms: int) -> None:
+        """Lease messages for ``lease_ms`` from now on, and renew them by as much; durable on return."""
+        settlement.hold(messages, lease_ms, self.receiver.renewal)
+        await self.receiver.settle()
+
+    async def end(self, shutdown_s: float, *, release: bool) -> None:
+        """Stop and leave the group; after :meth:`hurry` it does not wait for handlers any longer."""
+        try:
+            await self.stop(shutdown_s, release=release)
+        finally:
+            for task in self._background:
+                task.cancel()
+            await asyncio.gather(*self._background, return_exceptions=True)
+            await asyncio.gather(self.disconnect(), self._reader.stop(STOP_CLIENT_S), self._queues.stop())
+
+
+def _shortened(queues: Sequence[str]) -> str:
+    more = f" and {len(queues) - SHOWN_QUEUES} more" if len(queues) > SHOWN_QUEUES else ""
+    return ", ".join(queues[:SHOWN_QUEUES]) + more or "none"

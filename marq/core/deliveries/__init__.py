@@ -1,0 +1,1 @@
+"""What a tracker delivers: redeliveries, dead letters, and the messages of schedules."""

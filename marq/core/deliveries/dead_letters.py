@@ -1,0 +1,103 @@
+"""The content of a dead letter, and the markers that redrive or delete it.
+
+Its record is like a redelivery of the message, with headers that say why it is dead. A redrive is a DELAY of no time
+that names the place of the dead letter. The tracker takes a place once. So these markers may be written again, by any
+client and at any time: that changes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from marq.wire.errors import ConfigError
+from marq.wire.markers import Delay, Discard, Headers, Payload, Record, Source, payload_bytes, spans
+from marq.wire.names import (
+    ATTEMPT_HEADER,
+    DEAD_LETTERED_AT_HEADER,
+    ERROR_HEADER,
+    ORIGIN_HEADER,
+    REASON_HEADER,
+    UNCOUNTED_HEADER,
+    check_queue_name,
+)
+from marq.wire.notes import is_note
+
+#: Headers of the former deliveries and of their end: a redriven message starts without them.
+_DEATH_HEADERS = frozenset(
+    {ATTEMPT_HEADER, DEAD_LETTERED_AT_HEADER, ERROR_HEADER, ORIGIN_HEADER, REASON_HEADER, UNCOUNTED_HEADER}
+)
+#: Parts that differ between errors of the same kind: numbers, also within words, and long hexadecimal ones.
+_VARIES = re.compile(r"\b(?=[a-f\-]*\d)[\da-f\-]{8,}\b|\d+(?:\.\d+)*", re.IGNORECASE)
+#: Characters of a kind of errors; the rest varies too much to help.
+MAX_KIND = 200
+#: Bytes of a batch besides its payloads: names, head and columns.
+_HEAD_BYTES = 1_024
+#: Dead letters in one batch, so that what a tracker writes at once stays small.
+MAX_BATCH_LETTERS = 1_000
+
+
+class LetterRecord(Record, Protocol):
+    """A record of the dead-letters topic."""
+
+    @property
+    def partition(self) -> int: ...
+
+
+def queue_of(record: LetterRecord) -> str | None:
+    """Return the queue of a dead letter; None for a note or a record of another program."""
+    try:
+        queue = check_queue_name((record.key or b"").decode())
+    except (UnicodeDecodeError, ConfigError):
+        return None
+    return None if is_note(record.headers) else queue
+
+
+def text_of(headers: Headers, name: str) -> str:
+    """Return a header as text, the last one of several; empty if there is none."""
+    values = [value for header, value in headers if header == name]
+    return ((values[-1] if values else None) or b"").decode("utf-8", "replace")
+
+
+def dead_lettered_at_ms(record: LetterRecord) -> int:
+    """Return when a message became a dead letter by the log's clock; the record's time if no header is readable."""
+    text = text_of(record.headers, DEAD_LETTERED_AT_HEADER)
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 15 else record.timestamp
+
+
+def kind_of(record: LetterRecord) -> str:
+    """Return the kind of a dead letter's error: the first line of the error, or else of the reason, with N for each
+    part that varies."""
+    text = text_of(record.headers, ERROR_HEADER) or text_of(record.headers, REASON_HEADER)
+    first = text.strip().partition("\n")[0][: 4 * MAX_KIND]
+    return _VARIES.sub("N", first)[:MAX_KIND].strip()
+
+
+def redriven(record: LetterRecord, queue: str) -> Payload:
+    """Return the message as its sender made it, for a queue; it keeps its id and the time of its first sending."""
+    headers = tuple((name, value) for name, value in record.headers if name not in _DEATH_HEADERS)
+    return Payload(record.timestamp, 1, queue.encode(), headers, record.value)
+
+
+def redrive(
+    queue: str, holder: int, source: Source, records: Sequence[LetterRecord], limit_bytes: int
+) -> Iterator[Delay]:
+    """Return the markers that send dead letters to a queue; a batch of several has at most ``limit_bytes``.
+
+    ``source`` is the partition of all of them, in the order of their offsets. ``holder`` is a random number of the
+    client, by which notes answer.
+    """
+    payloads = [redriven(record, queue) for record in records]
+    sizes = [payload_bytes(payload) + 8 for payload in payloads]
+    for span in spans(sizes, limit_bytes - _HEAD_BYTES):
+        for start in range(span.start, span.stop, MAX_BATCH_LETTERS):
+            piece = slice(start, min(start + MAX_BATCH_LETTERS, span.stop))
+            offsets = [record.offset for record in records[piece]]
+            yield Delay(queue, holder, source, offsets, [0] * len(offsets), True, offsets[0], payloads[piece])
+
+
+def discard(queue: str, holder: int, source: Source, offsets: Sequence[int]) -> Iterator[Discard]:
+    """Return the markers that delete dead letters of a queue, by rising offsets of one partition."""
+    for start in range(0, len(offsets), MAX_BATCH_LETTERS):
+        yield Discard(queue, holder, source, offsets[start : start + MAX_BATCH_LETTERS])

@@ -1,0 +1,98 @@
+"""The redelivery of a message: the sender's record, with Marq's headers brought up to date."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from marq.core.due_actions import Destination, DueAction
+from marq.core.storage.rows import State
+from marq.wire.marker_codec import cut_text
+from marq.wire.markers import Cause, Headers, Payload
+from marq.wire.names import (
+    ATTEMPT_HEADER,
+    DEAD_LETTERED_AT_HEADER,
+    ERROR_HEADER,
+    FIRST_SENT_HEADER,
+    HEADER_ROOM_BYTES,
+    ID_HEADER,
+    KEY_HEADER,
+    ORIGIN_HEADER,
+    REASON_HEADER,
+    UNCOUNTED_HEADER,
+)
+from marq.wire.record_headers import origin, record_id, uncounted
+
+
+class Redelivery(NamedTuple):
+    """A record to send: to the topic of ``destination``, which is never NOWHERE.
+
+    ``own_topic``: back to the queue's own topic, into the partition that the message came from.
+    """
+
+    destination: Destination
+    own_topic: bool
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+
+
+def redelivery(fire: DueAction, payload: Payload, now_ms: int, own_topic: str | None) -> Redelivery:
+    """Return the record to send for a due message; ``now_ms`` is the log's clock, ``own_topic`` the queue's, if any.
+
+    A message goes back to the topic that it came from, with its sender's key, as long as its queue is read there. The
+    key of any other redelivery is its queue's name; the sender's key then travels in a header.
+    """
+    back = fire.destination is Destination.QUEUE and fire.source.topic == own_topic
+    name = fire.lease.queue.encode()
+    past = origin(fire.source, fire.offset, payload.timestamp_ms, payload.headers)
+    own: list[tuple[str, bytes]] = [
+        (ID_HEADER, past.id.encode()),
+        (ATTEMPT_HEADER, b"%d" % fire.attempt),
+        (FIRST_SENT_HEADER, b"%d" % past.first_sent_ms),
+    ]
+    if not back and payload.key is not None and payload.key != name:
+        own.append((KEY_HEADER, payload.key))
+    if fire.lease.text and fire.lease.state is State.RELEASED:
+        own.append((ERROR_HEADER, cut_text(fire.lease.text)))
+    if fire.destination is Destination.DEAD_LETTERS:
+        own += [
+            (REASON_HEADER, reason(fire).encode()),
+            (ORIGIN_HEADER, record_id(fire.source, fire.offset).encode()),
+            (DEAD_LETTERED_AT_HEADER, b"%d" % now_ms),
+        ]
+    if fire.lease.state is State.RELEASED and not fire.lease.counted:
+        own.append((UNCOUNTED_HEADER, b"%d" % (uncounted(payload.headers) + 1)))
+    replaced = {UNCOUNTED_HEADER, *(name for name, _ in own)}
+    kept: Headers = [header for header in payload.headers if header[0] not in replaced]
+    key = payload.key if back else name
+    # Kafka's clients refuse a record that has neither key nor value.
+    value = b"" if key is None and payload.value is None else payload.value
+    return Redelivery(fire.destination, back, key, value, [*kept, *own])  # type: ignore[list-item]
+
+
+def fitting(fire: DueAction, payload: Payload, limit_bytes: int) -> DueAction:
+    """Return the action, or that of a dead letter if the messages topic would refuse the redelivery for its size."""
+    if fire.destination is not Destination.QUEUE or _size(payload) <= limit_bytes - HEADER_ROOM_BYTES // 2:
+        return fire
+    return too_large(fire)
+
+
+def too_large(fire: DueAction) -> DueAction:
+    """Return the action for a message whose redelivery was refused for its size."""
+    attempt = fire.lease.attempt
+    return DueAction(fire.source, fire.offset, fire.lease, Destination.DEAD_LETTERS, attempt, Cause.TOO_LARGE)
+
+
+def _size(payload: Payload) -> int:
+    headers = sum(len(name) + len(value or b"") + 8 for name, value in payload.headers)
+    return len(payload.key or b"") + len(payload.value or b"") + headers
+
+
+def reason(fire: DueAction) -> str:
+    """Say in words why a message became a dead letter."""
+    if fire.cause is Cause.TOO_LARGE:
+        return "with the headers that redelivery adds it is larger than the messages topic accepts"
+    if fire.lease.state is State.REJECTED:
+        return cut_text(fire.lease.text or "rejected").decode()
+    last = "its lease ran out" if fire.lease.state is State.LEASED else "it was released"
+    return f"{fire.attempt} of {fire.attempt} attempts used: the last time {last}"

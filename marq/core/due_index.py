@@ -1,0 +1,164 @@
+"""When which open messages may be due."""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from marq.core.storage.open_messages import OpenMessages
+from marq.core.storage.rows import LeaseRow
+from marq.settings.queue import QueueSettings
+from marq.wire.markers import Source
+
+#: Messages that are due in the same span of time wait together, and are sorted when it begins.
+SPAN_MS = 1_000
+#: At most so many messages with one lease wait in a span; more of them share a hint.
+FEW = 16
+#: Messages hinted at without giving way to others: some 10 ms.
+HINTS_AT_ONCE = 10_000
+
+
+class Hint(NamedTuple):
+    """Messages that may be due at this time: those that no longer have this very lease are skipped.
+
+    Hints are compared from left to right: messages that are due in one millisecond come in the order in which they were
+    acquired or delayed, also if they were rescheduled or the index was rebuilt.
+    """
+
+    due_ms: int
+    since_ms: int
+    source: Source
+    first: int
+    sequence: int
+    opened: OpenMessages
+    offsets: Sequence[int]
+    lease: LeaseRow
+
+
+class _Span:
+    """Messages that are due in one span of time, 16 bytes each: a million may wait for days."""
+
+    __slots__ = ("offsets", "opened")
+
+    def __init__(self) -> None:
+        self.opened: list[OpenMessages] = []
+        self.offsets = array("Q")
+
+
+class DueIndex:
+    """Hints at when messages may be due, the earliest first. A hint may be early or stale, but never late.
+
+    Messages that were acquired together are due together: they share one hint, in a heap. Messages with times of their
+    own, such as delayed ones, wait in spans of a second and get into the heap one span at a time.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[Hint] = []
+        self._sequence = 0
+        self._spans: dict[int, _Span] = {}
+        #: The numbers of these spans, as a heap; earlier spans are in the heap of hints already.
+        self._numbers: list[int] = []
+        self._begun = -1
+        #: Messages with a hint, once for each hint.
+        self.size = 0
+        #: The due messages of each paused queue.
+        self._held: dict[str, list[Hint]] = {}
+        #: When each queue was resumed.
+        self._resumed_ms: dict[str, int] = {}
+
+    def push(self, opened: OpenMessages, offsets: Sequence[int], lease: LeaseRow) -> None:
+        """Hint at messages that share a lease."""
+        count = len(offsets)
+        number = lease.due_ms // SPAN_MS
+        if number <= self._begun or count > FEW:
+            self._push(opened, offsets, lease)
+        else:
+            span = self._spans.get(number)
+            if span is None:
+                span = self._spans[number] = _Span()
+                heapq.heappush(self._numbers, number)
+            for offset in offsets:
+                span.opened.append(opened)
+                span.offsets.append(offset)
+        self.size += count
+
+    def push_again(self, hint: Hint, offsets: Sequence[int]) -> None:
+        """Hint again at some messages of a hint that was taken."""
+        heapq.heappush(self._heap, hint._replace(first=offsets[0], offsets=offsets))
+        self.size += len(offsets)
+
+    def hold(self, hint: Hint, offsets: Sequence[int]) -> None:
+        """Keep some messages of a hint that was taken until their queue is resumed."""
+        if offsets:
+            self._held.setdefault(hint.lease.queue, []).append(hint._replace(first=offsets[0], offsets=offsets))
+            self.size += len(offsets)
+
+    def resume(self, settings: Callable[[str], QueueSettings], now_ms: int) -> None:
+        """Hint again at the kept messages of queues that are no longer paused."""
+        for queue in [queue for queue in self._held if not settings(queue).paused]:
+            for hint in self._held.pop(queue):
+                heapq.heappush(self._heap, hint)
+            self._resumed_ms[queue] = now_ms
+
+    def wanted_ms(self, lease: LeaseRow) -> int:
+        """Return when a message was due, or when its queue was resumed if that was later."""
+        return max(lease.due_ms, self._resumed_ms.get(lease.queue, lease.due_ms))
+
+    def _push(self, opened: OpenMessages, offsets: Sequence[int], lease: LeaseRow) -> None:
+        self._sequence += 1
+        hint = Hint(lease.due_ms, lease.since_ms, opened.source, offsets[0], self._sequence, opened, offsets, lease)
+        heapq.heappush(self._heap, hint)
+
+    def next_due_ms(self) -> int | None:
+        """Return when the next message may be due, or None."""
+        while True:
+            self._begin_spans(self._heap[0].due_ms if self._heap else None)
+            if not self._heap:
+                return None
+            hint = self._heap[0]
+            if hint.opened.waiting(hint.offsets, hint.lease):
+                return hint.due_ms
+            self._take()
+
+    def take(self, now_ms: int) -> Hint | None:
+        """Remove and return the first hint that is due."""
+        self._begin_spans(now_ms)
+        return self._take() if self._heap and self._heap[0].due_ms <= now_ms else None
+
+    def _take(self) -> Hint:
+        hint = heapq.heappop(self._heap)
+        self.size -= len(hint.offsets)
+        return hint
+
+    def _begin_spans(self, until_ms: int | None) -> None:
+        """Put the messages of all spans that begin by then into the heap; None: of the first span."""
+        while self._numbers and (until_ms is None or self._numbers[0] * SPAN_MS <= until_ms):
+            number = heapq.heappop(self._numbers)
+            self._begun = max(self._begun, number)
+            self._begin(number, self._spans.pop(number))
+            if until_ms is None and self._heap:
+                return
+
+    def _begin(self, number: int, span: _Span) -> None:
+        for opened, offset in zip(span.opened, span.offsets, strict=True):
+            lease = opened.leases.get(offset)
+            # A rescheduled message has another hint.
+            if lease is not None and lease.due_ms // SPAN_MS == number:
+                self._push(opened, (offset,), lease)
+            else:
+                self.size -= 1
+
+    def rebuild(self, sources: Iterable[OpenMessages]) -> Iterator[None]:
+        """Replace all hints by those of the open messages; stop every few thousand hints, so that others can work."""
+        self._heap, self._numbers, self._spans, self._held = [], [], {}, {}
+        self._begun, self.size = -1, 0
+        pushed = 0
+        for opened in sources:
+            for lease, offsets in groupby(opened.leases, opened.leases.__getitem__):
+                self.push(opened, list(offsets), lease)
+                pushed += 1
+                if pushed % HINTS_AT_ONCE == 0:
+                    yield

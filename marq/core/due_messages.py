@@ -1,0 +1,105 @@
+"""The messages that are due, and those that are firing.
+
+A message that was sent stays open until its fact is read back. Until then it is *firing*, so that it is not sent twice.
+Its owner forgets the firing messages when it loses the partition.
+
+A paused queue gets no messages. They wait, without a TICK, and are due again as soon as their queue is resumed. Dead
+letters and cancellations go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from marq.core.due_actions import DueAction, is_delivery, resolve_due
+from marq.core.due_index import DueIndex
+from marq.core.storage.open_messages import NO_MESSAGES, OpenMessages
+from marq.core.storage.rows import LeaseRow
+from marq.core.storage.table_image import TableImage
+from marq.settings.queue import QueueSettings
+from marq.wire.markers import Source
+
+#: Offsets of closed messages that the due index may keep before it is rebuilt.
+MAX_STALE_HINTS = 200_000
+
+#: Messages of one partition that may be firing at a time.
+MAX_FIRING = 10_000
+
+
+class DueMessages(TableImage):
+    """The open messages of one markers partition, by when they are due."""
+
+    def __init__(self, settings: Callable[[str], QueueSettings]) -> None:
+        super().__init__()
+        self._settings = settings
+        self._due = DueIndex()
+        self._firing_count = 0
+
+    def _drop_stale_hints(self) -> None:
+        # Hints of closed messages would otherwise stay until their leases expire.
+        if self._due.size > 2 * self._open_count + MAX_STALE_HINTS:
+            for _ in self._due.rebuild(self._sources.values()):
+                pass
+
+    def restoring(self, table: Iterable[tuple[bytes, bytes]]) -> Iterator[None]:
+        yield from super().restoring(table)
+        yield from self._due.rebuild(self._sources.values())
+
+    @property
+    def next_due_ms(self) -> int | None:
+        """When the next message may be due by the clock, or None; early at worst, never late."""
+        self._due.resume(self._settings, self.clock.now_ms)
+        return self._due.next_due_ms()
+
+    def due(self, now_ms: int) -> list[DueAction]:
+        """Return the actions for due messages, at most :data:`MAX_FIRING`; they are firing from now on.
+
+        ``now_ms`` is the clock at a TICK of the owner's own. Messages come by due time; those that were acquired
+        together come in the order of the log.
+        """
+        self._due.resume(self._settings, self.clock.now_ms)
+        fires: list[DueAction] = []
+        while self._firing_count < MAX_FIRING and (hint := self._due.take(now_ms)) is not None:
+            opened, lease = hint.opened, hint.lease
+            waiting = opened.waiting(hint.offsets, lease)
+            settings = self._settings(lease.queue)
+            if settings.paused and is_delivery(lease, settings):
+                self._due.hold(hint, waiting)
+                continue
+            room = MAX_FIRING - self._firing_count
+            if len(waiting) > room:
+                self._due.push_again(hint, waiting[room:])
+                del waiting[room:]
+            opened.firing.update(waiting)
+            self._firing_count += len(waiting)
+            fires += [resolve_due(opened.source, offset, lease, settings) for offset in waiting]
+        return fires
+
+    def wanted_ms(self, lease: LeaseRow) -> int:
+        """Return when a message was due, or when its queue was resumed if that was later."""
+        return self._due.wanted_ms(lease)
+
+    def forget_firing(self) -> None:
+        """Note that nothing is firing: every committed fact has been folded, so open messages were not sent."""
+        for opened in self._sources.values():
+            if opened.firing:
+                fired = sorted(opened.firing)
+                opened.firing.clear()
+                for offset in fired:
+                    self._hint_at(opened, offset)
+        self._firing_count = 0
+
+    def _hint_at(self, opened: OpenMessages, offset: int) -> None:
+        lease = opened.leases.get(offset)
+        if lease is not None:
+            self._due.push(opened, [offset], lease)
+            self._drop_stale_hints()
+
+    def hold_back(self, source: Source) -> bool:
+        """Treat all messages of a source as firing until a fact ends them; return False if some are firing already."""
+        opened = self._sources.get(source, NO_MESSAGES)
+        if opened.firing:
+            return False
+        opened.firing.update(opened.leases)
+        self._firing_count += len(opened.firing)
+        return True

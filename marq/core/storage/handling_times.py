@@ -1,0 +1,94 @@
+"""Handling times of messages: from the ACQUIRE to the ACK of a message, by the log's clock at both.
+
+The times are samples, so that they cost next to nothing: a few messages of the first ACK of each millisecond, each of
+which stands for its neighbours. They are not part of the fold: an owner has the samples that it folded itself.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+
+from marq.core.storage.histogram import buckets
+from marq.core.storage.rows import LeaseRow
+from marq.wire.markers import Ack
+
+#: Upper bounds of the buckets, in ms; one more bucket has longer times.
+BOUNDS_MS = (5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000, 1_800_000)
+#: Messages of an ACK that are sampled, about.
+SAMPLES = 4
+
+
+class HandlingTimes:
+    """Counts of messages by handling time: recent ones by queue, and a total."""
+
+    def __init__(self) -> None:
+        self._now: dict[str, list[int]] = {}
+        self._before: Mapping[str, Sequence[int]] = {}
+        #: Counts of all queues since this owner started.
+        self.counts = _no_counts()
+        self.sum_ms = 0
+
+    def note(self, queue: str, took_ms: int, messages: int) -> None:
+        """Count messages with this handling time."""
+        counts = self._now.get(queue)
+        if counts is None:
+            counts = self._now[queue] = _no_counts()
+        place = bisect_left(BOUNDS_MS, took_ms)
+        counts[place] += messages
+        self.counts[place] += messages
+        self.sum_ms += took_ms * messages
+
+    def turn(self) -> None:
+        """Forget samples from before the last call of this."""
+        self._before, self._now = self._now, {}
+
+    def buckets(self) -> Iterator[tuple[str, int]]:
+        """Return the counts as :func:`buckets`."""
+        return buckets(BOUNDS_MS, self.counts)
+
+    def recent(self) -> dict[str, list[int]]:
+        """Return the counts of each queue since the last turn but one."""
+        return add_counts([self._before, self._now])
+
+
+def samples(batch: Ack, leases: Mapping[int, LeaseRow]) -> Iterator[tuple[LeaseRow, int]]:
+    """Return leases of some messages that an ACK ends, each with the number of messages that it represents."""
+    offsets = batch.offsets
+    step = max(1, len(offsets) // SAMPLES)
+    for place in range(0, len(offsets), step):
+        lease = leases.get(offsets[place])
+        if lease is not None:
+            yield lease, min(step, len(offsets) - place)
+
+
+def add_counts(answers: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, list[int]]:
+    """Add up counts of queues."""
+    total: dict[str, list[int]] = {}
+    for answer in answers:
+        for queue, counts in answer.items():
+            sums = total.get(queue)
+            total[queue] = (
+                list(counts) if sums is None else [one + more for one, more in zip(sums, counts, strict=True)]
+            )
+    return total
+
+
+def quantile_ms(counts: Sequence[int], share: float) -> float | None:
+    """Return the handling time of a quantile, None without messages.
+
+    Times are interpolated within a bucket, as by Prometheus' ``histogram_quantile``; the last bucket counts as its
+    lower bound.
+    """
+    wanted, passed, low_ms = share * sum(counts), 0, 0
+    if not wanted:
+        return None
+    for bound_ms, count in zip(BOUNDS_MS, counts, strict=False):
+        if count and passed + count >= wanted:
+            return low_ms + (bound_ms - low_ms) * (wanted - passed) / count
+        passed, low_ms = passed + count, bound_ms
+    return float(low_ms)
+
+
+def _no_counts() -> list[int]:
+    return [0] * (len(BOUNDS_MS) + 1)

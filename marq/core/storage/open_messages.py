@@ -1,0 +1,81 @@
+"""The open messages of one source, and which of their rows differ from the table's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from marq.core.storage.rows import LeaseRow, encode_lease, encode_row, row_keys
+from marq.wire.markers import Acquire, Delay, Source, payload_of
+
+
+@dataclass(slots=True, eq=False)
+class OpenMessages:
+    """The open messages of one source.
+
+    A payload stays in the marker that it came in until its row is written, and is then in the table only. A message
+    that is opened and closed in between leaves no row.
+    """
+
+    source: Source
+    leases: dict[int, LeaseRow] = field(default_factory=dict)
+    #: Opened since the last take_rows, with the marker that still holds the payload.
+    fresh: dict[int, Acquire | Delay] = field(default_factory=dict)
+    #: Rows of the table whose lease has changed since.
+    changed: set[int] = field(default_factory=set)
+    #: Rows of the table whose message was closed since.
+    ended: list[int] = field(default_factory=list)
+    #: Messages with an `s` row as well as an `r` row.
+    overridden: set[int] = field(default_factory=set)
+    #: Sent by the tracker, whose fact has not been read back yet.
+    firing: set[int] = field(default_factory=set)
+
+    def replace(self, offsets: Sequence[int], lease: LeaseRow) -> None:
+        """Give open messages another lease."""
+        self.leases.update(dict.fromkeys(offsets, lease))
+        self.changed.update(offsets)
+
+    def close(self, offsets: Sequence[int]) -> int:
+        """Remove messages; return how many of them were open."""
+        pop_lease, pop_fresh = self.leases.pop, self.fresh.pop
+        ended, closed = self.ended, 0
+        for offset in offsets:
+            if pop_lease(offset, None) is not None:
+                closed += 1
+                if pop_fresh(offset, None) is None:
+                    ended.append(offset)
+        return closed
+
+    def waiting(self, offsets: Sequence[int], lease: LeaseRow) -> list[int]:
+        """Return those of the offsets that still have this very lease and are not firing."""
+        leases, firing = self.leases, self.firing
+        return [offset for offset in offsets if leases.get(offset) is lease and offset not in firing]
+
+    @property
+    def pending_rows(self) -> int:
+        return len(self.fresh) + len(self.changed) + len(self.ended)
+
+    def take_rows(self, changes: dict[bytes, bytes | None]) -> None:
+        """Add the rows to write (None: delete), and treat them as written."""
+        source = self.source
+        changes.update(dict.fromkeys(row_keys(source, self.ended, b"r")))
+        gone = [offset for offset in self.ended if offset in self.overridden]
+        changes.update(dict.fromkeys(row_keys(source, gone, b"s")))
+        self.overridden.difference_update(gone)
+        overridden = [offset for offset in self.changed if offset in self.leases and offset not in self.fresh]
+        for key, offset in zip(row_keys(source, overridden, b"s"), overridden, strict=True):
+            changes[key] = encode_lease(self.leases[offset])
+        self.overridden.update(overridden)
+        encoded: dict[LeaseRow, bytes] = {}
+        for key, (offset, batch) in zip(row_keys(source, list(self.fresh), b"r"), self.fresh.items(), strict=True):
+            lease = self.leases[offset]
+            if lease not in encoded:
+                encoded[lease] = encode_lease(lease)
+            changes[key] = encode_row(encoded[lease], payload_of(batch, offset))
+        self.fresh.clear()
+        self.changed.clear()
+        self.ended.clear()
+
+
+#: Placeholder for a source without open messages; never written to.
+NO_MESSAGES = OpenMessages(Source("", 0))

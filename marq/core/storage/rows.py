@@ -1,0 +1,269 @@
+"""The rows of the lease table, as bytes.
+
+Seven kinds of row share one table, so that one batch of writes keeps them consistent; the first byte of the key says
+which it is:
+
+========  =========================  ==================================================================
+``i``                                which changelog this is: random bytes, the first record of its partition
+``a``                                the offset of the last marker record that the other rows contain, and the clock
+``m``     queue, source              the offsets that the queue has acquired before
+                                     (:mod:`marq.core.storage.acquired_ranges`); without a queue: those that were
+                                     delayed before
+``k``     source, number             dead letters of that partition that are settled, as bits: offsets from number times
+                                     4,096 on, the least one first (:mod:`marq.core.storage.dispositions`)
+``c``     queue                      what has happened in the queue so far (:class:`Counts`)
+``r``     source, offset             an open message: its lease and its payload
+``s``     source, offset             the lease of an open message, where it has changed since its ``r`` row was written
+========  =========================  ==================================================================
+
+The payload is written once: a renewal of a large message writes only its small ``s`` row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from struct import Struct, calcsize, pack, unpack, unpack_from
+
+from marq.core.storage.clock import LogClock
+from marq.wire.marker_codec import cut_text
+from marq.wire.markers import Payload, Source
+from marq.wire.payload_columns import decode_headers, encode_headers
+
+VERSION = 1
+
+IDENTITY_KEY = b"i"
+APPLIED_KEY = b"a"
+#: A header of its record in the changelog: the name of the writer, for people.
+OWNER_HEADER = "marq-owner"
+_LEASE = Struct(">BBBIQqqBH")
+#: The place of the due time in it.
+BEFORE_DUE, AFTER_DUE = calcsize(">BBBIQ"), calcsize(">BBBIQq")
+_APPLIED = Struct(">BqqqQqQ")
+_PAYLOAD = Struct(">qiii")
+
+
+class State(IntEnum):
+    """The state of an open message; :mod:`marq.core.transitions` has what each marker does to it."""
+
+    #: A consumer holds it.
+    LEASED = 1
+    #: Waits for its redelivery.
+    RELEASED = 2
+    #: Becomes a dead letter.
+    REJECTED = 3
+    #: Waits for its first delivery.
+    DELAYED = 4
+    #: Ends with a fact, without a delivery.
+    CANCELLED = 5
+    #: A consumer holds it, and it is never redelivered.
+    DISPATCHED = 6
+
+
+_STATES = {int(state): state for state in State}
+
+#: The states of messages in flight.
+HELD = (State.LEASED, State.DISPATCHED)
+
+#: The states of messages that wait for a time, which a RESCHEDULE may change.
+WAITING = (State.RELEASED, State.DELAYED)
+
+
+@dataclass(slots=True, eq=False)
+class LeaseRow:
+    """The lease of one open message, or of many that were acquired alike: compared by identity, and never changed.
+
+    (Not frozen: that takes four times as long to create, and a delayed message has its own.)
+
+    ``since_ms`` is the clock at its ACQUIRE or DELAY, ``text`` the error of a RELEASE or the reason of a REJECT.
+    """
+
+    queue: str
+    holder: int
+    attempt: int
+    due_ms: int
+    since_ms: int
+    state: State = State.LEASED
+    counted: bool = True
+    text: str = ""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Events in one queue, counted in messages."""
+
+    acquired: int = 0
+    acked: int = 0
+    renewed: int = 0
+    released: int = 0
+    rejected: int = 0
+    expired: int = 0
+    redelivered: int = 0
+    dead: int = 0
+    late: int = 0
+    reacquired: int = 0
+    delayed: int = 0
+    delivered: int = 0
+    cancelled: int = 0
+    redriven: int = 0
+    discarded: int = 0
+    abandoned: int = 0
+    invalid_deliver_at: int = 0
+
+
+_COUNT_FIELDS = tuple(field.name for field in fields(Counts))
+
+
+def _source_bytes(source: Source) -> bytes:
+    topic = source.topic.encode()
+    return pack(f">B{len(topic)}sI", len(topic), topic, source.partition)
+
+
+def row_key(source: Source, offset: int) -> bytes:
+    return b"r" + _source_bytes(source) + pack(">Q", offset)
+
+
+def row_keys(source: Source, offsets: Sequence[int], kind: bytes) -> list[bytes]:
+    """Return the keys of many rows (``b"r"`` or ``b"s"``) of one source."""
+    prefix = kind + _source_bytes(source)
+    return [prefix + packed for packed in map(Struct(">Q").pack, offsets)]
+
+
+def places_key(source: Source, number: int) -> bytes:
+    return b"k" + _source_bytes(source) + pack(">Q", number)
+
+
+def parse_row_key(key: bytes) -> tuple[Source, int]:
+    return parse_source(key[1:-8]), unpack(">Q", key[-8:])[0]
+
+
+def parse_source(encoded: bytes) -> Source:
+    """Return the source that a row's key names between its first byte and its offset."""
+    length = encoded[0]
+    return Source(encoded[1 : 1 + length].decode(), unpack_from(">I", encoded, 1 + length)[0])
+
+
+def mark_key(queue: str, source: Source) -> bytes:
+    name = queue.encode()
+    return pack(f">cB{len(name)}s", b"m", len(name), name) + _source_bytes(source)
+
+
+def parse_mark_key(key: bytes) -> tuple[str, Source]:
+    length = key[1]
+    queue = key[2 : 2 + length].decode()
+    topic_length = key[2 + length]
+    start = 3 + length
+    (partition,) = unpack_from(">I", key, start + topic_length)
+    return queue, Source(key[start : start + topic_length].decode(), partition)
+
+
+def counts_key(queue: str) -> bytes:
+    return b"c" + queue.encode()
+
+
+def encode_lease(lease: LeaseRow) -> bytes:
+    queue, text = lease.queue.encode(), cut_text(lease.text) if lease.text else b""
+    head = _LEASE.pack(
+        VERSION,
+        lease.state,
+        lease.counted,
+        lease.attempt,
+        lease.holder,
+        lease.due_ms,
+        lease.since_ms,
+        len(queue),
+        len(text),
+    )
+    return head + queue + text
+
+
+def encode_row(lease: bytes, payload: Payload) -> bytes:
+    """Return an ``r`` row from an encoded lease, which many messages may share."""
+    headers = encode_headers(payload.headers) if payload.headers else b""
+    key, value = payload.key, payload.value
+    sizes = _PAYLOAD.pack(
+        payload.timestamp_ms,
+        -1 if key is None else len(key),
+        len(headers),
+        -1 if value is None else len(value),
+    )
+    return b"".join((lease, sizes, key or b"", headers, value or b""))
+
+
+def decode_lease(row: bytes) -> tuple[LeaseRow, int]:
+    """Return the lease at the start of an ``r`` or ``s`` row and where it ends. Raises ValueError."""
+    version, state, counted, attempt, holder, due, since, queue_length, text_length = _LEASE.unpack_from(row)
+    if version != VERSION:
+        raise ValueError(f"lease row of version {version}; this marq knows version {VERSION}")
+    start = _LEASE.size
+    end = start + queue_length + text_length
+    queue = row[start : start + queue_length].decode()
+    text = row[start + queue_length : end].decode()
+    return LeaseRow(queue, holder, attempt, due, since, _STATES.get(state) or State(state), bool(counted), text), end
+
+
+def with_due_of(row: bytes, like: LeaseRow) -> LeaseRow:
+    """Return the lease at the start of an ``r`` or ``s`` row that differs from another only in its due time."""
+    (due_ms,) = unpack_from(">q", row, BEFORE_DUE)
+    return LeaseRow(
+        like.queue, like.holder, like.attempt, due_ms, like.since_ms, like.state, like.counted, like.text
+    )  # fmt: skip
+
+
+def encoded_lease(row: bytes) -> bytes:
+    """Return the bytes of the lease at the start of an ``r`` or ``s`` row, which :func:`encode_lease` made."""
+    *_, queue_length, text_length = _LEASE.unpack_from(row)
+    return row[: _LEASE.size + queue_length + text_length]
+
+
+def decode_payload(row: bytes) -> Payload:
+    """Return the payload of an ``r`` row, its attempt as at the ACQUIRE."""
+    lease, position = decode_lease(row)
+    timestamp, key_length, headers_length, value_length = _PAYLOAD.unpack_from(row, position)
+    position += _PAYLOAD.size
+    key = None if key_length < 0 else row[position : position + key_length]
+    position += max(key_length, 0)
+    headers = decode_headers(row[position : position + headers_length]) if headers_length else ()
+    position += headers_length
+    value = None if value_length < 0 else row[position : position + value_length]
+    return Payload(timestamp, lease.attempt, key, headers, value)
+
+
+def encode_applied(offset: int, clock: LogClock) -> bytes:
+    return _APPLIED.pack(
+        VERSION,
+        offset,
+        clock.now_ms,
+        clock.skew_ms,
+        clock.anchor_holder,
+        clock.anchor_now_ms,
+        clock.anchor_monotonic_ms,
+    )
+
+
+def decode_applied(row: bytes) -> tuple[int, LogClock]:
+    version, offset, *clock = _APPLIED.unpack(row)
+    if version != VERSION:
+        raise ValueError(f"applied row of version {version}; this marq knows version {VERSION}")
+    return offset, LogClock(*clock)
+
+
+def encode_marks(intervals: Sequence[tuple[int, int]]) -> bytes:
+    numbers = [number for pair in intervals for number in pair]
+    return pack(f">{len(numbers)}Q", *numbers)
+
+
+def decode_marks(row: bytes) -> list[tuple[int, int]]:
+    numbers = unpack(f">{len(row) // 8}Q", row)
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def encode_counts(counts: Counts) -> bytes:
+    return pack(f">{len(_COUNT_FIELDS)}Q", *[getattr(counts, name) for name in _COUNT_FIELDS])
+
+
+def decode_counts(row: bytes) -> Counts:
+    """Return the counts; fields that the writer did not know yet are 0."""
+    known = min(len(row), calcsize(f">{len(_COUNT_FIELDS)}Q")) // 8
+    return Counts(*unpack_from(f">{known}Q", row))

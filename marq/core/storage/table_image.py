@@ -1,0 +1,172 @@
+"""The lease table of one markers partition in memory, and the rows of it that have changed.
+
+The image has an index of the open messages; their payloads are in the table only, once their rows are written.
+:meth:`TableImage.take_changes` returns the rows to write since the last call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from marq.core.storage import rows
+from marq.core.storage.acquired_ranges import AcquiredRanges
+from marq.core.storage.clock import LogClock
+from marq.core.storage.dispositions import Dispositions
+from marq.core.storage.gauges import Gauge, gauges_of
+from marq.core.storage.open_messages import NO_MESSAGES, OpenMessages
+from marq.core.storage.restoration import Restoration
+from marq.core.storage.rows import Counts, LeaseRow
+from marq.wire.markers import Payload, Source, payload_of
+from marq.wire.names import is_scheduled, is_synthetic
+
+
+class TableImage:
+    """Everything of a markers partition that has a row."""
+
+    def __init__(self) -> None:
+        self.clock = LogClock()
+        #: The offset of the last record folded; a record at or below it must not be folded again.
+        self.applied = -1
+        self.counts: dict[str, Counts] = {}
+        #: The offsets of each source that a queue has acquired; under the queue "", those that were delayed.
+        self.marks: dict[tuple[str, Source], AcquiredRanges] = {}
+        #: Dead letters that were redriven or deleted.
+        self.settlements = Dispositions()
+        #: Sources of schedules, and the number of changes to their open messages.
+        self.scheduled: set[Source] = set()
+        self.scheduled_changes = 0
+        self._sources: dict[Source, OpenMessages] = {}
+        self._open_count = 0
+        # Candidates for changed rows since the last take_changes.
+        self._touched: dict[Source, OpenMessages] = {}
+        self._touched_counts: set[str] = set()
+        self._touched_marks: set[tuple[str, Source]] = set()
+        self._changed = False
+
+    # --- what a fold changes ------------------------------------------------------------------------------------------
+
+    def _known_of(self, source: Source) -> OpenMessages:
+        """Return the open messages of a source to change them, NO_MESSAGES for a source without any."""
+        opened = self._sources.get(source)
+        if opened is None:
+            return NO_MESSAGES
+        self._touched[source] = opened
+        return opened
+
+    def _of(self, source: Source) -> OpenMessages:
+        """Return the open messages of a source to add to them."""
+        opened = self._known_of(source)
+        if opened is NO_MESSAGES:
+            opened = self._sources[source] = self._touched[source] = OpenMessages(source)
+        return opened
+
+    def _marks_of(self, queue: str, source: Source) -> AcquiredRanges:
+        mark = (queue, source)
+        self._touched_marks.add(mark)
+        return self.marks.setdefault(mark, AcquiredRanges())
+
+    def _count(self, queue: str) -> Counts:
+        self._touched_counts.add(queue)
+        return self.counts.setdefault(queue, Counts())
+
+    def _note_schedule(self, source: Source) -> None:
+        self.scheduled.add(source)
+        self.scheduled_changes += 1
+
+    def _forget_schedule(self, source: Source) -> None:
+        self.marks.pop(("", source), None)
+        self._touched_marks.add(("", source))
+        self.scheduled.discard(source)
+        self.scheduled_changes += 1
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def changed(self) -> bool:
+        """Whether records were folded since the last take_changes."""
+        return self._changed
+
+    @property
+    def pending_rows(self) -> int:
+        """An upper limit of the rows that take_changes would return."""
+        return sum([opened.pending_rows for opened in self._touched.values()])
+
+    def take_changes(self) -> dict[bytes, bytes | None]:
+        """Return the rows to write (None: delete) so that the table holds the fold up to ``applied``.
+
+        The caller must write them, or keep them and write them under the next ones: they are not returned twice.
+        """
+        changes: dict[bytes, bytes | None] = {}
+        for source, opened in self._touched.items():
+            opened.take_rows(changes)
+            if not (opened.leases or opened.firing) and is_synthetic(source.topic):
+                # Its sender may never use this source again.
+                del self._sources[source]
+        self._touched.clear()
+        for queue, source in self._touched_marks:
+            marks = self.marks.get((queue, source))
+            changes[rows.mark_key(queue, source)] = None if marks is None else rows.encode_marks(marks.intervals)
+        changes.update(self.settlements.take_rows())
+        for queue in self._touched_counts:
+            changes[rows.counts_key(queue)] = rows.encode_counts(self.counts[queue])
+        self._touched_marks.clear()
+        self._touched_counts.clear()
+        self._changed = False
+        # Last, so that a reader of the changelog that stops early never believes more than it has read.
+        changes[rows.APPLIED_KEY] = rows.encode_applied(self.applied, self.clock)
+        return changes
+
+    def restore(self, table: Iterable[tuple[bytes, bytes]]) -> None:
+        """Take over the rows of a table: the image is then as it was at its ``applied`` offset."""
+        for _ in self.restoring(table):
+            pass
+
+    def restoring(self, table: Iterable[tuple[bytes, bytes]]) -> Iterator[None]:
+        """Do as :meth:`restore`, but yield after every few thousand rows, so that other tasks can run."""
+        read = Restoration()
+        yield from read.read(table)
+        self.applied, self.clock, self.counts, self.marks = read.applied, read.clock, read.counts, read.marks
+        self.settlements = read.settlements
+        self.scheduled = {source for queue, source in self.marks if not queue and is_scheduled(source.topic)}
+        for source, leases in read.leases.items():
+            self._sources[source] = OpenMessages(source, leases, overridden=read.overridden.get(source, set()))
+            self._open_count += len(leases)
+
+    # --- questions ----------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self._open_count
+
+    def open_in(self, source: Source) -> Mapping[int, LeaseRow]:
+        """Return the open messages of a source by their offsets or numbers."""
+        return self._sources.get(source, NO_MESSAGES).leases
+
+    def open_leases(self) -> Iterator[tuple[Source, int, LeaseRow]]:
+        """Yield each open message, in no particular order."""
+        for source, opened in self._sources.items():
+            for offset, lease in opened.leases.items():
+                yield source, offset, lease
+
+    def leases_by_source(self) -> Iterator[tuple[Source, list[tuple[int, LeaseRow]]]]:
+        """Yield all open messages, as they are when each source's turn comes."""
+        for source, opened in list(self._sources.items()):
+            yield source, list(opened.leases.items())
+
+    def leases(self) -> Iterator[list[LeaseRow]]:
+        """Yield the leases of all open messages, one for each, as they are when each source's turn comes."""
+        for opened in list(self._sources.values()):
+            yield list(opened.leases.values())
+
+    def gauges(self) -> dict[str, Gauge]:
+        """Return, for each queue, how many of its messages are open and since when."""
+        return gauges_of(opened.leases.values() for opened in self._sources.values())
+
+    def fresh_payload(self, source: Source, offset: int) -> Payload | None:
+        """Return the payload of an open message whose row is not in the table yet, else None."""
+        batch = self._sources.get(source, NO_MESSAGES).fresh.get(offset)
+        return None if batch is None else payload_of(batch, offset)
+
+    def last_number(self, source: Source) -> int | None:
+        """Return the last number of a source that was ever delayed, or None."""
+        marks = self.marks.get(("", source))
+        return None if marks is None else marks.end - 1

@@ -1,0 +1,1 @@
+"""Dead letters: listed, counted, redriven and deleted."""

@@ -1,0 +1,204 @@
+"""One pass over the dead letters, which keeps the place and the group of each match.
+
+A note comes after the dead letters that it settles, so only the end shows which ones are left. Until then each takes
+about twenty bytes; :func:`dead_letters_at` reads the records themselves in a second pass.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from array import array
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from marq.core.deliveries.dead_letters import dead_lettered_at_ms, queue_of, text_of
+from marq.core.storage.dispositions import Places
+from marq.dead_letters.log import DeadLetterLog, Stored
+from marq.wire.errors import BrokerUnavailable
+from marq.wire.markers import Source
+from marq.wire.names import REASON_HEADER
+from marq.wire.notes import decode, is_note
+
+#: Maximum number of different reasons; all others count as one.
+MAX_GROUPS = 100_000
+OTHER_REASONS = "other reasons"
+
+
+class Group(NamedTuple):
+    """The key by which dead letters are counted."""
+
+    queue: str
+    reason: str
+
+
+class Spot(NamedTuple):
+    """The place of a dead letter."""
+
+    partition: int
+    offset: int
+    dead_lettered_at_ms: int
+    group: int
+
+
+class Survey:
+    """The dead letters that ``fits`` accepts and that are not settled; ``counted_as`` returns their reason."""
+
+    def __init__(
+        self,
+        topic: str,
+        fits: Callable[[str, Stored], bool],
+        counted_as: Callable[[Stored], str] = lambda record: text_of(record.headers, REASON_HEADER),
+    ) -> None:
+        self._topic = topic
+        self._fits = fits
+        self._counted_as = counted_as
+        self._offsets: dict[int, array[int]] = {}
+        self._died: dict[int, array[int]] = {}
+        self._groups: dict[int, array[int]] = {}
+        self._settled: dict[int, Places] = {}
+        self._numbers: dict[Group, int] = {}
+        #: Where to read on, by partition.
+        self._next: dict[int, int] = {}
+        self.ranges: dict[int, range] = {}
+
+    async def make(self, log: DeadLetterLog, limit_s: float) -> None:
+        """Read all records that were not read before; raises as :func:`until_the_end`."""
+        self.ranges = await log.ranges()
+        for partition, span in self.ranges.items():
+            self._forget_before(partition, span)
+        async for records in until_the_end(log, self._unread(self.ranges), limit_s):
+            for record in records:
+                if is_note(record.headers):
+                    self._settle(record)
+                else:
+                    self._add(record)
+                self._next[record.partition] = record.offset + 1
+
+    def unread(self, ranges: Mapping[int, range]) -> int:
+        """Return how many of these records :meth:`make` would read."""
+        return sum(map(len, self._unread(ranges).values()))
+
+    def _unread(self, ranges: Mapping[int, range]) -> dict[int, range]:
+        return {
+            partition: range(max(span.start, self._next.get(partition, 0)), span.stop)
+            for partition, span in ranges.items()
+        }
+
+    def _forget_before(self, partition: int, span: range) -> None:
+        """Forget dead letters removed by retention, or with a topic that was recreated."""
+        if self._next.get(partition, 0) > span.stop:
+            for each in (self._next, self._offsets, self._died, self._groups, self._settled):
+                each.pop(partition, None)
+        offsets = self._offsets.get(partition)
+        if offsets and offsets[0] < span.start:
+            gone = bisect_left(offsets, span.start)
+            for column in (offsets, self._died[partition], self._groups[partition]):
+                del column[:gone]
+
+    def _settle(self, record: Stored) -> None:
+        note = decode(Source(self._topic, record.partition), record.value)
+        places = self._settled.setdefault(record.partition, Places())
+        for offset in note.offsets if note is not None else ():
+            places.add(offset)
+
+    def _add(self, record: Stored) -> None:
+        queue = queue_of(record)
+        if queue is None or not self._fits(queue, record):
+            return
+        partition = record.partition
+        if partition not in self._offsets:
+            self._offsets[partition], self._died[partition] = array("Q"), array("q")
+            self._groups[partition] = array("L")
+        self._offsets[partition].append(record.offset)
+        self._died[partition].append(dead_lettered_at_ms(record))
+        self._groups[partition].append(self._number(queue, self._counted_as(record)))
+
+    def _number(self, queue: str, reason: str) -> int:
+        group = Group(queue, reason)
+        if group not in self._numbers and len(self._numbers) >= MAX_GROUPS:
+            group = Group(queue, OTHER_REASONS)
+        return self._numbers.setdefault(group, len(self._numbers))
+
+    def spots(self, limit: int | None = None) -> Iterator[Spot]:
+        """Return the places of the dead letters by partition and offset; with a limit the oldest ones."""
+        if limit is None:
+            return self._left()
+        return iter(
+            sorted(heapq.nsmallest(limit, self._left(), key=lambda spot: (spot.dead_lettered_at_ms, *spot[:2])))
+        )
+
+    def _left(self) -> Iterator[Spot]:
+        for partition, offsets in sorted(self._offsets.items()):
+            settled = self._settled.get(partition, _NO_PLACES)
+            for offset, died_ms, group in zip(offsets, self._died[partition], self._groups[partition], strict=True):
+                if offset not in settled:
+                    yield Spot(partition, offset, died_ms, group)
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        """The groups, indexed by :attr:`Spot.group`."""
+        return list(self._numbers)
+
+    def counts(self) -> Counter[Group]:
+        """Return how many dead letters of each group are left."""
+        return Counter({group: letters for group, (letters, _, _) in self.spans().items()})
+
+    def spans(self) -> dict[Group, tuple[int, int, int]]:
+        """Return how many dead letters of each group are left, and when the first and the last of them failed."""
+        spans: dict[int, tuple[int, int, int]] = {}
+        for spot in self._left():
+            died_ms = spot.dead_lettered_at_ms
+            letters, first_ms, last_ms = spans.get(spot.group, (0, died_ms, died_ms))
+            spans[spot.group] = (letters + 1, min(first_ms, died_ms), max(last_ms, died_ms))
+        groups = self.groups
+        return {groups[number]: span for number, span in spans.items()}
+
+
+_NO_PLACES = Places()
+
+
+async def dead_letters_at(log: DeadLetterLog, spots: Iterator[Spot], limit_s: float) -> AsyncIterator[list[Stored]]:
+    """Read the dead letters at these places, in the order of each partition; raises as :func:`until_the_end`."""
+    wanted: dict[int, array[int]] = {}
+    for spot in spots:
+        wanted.setdefault(spot.partition, array("Q")).append(spot.offset)
+    places = {partition: Places() for partition in wanted}
+    for partition, offsets in wanted.items():
+        for offset in offsets:
+            places[partition].add(offset)
+    ranges = {partition: range(offsets[0], offsets[-1] + 1) for partition, offsets in wanted.items()}
+    async for records in until_the_end(log, ranges, limit_s):
+        if wanted_records := [record for record in records if record.offset in places[record.partition]]:
+            yield wanted_records
+
+
+async def until_the_end(
+    log: DeadLetterLog, ranges: Mapping[int, range], limit_s: float
+) -> AsyncIterator[Sequence[Stored]]:
+    """Read a range of each partition; raise BrokerUnavailable if there is no progress for ``limit_s``."""
+    left = {partition: offsets for partition, offsets in ranges.items() if offsets}
+    if not left:
+        return
+    log.seek({partition: offsets.start for partition, offsets in left.items()})
+    before: dict[int, int] = {}
+    until_s = time.monotonic() + limit_s
+    while left:
+        records = await log.read()
+        yield [record for record in records if record.offset < ranges[record.partition].stop]
+        # A transaction's control records move the position, but are not returned.
+        positions = await log.positions()
+        if positions != before:
+            before, until_s = positions, time.monotonic() + limit_s
+        elif time.monotonic() > until_s:
+            raise BrokerUnavailable(
+                f"the dead letters could not be read to their end: no progress for {limit_s:g} s at {positions}; they"
+                f" end at { ({partition: offsets.stop for partition, offsets in left.items()}) }"
+            )
+        done = [partition for partition, offsets in left.items() if positions.get(partition, 0) >= offsets.stop]
+        for partition in done:
+            del left[partition]
+        if done and left:
+            log.seek({partition: positions[partition] for partition in left})

@@ -1,0 +1,141 @@
+"""aiokafka's consumer, with two repairs to its membership in a group (aiokafka 0.14).
+
+**A leader assigns only what it knows.** The leader of a group reads the partitions of all topics from its own metadata.
+If the broker goes down between the leader's join and its metadata request, aiokafka assigns no partitions, and tries
+again after five minutes. Here the leader first waits for the broker's answer. The group loses nothing, because no
+member could read meanwhile. A topic that the broker does not know is left out, so that one deleted topic does not stop
+the others. The leader asks for it again every :data:`LOOK_AGAIN_S`.
+
+**A static member that another client has replaced stops.** The broker forgets the former member of an instance id as
+soon as a client joins with the same id. aiokafka then joins again without its member id, which replaces the other
+client, and so on endlessly. Here a static member joins again with the member id that it had. If the
+session has ended and the instance id is free, the broker answers that the member id is unknown. If another client has
+the instance id now, it answers ``FENCED_INSTANCE_ID``. A new process has no member id, so a restart after kill -9
+always wins.
+
+All uses of aiokafka's private names for this are in this file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer
+from aiokafka.consumer.group_coordinator import GroupCoordinator
+from aiokafka.coordinator.protocol import ConsumerProtocol
+from aiokafka.errors import KafkaError, UnknownMemberIdError
+from aiokafka.protocol.group import JoinGroupRequest
+
+log = logging.getLogger("marq")
+
+FENCED_INSTANCE_ID = 82
+#: Seconds between two requests for topics that the broker does not know.
+LOOK_AGAIN_S = 5.0
+#: Seconds between two metadata requests to a broker that does not answer.
+_PAUSE_S = 0.5
+
+
+class _Fenced(Exception):
+    """Another client has joined with the same instance id. Not a KafkaError: aiokafka would try again."""
+
+
+class Coordinator(GroupCoordinator):  # type: ignore[misc]
+    """The part of a consumer that joins the group."""
+
+    #: Called once, in the consumer's event loop, when another client has taken the instance id.
+    on_fenced: Callable[[], None]
+    member_id: str
+    #: The member id before the last reset; empty once the broker has said that it does not know it.
+    _former_id = ""
+    _timer: asyncio.TimerHandle | None = None
+
+    # --- the leader ---------------------------------------------------------------------------------------------------
+
+    async def _perform_assignment(self, response: Any) -> Any:
+        topics = {
+            topic
+            for *_, metadata in response.members
+            for topic in ConsumerProtocol.METADATA.decode(metadata).subscription
+        }
+        await self._learn(topics)
+        assignments = await super()._perform_assignment(response)
+        if unknown := self._unknown(topics):
+            log.warning(
+                "group %s: the broker does not know these topics, so their partitions are not assigned: %s",
+                self.group_id,
+                unknown,
+            )
+            self._look_again_later()
+        return assignments
+
+    async def _learn(self, topics: Collection[str]) -> None:
+        """Wait until the broker has answered which partitions the topics have."""
+        self._client.set_topics(topics)
+        await self._client._maybe_wait_metadata()
+        while self._unknown(topics) and not await self._client.force_metadata_update():
+            await asyncio.wait([self._closing], timeout=_PAUSE_S)
+            if self._closing.done():
+                # Returning would send the members an empty assignment.
+                raise KafkaError("the consumer was closed before it knew what to assign")
+
+    def _unknown(self, topics: Collection[str]) -> list[str]:
+        return sorted(topic for topic in topics if self._cluster.partitions_for_topic(topic) is None)
+
+    def _look_again_later(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._look_again)
+
+    def _look_again(self) -> None:
+        # If a topic has become known, the metadata changes, and aiokafka makes the group rejoin.
+        if not self._closing.done() and self._unknown(self._group_subscription or ()):
+            self._client.force_metadata_update()
+            self._look_again_later()
+
+    # --- the static member --------------------------------------------------------------------------------------------
+
+    def reset_generation(self) -> None:
+        self._former_id = self.member_id or self._former_id
+        super().reset_generation()
+
+    async def _do_rejoin_group(self, subscription: Any) -> bool:
+        if self._group_instance_id is not None:
+            self.member_id = self.member_id or self._former_id
+        try:
+            return bool(await super()._do_rejoin_group(subscription))
+        except _Fenced:
+            self.on_fenced()
+            await asyncio.wait([self._closing])
+            return False
+
+    async def _send_req(self, request: Any) -> Any:
+        response = await super()._send_req(request)
+        code = getattr(response, "error_code", 0)
+        if code == FENCED_INSTANCE_ID:
+            raise _Fenced
+        if code == UnknownMemberIdError.errno and isinstance(request, JoinGroupRequest):
+            self.member_id = self._former_id = JoinGroupRequest.UNKNOWN_MEMBER_ID
+        return response
+
+
+class GroupConsumer(AIOKafkaConsumer):  # type: ignore[misc]
+    """A consumer whose coordinator is :class:`Coordinator`; aiokafka has no option for that."""
+
+    #: Called when another client has joined the group with the same instance id; the consumer then receives nothing.
+    on_fenced: Callable[[], None] = staticmethod(lambda: None)
+    _made: Any = None
+
+    @property
+    def _coordinator(self) -> Any:
+        return self._made
+
+    @_coordinator.setter
+    def _coordinator(self, coordinator: Any) -> None:
+        if isinstance(coordinator, GroupCoordinator):
+            # Its task has not run yet: aiokafka sets this before it waits for anything.
+            coordinator.__class__ = Coordinator
+            coordinator.on_fenced = self.on_fenced
+        self._made = coordinator

@@ -1,0 +1,261 @@
+"""Inspects a namespace from outside: joins no group, leases and commits nothing, and needs no worker.
+
+Waiting messages are the records of a queue after the furthest position that any group has committed for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+
+from marq.kafka.connection import admin_client
+from marq.kafka.log_reader import LogReader
+from marq.kafka.offsets import AT_ONCE, groups_of, positions_of
+from marq.kafka.owned_partitions import Owned, owned_partitions
+from marq.kafka.positions import Positions
+from marq.kafka.records import Records, Row
+from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions
+from marq.settings.queue import QueueSettings
+from marq.wire.errors import BrokerUnavailable, Forbidden
+from marq.wire.markers import NOW, Headers, Source
+from marq.wire.record_headers import Origin, deliver_at_ms, origin
+
+log = logging.getLogger("marq")
+
+#: Limit for the records that one call reads.
+MAX_SCANNED = 1_000_000
+
+#: The position of each queue in each partition where it may have records.
+Places = Mapping[str, Mapping[Source, int]]
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The waiting messages of each queue.
+
+    ``complete`` is False if the limit left records unread. ``ends`` are the offsets up to which records were read.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    #: The time of the first of them, in ms since the epoch.
+    oldest_ms: dict[str, int] = field(default_factory=dict)
+    #: Keys of records of other queues.
+    unknown_keys: Counter[bytes] = field(default_factory=Counter)
+    scanned: int = 0
+    complete: bool = True
+    ends: Mapping[Source, int] = field(default_factory=dict)
+
+
+class Peeked(NamedTuple):
+    """A waiting message and its record."""
+
+    source: Source
+    row: Row
+
+    @property
+    def id(self) -> str:
+        return self._origin.id
+
+    @property
+    def attempt(self) -> int:
+        return self._origin.attempt
+
+    @property
+    def sent_ms(self) -> int:
+        """The time of its first sending."""
+        return self._origin.first_sent_ms
+
+    @property
+    def headers(self) -> Headers:
+        return self.row.headers
+
+    @property
+    def _origin(self) -> Origin:
+        return origin(self.source, self.row.offset, self.row.timestamp, self.row.headers)
+
+    def deliver_at_ms(self, settings: QueueSettings) -> int | None:
+        """Return its earliest delivery time, None for immediately."""
+        due_ms = deliver_at_ms(self.row.timestamp, self.row.headers, settings.delay_ms)
+        return None if due_ms == NOW else due_ms
+
+
+class Inspector:
+    """Inspects with the ``definitions`` of queues at its creation. All calls raise BrokerUnavailable."""
+
+    def __init__(self, settings: ClientSettings, definitions: Definitions) -> None:
+        self._settings = settings
+        self._names = settings.names
+        self._definitions = definitions
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    async def places(self, queues: Iterable[str]) -> dict[str, dict[Source, int]]:
+        """Return the position of each queue in each partition where it may have records."""
+        wanted = sorted(set(queues))
+        async with LogReader(self._settings, committed=False) as view:
+            topics = {self._names.messages, *self._own_topics(wanted)}
+            ranges = {source: span for topic in sorted(topics) for source, span in (await view.ranges(topic)).items()}
+        known = await self._furthest(wanted, ranges)
+        return {queue: self._places_of(queue, ranges, known) for queue in wanted}
+
+    async def waiting(
+        self, queues: Iterable[str], limit: int = MAX_SCANNED, progress: Callable[[int, int], None] | None = None
+    ) -> Waiting:
+        """Count waiting messages; ``progress`` is called with the numbers of records read and to read."""
+        places = await self.places(queues)
+        found = Waiting()
+        async with LogReader(self._settings, committed=False) as view:
+            ranges, complete = _cut(await self._unread(view, places), limit)
+            total = sum(map(len, ranges.values()))
+            scanned = 0
+            async for fetched in view.read(ranges):
+                for source, read in fetched.items():
+                    self._count(found, source, read, places)
+                    scanned += len(read)
+                if progress is not None:
+                    progress(scanned, total)
+        ends = {source: span.stop for source, span in ranges.items()}
+        return replace(found, scanned=scanned, complete=complete, ends=ends)
+
+    async def peek(self, queue: str, count: int, limit: int = MAX_SCANNED) -> tuple[list[Peeked], bool]:
+        """Return the messages of a queue that waited longest, and whether all records were read."""
+        places = await self.places([queue])
+        found: list[Peeked] = []
+        async with LogReader(self._settings, committed=False) as view:
+            ranges, complete = _cut(await self._unread(view, places), limit)
+            async for fetched in view.read(ranges):
+                for source, read in fetched.items():
+                    found += [Peeked(source, read[place]) for place in self._of(queue, source, read, places)]
+                # Drop the newer ones now, to limit memory.
+                found = sorted(found, key=lambda each: (each.row.timestamp, each.source, each.row.offset))[:count]
+        return found, complete
+
+    async def arrived(self, queue: str, ends: Mapping[Source, int]) -> int:
+        """Return the number of records of a queue at or after these offsets."""
+        starts = {queue: dict(ends)}
+        found = Waiting()
+        async with LogReader(self._settings, committed=False) as view:
+            async for fetched in view.read(await self._unread(view, starts)):
+                for source, read in fetched.items():
+                    self._count(found, source, read, starts)
+        return found.counts[queue]
+
+    async def marker_ends(self) -> dict[int, int]:
+        """Return where each markers partition ends."""
+        async with LogReader(self._settings, committed=False) as view:
+            return {source.partition: span.stop for source, span in (await view.ranges(self._names.markers)).items()}
+
+    def _count(self, found: Waiting, source: Source, read: Records, places: Places) -> None:
+        shared = source.topic == self._names.messages
+        starts = {queue.encode(): (queue, each[source]) for queue, each in places.items() if source in each}
+        owner = None if shared else next(iter(starts.values()))
+        counts, oldest_ms = found.counts, found.oldest_ms
+        purges = {queue: purge for queue in places if (purge := self._definitions.purge(queue)) is not None}
+        for offset, key, sent_ms in zip(read.offsets, read.keys, read.timestamps, strict=True):
+            whose = starts.get(key) if shared else owner  # type: ignore[arg-type]
+            if whose is None:
+                if shared and key:
+                    found.unknown_keys[key] += 1
+            elif offset >= whose[1]:
+                queue = whose[0]
+                if queue in purges and not purges[queue].left(source, offset, sent_ms):
+                    continue
+                counts[queue] += 1
+                if sent_ms < oldest_ms.get(queue, sent_ms + 1):
+                    oldest_ms[queue] = sent_ms
+
+    def _of(self, queue: str, source: Source, read: Records, places: Places) -> list[int]:
+        """Return the indexes of a queue's waiting records."""
+        start = places[queue].get(source)
+        if start is None:
+            return []
+        key = queue.encode() if source.topic == self._names.messages else None
+        purge = self._definitions.purge(queue)
+        return [
+            place
+            for place, (offset, each, sent_ms) in enumerate(zip(read.offsets, read.keys, read.timestamps, strict=True))
+            if (key is None or each == key)
+            and offset >= start
+            and (purge is None or purge.left(source, offset, sent_ms))
+        ]
+
+    async def _unread(self, view: LogReader, places: Places) -> dict[Source, range]:
+        starts: dict[Source, int] = {}
+        for by_source in places.values():
+            for source, start in by_source.items():
+                starts[source] = min(start, starts.get(source, start))
+        ranges: dict[Source, range] = {}
+        for topic in sorted({source.topic for source in starts}):
+            for source, span in (await view.ranges(topic)).items():
+                if source in starts:
+                    ranges[source] = range(min(max(span.start, starts[source]), span.stop), span.stop)
+        return ranges
+
+    def _own_topics(self, queues: Iterable[str]) -> set[str]:
+        return {topic for queue in queues if (topic := self._definitions.settings(queue).topic) is not None}
+
+    def _places_of(
+        self, queue: str, ranges: Collection[Source], known: Mapping[Source, Mapping[str, int]]
+    ) -> dict[Source, int]:
+        own, reads = self._definitions.settings(queue).topic, self._definitions.placement(queue).reads
+        here = [
+            source
+            for source in ranges
+            if source.topic == own
+            or (source.topic == self._names.messages and (reads is None or source.partition in reads))
+        ]
+        return {source: known[source].get(queue, 0) for source in here}
+
+    async def _furthest(self, queues: Collection[str], sources: Collection[Source]) -> dict[Source, dict[str, int]]:
+        """Return the furthest position that any group has committed for each queue.
+
+        A queue whose group changes continues from there (marq/kafka/offsets.py), so earlier records do not wait.
+        """
+        async with admin_client(self._settings) as admin:
+            try:
+                groups = await groups_of(admin, self._names, queues)
+                furthest: dict[Source, dict[str, int]] = {source: {} for source in sources}
+                for first in range(0, len(groups), AT_ONCE):
+                    requests = (self._positions(admin, group, sources) for group in groups[first : first + AT_ONCE])
+                    for answer in await asyncio.gather(*requests):
+                        for source, positions in answer.items():
+                            known = furthest[source]
+                            for queue, position in positions.by_queue.items():
+                                known[queue] = max(position, known.get(queue, 0))
+                return furthest
+            except KafkaError as error:
+                raise BrokerUnavailable(
+                    f"how far queues were read could not be learned from {self._settings.bootstrap_servers}: {error}"
+                ) from error
+
+    async def _positions(
+        self, admin: AIOKafkaAdminClient, group: str, sources: Collection[Source]
+    ) -> dict[Source, Positions]:
+        try:
+            return await positions_of(self._settings, admin, group, sources)
+        except Forbidden as error:
+            # As in consumers: a request for one queue must not fail because of another queue's large group.
+            log.warning("group %s: how far queues were read there can't be seen: %s", group, error)
+            return {}
+
+    async def owned(
+        self, progress: Callable[[int, int], None] | None = None, *, incomplete: bool = False
+    ) -> dict[int, Owned]:
+        """Return what each markers partition holds open; see :func:`marq.kafka.owned_partitions.owned_partitions`."""
+        return await owned_partitions(self._settings, self._definitions, progress, incomplete=incomplete)
+
+
+def _cut(ranges: Mapping[Source, range], limit: int) -> tuple[dict[Source, range], bool]:
+    """Return ranges shortened in proportion to at most ``limit`` records, and whether nothing was left out."""
+    total = sum(map(len, ranges.values()))
+    if total <= limit:
+        return dict(ranges), True
+    return {source: span[: len(span) * limit // total] for source, span in ranges.items()}, False

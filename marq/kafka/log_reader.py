@@ -1,0 +1,250 @@
+"""Reads logs without a consumer group: needs no permission on a group, and commits nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError, KafkaTimeoutError
+
+from marq.kafka.connection import client_options, started, stop_consumer
+from marq.kafka.fetching import fetch_records
+from marq.kafka.permissions import refused
+from marq.kafka.records import Records
+from marq.settings.client import ClientSettings
+from marq.wire.errors import BrokerUnavailable
+from marq.wire.markers import Source
+
+#: Records of one fetch.
+MAX_RECORDS = 10_000
+#: Longest wait of a read; it ends at the first record.
+READ_WAIT_S = 1.0
+#: Longest wait of the broker before it answers a fetch without records.
+FETCH_WAIT_MS = 100
+#: The same for clients that wait for a tracker's answer.
+MARKERS_FETCH_WAIT_MS = 500
+STOP_S = 2.0
+_PAUSE_S = 0.1
+
+Ranges = Mapping[Source, range]
+Positions = Mapping[Source, int]
+
+
+class LogReader:
+    """Reads ranges of topics once (:meth:`read`), or follows partitions (:meth:`seek`, then :meth:`poll`).
+
+    ``committed``: skip records of open and aborted transactions. All calls raise BrokerUnavailable, or Forbidden if the
+    permission to read a topic is missing.
+    """
+
+    def __init__(
+        self, settings: ClientSettings, *, committed: bool, fetch_wait_ms: int = FETCH_WAIT_MS, **options: Any
+    ) -> None:
+        self._settings = settings
+        self._limit_s = settings.request_timeout_ms / 1000
+        self._options = options | {
+            "isolation_level": "read_committed" if committed else "read_uncommitted",
+            "fetch_max_wait_ms": fetch_wait_ms,
+        }
+        self._consumer: AIOKafkaConsumer | None = None
+
+    async def start(self) -> None:
+        self._consumer = await started(self._make, self._settings, lambda consumer: stop_consumer(consumer, 0))
+
+    async def stop(self, limit_s: float = STOP_S) -> None:
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await stop_consumer(consumer, limit_s)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    # --- bounds -------------------------------------------------------------------------------------------------------
+
+    async def ranges(self, topic: str) -> dict[Source, range]:
+        """Return the offsets that each partition of a topic has now."""
+        try:
+            async with asyncio.timeout(self._limit_s):
+                ranges = await log_ranges(self._running(), topic)
+        except (KafkaError, TimeoutError) as error:
+            raise self._failed([topic], error) from error
+        return {Source(topic, number): span for number, span in ranges.items()}
+
+    async def ends(self, sources: Collection[Source]) -> dict[Source, int]:
+        """Return where partitions end now; waits while a broker is away."""
+        try:
+            ends = await _ends(self._running(), [TopicPartition(*source) for source in sources])
+        except KafkaError as error:
+            raise self._failed({source.topic for source in sources}, error) from error
+        return {Source(*partition): end for partition, end in ends.items()}
+
+    async def offsets_at(self, sources: Iterable[Source], time_ms: int) -> dict[Source, int | None]:
+        """Return the first offset with this timestamp or a later one, None without any."""
+        wanted = {TopicPartition(*source): time_ms for source in sources}
+        try:
+            async with asyncio.timeout(self._limit_s):
+                offsets = await self._running().offsets_for_times(wanted)
+        except (KafkaError, TimeoutError) as error:
+            raise self._failed({partition.topic for partition in wanted}, error) from error
+        return {Source(*partition): None if at is None else at.offset for partition, at in offsets.items()}
+
+    # --- following ----------------------------------------------------------------------------------------------------
+
+    def seek(self, positions: Mapping[Source, int | None]) -> None:
+        """Read only these partitions from now on, from these offsets; None: from the start of the log."""
+        consumer = self._running()
+        consumer.assign([TopicPartition(*source) for source in positions])
+        for source, offset in positions.items():
+            if offset is not None:
+                consumer.seek(TopicPartition(*source), offset)
+
+    async def poll(self, wait_s: float = READ_WAIT_S) -> dict[Source, Records]:
+        """Return the next records, or nothing if none came in time."""
+        try:
+            return await fetch_records(self._running(), wait_s, MAX_RECORDS)
+        except KafkaError as error:
+            raise self._failed(self._topics(), error) from error
+
+    async def positions(self) -> dict[Source, int]:
+        """Return the offset to read next in each partition, which also moves past hidden records."""
+        consumer = self._running()
+        try:
+            async with asyncio.timeout(self._limit_s):
+                return {Source(*each): await consumer.position(each) for each in consumer.assignment()}
+        except (KafkaError, TimeoutError) as error:
+            raise self._failed(self._topics(), error) from error
+
+    # --- ranges -------------------------------------------------------------------------------------------------------
+
+    async def read(self, ranges: Ranges) -> AsyncIterator[dict[Source, Records]]:
+        """Read all records of these ranges, some at a time.
+
+        Raises BrokerUnavailable if nothing more could be read within the request timeout.
+        """
+        left = {source: span for source, span in ranges.items() if span}
+        if not left:
+            return
+        self.seek({source: span.start for source, span in left.items()})
+        before: Positions = {}
+        until_s = time.monotonic() + self._limit_s
+        while left:
+            fetched = await self.poll()
+            # If only control records of transactions are left, the position advances without a record.
+            positions = await self.positions()
+            wanted = {source: _before(read, left[source].stop) for source, read in fetched.items() if source in left}
+            if records := {source: read for source, read in wanted.items() if len(read)}:
+                yield records
+            if positions != before:
+                before, until_s = positions, time.monotonic() + self._limit_s
+            elif time.monotonic() > until_s:
+                raise self._stuck(left, positions)
+            done = [source for source, span in left.items() if positions[source] >= span.stop]
+            for source in done:
+                del left[source]
+            if done and left:
+                self._running().pause(*[TopicPartition(*source) for source in done])
+
+    def _stuck(self, left: Ranges, positions: Positions) -> BrokerUnavailable:
+        where = ", ".join(f"{s.topic}/{s.partition} at {positions[s]} of {span.stop}" for s, span in left.items())
+        return BrokerUnavailable(
+            f"nothing more could be read for {self._limit_s:g} s, of {where}: the broker is slow, or a transaction is"
+            " open there; try again"
+        )
+
+    def _running(self) -> AIOKafkaConsumer:
+        assert self._consumer is not None
+        return self._consumer
+
+    def _topics(self) -> set[str]:
+        return {partition.topic for partition in self._running().assignment()}
+
+    def _make(self) -> AIOKafkaConsumer:
+        return AIOKafkaConsumer(
+            **client_options(self._settings), **self._options, auto_offset_reset="earliest", enable_auto_commit=False
+        )
+
+    def _failed(self, topics: Iterable[str], error: BaseException) -> Exception:
+        names = sorted(topics)
+        return refused(self._settings, error, "Read", names[0]) or BrokerUnavailable(
+            f"topic {', '.join(names)} at {self._settings.bootstrap_servers}: it could not be read"
+            f" ({str(error) or type(error).__name__})"
+        )
+
+
+def _before(read: Records, end: int) -> Records:
+    return read if read.offsets[-1] < end else read[: bisect_left(read.offsets, end)]
+
+
+async def log_ranges(consumer: AIOKafkaConsumer, topic: str) -> dict[int, range]:
+    """Return the offsets that each partition of a topic has now; the caller sets a limit. Raises KafkaError."""
+    # A request for one partition makes the client learn about an unknown topic.
+    await _ends(consumer, [TopicPartition(topic, 0)])
+    numbers = consumer.partitions_for_topic(topic) or {0}
+    partitions = [TopicPartition(topic, number) for number in sorted(numbers)]
+    starts = await consumer.beginning_offsets(partitions)
+    ends = await consumer.end_offsets(partitions)
+    return {tp.partition: range(starts[tp], max(starts[tp], ends[tp])) for tp in partitions}
+
+
+async def _ends(consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+    """Return where partitions end; retry, because a new partition has no leader for a moment."""
+    while True:
+        try:
+            ends: dict[TopicPartition, int] = await consumer.end_offsets(partitions)
+            return ends
+        except KafkaError as error:
+            if not (error.retriable or isinstance(error, KafkaTimeoutError)):
+                raise
+        await asyncio.sleep(_PAUSE_S)
+
+
+# --- markers ----------------------------------------------------------------------------------------------------------
+
+
+class MarkersReader(Protocol):
+    """Reads markers of some partitions as they come, for a client that waits for a tracker's answer."""
+
+    async def read(self) -> Sequence[bytes | None]:
+        """Return the next markers, or nothing after a while; raises as :class:`LogReader`."""
+
+    async def stop(self, limit_s: float) -> None: ...
+
+
+class KafkaMarkersReader:
+    """Reads the markers that trackers commit after :meth:`start`."""
+
+    def __init__(self, settings: ClientSettings, partitions: Collection[int]) -> None:
+        self._sources = [Source(settings.names.markers, partition) for partition in partitions]
+        self._limit_s = settings.request_timeout_ms / 1000
+        self._reader = LogReader(settings, committed=True, fetch_wait_ms=MARKERS_FETCH_WAIT_MS)
+
+    async def start(self) -> None:
+        """Seek to the ends of the partitions; raises as :class:`LogReader`."""
+        await self._reader.start()
+        try:
+            async with asyncio.timeout(self._limit_s):
+                self._reader.seek(await self._reader.ends(self._sources))
+        except BaseException as error:
+            await self.stop(0)
+            if isinstance(error, TimeoutError):
+                raise BrokerUnavailable(
+                    f"topic {self._sources[0].topic}: no broker told within {self._limit_s:g} s where it ends"
+                ) from None
+            raise
+
+    async def stop(self, limit_s: float) -> None:
+        await self._reader.stop(limit_s)
+
+    async def read(self) -> Sequence[bytes | None]:
+        return [value for records in (await self._reader.poll()).values() for value in records.values]

@@ -1,0 +1,276 @@
+"""Decides which client of a process may try to reach a broker that is down, and reports the outage.
+
+All clients that use the same cluster share one :class:`Pacer` (:mod:`marq.kafka.paced_clients`). One of them tries a
+broker that is down, after an exponential backoff with jitter; the others wait for the outcome. The log has one line
+when a broker becomes unreachable, one when it returns, and a summary in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import random
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from aiokafka.errors import KafkaConnectionError, KafkaError
+
+log = logging.getLogger("marq")
+
+#: First and longest pause between two attempts at a broker that is down. Jitter shortens each by up to a half.
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 2.0
+#: Maximum number of failed attempts of a process at one cluster in any second.
+MAX_FAILURES_PER_SECOND = 5
+#: Maximum number of concurrent attempts at a broker that is up. They would all fail together when it goes down.
+MAX_CONCURRENT = 2
+#: Seconds between two log lines about a broker that stays down.
+SUMMARY_S = 30.0
+#: Report a broker that has never answered only after this time, because a failed start has its own error.
+SILENT_START_S = 3.0
+#: How long the outcome of an attempt describes the broker.
+FRESH_S = MAX_PAUSE_S + 0.5
+#: An attempt that takes longer no longer keeps others from trying: its event loop may be blocked by user code.
+MAX_TURN_S = 2.0
+
+_NEVER = float("-inf")
+FAILURES = (OSError, TimeoutError, KafkaError)
+
+Address = tuple[str, int]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One attempt; ``counted``: whether it counts against the limit before its outcome is known."""
+
+    address: Address
+    began: float
+    counted: bool
+
+
+@dataclass(slots=True)
+class _Broker:
+    """One broker as this process has found it; times are those of the pacer's clock."""
+
+    #: Attempts under way.
+    trying: list[_Turn] = field(default_factory=list)
+    #: Failed rounds since it was last up, and failed rounds in total.
+    failed: int = 0
+    rounds: int = 0
+    attempts: int = 0
+    down_at: float = 0.0
+    failed_at: float = _NEVER
+    next_at: float = 0.0
+    error: BaseException | None = None
+    answered: bool = False
+    #: Callers that wait for a turn, first come, first served.
+    waiters: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = field(default_factory=dict)
+    #: When the log last mentioned this outage; None while it has not.
+    logged_at: float | None = None
+
+
+class Pacer:
+    """Paces the connection attempts of one process at one cluster; safe for use from several threads.
+
+    Args:
+        clock: monotonic seconds.
+        jitter: a factor for each pause.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        jitter: Callable[[], float] = lambda: random.uniform(0.5, 1.0),
+    ) -> None:
+        self._clock = clock
+        self._jitter = jitter
+        self._lock = threading.Lock()
+        self._brokers: dict[Address, _Broker] = defaultdict(_Broker)
+        #: When the attempts of the last second began: those at brokers that are down, and others that failed.
+        self._spent: deque[float] = deque()
+        self._lost_at = _NEVER
+
+    async def connect(
+        self,
+        address: Address,
+        attempt: Callable[[], Awaitable[T]],
+        others: Iterable[Address] = (),
+        *,
+        patient: bool = True,
+    ) -> T:
+        """Await ``attempt()`` when it is this caller's turn; return its result.
+
+        Args:
+            address: the broker's host and port.
+            attempt: opens a connection.
+            others: the other brokers of the cluster; if one of them may be up, do not wait for a broker that is down.
+            patient: whether to wait for a broker that is down.
+
+        Raises:
+            KafkaConnectionError: the broker is down, and another caller's attempt failed or none is due.
+            OSError, TimeoutError, KafkaError: this attempt failed.
+        """
+        turn = await self._turn(address, tuple(others), patient)
+        try:
+            connection = await attempt()
+        except BaseException as error:
+            self._end(turn, error)
+            raise
+        self._end(turn, None)
+        return connection
+
+    def lost(self) -> None:
+        """Note that a connection broke, shortly before an attempt can fail."""
+        self._lost_at = self._clock()
+
+    @property
+    def in_outage(self) -> bool:
+        """Whether an attempt failed or a connection broke just now; clients that recover are slower than the broker."""
+        with self._lock:
+            latest_s = max((broker.failed_at for broker in self._brokers.values()), default=_NEVER)
+        return self._clock() - max(latest_s, self._lost_at) < FRESH_S
+
+    def fresh_error(self, address: Address) -> BaseException | None:
+        """Return why the last attempt at a broker failed; None if it is up, or if that was long ago."""
+        with self._lock:
+            broker = self._brokers.get(address)
+            if broker is None or not broker.failed or self._clock() - broker.failed_at >= FRESH_S:
+                return None
+            return broker.error
+
+    # --- whose turn it is ---------------------------------------------------------------------------------------------
+
+    async def _turn(self, address: Address, others: tuple[Address, ...], patient: bool) -> _Turn:
+        loop, rounds = asyncio.get_running_loop(), None
+        while True:
+            with self._lock:
+                broker = self._brokers[address]
+                rounds = broker.rounds if rounds is None else rounds
+                if broker.failed and broker.rounds != rounds:
+                    raise self._refusal(address, broker)
+                wait_s = self._wait_s(broker)
+                if wait_s <= 0:
+                    broker.attempts += 1
+                    turn = _Turn(address, self._clock(), counted=broker.failed > 0)
+                    broker.trying.append(turn)
+                    if turn.counted:
+                        self._spent.append(turn.began)
+                    return turn
+                if broker.failed and (not patient or any(not self._is_down(other) for other in others)):
+                    raise self._refusal(address, broker)
+                waiter = loop.create_future()
+                broker.waiters[waiter] = loop
+            try:
+                await asyncio.wait([waiter], timeout=wait_s)
+            except asyncio.CancelledError:
+                if waiter.done():
+                    self._wake(broker)  # pass the turn on
+                raise
+            finally:
+                with self._lock:
+                    broker.waiters.pop(waiter, None)
+
+    def _wait_s(self, broker: _Broker) -> float:
+        now = self._clock()
+        begun = [turn.began for turn in broker.trying if now - turn.began < MAX_TURN_S]
+        if len(begun) >= (1 if broker.failed else MAX_CONCURRENT):
+            return min(begun) + MAX_TURN_S - now
+        while self._spent and self._spent[0] <= now - 1:
+            self._spent.popleft()
+        crowded_s = self._spent[0] + 1 - now if len(self._spent) >= MAX_FAILURES_PER_SECOND else 0.0
+        return max(crowded_s, broker.next_at - now if broker.failed else 0.0)
+
+    def _is_down(self, address: Address) -> bool:
+        broker = self._brokers.get(address)
+        return broker is not None and broker.failed > 0
+
+    def _refusal(self, address: Address, broker: _Broker) -> KafkaConnectionError:
+        return KafkaConnectionError(f"broker {text_of(address)} is unreachable: {reason_of(broker.error)}")
+
+    # --- what came of it ----------------------------------------------------------------------------------------------
+
+    def _end(self, turn: _Turn, error: BaseException | None) -> None:
+        with self._lock:
+            broker = self._brokers[turn.address]
+            broker.trying.remove(turn)
+            if error is None:
+                if turn.counted and turn.began in self._spent:
+                    self._spent.remove(turn.began)
+                self._succeed(turn.address, broker)
+            else:
+                if not turn.counted:
+                    self._spent.append(turn.began)
+                # A cancelled attempt says nothing about the broker.
+                if isinstance(error, FAILURES):
+                    self._fail(turn, broker, error)
+        self._wake(broker)
+
+    def _wake(self, broker: _Broker) -> None:
+        """Wake the waiting callers that can continue: all after a failed attempt, else the next in line."""
+        with self._lock:
+            number = None if broker.failed else MAX_CONCURRENT
+            waiters = list(itertools.islice(broker.waiters.items(), number))
+            for waiter, _ in waiters:
+                del broker.waiters[waiter]
+        for waiter, loop in waiters:
+            # If the loop was closed meanwhile, nothing waits in it.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_release, waiter)
+
+    def _fail(self, turn: _Turn, broker: _Broker, error: BaseException) -> None:
+        now = self._clock()
+        broker.error = error
+        if not broker.failed:
+            broker.down_at, broker.attempts, broker.logged_at = now, len(broker.trying) + 1, None
+        elif turn.began < broker.failed_at:
+            return  # one of several that began together
+        broker.failed += 1
+        broker.rounds += 1
+        broker.failed_at = now
+        pause_s = min(FIRST_PAUSE_S * 2.0 ** min(broker.failed - 1, 30), MAX_PAUSE_S)
+        broker.next_at = now + pause_s * self._jitter()
+        self._report(turn.address, broker, now)
+
+    def _report(self, address: Address, broker: _Broker, now: float) -> None:
+        down_s = now - broker.down_at
+        if broker.logged_at is None:
+            if not broker.answered and down_s < SILENT_START_S:
+                return
+            log.warning("broker unreachable address=%s error=%s", text_of(address), reason_of(broker.error))
+        elif now - broker.logged_at >= SUMMARY_S:
+            log.warning(
+                "broker still unreachable address=%s seconds=%.0f attempts=%d error=%s",
+                text_of(address), down_s, broker.attempts, reason_of(broker.error),
+            )  # fmt: skip
+        else:
+            return
+        broker.logged_at = now
+
+    def _succeed(self, address: Address, broker: _Broker) -> None:
+        if broker.failed and broker.logged_at is not None:
+            # A warning like its counterpart, so that a log with the one line also has the other.
+            log.warning(
+                "broker reachable again address=%s seconds=%.0f attempts=%d",
+                text_of(address), self._clock() - broker.down_at, broker.attempts,
+            )  # fmt: skip
+        broker.failed, broker.error, broker.answered = 0, None, True
+
+
+def _release(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def text_of(address: Address) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def reason_of(error: BaseException | None) -> str:
+    return "no address was given" if error is None else str(error) or type(error).__name__

@@ -1,0 +1,397 @@
+"""The owner of one markers partition, as a pure state machine.
+
+A shell performs its effects on Kafka (agents/ownership.py), in memory (marq/testing/owner.py), or with simulated faults
+(tests/simulation/tracker.py), and reports the outcomes.
+
+1. **Take over** (:meth:`OwnerEngine.take_over`): fence the former owner, recover the table, seek to the position.
+2. **Read** markers (:meth:`OwnerEngine.read`) from there on, without a gap.
+3. **Write** (:meth:`OwnerEngine.next_write`): answers, messages of schedules, redeliveries, a TICK; and about once a
+   second the changed rows (:meth:`OwnerEngine.rows`). Each :class:`Write` is one transaction, one at a time.
+4. Report each transaction as **committed** or **refused for its size**. After any other outcome take over again: until
+   the owner reads its own TICK, only the log knows whether the redeliveries were sent.
+
+Unconfirmed ``pending`` rows, ``answers`` and ``notes`` stay here and are written again. A row is a value, not a change,
+so writing it twice does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum
+from typing import Any, Protocol
+
+from marq.core.deliveries import redeliveries
+from marq.core.deliveries.schedule_planner import Planner
+from marq.core.due_actions import DueAction
+from marq.core.tracker import Tracker
+from marq.owner.payloads import Table, find_payloads
+from marq.owner.write import Due, Write
+from marq.wire import record_headers
+from marq.wire.errors import UnknownVersion
+from marq.wire.markers import Answer, Batch, Cause, Payload, Source
+from marq.wire.notes import Note
+
+#: Limits for folded but unwritten rows and marker bytes, shared evenly by the owners of a process. A pending row takes
+#: up to a kilobyte, with its marker, and twice that while it is being written.
+MAX_PENDING_ROWS = 50_000
+MAX_PENDING_BYTES = 64 << 20
+#: Limits for the redeliveries of one transaction, whose fixed cost is large on a busy machine.
+MAX_COPIES = 2_000
+MAX_COPIES_BYTES = 4 << 20
+#: Due messages whose payloads are looked up together.
+LOOKED_UP = 250
+#: Time after which an unread TICK of the owner's own is searched for.
+TICK_READ_MS = 5_000
+_ADVICE = "Processing of this partition stays stopped: see docs/operations/recovery.md, 'Recreate topics'"
+
+
+class PositionLost(Exception):
+    """The markers topic no longer has the records after the applied offset."""
+
+
+class Step(Enum):
+    """A step of a takeover, for a shell to carry out."""
+
+    #: Take over the partition's transactional producer, and pass its epoch to :meth:`OwnerEngine.fenced`.
+    FENCE = 1
+    #: Read the changelog to its end into the table, and pass the rows to :meth:`OwnerEngine.restoring`.
+    RECOVER = 2
+    #: Pass the bounds of the markers to :meth:`OwnerEngine.begin`, and read from the position that it returns.
+    SEEK = 3
+
+
+class Record(Protocol):
+    """A record of the markers topic."""
+
+    @property
+    def offset(self) -> int: ...
+    @property
+    def timestamp(self) -> int: ...
+    @property
+    def value(self) -> bytes | None: ...
+
+
+class OwnerEngine:
+    """The owner of one markers partition, from its assignment until its revocation.
+
+    ``acknowledge`` is called with the last offset that no owner needs to read again. ``sharers`` returns the number of
+    owners that share the limits of the process.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        new_tracker: Callable[[], Tracker],
+        planner: Planner,
+        table: Table,
+        acknowledge: Callable[[int], None],
+        limit_bytes: int,
+        *,
+        flush_ms: int = 1_000,
+        sharers: Callable[[], int] = lambda: 1,
+    ) -> None:
+        self.planner = planner
+        self.tracker = new_tracker()
+        #: The next offset to read; None until the table is recovered.
+        self.position: int | None = None
+        #: Offset and content of the record of a newer version before which the owner has stopped.
+        self.stopped_before: tuple[int, bytes] | None = None
+        #: Numbers of records folded, and of those skipped because they were folded before.
+        self.folded = 0
+        self.skipped = 0
+        #: Unconfirmed rows; None deletes a row.
+        self.pending: dict[bytes, bytes | None] = {}
+        #: Unconfirmed answers to RESCHEDULEs and CANCELs.
+        self.answers: list[Answer] = []
+        #: Unconfirmed notes about dead letters.
+        self.notes: list[Note] = []
+        #: True while the shell delivers records from the position on.
+        self._delivered = False
+        self._source = source
+        self._new_tracker = new_tracker
+        self._table = table
+        self._acknowledge = acknowledge
+        self._limit_bytes = limit_bytes
+        self._flush_ms = flush_ms
+        self._sharers = sharers
+        #: Id and epoch of the current producer.
+        self._epoch: tuple[int, int] | None = None
+        #: Messages that are due by the last own TICK and not yet in a transaction.
+        self._due: list[DueAction] = []
+        #: Messages of a transaction that was refused for its size, last one first; each gets its own transaction.
+        self._apart: list[Due] = []
+        #: True while a transaction with redeliveries has an unknown outcome.
+        self._sending = False
+        #: The last marker of the last plan; the next plan waits until it is read.
+        self._planned_to = -1
+        #: Bytes of markers folded since the last rows were written, and whether any are unacknowledged.
+        self._pending_bytes = 0
+        self._unacknowledged = False
+        self._flushed_ms = 0
+        self._sought_ms = 0
+
+    # --- take over ----------------------------------------------------------------------------------------------------
+
+    def take_over(self) -> Iterator[Step]:
+        """Yield the steps of a takeover; perform each before asking for the next."""
+        # From here on a former owner can write nothing, and its open transaction is aborted.
+        yield Step.FENCE
+        if self.position is None:
+            # After the fencing: rows that the former owner commits later would be missed. A row whose ACK is folded
+            # together with its ACQUIRE would then never be deleted.
+            yield Step.RECOVER
+        if not self._delivered:
+            yield Step.SEEK
+
+    def fenced(self, epoch: tuple[int, int], now_ms: int) -> bool:
+        """Note the id and epoch of the producer; return False if another owner was active in between."""
+        self._flushed_ms = now_ms
+        former, self._epoch = self._epoch, epoch
+        if former is not None and epoch != (former[0], former[1] + 1):
+            # The table has changed: the pending rows would undo that.
+            self.forget()
+            return False
+        # A transaction of unknown outcome may be in the log, with its redeliveries. So fire nothing before a new TICK
+        # is read back, and with it everything written before.
+        self.tracker.take_over_again()
+        self._due, self._apart, self._sending = [], [], False
+        return True
+
+    def forget(self) -> None:
+        """Start again from the table; unwritten markers will be read again."""
+        self.tracker = self._new_tracker()
+        self.position, self._delivered = None, False
+        self.pending, self.answers, self.notes = {}, [], []
+        self._due, self._apart, self._sending = [], [], False
+        self._pending_bytes, self._unacknowledged = 0, False
+
+    def let_go(self) -> None:
+        """Note that the shell stopped delivering records, so that the next takeover seeks to the position."""
+        self._delivered = False
+
+    def restoring(self, table: Iterable[tuple[bytes, bytes]]) -> Iterator[None]:
+        """Restore the rows of the table, yielding after every few thousand so that other tasks can run."""
+        # An interrupted restore has left some rows.
+        self.tracker = self._new_tracker()
+        yield from self.tracker.book.restoring(table)
+
+    def begin(self, start: int, end: int, now_ms: int) -> int:
+        """Return the offset to read from in a log from ``start`` to ``end``; raises as :meth:`check_log`."""
+        if self.position is None:
+            self.position = self.tracker.book.applied + 1
+        self.stopped_before, self._flushed_ms = None, now_ms
+        self.check_log(start, end)
+        self._delivered = True
+        return self.position
+
+    def check_log(self, start: int, end: int) -> None:
+        """Check that the log still has the next record to read.
+
+        Raises PositionLost if it does not: an owner that continued could not know what it missed.
+        """
+        position, log = self.position or 0, f"{self._source.topic}/{self._source.partition}"
+        task = f"the tracker has to read {log} from offset {position}"
+        if start > position:
+            raise PositionLost(
+                f"{task}, but its retention has removed everything before {start}: those markers are lost, and their "
+                f"messages may be delivered again or not at all. {_ADVICE}"
+            )
+        if end < position:
+            raise PositionLost(
+                f"{task}, but it ends at {end}: the topic was recreated, or lost records. The table belongs to the "
+                f"former topic. {_ADVICE}"
+            )
+
+    # --- read ---------------------------------------------------------------------------------------------------------
+
+    def read(self, records: Iterable[Record], start: int, end: int) -> bool:
+        """Fold all records from ``start`` to before ``end``.
+
+        Return False, and fold nothing, if records before ``start`` were skipped: check the log, and read again from the
+        position.
+
+        Raises UnknownVersion if the partition must stop before the record in ``stopped_before``.
+        """
+        position, tracker = self.position, self.tracker
+        assert position is not None, "markers are read after the table"
+        if start > position:
+            return False
+        book = tracker.book
+        for record in records:
+            offset = record.offset
+            if offset <= book.applied:
+                self.skipped += 1
+                continue
+            value = record.value
+            try:
+                tracker.read(value, record.timestamp, offset)
+            except UnknownVersion:
+                self.stopped_before = offset, value or b""
+                self.let_go()
+                raise
+            self.folded += 1
+            self._pending_bytes += len(value or b"")
+        self.position = max(position, end)
+        book.passed(self.position)
+        self._unacknowledged = True
+        return True
+
+    def has_to_read_again(self, now_ms: int) -> bool:
+        """Return whether to seek to the position again: the own TICK is missing, so records may have been lost."""
+        if min(self.tracker.awaited_ms(now_ms), now_ms - self._sought_ms) < TICK_READ_MS:
+            return False
+        self._sought_ms = now_ms
+        return True
+
+    # --- write --------------------------------------------------------------------------------------------------------
+
+    def next_write(self, now_ms: int) -> Write | None:
+        """Return the next transaction without rows, or None.
+
+        ``now_ms`` is the shell's monotonic clock, read for this call: a TICK carries it.
+        """
+        tracker = self.tracker
+        self.answers += tracker.answers()
+        if self.answers:
+            # First: a message that was moved to now must not be sent before its client can know about the move.
+            return self._write()
+        plan = self._plan(now_ms)
+        if plan:
+            # Before redeliveries: messages of removed schedules are withdrawn in time.
+            return self._write(markers=plan, planned=True)
+        if due := self._next_due():
+            self._sending = True
+            fires = [fire for fire, _ in due]
+            following = self.planner.follow(tracker, fires, now_ms)
+            return self._write(due=due, markers=[*tracker.facts(fires), *following], planned=bool(following))
+        if tracker.tick_in_ms(now_ms) == 0:
+            tick = tracker.tick(now_ms)
+            return self._write(markers=[tick], tick=tick)
+        return None
+
+    def rows(self) -> Write:
+        """Return the transaction with the changed rows."""
+        tracker = self.tracker
+        # The rows of a failed transaction stay pending, under newer ones: the book returns changes only once.
+        self.pending.update(tracker.book.take_changes())
+        self.notes += tracker.notes()
+        return self._write(
+            rows=self.pending, applied=tracker.book.applied, notes=list(self.notes), quarantine=list(tracker.unreadable)
+        )
+
+    def committed(self, write: Write, now_ms: int, marked: int = -1, position: int = -1) -> None:
+        """Note that a transaction is committed.
+
+        ``marked`` and ``position`` are the last offsets of its records in the markers partition and the changelog.
+        """
+        self._sending = False
+        del self.answers[: write.answers]
+        if write.planned:
+            self._planned_to = marked
+        if write.rows is None:
+            return
+        self.notes = []
+        # Only now: a table ahead of its changelog would never bring the changelog up to date.
+        self._table.write(write.rows, position)
+        self.pending = {}
+        self._pending_bytes, self._unacknowledged, self._flushed_ms = 0, False, now_ms
+        del self.tracker.unreadable[: len(write.quarantine)]
+        # Only now: the next owner must read markers that are not in the changelog.
+        self._acknowledge(write.applied)
+
+    def refused_for_size(self, write: Write) -> bool:
+        """Note that the broker refused a record for its size; return False if a retry can't help.
+
+        The error does not name the record, so each redelivery gets a transaction of its own. A message that is refused
+        again becomes a dead letter, because endless retries would block all others.
+        """
+        self._sending = False
+        if len(write.due) > 1:
+            self._apart += reversed(write.due)
+            return True
+        if not write.due or write.due[0][0].cause is Cause.TOO_LARGE:
+            return False
+        fire, payload = write.due[0]
+        self._apart.append((redeliveries.too_large(fire), payload))
+        return True
+
+    @property
+    def unsent(self) -> bool:
+        """Whether redeliveries are decided and unconfirmed, so that no marker may be read.
+
+        A marker could end one of these messages, and its redelivery would be sent all the same.
+        """
+        return self._sending or bool(self._due or self._apart)
+
+    # --- when ---------------------------------------------------------------------------------------------------------
+
+    def wait_ms(self, now_ms: int) -> int | None:
+        """Return the time until something must be done without a new marker, None for never."""
+        if self.unsent or self._has_to_plan():
+            return 0
+        tracker = self.tracker
+        waits = [self.flush_in_ms(now_ms), tracker.tick_in_ms(now_ms)]
+        if tracker.awaited_ms(now_ms):
+            waits.append(TICK_READ_MS)
+        return min([wait for wait in waits if wait is not None], default=None)
+
+    def flush_in_ms(self, now_ms: int) -> int | None:
+        """Return the time until the rows must be written, None without rows."""
+        if not self.owes_rows:
+            return None
+        # A client waits for its note.
+        if self.is_full or self.tracker.book.settlements.has_notes:
+            return 0
+        return max(0, self._flushed_ms + self._flush_ms - now_ms)
+
+    @property
+    def owes_rows(self) -> bool:
+        """Whether the effects of some markers are not known to be written."""
+        return self._unacknowledged or self.tracker.book.changed or bool(self.pending)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether rows must be written before more markers are read."""
+        sharers = max(1, self._sharers())
+        return self._pending_bytes > MAX_PENDING_BYTES // sharers or (
+            self.tracker.book.pending_rows > MAX_PENDING_ROWS // sharers
+        )
+
+    # --- what to write ------------------------------------------------------------------------------------------------
+
+    def payload(self, source: Source, offset: int) -> Payload | None:
+        """Return the payload of an open message, else None."""
+        return find_payloads(self.tracker.book, self.pending, self._table, [(source, offset)])[0]
+
+    def _next_due(self) -> list[Due]:
+        """Return due messages for one transaction."""
+        if self._apart:
+            return [self._apart.pop()]
+        self._due = self._due or self.tracker.due()
+        due: list[Due] = []
+        room = MAX_COPIES_BYTES
+        while self._due and room > 0 and len(due) < MAX_COPIES:
+            fires, self._due = self._due[:LOOKED_UP], self._due[LOOKED_UP:]
+            ids = [(fire.source, fire.offset) for fire in fires]
+            payloads = find_payloads(self.tracker.book, self.pending, self._table, ids)
+            for fire, payload in zip(fires, payloads, strict=True):
+                assert payload is not None, f"no row for {record_headers.record_id(fire.source, fire.offset)}"
+                due.append((redeliveries.fitting(fire, payload, self._limit_bytes), payload))
+                room -= len(payload.value or b"")
+        return due
+
+    def _has_to_plan(self) -> bool:
+        return self.tracker.book.applied >= self._planned_to and self.planner.has_to_plan(self.tracker)
+
+    def _plan(self, now_ms: int) -> list[Batch]:
+        return self.planner.plan(self.tracker, now_ms) if self.tracker.book.applied >= self._planned_to else []
+
+    def _write(self, *, markers: Sequence[Batch] = (), **others: Any) -> Write:
+        clock, answers = self.tracker.book.clock, self.answers
+        return Write(
+            now_ms=clock.now_ms,
+            appended_ms=clock.appended_ms,
+            markers=[*answers, *markers],
+            answers=len(answers),
+            **others,
+        )

@@ -1,0 +1,39 @@
+"""Finds the payloads of open messages: in the lease book, in unwritten rows, or in the table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from marq.core.leases import LeaseBook
+from marq.core.storage import rows
+from marq.wire.markers import Payload, Source
+
+
+class Table(Protocol):
+    """The rows of one markers partition on the owner's disk."""
+
+    def get(self, keys: list[bytes]) -> list[bytes | None]:
+        """Return the rows of these keys, None for each missing row."""
+
+    def write(self, changes: Mapping[bytes, bytes | None], position: int) -> None:
+        """Write rows that the changelog has up to ``position``; after an exception they are written again."""
+
+
+def find_payloads(
+    book: LeaseBook, pending: Mapping[bytes, bytes | None], table: Table, messages: Sequence[tuple[Source, int]]
+) -> list[Payload | None]:
+    """Return the payloads of messages, None for each that is not open; the table is asked once for all of them."""
+    payloads = [book.fresh_payload(*message) for message in messages]
+    stored: dict[int, bytes] = {}
+    for index, payload in enumerate(payloads):
+        if payload is None:
+            key = rows.row_key(*messages[index])
+            if row := pending.get(key):
+                payloads[index] = rows.decode_payload(row)
+            else:
+                stored[index] = key
+    if stored:
+        for index, encoded in zip(stored, table.get(list(stored.values())), strict=True):
+            payloads[index] = None if encoded is None else rows.decode_payload(encoded)
+    return payloads

@@ -1,0 +1,1 @@
+"""The producer: sends, delays and cancels messages."""

@@ -1,0 +1,281 @@
+"""Batches of messages, one for each partition.
+
+Messages of the same turn of the event loop share batches. A connection that failed is replaced, because it would retry
+messages whose callers were told that they may not be sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from aiokafka.errors import KafkaError
+
+from marq.backend.cluster import Cluster, Sender
+from marq.client.content import Header
+from marq.client.receipt import Receipt
+from marq.kafka.permissions import refused
+from marq.kafka.topics import Topics
+from marq.producer.routes import PlacementVersion, Route, Routes
+from marq.settings.client import ClientSettings
+from marq.wire.errors import BrokerUnavailable, MarqError
+
+log = logging.getLogger("marq")
+
+#: How long a stop waits for messages that are being sent.
+STOP_LIMIT_S = 5.0
+_CLOSE_LIMIT_S = 1.0
+#: Pause between two attempts to reconnect.
+RETRY_S = 1.0
+
+
+class Counts:
+    """How many messages were confirmed, and how many are not known to be sent."""
+
+    def __init__(self) -> None:
+        self.sent = self.failed = 0
+
+
+class ProducerBatch:
+    """Messages for one partition, and the futures of their offsets."""
+
+    __slots__ = ("batch", "count", "futures", "partition", "placements", "sender", "topic")
+
+    def __init__(self, sender: Sender, topic: str, partition: int, placements: PlacementVersion) -> None:
+        self.sender = sender
+        #: The placements by which the partition was chosen.
+        self.placements = placements
+        self.topic = topic
+        self.partition = partition
+        self.batch = sender.create_batch()
+        self.futures: list[asyncio.Future[int]] = []
+        self.count = 0
+
+    def append(self, key: bytes | None, value: bytes, headers: list[Header]) -> asyncio.Future[int] | None:
+        """Add a message; return None if the batch is full."""
+        if self.batch.append(timestamp=None, key=key, value=value, headers=headers) is None:
+            return None
+        future = asyncio.get_running_loop().create_future()
+        self.futures.append(future)
+        self.count += 1
+        return future
+
+    def fill(self, key: bytes | None, values: Sequence[bytes], start: int, stop: int, headers: list[Header]) -> int:
+        """Add messages until the batch is full; return the index of the first one left."""
+        append, now_ms = self.batch.append, int(time.time() * 1000)
+        for index in range(start, stop):
+            if append(timestamp=now_ms, key=key, value=values[index], headers=headers) is None:
+                self.count = index - start
+                return index
+        self.count = stop - start
+        return stop
+
+    def confirm(self, first_offset: int) -> None:
+        for offset, future in enumerate(self.futures, first_offset):
+            if not future.done():
+                future.set_result(offset)
+
+    def fail(self, error: BaseException) -> None:
+        for future in self.futures:
+            if not future.done():
+                future.set_exception(error)
+
+
+class Batcher:
+    """Sends the messages of a producer between its start and its stop."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: ClientSettings,
+        topics: Topics,
+        routes: Routes,
+        sender: Sender,
+        counts: Counts,
+    ) -> None:
+        self._cluster = cluster
+        self._settings = settings
+        self._limit_s = settings.request_timeout_ms / 1000
+        self._topics = topics
+        self._routes = routes
+        self._sender = sender
+        self._counts = counts
+        self._open: dict[tuple[str, int], ProducerBatch] = {}
+        self._sending: set[asyncio.Task[Any]] = set()
+        self._turns: dict[tuple[str, int], asyncio.Lock] = {}
+        self._replacing: asyncio.Task[Any] | None = None
+        self._stopping = self._stopped = False
+
+    async def drain(self) -> None:
+        """Wait some seconds for accepted messages to be confirmed."""
+        self._stopping = True
+        self._submit_all()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_LIMIT_S):
+                # In a loop, because a running send_many goes on to its last item.
+                while self._sending:
+                    await asyncio.wait(self._sending)
+
+    async def close(self) -> None:
+        """Give up unconfirmed messages, and close the connection."""
+        self.give_up()
+        await asyncio.gather(*self._sending, return_exceptions=True)
+        await self._cluster.close(self._sender, _CLOSE_LIMIT_S)
+
+    def give_up(self) -> None:
+        self._stopped = True
+        for task in list(self._sending):
+            task.cancel()
+
+    # --- one by one ---------------------------------------------------------------------------------------------------
+
+    def post(self, route: Route, value: bytes, headers: list[Header]) -> tuple[int, asyncio.Future[int]]:
+        """Add a message to the open batch of the next partition, which is sent in the loop's next turn.
+
+        Return the partition, and the future of the message's offset.
+        """
+        cursor = route.cursor
+        partition = cursor.take()
+        target = cursor.topic, partition
+        batch = self._open.get(target)
+        if batch is None:
+            batch = self._open_batch(target)
+        future = batch.append(route.key, value, headers)
+        if future is None:
+            self._submit(target)
+            future = self._open_batch(target).append(route.key, value, headers)
+            assert future is not None, "an empty batch takes every message"
+        return partition, future
+
+    def _open_batch(self, target: tuple[str, int]) -> ProducerBatch:
+        if self._stopped:
+            raise MarqError("the producer was stopped meanwhile: the message was not sent")
+        if not self._open:
+            asyncio.get_running_loop().call_soon(self._submit_all)
+        batch = self._open[target] = ProducerBatch(self._sender, *target, self._routes.placements)
+        return batch
+
+    def _submit_all(self) -> None:
+        for target in list(self._open):
+            self._submit(target)
+
+    def _submit(self, target: tuple[str, int]) -> None:
+        self._track(self._deliver(self._open.pop(target)))
+
+    async def _deliver(self, batch: ProducerBatch) -> None:
+        try:
+            first_offset = await self._send(batch)
+        except BrokerUnavailable as error:
+            batch.fail(error)
+        except BaseException as error:
+            # Whatever the error is: callers must not wait forever for their receipts.
+            stopped = isinstance(error, asyncio.CancelledError)
+            batch.fail(self._unknown(batch, "the producer was stopped" if stopped else repr(error)))
+        else:
+            batch.confirm(first_offset)
+
+    # --- many ---------------------------------------------------------------------------------------------------------
+
+    async def send_many(
+        self, queue: str, route: Route, items: Sequence[bytes], headers: list[Header]
+    ) -> tuple[list[Receipt | None], BaseException | None]:
+        """Send messages of one queue; return the receipt of each, None if unknown, and the first failure."""
+        share = max(1, -(-len(items) // route.cursor.partitions))
+        tasks: list[asyncio.Task[int]] = []
+        batches: list[tuple[str, int, int]] = []
+        start, failure = 0, None
+        while start < len(items):
+            # For each batch, because the queue may move before the last items are sent.
+            try:
+                route = self._routes.known.get(queue) or await self._routes.find(queue)
+            except MarqError as error:
+                failure = error
+                break
+            if self._stopped:
+                failure = MarqError("the producer was stopped")
+                break
+            cursor = route.cursor
+            partition = cursor.take()
+            batch = ProducerBatch(self._sender, cursor.topic, partition, self._routes.placements)
+            stop = batch.fill(route.key, items, start, min(start + share, len(items)), headers)
+            # Accepted only when the partition's previous batch was sent, which bounds memory.
+            tasks.append(self._track(self._send(batch)))
+            batches.append((cursor.topic, partition, stop - start))
+            start = stop
+            if len(tasks) % (2 * cursor.partitions) == 0:
+                await asyncio.wait(tasks[-2 * cursor.partitions :], return_when=asyncio.FIRST_COMPLETED)
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        receipts: list[Receipt | None] = []
+        for (topic, partition, count), outcome in zip(batches, outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                receipts += [None] * count
+            else:
+                receipts += [Receipt(queue, topic, partition, offset) for offset in range(outcome, outcome + count)]
+        receipts += [None] * (len(items) - start)
+        failures = (outcome for outcome in outcomes if isinstance(outcome, BaseException))
+        return receipts, next(failures, failure)
+
+    # --- to Kafka -----------------------------------------------------------------------------------------------------
+
+    def _track(self, coroutine: Any) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+        return task
+
+    async def _send(self, batch: ProducerBatch) -> int:
+        """Send a batch and return the offset of its first message."""
+        try:
+            await self._routes.check(self._limit_s)
+            first_offset = await self._send_to_kafka(batch)
+            if not await self._routes.still_hold(batch.placements, self._limit_s):
+                raise self._unknown(batch, "its queue has moved to other partitions meanwhile")
+        except BaseException:
+            self._counts.failed += batch.count
+            raise
+        self._counts.sent += batch.count
+        return first_offset
+
+    async def _send_to_kafka(self, batch: ProducerBatch) -> int:
+        # One batch waits for its partition at a time: aiokafka 0.14 adds up the waiting times of several, and so
+        # gives up too early.
+        turn = self._turns.setdefault((batch.topic, batch.partition), asyncio.Lock())
+        try:
+            async with turn, asyncio.timeout(self._limit_s):
+                sent = await batch.sender.send_batch(batch.batch, batch.topic, partition=batch.partition)
+            async with asyncio.timeout(self._limit_s):
+                return int((await sent).offset)
+        except (TimeoutError, KafkaError, AssertionError) as error:
+            # aiokafka asserts that the partition exists; a recreated topic may have fewer partitions.
+            self._replace(batch.sender)
+            forbidden = refused(self._settings, error, "Write", batch.topic)
+            raise forbidden or self._unknown(batch, str(error) or type(error).__name__) from error
+
+    def _replace(self, sender: Sender) -> None:
+        """Replace a connection that failed: it would retry messages that callers believe to have failed."""
+        if self._sender is sender and self._replacing is None and not self._stopping:
+            self._replacing = self._track(self._connect_again(sender))
+
+    async def _connect_again(self, failed: Sender) -> None:
+        """Open another connection; until then sends fail at once with the closed one."""
+        await self._cluster.close(failed, 0)
+        try:
+            while True:
+                try:
+                    self._sender = await self._cluster.sender(self._topics)
+                    return
+                except BrokerUnavailable as error:
+                    log.warning("no producer, trying again: %s", error)
+                    await self._cluster.sleep(RETRY_S)
+        finally:
+            self._replacing = None
+
+    def _unknown(self, batch: ProducerBatch, cause: str) -> BrokerUnavailable:
+        return BrokerUnavailable(
+            f"topic {batch.topic}: the broker at {self._settings.bootstrap_servers} did not confirm within"
+            f" {self._limit_s:g} s ({cause}): unknown whether the message was sent; retry if duplicates are acceptable"
+        )

@@ -1,0 +1,186 @@
+"""Requests to move or cancel delayed messages.
+
+Request and answer are markers. The producer reads the markers of the partition, from before its request on, until it
+finds an answer or a fact that decides the request; it repeats requests without an answer. Requests of the same moment
+are sent together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from marq.backend.cluster import Cluster
+from marq.client.receipt import Receipt
+from marq.client.when import When
+from marq.kafka.log_reader import MarkersReader
+from marq.kafka.topics import Topics
+from marq.kafka.writer import MarkerRecord
+from marq.producer.delays import Delays
+from marq.wire.errors import BrokerUnavailable, CorruptMarker, MarqError
+from marq.wire.marker_codec import decode, encode
+from marq.wire.markers import Answer, Batch, Cancel, Fact, Kind, Outcome, Reschedule, Source
+from marq.wire.names import markers_partition
+
+#: How long to wait for an answer before a request is repeated.
+AGAIN_S = 2.0
+_STOP_S = 1.0
+
+
+class _Request(NamedTuple):
+    """A request to move a message (``when``) or to cancel it (None)."""
+
+    receipt: Receipt
+    when: When | None
+    future: asyncio.Future[bool]
+
+    @property
+    def target(self) -> tuple[Source, int]:
+        return Source(self.receipt.topic, self.receipt.partition), self.receipt.offset
+
+
+class _Holders(NamedTuple):
+    """The holders in a producer's requests: an answer names the holder, but not what was requested."""
+
+    cancelling: int
+    moving: int
+
+
+class DelayControl:
+    """The requests of one producer; ``limit_s`` is how long it waits for answers."""
+
+    def __init__(self, cluster: Cluster, topics: Topics, delays: Delays, limit_s: float) -> None:
+        self._cluster = cluster
+        self._topics = topics
+        self._delays = delays
+        self._limit_s = limit_s
+        self._waiting: list[_Request] = []
+        self._asking: asyncio.Task[None] | None = None
+
+    async def ask(self, receipts: Sequence[Receipt], when: When | None) -> list[bool]:
+        """Move messages, or cancel them (None); return for each whether the request came in time.
+
+        Raises:
+            BrokerUnavailable: unknown, because no broker took the request or no tracker answered in time.
+            MarqError: the producer was stopped.
+        """
+        self._delays.check_running()
+        loop = asyncio.get_running_loop()
+        requests = [_Request(receipt, when, loop.create_future()) for receipt in receipts]
+        self._waiting += requests
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask_all(), name="marq-delay-control")
+        answers = await asyncio.gather(*[each.future for each in requests], return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return [answer is True for answer in answers]
+
+    async def stop(self) -> None:
+        """Stop; waiting callers get an error."""
+        task, self._asking = self._asking, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _ask_all(self) -> None:
+        try:
+            while self._waiting:
+                requests, self._waiting = self._waiting, []
+                await self._ask_some(requests)
+        finally:
+            self._asking = None
+            _fail(self._waiting, "the producer was stopped")
+            self._waiting = []
+
+    async def _ask_some(self, requests: list[_Request]) -> None:
+        failure = "the producer was stopped"
+        reader: MarkersReader | None = None
+        try:
+            writer = await self._delays.writer()
+            reader = await self._cluster.markers_reader({self._partition(each.target[0]) for each in requests})
+            until_s = self._cluster.now_s() + self._limit_s
+            failure = f"no tracker answered within {self._limit_s:g} s: is a worker running (faust -A app worker)?"
+            holders = _Holders(secrets.randbits(62) * 2 + 1, secrets.randbits(62) * 2 + 2)
+            while (left_s := until_s - self._cluster.now_s()) > 0 and not _all_done(requests):
+                await writer.write(self._records(requests, holders), self._limit_s)
+                try:
+                    await self._cluster.within(min(left_s, AGAIN_S), self._listen(reader, requests, holders))
+                except TimeoutError:
+                    continue
+        except MarqError as error:
+            failure = str(error)
+        finally:
+            _fail(requests, failure)
+            if reader is not None:
+                await reader.stop(_STOP_S)
+
+    async def _listen(self, reader: MarkersReader, requests: list[_Request], holders: _Holders) -> None:
+        pending: dict[tuple[Source, int], list[_Request]] = {}
+        for request in requests:
+            if not request.future.done():
+                pending.setdefault(request.target, []).append(request)
+        while pending:
+            for value in await reader.read():
+                try:
+                    batch = decode(value)
+                except CorruptMarker:
+                    continue
+                if isinstance(batch, Fact) or (isinstance(batch, Answer) and batch.holder in holders):
+                    _take(batch, pending, holders)
+
+    def _records(self, requests: list[_Request], holders: _Holders) -> list[MarkerRecord]:
+        groups: dict[tuple[str, Source, bool, bool], dict[int, int]] = {}
+        for each in requests:
+            if each.future.done():
+                continue
+            source, offset = each.target
+            when = each.when
+            group = (each.receipt.queue, source, when is None, when is not None and when.relative)
+            groups.setdefault(group, {})[offset] = 0 if when is None else when.time_ms
+        records = []
+        for (queue, source, cancelled, relative), times in groups.items():
+            offsets = sorted(times)
+            batch: Batch = (
+                Cancel(queue, holders.cancelling, source, offsets)
+                if cancelled
+                else Reschedule(queue, holders.moving, source, offsets, [times[offset] for offset in offsets], relative)
+            )
+            records.append(MarkerRecord(self._partition(source), encode(batch)))
+        return records
+
+    def _partition(self, source: Source) -> int:
+        return markers_partition(*source, self._topics.markers_partitions)
+
+
+def _take(batch: Fact | Answer, pending: dict[tuple[Source, int], list[_Request]], holders: _Holders) -> None:
+    for index, offset in enumerate(batch.offsets):
+        target = (batch.source, offset)
+        for request in pending.pop(target, ()):
+            cancels = request.when is None
+            if isinstance(batch, Fact):
+                came_in_time = cancels and batch.kind is Kind.CANCELLED
+            elif batch.holder == (holders.cancelling if cancels else holders.moving):
+                came_in_time = batch.outcomes[index] == Outcome.DONE
+            else:
+                pending.setdefault(target, []).append(request)
+                continue
+            if not request.future.done():
+                request.future.set_result(came_in_time)
+
+
+def _all_done(requests: list[_Request]) -> bool:
+    return all(each.future.done() for each in requests)
+
+
+def _fail(requests: list[_Request], why: str) -> None:
+    for each in requests:
+        if not each.future.done():
+            what = "cancelled" if each.when is None else "moved"
+            each.future.set_exception(
+                BrokerUnavailable(
+                    f"queue {each.receipt.queue!r}: unknown whether message {each.receipt.id} was {what}: {why}"
+                )
+            )

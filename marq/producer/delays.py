@@ -1,0 +1,197 @@
+"""A producer's delayed messages: markers that carry the payload.
+
+The producer draws a random number and counts its messages in each markers partition; both identify a message until it
+is delivered. Messages of the same moment go out together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from marq.backend.cluster import Cluster, Writer
+from marq.client.content import Header
+from marq.client.receipt import Receipt
+from marq.client.when import When
+from marq.kafka.topics import Topics
+from marq.kafka.writer import FRAME_BYTES, MarkerRecord
+from marq.wire.errors import BrokerUnavailable, MarqError
+from marq.wire.marker_codec import encode
+from marq.wire.markers import Columns, Payload, Source, payload_bytes, spans
+from marq.wire.markers import Delay as DelayMarker
+from marq.wire.names import markers_partition, synthetic_topic
+
+#: Bytes of the head of a DELAY: queue, source, numbers.
+_HEAD_BYTES = 600
+#: Maximum number of messages of one marker, which a tracker folds within some milliseconds.
+MAX_MESSAGES = 500
+#: Maximum number of markers of one write.
+_WINDOW = 64
+
+
+class _Item(NamedTuple):
+    """One message to delay."""
+
+    value: bytes
+    headers: Sequence[Header]
+    time_ms: int
+
+
+class _Batch:
+    """Messages of one queue that are sent together, and the future of each receipt."""
+
+    def __init__(self) -> None:
+        self.items: list[_Item] = []
+        self.futures: list[asyncio.Future[Receipt]] = []
+
+
+class Delays:
+    """The delayed messages of one producer, from its start to its stop."""
+
+    def __init__(self, cluster: Cluster, topics: Topics, limit_s: float) -> None:
+        self._cluster = cluster
+        self._topics = topics
+        self._limit_s = limit_s
+        self._topic = synthetic_topic(secrets.randbits(128))
+        self._numbers = [0] * topics.markers_partitions
+        self._turn = secrets.randbelow(topics.markers_partitions)
+        self._writer: Writer | None = None
+        self._starting = asyncio.Lock()
+        self._open: dict[tuple[str, bool], _Batch] = {}
+        self._sending: set[asyncio.Task[Any]] = set()
+        #: No more messages are accepted; and the writer is stopped, too.
+        self._stopped = self._closed = False
+
+    async def stop(self, limit_s: float) -> None:
+        """Wait up to ``limit_s`` for messages that are being sent; accept no others."""
+        self._stopped = True
+        self._submit()
+        if self._sending:
+            await asyncio.wait(self._sending, timeout=limit_s)
+        for task in list(self._sending):
+            task.cancel()
+        await asyncio.gather(*self._sending, return_exceptions=True)
+        self._closed = True
+        if self._writer is not None:
+            await self._writer.stop(limit_s)
+
+    async def writer(self) -> Writer:
+        """Return the producer's writer of markers, started at its first use.
+
+        Raises:
+            BrokerUnavailable: no broker answered in time, or it refused.
+            MarqError: the producer was stopped.
+        """
+        async with self._starting:
+            if self._writer is None and not self._closed:
+                writer = self._cluster.writer(self._topics)
+                await writer.start()
+                self._writer = writer
+                if self._closed:
+                    await writer.stop(0)
+            if self._writer is None or self._closed:
+                raise _stopped()
+            return self._writer
+
+    # --- one by one ---------------------------------------------------------------------------------------------------
+
+    def post(self, queue: str, value: bytes, headers: Sequence[Header], when: When) -> asyncio.Future[Receipt]:
+        """Delay one message, together with all others of this turn of the loop; the future gets its receipt.
+
+        Raises:
+            MarqError: the producer was stopped.
+        """
+        self.check_running()
+        loop = asyncio.get_running_loop()
+        if not self._open:
+            loop.call_soon(self._submit)
+        batch = self._open.setdefault((queue, when.relative), _Batch())
+        batch.items.append(_Item(value, headers, when.time_ms))
+        future: asyncio.Future[Receipt] = loop.create_future()
+        batch.futures.append(future)
+        return future
+
+    def check_running(self) -> None:
+        """Raise MarqError if the producer was stopped."""
+        if self._stopped:
+            raise _stopped()
+
+    def _submit(self) -> None:
+        for (queue, relative), batch in self._open.items():
+            task = asyncio.create_task(self._deliver(queue, relative, batch), name="marq-delay")
+            self._sending.add(task)
+            task.add_done_callback(self._sending.discard)
+        self._open = {}
+
+    async def _deliver(self, queue: str, relative: bool, batch: _Batch) -> None:
+        index = 0
+        try:
+            async for receipts in self._send(queue, relative, batch.items):
+                for receipt in receipts:
+                    if not batch.futures[index].done():
+                        batch.futures[index].set_result(receipt)
+                    index += 1
+        except BaseException as error:
+            stopped = isinstance(error, asyncio.CancelledError)
+            failure = BrokerUnavailable("the producer was stopped: unknown whether the message was delayed")
+            for future in batch.futures[index:]:
+                if not future.done():
+                    future.set_exception(failure if stopped else error)
+            if stopped:
+                raise
+
+    # --- many ---------------------------------------------------------------------------------------------------------
+
+    async def send_many(
+        self, queue: str, values: Sequence[bytes], headers: Sequence[Header], whens: Sequence[When]
+    ) -> tuple[list[Receipt | None], MarqError | None]:
+        """Delay messages; return the receipt of each, None if unknown, and the first failure."""
+        receipts: list[Receipt | None] = []
+        items = [_Item(value, headers, when.time_ms) for value, when in zip(values, whens, strict=True)]
+        try:
+            self.check_running()
+            async for some in self._send(queue, whens[0].relative, items):
+                receipts += some
+                if len(receipts) < len(items):
+                    self.check_running()
+        except MarqError as error:
+            return receipts + [None] * (len(items) - len(receipts)), error
+        return receipts, None
+
+    async def _send(self, queue: str, relative: bool, items: Sequence[_Item]) -> AsyncIterator[list[Receipt]]:
+        writer = await self.writer()
+        pieces = list(self._pieces(queue, items))
+        for start in range(0, len(pieces), _WINDOW):
+            markers = [self._marker(queue, relative, items[piece]) for piece in pieces[start : start + _WINDOW]]
+            records = [MarkerRecord(self._partition(each.source), encode(each)) for each in markers]
+            await writer.write(records, self._limit_s)
+            yield [Receipt(queue, *each.source, number) for each in markers for number in each.offsets]
+
+    def _pieces(self, queue: str, items: Sequence[_Item]) -> Iterator[slice]:
+        key = queue.encode()
+        room = self._topics.markers_limit_bytes - FRAME_BYTES - _HEAD_BYTES
+        sizes = [payload_bytes(Payload(0, 1, key, item.headers, item.value)) for item in items]
+        for piece in spans(sizes, room):
+            for start in range(piece.start, piece.stop, MAX_MESSAGES):
+                yield slice(start, min(start + MAX_MESSAGES, piece.stop))
+
+    def _marker(self, queue: str, relative: bool, items: Sequence[_Item]) -> DelayMarker:
+        where = self._turn
+        self._turn = (where + 1) % len(self._numbers)
+        first = self._numbers[where]
+        self._numbers[where] += len(items)
+        now_ms = int(self._cluster.wall_s() * 1000)
+        values, headers, times = zip(*items, strict=True)
+        payloads = Columns(queue.encode(), [now_ms] * len(items), values, headers=headers if any(headers) else None)
+        numbers, source = range(first, first + len(items)), Source(self._topic, where)
+        # The holder is a dummy, because the messages are not in flight.
+        return DelayMarker(queue, 1, source, numbers, times, relative, None, payloads)
+
+    def _partition(self, source: Source) -> int:
+        return markers_partition(*source, self._topics.markers_partitions)
+
+
+def _stopped() -> MarqError:
+    return MarqError("the producer was stopped meanwhile: the message was not sent")

@@ -1,0 +1,221 @@
+"""The synchronous producer, for code without an event loop and for any number of threads.
+
+One daemon thread runs an event loop with a :class:`marq.Producer`; a call passes its work to that loop and waits. Calls
+of several threads share batches.
+
+A fork copies the memory but not the thread, and the sockets are the parent's. So each call first checks the process,
+before it touches a lock, and raises in the child. The child never destroys the inherited objects: that would remove the
+parent's sockets from the epoll that both processes share.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, Unpack, overload
+
+from marq.client.codecs import Codec, check_codec
+from marq.client.content import encode
+from marq.client.receipt import Receipt
+from marq.client.when import At, Delay
+from marq.producer.producer import Headers, Producer
+from marq.producer.thread import ProducerThread
+from marq.settings.client import ClientOptions
+from marq.settings.durations import Duration
+from marq.settings.hints import Hinted, Unknown
+from marq.wire.errors import MarqError
+
+
+class SyncProducer(Hinted):
+    """Sends messages from code without an event loop; each call returns when its messages are durable.
+
+    All threads of a process may share one. A call blocks its thread: in an event loop use :class:`marq.Producer`.
+    After a fork the child needs its own producer; one that was not started yet may be started there. If the program
+    ends without :meth:`stop`, accepted messages are still sent for a few seconds.
+
+    Args:
+        bootstrap_servers: ``host:port``, several separated by commas (default MARQ_BOOTSTRAP_SERVERS).
+        codec: encodes values in the calling thread (default: values are bytes).
+        options: see :class:`marq.settings.client.ClientOptions`.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Sequence[str] | None = None,
+        *,
+        codec: Codec | None = None,
+        **options: Unpack[ClientOptions],
+    ) -> None:
+        self._codec = check_codec(codec)
+        # A producer belongs to the event loop that it was started in, so each start creates one. This one only checks
+        # the settings.
+        self._make = partial(Producer, bootstrap_servers, **options)
+        self._make()
+        self._changing = threading.RLock()
+        #: The process in which it was started.
+        self._pid: int | None = None
+        self._thread: ProducerThread | None = None
+
+    def start(self) -> None:
+        """Connect, and create missing topics; does nothing when started.
+
+        Raises:
+            BrokerUnavailable: no broker answered within the connect timeout, or it refused.
+            ConfigError: a topic's setting is wrong.
+            MarqError: it was started before a fork, in the parent.
+        """
+        self._check_caller()
+        with self._changing:
+            if self._thread is None:
+                self._pid = os.getpid()
+                try:
+                    thread = ProducerThread(self._make())
+                    thread.connect()
+                except BaseException:
+                    self._pid = None
+                    raise
+                self._thread = thread
+
+    def stop(self) -> None:
+        """Wait some seconds for messages that are being sent, then close; does nothing when stopped or after a fork."""
+        if self._is_elsewhere():
+            return
+        self._check_caller()
+        with self._changing:
+            thread, self._thread = self._thread, None
+            if thread is not None:
+                thread.end()
+                self._pid = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @overload
+    def send(
+        self,
+        queue: str,
+        value: Any,
+        *,
+        headers: Headers | None = None,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        **unknown: Unknown,
+    ) -> Receipt: ...
+
+    @overload
+    def send(
+        self,
+        queue: Sequence[str],
+        value: Any,
+        *,
+        headers: Headers | None = None,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        **unknown: Unknown,
+    ) -> list[Receipt]: ...
+
+    def send(
+        self,
+        queue: str | Sequence[str],
+        value: Any,
+        *,
+        headers: Headers | None = None,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        **unknown: Unknown,
+    ) -> Receipt | list[Receipt]:
+        """Send one message, to one queue or to several; durable on return. As :meth:`marq.Producer.send`."""
+        thread = self._started()
+        if self._codec is not None:
+            value = encode(self._codec, queue, value)
+        return thread.call(lambda producer: producer.send(queue, value, headers=headers, delay=delay, at=at, **unknown))
+
+    def send_many(
+        self,
+        queue: str,
+        values: Iterable[Any],
+        *,
+        headers: Headers | None = None,
+        delay: Delay | None = None,
+        at: At | None = None,
+        **unknown: Unknown,
+    ) -> list[Receipt]:
+        """Send messages; durable on return. As :meth:`marq.Producer.send_many`."""
+        thread = self._started()
+        # Here and not in the loop: the iterable may belong to this thread, or be slow.
+        items = list(values)
+        if (codec := self._codec) is not None:
+            items = [encode(codec, queue, value, item) for item, value in enumerate(items)]
+        return thread.call(
+            lambda producer: producer.send_many(queue, items, headers=headers, delay=delay, at=at, **unknown)
+        )
+
+    @overload
+    def cancel(self, receipt: Receipt | str) -> bool: ...
+
+    @overload
+    def cancel(self, receipt: Sequence[Receipt] | list[str]) -> list[bool]: ...
+
+    def cancel(self, receipt: Receipt | str | Sequence[Receipt] | list[str]) -> bool | list[bool]:
+        """Cancel delayed messages. As :meth:`marq.Producer.cancel`."""
+
+        async def ask(producer: Producer) -> bool | list[bool]:
+            return await producer.cancel(receipt)
+
+        return self._started().call(ask)
+
+    @overload
+    def reschedule(
+        self, receipt: Receipt | str, *, delay: Duration | None = None, at: datetime | None = None
+    ) -> bool: ...
+
+    @overload
+    def reschedule(
+        self, receipt: Sequence[Receipt] | list[str], *, delay: Duration | None = None, at: datetime | None = None
+    ) -> list[bool]: ...
+
+    def reschedule(
+        self,
+        receipt: Receipt | str | Sequence[Receipt] | list[str],
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+    ) -> bool | list[bool]:
+        """Deliver delayed messages at another time. As :meth:`marq.Producer.reschedule`."""
+
+        async def ask(producer: Producer) -> bool | list[bool]:
+            return await producer.reschedule(receipt, delay=delay, at=at)
+
+        return self._started().call(ask)
+
+    def _started(self) -> ProducerThread:
+        self._check_caller()
+        if (thread := self._thread) is None:
+            raise MarqError("the producer is not started: call start() or use `with`")
+        return thread
+
+    def _is_elsewhere(self) -> bool:
+        pid = self._pid
+        return pid is not None and pid != os.getpid()
+
+    def _check_caller(self) -> None:
+        if isinstance(threading.current_thread(), ProducerThread):
+            raise MarqError(
+                "a SyncProducer can't be used in its own thread, where it would wait for itself: a logging handler that"
+                " sends, for example, must pass its records to another thread"
+            )
+        if self._is_elsewhere():
+            raise MarqError(
+                f"the producer was started in process {self._pid} and can't be used in its fork {os.getpid()}:"
+                " create and start another SyncProducer in the child"
+            )

@@ -1,0 +1,1 @@
+"""The settings of all queues, and the schedules: followed and changed at run time."""

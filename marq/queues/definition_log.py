@@ -1,0 +1,92 @@
+"""The queues topic as a log: read from its start, followed, and now and then written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from marq.client.backends import backend_of
+from marq.kafka.log_reader import LogReader
+from marq.kafka.topics import ensure_topics
+from marq.kafka.writer import write_once
+from marq.settings.client import ClientSettings
+from marq.wire.markers import Source
+
+#: Longest wait of the broker before it answers an empty fetch: an idle client costs about one request a second.
+FETCH_WAIT_MS = 1_000
+#: Longest wait of a read; it ends at the first record.
+READ_WAIT_S = 5.0
+
+
+class Entry(NamedTuple):
+    """One record of the topic."""
+
+    offset: int
+    key: bytes | None
+    value: bytes | None
+
+
+class DefinitionLog(Protocol):
+    """A log of definitions, which all clients read in the same order.
+
+    All calls raise BrokerUnavailable, or ConfigError if a permission is missing.
+    """
+
+    async def make(self) -> None:
+        """Create the topics that are missing; raises as :func:`marq.kafka.topics.ensure_topics`."""
+
+    async def start(self) -> int:
+        """Seek to the start of the log; return its end."""
+
+    async def stop(self) -> None: ...
+
+    async def read(self) -> tuple[Sequence[Entry], int]:
+        """Return the next records, or none after a while, and the offset to read next.
+
+        That offset moves past compacted records, so compare it with the end, not a count. A failed read may be retried.
+        """
+
+    async def end(self) -> int:
+        """Return the current end of the log; waits while a broker is away."""
+
+    async def write(self, records: Mapping[bytes, bytes | None]) -> dict[bytes, int]:
+        """Write records; return their offsets by key when all are durable."""
+
+
+class KafkaDefinitionLog:
+    """The queues topic."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._settings = settings
+        self._source = Source(settings.names.queues, 0)
+        # No client writes transactions here; an open one of another program must not block all readers.
+        self._reader = LogReader(settings, committed=False, fetch_wait_ms=FETCH_WAIT_MS)
+
+    async def make(self) -> None:
+        await ensure_topics(self._settings)
+
+    async def start(self) -> int:
+        await self._reader.start()
+        self._reader.seek({self._source: None})
+        return await self.end()
+
+    async def stop(self) -> None:
+        await self._reader.stop()
+
+    async def read(self) -> tuple[Sequence[Entry], int]:
+        fetched = await self._reader.poll(READ_WAIT_S)
+        position = (await self._reader.positions())[self._source]
+        return [Entry(row.offset, row.key, row.value) for row in fetched.get(self._source, ())], position
+
+    async def end(self) -> int:
+        return (await self._reader.ends([self._source]))[self._source]
+
+    async def write(self, records: Mapping[bytes, bytes | None]) -> dict[bytes, int]:
+        return await write_once(self._settings, self._source.topic, records)
+
+
+def definition_log(settings: ClientSettings) -> DefinitionLog:
+    """Return the log at the settings' address."""
+    backend = backend_of(settings)
+    log: DefinitionLog = KafkaDefinitionLog(settings) if backend is None else backend.definition_log(settings)
+    return log

@@ -1,0 +1,198 @@
+"""Follows the queues topic: reads it to its end at the start, then continues, and writes to it now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from marq.queues.definition_log import DefinitionLog, Entry, definition_log
+from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions
+from marq.wire.errors import BrokerUnavailable, ConfigError
+
+log = logging.getLogger("marq")
+
+#: Pause before the next read if the broker does not answer.
+RETRY_S = 0.5
+#: Interval and limit of the check that all definitions are known.
+SYNC_S = 10.0
+SYNC_LIMIT_S = 5.0
+#: Length of the error about a foreign record, which may quote all of it.
+_SHOWN_CHARACTERS = 300
+
+
+class DefinitionsFollower:
+    """Keeps the definitions up to date from its start to its stop; ``notify`` is called after each change."""
+
+    def __init__(self, settings: ClientSettings, notify: Callable[[], None]) -> None:
+        self._settings = settings
+        self._where = f"topic {settings.names.queues} at {settings.bootstrap_servers}"
+        self._notify = notify
+        #: The current definitions; a start replaces them.
+        self.definitions = Definitions()
+        #: A time of the monotonic clock: all definitions from before it are known.
+        self.synced_s = 0.0
+        self._log: DefinitionLog
+        self._position = 0
+        self._following: asyncio.Task[None] | None = None
+        #: Set after each read.
+        self._moved: asyncio.Event
+        #: The records read since a write began.
+        self._overheard: list[Entry] | None = None
+
+    async def start(self, *, create_topics: bool) -> None:
+        """Read to the end of the log, and go on; raises as :meth:`marq.queues.queues.Queues.start`."""
+        self._log = source = definition_log(self._settings)
+        self._moved = asyncio.Event()
+        if create_topics:
+            await source.make()
+        try:
+            await self._catch_up(source)
+        except BaseException:
+            await source.stop()
+            raise
+        self._following = asyncio.create_task(self._follow(source), name="marq-queues")
+
+    async def stop(self) -> None:
+        following, self._following = self._following, None
+        assert following is not None
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        self._moved.set()
+        await self._log.stop()
+
+    async def sync(self, limit_s: float) -> None:
+        """Return when all earlier definitions are known; raises as :meth:`marq.queues.queues.Queues.sync`."""
+        began_s = time.monotonic()
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._read_past(await self._log.end() - 1)
+        except TimeoutError:
+            raise BrokerUnavailable(
+                f"the definitions of queues could not be read within {limit_s:g} s ({self._where})"
+            ) from None
+        self.synced_s = max(self.synced_s, began_s)
+
+    async def write(self, documents: Mapping[bytes, Mapping[str, Any] | None]) -> list[Entry]:
+        """Write, wait until that is read back, and return the records that other clients wrote since the call.
+
+        Of each key, these are the records before ours. Only one write may be in progress.
+        """
+        self._overheard = overheard = list[Entry]()
+        try:
+            offsets = await self._log.write({key: _encoded(document) for key, document in documents.items()})
+            last = max(offsets.values())
+            await self._read_past(last)
+        finally:
+            self._overheard = None
+        return [entry for entry in overheard if entry.offset < offsets.get(entry.key or b"", last)]
+
+    async def _read_past(self, offset: int) -> None:
+        limit_s = self._settings.request_timeout_ms / 1000
+        try:
+            async with asyncio.timeout(limit_s):
+                while self._position <= offset and self._following is not None:
+                    self._moved.clear()
+                    await self._moved.wait()
+        except TimeoutError:
+            pass
+        if self._position <= offset:
+            raise BrokerUnavailable(
+                f"what was written to {self._where} was not"
+                f" read back within {limit_s:g} s: it holds, but whether this client knows it is unknown"
+            )
+
+    async def _catch_up(self, source: DefinitionLog) -> None:
+        definitions, self._position = Definitions(), 0
+        limit_s = self._settings.connect_timeout_ms / 1000
+        try:
+            async with asyncio.timeout(limit_s):
+                began_s = time.monotonic()
+                end = await source.start()
+                while self._position < end:
+                    entries, self._position = await source.read()
+                    self._fold(definitions, entries)
+        except TimeoutError:
+            raise BrokerUnavailable(
+                f"{self._where} could not be read to its end within {limit_s:g} s: check that the broker runs"
+            ) from None
+        self.definitions = definitions
+        self.synced_s = began_s
+
+    async def _follow(self, source: DefinitionLog) -> None:
+        """Continue to read; while that fails, the known definitions stay valid."""
+        failing = False
+        while True:
+            try:
+                entries, position = await source.read()
+            except Exception as error:  # a reader that ended would leave this client with old settings
+                if not failing:
+                    log.warning("definitions of queues can't be read, trying again: %r", error)
+                failing = True
+                await asyncio.sleep(RETRY_S)
+                continue
+            changed = self._fold(self.definitions, entries)
+            if self._overheard is not None:
+                self._overheard.extend(entries)
+            self._position = position
+            self._moved.set()
+            if changed:
+                self._notify()
+            failing = not await self._make_sure(source, failing)
+
+    async def _make_sure(self, source: DefinitionLog, failing: bool) -> bool:
+        """Check now and then that all definitions are read; return whether that worked.
+
+        An empty read does not prove it, because reads are also empty while no broker answers.
+        """
+        began_s = time.monotonic()
+        if began_s - self.synced_s < SYNC_S:
+            return True
+        try:
+            async with asyncio.timeout(SYNC_LIMIT_S):
+                end = await source.end()
+        except Exception as error:  # as above
+            if not failing:
+                log.warning("whether definitions of queues have changed is not known, trying again: %r", error)
+            return False
+        if self._position >= end:
+            self.synced_s = began_s
+        return True
+
+    def _fold(self, definitions: Definitions, entries: Sequence[Entry]) -> bool:
+        """Fold the readable records; return whether there was one."""
+        errors = [(entry, error) for entry in entries if (error := fold(definitions, entry)) is not None]
+        for entry, error in errors:
+            log.warning(
+                "%s/0/%s is not a definition of a queue and is skipped: %.*s",
+                self._settings.names.queues,
+                entry.offset,
+                _SHOWN_CHARACTERS,
+                error,
+            )
+        return len(errors) < len(entries)
+
+
+def fold(definitions: Definitions, entry: Entry) -> ConfigError | None:
+    """Fold a record into definitions; return its error."""
+    try:
+        definitions.fold(entry.key, document_of(entry.value))
+    except ConfigError as error:
+        return error
+    return None
+
+
+def document_of(value: bytes | None) -> Any:
+    """Return the document of a record's value. Raises ConfigError if it is not valid JSON."""
+    try:
+        return None if value is None else json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"its value is not valid JSON: {error}") from error
+
+
+def _encoded(document: Mapping[str, Any] | None) -> bytes | None:
+    return None if document is None else json.dumps(document, ensure_ascii=False).encode()

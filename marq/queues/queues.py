@@ -1,0 +1,271 @@
+"""The settings of all queues, followed while running, and changed at run time for all clients."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from typing import Any, Self, TypedDict, Unpack
+
+from marq.client.lifecycle import Lifecycle
+from marq.kafka.offset_snapshots import check_room
+from marq.queues.following import DefinitionsFollower, document_of, fold
+from marq.settings.client import ClientOptions, ClientSettings
+from marq.settings.definitions import Definitions, layer_key
+from marq.settings.durations import Duration
+from marq.settings.hints import refuse
+from marq.settings.queue import check_document
+from marq.settings.readable import EffectiveSettings
+from marq.wire.errors import ConfigError, MarqError
+from marq.wire.names import check_queue_name
+
+log = logging.getLogger("marq")
+
+#: Attempts at a change that collides with changes of other clients.
+MAX_TRIES = 10
+
+
+class QueueOptions(TypedDict, total=False):
+    """The settings of a queue that can be changed; None removes a change, so that the other layers count again."""
+
+    lease: Duration | None
+    max_attempts: int | str | None
+    backoff: Mapping[str, Any] | Sequence[Duration] | None
+    errors: Mapping[str, Any] | None
+    breaker: Mapping[str, Any] | bool | None
+    dead_letter: bool | None
+    group: str | None
+    topic: str | None
+    handler: str | None
+    concurrency: int | None
+    delay: Duration | None
+    delivery: str | None
+    partitions: int | str | None
+    paused: bool | None
+
+
+class Queues(Lifecycle[DefinitionsFollower]):
+    """Reads the definitions of queues and follows them; changes settings at run time.
+
+    Args:
+        bootstrap_servers: ``host:port``, several separated by commas; else MARQ_BOOTSTRAP_SERVERS.
+        options: see :class:`marq.settings.client.ClientOptions`.
+    """
+
+    def __init__(self, bootstrap_servers: str | Sequence[str] | None = None, **options: Unpack[ClientOptions]) -> None:
+        self._begin(ClientSettings.read(bootstrap_servers, options, owner="Queues"), create_topics=True)
+
+    @classmethod
+    def of(cls, settings: ClientSettings) -> Self:
+        """Return one for a client that already has its settings and has created the topics."""
+        queues = cls.__new__(cls)
+        queues._begin(settings, create_topics=False)
+        return queues
+
+    def _begin(self, settings: ClientSettings, *, create_topics: bool) -> None:
+        super().__init__("the Queues client")
+        self._settings = settings
+        self._create_topics = create_topics
+        self._follower = DefinitionsFollower(settings, self._notify)
+        self._listeners: dict[object, Callable[[], None]] = {}
+        self._writing: asyncio.Lock
+
+    async def _open(self, opened: AsyncExitStack) -> DefinitionsFollower:
+        self._writing = asyncio.Lock()
+        await self._follower.start(create_topics=self._create_topics)
+        opened.push_async_callback(self._follower.stop)
+        return self._follower
+
+    @property
+    def definitions(self) -> Definitions:
+        """The current definitions, also after a stop."""
+        return self._follower.definitions
+
+    @property
+    def synced_s(self) -> float:
+        """A time of the monotonic clock: all definitions from before it are known."""
+        return self._follower.synced_s
+
+    def __getitem__(self, queue: str) -> EffectiveSettings:
+        """Return the settings in effect for a queue, defined or not, with durations in seconds."""
+        self._started()
+        return EffectiveSettings.of(self.definitions(check_queue_name(queue)))
+
+    def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call back, in the event loop, after each change; return the call that ends it."""
+        key = object()
+        self._listeners[key] = callback
+
+        def end() -> None:
+            self._listeners.pop(key, None)
+
+        return end
+
+    async def change(self, queue: str, **settings: Unpack[QueueOptions]) -> EffectiveSettings:
+        """Change settings of a queue for all clients, durably, and return the settings in effect.
+
+        Durations are seconds or timedeltas; None for a key removes a former change of it.
+
+        Raises:
+            ConfigError: a name or a value is wrong, a topic belongs to another queue, the group has no room for one
+                queue more, or the permission to write is missing.
+            BrokerUnavailable: it is unknown whether the change was made.
+            TypeError: there is no such setting.
+        """
+        self._started()
+        check_queue_name(queue)
+        refuse("change", {name: value for name, value in settings.items() if name not in QueueOptions.__annotations__})
+        return await self._merge(queue, {name: plain(value) for name, value in settings.items()}, keep=True)
+
+    async def pause(self, queue: str) -> EffectiveSettings:
+        """Pause the delivery of a queue, and return the settings in effect; raises as :meth:`change`.
+
+        Consumers and trackers follow within about a second. Messages that are being processed end as usual. Waiting and
+        delayed messages, and those to be redelivered, wait for :meth:`resume`. Producers may go on sending.
+        """
+        return await self.change(queue, paused=True)
+
+    async def resume(self, queue: str) -> EffectiveSettings:
+        """Resume the delivery of a queue, and return the settings in effect; raises as :meth:`change`."""
+        settings = await self.change(queue, paused=None)
+        # Its definition in a file may pause it.
+        return await self.change(queue, paused=False) if settings.paused else settings
+
+    async def reset(self, queue: str) -> EffectiveSettings:
+        """Remove all changes made at run time, and return the settings in effect.
+
+        Raises:
+            ConfigError: the queue's name is wrong, or the permission to write is missing.
+            BrokerUnavailable: it is unknown whether they were removed.
+        """
+        self._started()
+        return await self._merge(check_queue_name(queue), {}, keep=False)
+
+    async def publish(self, documents: Mapping[bytes, Mapping[str, Any] | None]) -> None:
+        """Write checked layers by their keys; return when they are read back.
+
+        Raises:
+            ConfigError: the permission to write is missing.
+            BrokerUnavailable: they are not known to be written.
+        """
+        follower = self._started()
+        async with self._writing:
+            if documents:
+                await follower.write(documents)
+
+    async def replace(self, documents: Mapping[bytes, Mapping[str, Any] | None]) -> None:
+        """Write layers as :meth:`publish`; if another client writes one at the same moment, the other one counts.
+
+        Raises:
+            ConfigError: the permission to write is missing.
+            BrokerUnavailable: they are not known to be written.
+        """
+        follower = self._started()
+        async with self._writing:
+            for _ in range(MAX_TRIES):
+                if not documents:
+                    return
+                between = await follower.write(documents)
+                documents = {
+                    entry.key: document_of(entry.value)
+                    for entry in between
+                    if entry.key is not None and entry.key in documents and fold(Definitions(), entry) is None
+                }
+
+    async def sync(self, limit_s: float) -> None:
+        """Return when everything is known that was defined before this call.
+
+        Raises:
+            BrokerUnavailable: that is not so after the limit.
+            ConfigError: the permission to read is missing.
+        """
+        await self._started().sync(limit_s)
+
+    def _notify(self) -> None:
+        for callback in list(self._listeners.values()):
+            try:
+                callback()
+            except Exception:
+                log.exception("a listener to changes of queues failed")
+
+    # --- changing -----------------------------------------------------------------------------------------------------
+
+    async def _merge(self, queue: str, wanted: Mapping[str, Any], *, keep: bool) -> EffectiveSettings:
+        """Write the queue's layer of changes, with or without its former keys."""
+        await self.merge(
+            f"queue {queue!r}",
+            layer_key("change", queue),
+            lambda definitions: definitions.layer("change", queue),
+            lambda former: self._merged(queue, former if keep else {}, wanted),
+        )
+        return EffectiveSettings.of(self.definitions(queue))
+
+    async def merge(
+        self,
+        what: str,
+        key: bytes,
+        read: Callable[[Definitions], Mapping[str, Any] | None],
+        merged: Callable[[Mapping[str, Any]], dict[str, Any]],
+    ) -> None:
+        """Write one layer, ``merged`` from the former one; retry if another client wrote in between; empty removes it.
+
+        Raises:
+            ConfigError: the permission to write is missing, or ``merged`` finds something wrong.
+            BrokerUnavailable: it is not known to be written.
+        """
+        follower = self._started()
+        async with self._writing:
+            former = read(self.definitions) or {}
+            for _ in range(MAX_TRIES):
+                document = merged(former)
+                if document == (read(self.definitions) or {}):
+                    return
+                others = Definitions()
+                between = await follower.write({key: document or None})
+                folded = [fold(others, entry) is None for entry in between if entry.key == key]
+                if not any(folded):
+                    return
+                former = read(others) or {}
+        raise MarqError(
+            f"{what}: other clients changed its settings during each of {MAX_TRIES} attempts; look at the current"
+            " settings and change them again"
+        )
+
+    def _merged(self, queue: str, former: Mapping[str, Any], wanted: Mapping[str, Any]) -> dict[str, Any]:
+        document = {name: value for name, value in {**former, **wanted}.items() if value is not None}
+        document = check_document(document, f"queue {queue!r}")
+        later = self.definitions.after({layer_key("change", queue): document})
+        self._check_topic(queue, later.settings(queue).topic)
+        group = later.group(queue)
+        if group is not None and group != self.definitions.group(queue):
+            check_room(group, later.queues_of(group))
+        return document
+
+    def _check_topic(self, queue: str, topic: str | None) -> None:
+        if topic is None:
+            return
+        names = self._settings.names
+        if names.is_own_topic(topic):
+            raise ConfigError(
+                f"queue {queue!r}: topic {topic!r} is marq's own; a queue without a topic gets its messages from"
+                f" {names.messages}"
+            )
+        owner = self.definitions.queue_of_topic(topic)
+        if owner not in (None, queue):
+            raise ConfigError(
+                f"queue {queue!r}: topic {topic!r} belongs to queue {owner!r}; give each queue another topic, or take"
+                f" it from {owner!r} first"
+            )
+
+
+def plain(value: object) -> Any:
+    """Return the value of a setting in a document: durations in seconds."""
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value

@@ -1,0 +1,163 @@
+"""Schedules, followed and changed at run time: messages that are sent at recurring times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Self, TypedDict, Unpack
+
+from marq.client.lifecycle import Lifecycle
+from marq.queues.queues import Queues
+from marq.settings.client import ClientOptions
+from marq.settings.cron import check_times
+from marq.settings.definitions import Definitions
+from marq.settings.hints import refuse
+from marq.settings.schedules import LAYERS, Schedule, check_schedule, check_schedule_name, schedule_key, schedule_of
+from marq.wire.errors import ConfigError
+
+_FILE, _CHANGE = LAYERS
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """The settings of a schedule; None removes a change made at run time, so that queues.toml counts again."""
+
+    queue: str | None
+    cron: str | None
+    value: str | None
+    headers: Mapping[str, str] | None
+    timezone: str | None
+    enabled: bool | None
+    catch_up: bool | None
+
+
+class Schedules(Lifecycle[Queues]):
+    """Reads the schedules of a namespace and follows them; defines and removes them at run time.
+
+    Args:
+        bootstrap_servers: ``host:port``, several separated by commas; else MARQ_BOOTSTRAP_SERVERS.
+        options: see :class:`marq.settings.client.ClientOptions`.
+    """
+
+    def __init__(self, bootstrap_servers: str | Sequence[str] | None = None, **options: Unpack[ClientOptions]) -> None:
+        self._begin(Queues(bootstrap_servers, **options))
+
+    @classmethod
+    def of(cls, queues: Queues) -> Self:
+        """Return a started one, for a client that starts and stops these queues itself."""
+        schedules = cls.__new__(cls)
+        schedules._begin(queues)
+        schedules._running = queues
+        return schedules
+
+    def _begin(self, queues: Queues) -> None:
+        super().__init__("the Schedules client")
+        self._queues = queues
+
+    async def _open(self, opened: AsyncExitStack) -> Queues:
+        await self._queues.start()
+        opened.push_async_callback(self._queues.stop)
+        return self._queues
+
+    def list(self) -> list[Schedule]:
+        """Return all schedules by name, also those that are not enabled."""
+        return [schedule for _, schedule in sorted(self._known(self._started().definitions).items())]
+
+    def get(self, name: str) -> Schedule | None:
+        """Return the schedule of that name, or None."""
+        return self._known(self._started().definitions).get(check_schedule_name(name))
+
+    async def define(self, name: str, **settings: Unpack[ScheduleOptions]) -> Schedule:
+        """Define a schedule for all clients, durably; replaces all that was changed at run time before.
+
+        Args:
+            name: 1 to 100 of the characters a-z A-Z 0-9 . _ -
+            settings: ``queue`` and ``cron`` (five fields, or six with seconds before them); ``value`` and ``headers``
+                of the messages, as text; ``timezone``, "UTC" without it; ``catch_up``: deliver each of the times at
+                which no worker ran; ``enabled``.
+
+        Raises:
+            ConfigError: a name or a value is wrong, something is missing, or the permission to write is missing.
+            BrokerUnavailable: it is not known to be written.
+            TypeError: there is no such setting.
+        """
+        return await self._merge(name, settings, keep=False)
+
+    async def change(self, name: str, **settings: Unpack[ScheduleOptions]) -> Schedule:
+        """Change some settings of a schedule, as :meth:`define`; None for a key removes a former change of it.
+
+        Raises:
+            ConfigError: as for :meth:`define`, or there is no schedule of that name.
+            BrokerUnavailable: it is not known to be written.
+            TypeError: there is no such setting.
+        """
+        if self.get(name) is None:
+            raise ConfigError(f"there is no schedule {name!r} to change: define it with its queue and its cron")
+        return await self._merge(name, settings, keep=True)
+
+    async def remove(self, name: str) -> bool:
+        """Remove a schedule that was defined at run time, and its delayed message; return whether it existed.
+
+        Raises:
+            ConfigError: the name is wrong, queues.toml defines it, or the permission to write is missing.
+            BrokerUnavailable: it is not known to be done.
+        """
+        if self._layer(self._started().definitions, _FILE, name) is not None:
+            raise ConfigError(
+                f"schedule {name!r} is defined in queues.toml: take it away there, or switch it off with"
+                " change(enabled=False); reset() takes back what was changed at run time"
+            )
+        return await self.reset(name)
+
+    async def reset(self, name: str) -> bool:
+        """Remove all that was changed of a schedule at run time; return whether there was anything.
+
+        Raises:
+            ConfigError: the name is wrong, or the permission to write is missing.
+            BrokerUnavailable: it is not known to be done.
+        """
+        there = self._layer(self._started().definitions, _CHANGE, name) is not None
+        await self._started().merge(
+            f"schedule {name!r}",
+            schedule_key(_CHANGE, check_schedule_name(name)),
+            lambda definitions: self._layer(definitions, _CHANGE, name),
+            lambda former: {},
+        )
+        return there
+
+    async def _merge(self, name: str, settings: Mapping[str, Any], *, keep: bool) -> Schedule:
+        check_schedule_name(name)
+        refuse("define", {key: value for key, value in settings.items() if key not in ScheduleOptions.__annotations__})
+        wanted = {key: dict(value) if isinstance(value, Mapping) else value for key, value in settings.items()}
+
+        def merged(former: Mapping[str, Any]) -> dict[str, Any]:
+            said = {**(former if keep else {}), **wanted}
+            document = {key: value for key, value in said.items() if value is not None}
+            self._check(name, document)
+            return document
+
+        await self._started().merge(
+            f"schedule {name!r}",
+            schedule_key(_CHANGE, name),
+            lambda definitions: self._layer(definitions, _CHANGE, name),
+            merged,
+        )
+        found = self.get(name)
+        assert found is not None, "it was checked to be whole"
+        return found
+
+    def _check(self, name: str, document: Mapping[str, Any]) -> None:
+        check_schedule(document, f"schedule {name!r}")
+        file = self._layer(self._started().definitions, _FILE, name) or {}
+        check_schedule({**file, **document}, f"schedule {name!r}", whole=True)
+        found = schedule_of(name, file, document)
+        assert found is not None, "it was checked to be whole"
+        check_times(found, time.time())
+
+    @staticmethod
+    def _known(definitions: Definitions) -> Mapping[str, Schedule]:
+        return definitions.schedules.current
+
+    @staticmethod
+    def _layer(definitions: Definitions, layer: str, name: str) -> Mapping[str, Any] | None:
+        return definitions.schedules.layer(layer, name)

@@ -1,0 +1,52 @@
+"""Warns if no tracker runs: messages are delivered, but unacknowledged ones are never redelivered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+
+from marq.kafka.connection import client_options, close_admin
+from marq.kafka.paced_clients import paced
+from marq.settings.client import ClientSettings
+
+log = logging.getLogger("marq")
+
+#: Seconds after the start at which to look; the warning comes after the last look.
+LOOKS_S = (1.0, 4.0, 8.0)
+_LOOK_LIMIT_S = 1.5
+
+
+async def watch_for_tracker(runs: Callable[[], Awaitable[bool | None]], settings: ClientSettings) -> None:
+    """Return when a tracker was seen, or after one warning."""
+    passed_s = 0.0
+    for look_s in LOOKS_S:
+        await asyncio.sleep(look_s - passed_s)
+        passed_s = look_s
+        if await runs() is not False:
+            return
+    log.warning(
+        "no tracker runs: leases will not expire, and released or rejected messages stay where they are."
+        " Start one with `faust -A app worker` (consumer group %s has no members at %s)",
+        settings.names.app_id,
+        settings.bootstrap_servers,
+    )
+
+
+async def tracker_runs(settings: ClientSettings) -> bool | None:
+    """Return whether the consumer group of the trackers has members, None if unknown."""
+    admin = paced(AIOKafkaAdminClient(**client_options(settings)))
+    try:
+        async with asyncio.timeout(_LOOK_LIMIT_S):
+            await admin.start()
+            responses = await admin.describe_consumer_groups([settings.names.app_id])
+    except (KafkaError, TimeoutError) as error:
+        log.debug("the trackers' group could not be looked up: %r", error)
+        return None
+    finally:
+        await close_admin(admin)
+    # (error, group, state, protocol type, protocol, members, …); a group without members so far is "Dead".
+    return any(group[5] for response in responses for group in response.groups)

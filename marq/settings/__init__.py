@@ -1,0 +1,1 @@
+"""Settings: of queues and schedules, layer upon layer, and of clients."""

@@ -1,0 +1,261 @@
+"""The definitions of all queues: a fold over the queues topic, and the settings that result from its layers.
+
+The topic is compacted. Each record is one layer of one queue or schedule, or the defaults of all queues:
+
+* ``defaults``: the [defaults] of queues.toml;
+* ``handler:NAME``: the settings in a handler's decorator, from the workers that have its code;
+* ``file:NAME``: a table of queues.toml;
+* ``change:NAME``: changes at run time;
+* ``placement:NAME``: the partitions of the messages topic for a queue (:mod:`marq.settings.partitions`), from workers;
+* ``purge:NAME``: the purged records of a queue (:mod:`marq.settings.purges`);
+* ``quarantine:PARTITION/OFFSET``: an order to put one marker record into quarantine (:mod:`marq.wire.quarantines`);
+* ``schedule-file:NAME``, ``schedule:NAME``: schedules (:mod:`marq.settings.schedules`), from the file and at run time;
+* ``check``: never with a value.
+
+A record without a value removes its layer. The settings of a queue are the built-in defaults, overridden by these
+layers in this order: the layer closest to the running system wins.
+
+Unknown keys of a document are ignored, so that an older reader does not lose the whole layer of a newer writer, and
+with it, for example, the queue's group.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from marq.settings.partitions import EVERYWHERE, Placement
+from marq.settings.purges import Purge
+from marq.settings.queue import CHECKS, QueueSettings, check_defaults, check_document, queue_settings
+from marq.settings.schedules import LAYERS as SCHEDULE_LAYERS
+from marq.settings.schedules import ScheduleLayers
+from marq.wire.errors import ConfigError
+from marq.wire.names import Names, check_queue_name
+from marq.wire.quarantines import Quarantine, read_place
+
+#: The group of queues that have a handler and name no group.
+HANDLERS_GROUP = "handlers"
+#: Layers of one queue, weakest first.
+LAYERS = ("handler", "file", "change")
+DEFAULTS_KEY = b"defaults"
+_RECORDS = _PLACEMENT, _PURGE, _QUARANTINE = "placement", "purge", "quarantine"
+#: A record without a value by which `faust -A app check` learns what time it is for the broker.
+CHECK_KEY = b"check"
+
+
+def layer_key(layer: str, queue: str) -> bytes:
+    """Return the key of a queue's layer in the queues topic."""
+    return f"{layer}:{queue}".encode()
+
+
+def placement_key(queue: str) -> bytes:
+    return layer_key(_PLACEMENT, queue)
+
+
+def purge_key(queue: str) -> bytes:
+    return layer_key(_PURGE, queue)
+
+
+def quarantine_key(quarantine: Quarantine) -> bytes:
+    return layer_key(_QUARANTINE, quarantine.place)
+
+
+class Definitions:
+    """Calling it gives the settings of a queue, defined or not."""
+
+    def __init__(self) -> None:
+        self.schedules = ScheduleLayers()
+        self._defaults: dict[str, Any] = {}
+        self._layers: dict[str, dict[str, dict[str, Any]]] = {}
+        # Cached, because trackers ask for each message.
+        self._default_settings = QueueSettings()
+        self._settings: dict[str, QueueSettings] = {}
+        # Sorted queues by group, None after a change. Cached, because members ask for each batch of messages.
+        self._by_group: dict[str, list[str]] | None = None
+        #: Number of placements read so far, to notice a change.
+        self.moves = 0
+        self._placements: dict[str, Placement] = {}
+        self._moved: dict[str, int] = {}
+        self._purges: dict[str, Purge] = {}
+        #: Orders of quarantine, by partition and offset.
+        self._quarantines: dict[tuple[int, int], Quarantine] = {}
+
+    def fold(self, key: bytes | None, document: Mapping[str, Any] | None) -> str | None:
+        """Fold one record of the queues topic; return the queue concerned, None for all or none.
+
+        Raises ConfigError if the key or the document can't be understood; everything stays as it was.
+        """
+        if key == CHECK_KEY and document is None:
+            return None
+        self._by_group = None
+        if key == DEFAULTS_KEY:
+            self._defaults = check_defaults(_known(document), "the record 'defaults'")
+            self._default_settings = queue_settings(self._defaults)
+            for queue in self._layers:
+                self._add_up(queue)
+            return None
+        layer, queue = _read_key(key)
+        if layer in SCHEDULE_LAYERS:
+            self.schedules.fold(layer, queue, document)
+            return None
+        if layer in _RECORDS:
+            try:
+                self._note(layer, queue, document)
+            except ConfigError as error:
+                raise ConfigError(f"the record '{layer}:{queue}': {error}") from error
+            return None if layer == _QUARANTINE else queue
+        if document is None:
+            self._drop(layer, queue)
+        else:
+            checked = check_document(_known(document), f"the record '{layer}:{queue}'")
+            self._layers[queue] = {**self._layers.get(queue, {}), layer: checked}
+            self._add_up(queue)
+        return queue
+
+    def settings(self, queue: str) -> QueueSettings:
+        """Return the settings of a queue."""
+        return self._settings.get(queue, self._default_settings)
+
+    __call__ = settings
+
+    def after(self, records: Mapping[bytes, Mapping[str, Any] | None]) -> Definitions:
+        """Return a copy with further records folded in. Raises ConfigError."""
+        later = Definitions()
+        # Layers are replaced, never changed, so both may share them.
+        later.schedules = copy.deepcopy(self.schedules)
+        later._defaults, later._default_settings = self._defaults, self._default_settings
+        later._purges = dict(self._purges)
+        later._quarantines = dict(self._quarantines)
+        later._layers, later._settings = dict(self._layers), dict(self._settings)
+        for key, document in records.items():
+            later.fold(key, document)
+        return later
+
+    def group(self, queue: str) -> str | None:
+        """Return the named group of a queue, None for a group of its own."""
+        return group_of(self.settings(queue))
+
+    def consumer_group(self, queue: str, names: Names) -> str:
+        """Return the Kafka group that reads a queue."""
+        named = self.group(queue)
+        return names.group(queue) if named is None else names.named_group(named)
+
+    def queues_of(self, group: str) -> list[str]:
+        """Return the queues of a named group, sorted."""
+        if self._by_group is None:
+            self._by_group = {}
+            for queue in self.names():
+                if (named := self.group(queue)) is not None:
+                    self._by_group.setdefault(named, []).append(queue)
+        return list(self._by_group.get(group, ()))
+
+    def queue_of_topic(self, topic: str) -> str | None:
+        """Return the queue that a topic belongs to; of several, which writers do not allow, the first."""
+        return next((queue for queue in self.names() if self.settings(queue).topic == topic), None)
+
+    def placement(self, queue: str) -> Placement:
+        """Return the current placement of a queue."""
+        return self._placements.get(queue, EVERYWHERE)
+
+    def placed(self) -> list[str]:
+        """Return all queues that have a placement or need one, sorted."""
+        return sorted(
+            {*self._placements, *[name for name in self._layers if self.settings(name).partitions is not None]}
+        )
+
+    def purge(self, queue: str) -> Purge | None:
+        """Return the purge of a queue, None if it was never purged."""
+        return self._purges.get(queue)
+
+    def quarantines(self) -> list[Quarantine]:
+        """Return all orders of quarantine, by partition and offset."""
+        return [each for _, each in sorted(self._quarantines.items())]
+
+    def quarantine(self, partition: int, offset: int, value: bytes) -> Quarantine | None:
+        """Return the order to put a marker record with this content into quarantine, or None."""
+        order = self._quarantines.get((partition, offset))
+        return order if order is not None and order.fits(value) else None
+
+    def moved(self, queue: str) -> int:
+        """Return the value of :attr:`moves` at the last change of a queue's placement."""
+        return self._moved.get(queue, 0)
+
+    def defines(self, queue: str) -> bool:
+        """Return whether a queue has any layer."""
+        return queue in self._layers
+
+    def names(self) -> list[str]:
+        """Return all queues that are defined, sorted."""
+        return sorted(self._layers)
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """The layer of all queues, as it was written."""
+        return self._defaults
+
+    def layer(self, name: str, queue: str) -> Mapping[str, Any] | None:
+        """Return one layer of a queue as it was written; ``name`` is "handler", "file" or "change"."""
+        return self._layers.get(queue, {}).get(name)
+
+    def origin(self, queue: str, key: str) -> str:
+        """Return the layer of a key: "change", "file", "handler", "defaults", or "" for the built-in default."""
+        layers = self._layers.get(queue, {})
+        sources = [name for name in LAYERS if key in layers.get(name, {})]
+        return sources[-1] if sources else "defaults" if key in self._defaults else ""
+
+    def _drop(self, layer: str, queue: str) -> None:
+        layers = {name: each for name, each in self._layers.get(queue, {}).items() if name != layer}
+        if layers:
+            self._layers[queue] = layers
+            self._add_up(queue)
+        else:
+            self._layers.pop(queue, None)
+            self._settings.pop(queue, None)
+
+    def _note(self, layer: str, name: str, document: Mapping[str, Any] | None) -> None:
+        notes: Any
+        read: Callable[[object], Any]
+        key: Any = name
+        if layer == _PLACEMENT:
+            notes, read = self._placements, Placement.read
+        elif layer == _PURGE:
+            notes, read = self._purges, Purge.read
+        else:
+            notes, key, read = self._quarantines, read_place(name), partial(Quarantine.read, name)
+        if document is None:
+            notes.pop(key, None)
+        else:
+            notes[key] = read(document)
+        if layer == _PLACEMENT:
+            self.moves += 1
+            self._moved[name] = self.moves
+
+    def _add_up(self, queue: str) -> None:
+        layers = self._layers[queue]
+        self._settings[queue] = queue_settings(self._defaults, *(layers[name] for name in LAYERS if name in layers))
+
+
+def group_of(settings: QueueSettings) -> str | None:
+    """Return the named group of a queue with these settings, None for a group of its own."""
+    return settings.group or (HANDLERS_GROUP if settings.handler else None)
+
+
+def _known(document: Mapping[str, Any] | None) -> object:
+    if not isinstance(document, Mapping):
+        return {} if document is None else document
+    return {key: value for key, value in document.items() if key in CHECKS}
+
+
+def _read_key(key: bytes | None) -> tuple[str, str]:
+    try:
+        layer, colon, queue = (key or b"").decode().partition(":")
+    except UnicodeDecodeError:
+        layer, colon, queue = "", "", ""
+    known = (*LAYERS, *_RECORDS, *SCHEDULE_LAYERS)
+    if not colon or layer not in known:
+        raise ConfigError(
+            f"the key {key!r} of a definition: expected 'defaults' or one of {', '.join(f'{n}:NAME' for n in known)}"
+        )
+    return layer, check_queue_name(queue)

@@ -1,0 +1,45 @@
+"""Durations as users give them: seconds or a timedelta, never milliseconds."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+
+from marq.wire.errors import ConfigError
+
+Duration = float | timedelta
+
+#: The longest duration that a marker can hold as milliseconds in 32 bits: 49 days.
+MAX_MS = 2**32 - 1
+
+
+def duration_ms(name: str, value: object, *, least_ms: int = 0, most_ms: int = MAX_MS) -> int:
+    """Return a duration in ms. Raises ConfigError if it is not a number or timedelta, or out of range."""
+    seconds = _seconds(name, value)
+    if not math.isfinite(seconds) or not least_ms <= round(seconds * 1000) <= most_ms:
+        raise ConfigError(
+            f"{name}={value!r}: expected seconds from {plain_seconds(least_ms)} to {plain_seconds(most_ms)},"
+            " or a timedelta in that range"
+        )
+    return round(seconds * 1000)
+
+
+def optional_ms(name: str, value: object) -> int | None:
+    """Return a duration in ms, None for None."""
+    return None if value is None else duration_ms(name, value)
+
+
+def plain_seconds(ms: int) -> str:
+    """Return seconds as a person writes them, without an exponent."""
+    return f"{ms / 1000:.3f}".rstrip("0").rstrip(".")
+
+
+def _seconds(name: str, value: object) -> float:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name}={value!r}: expected seconds (a number) or a timedelta, not {type(value).__name__}")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf

@@ -1,0 +1,43 @@
+"""Errors for the words of other queues, used as keyword or method, that name Marq's word."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Never
+
+#: The type of keywords that are accepted only to be refused, so that a type checker refuses them, too.
+Unknown = Never
+
+OURS = {
+    "countdown": "delay (seconds or timedelta)",
+    "max_retries": "max_attempts (it counts deliveries, the first one too)",
+    "nack": "release (back to the queue) or reject (to the dead letters)",
+    "visibility_timeout": "lease (seconds or timedelta)",
+}
+
+
+class UnknownOption(TypeError, AttributeError):
+    """The word of another queue; the message names Marq's."""
+
+
+def refuse(function: str, unknown: Mapping[str, object]) -> None:
+    """Raise TypeError if there are unknown keywords."""
+    for name in unknown:
+        if name in OURS:
+            raise UnknownOption(f"{function}() has no keyword {name!r}: marq calls it {OURS[name]}")
+        raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+
+
+class Hinted:
+    """Raises :class:`UnknownOption` for attributes that other queues have."""
+
+    __slots__ = ()
+
+    # Not for a type checker, which would accept each misspelt attribute.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Never:
+            owner = type(self).__name__
+            if name in OURS:
+                raise UnknownOption(f"{owner} has no {name!r}: marq calls it {OURS[name]}")
+            raise AttributeError(f"{owner!r} object has no attribute {name!r}")

@@ -1,0 +1,343 @@
+"""The settings of one queue: the documents that define it, and the result of several of them.
+
+A document is a table of queues.toml, a value of the queues topic, or the keywords of ``Queues.change``. All have the
+same keys, with durations in seconds, and only the keys that they change (see :mod:`marq.settings.definitions`).
+"""
+
+from __future__ import annotations
+
+import builtins
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from marq.settings.backoff import Backoff
+from marq.wire.errors import ConfigError
+from marq.wire.names import check_group_name, check_topic_name
+
+MAX_SECONDS = 365 * 24 * 3600
+#: A marker holds a lease as milliseconds in 32 bits: 49 days.
+MAX_LEASE_SECONDS = (2**32 - 1) // 1000
+MAX_ATTEMPTS = 1_000_000
+#: No limit: the largest attempt of a marker, which no message reaches. In a document it is "unlimited".
+UNLIMITED_ATTEMPTS = 2**32 - 1
+UNLIMITED = "unlimited"
+MAX_FACTOR = 1_000
+MAX_CONCURRENCY = 10_000
+#: Entries of a list of delays, and classes of errors that have a backoff of their own.
+MAX_DELAYS, MAX_ERRORS = 100, 100
+MAX_WINDOW = 10_000
+#: A value instead of a backoff: the message becomes a dead letter immediately.
+REJECT = "reject"
+#: A ``partitions`` over all partitions.
+ALL = "all"
+MAX_SPREAD = 10_000
+#: Keys whose values are names.
+NAME_KEYS = ("group", "topic", "handler")
+#: Keys that [defaults] may not have.
+OWN_KEYS = (*NAME_KEYS, "partitions")
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """A circuit breaker: it opens when the share ``failure_rate`` of the last ``window`` outcomes failed.
+
+    After ``reset_timeout_ms`` one message passes, whose outcome closes the breaker or starts another pause.
+    """
+
+    failure_rate: float = 0.5
+    window: int = 20
+    reset_timeout_ms: int = 30_000
+
+
+AT_LEAST_ONCE, AT_MOST_ONCE = "at-least-once", "at-most-once"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """The settings of a queue.
+
+    ``max_attempts`` counts deliveries; after the last one a message becomes a dead letter, or is dropped if
+    ``dead_letter`` is False. ``group`` is the named group whose consumers serve the queue. ``topic`` is a topic that
+    belongs to the queue. ``handler`` is a ``module:function`` that workers run, with ``concurrency`` calls at a time.
+    Messages are delivered ``delay_ms`` after sending. ``partitions`` is the number of partitions of the messages topic,
+    None for all. ``errors`` maps names of exceptions to backoffs, None for those that no retry can fix. While
+    ``paused``, nothing is delivered; messages in flight end as usual, and senders continue.
+    """
+
+    lease_ms: int = 30_000
+    max_attempts: int = 5
+    backoff: Backoff = field(default_factory=Backoff)
+    dead_letter: bool = True
+    group: str | None = None
+    topic: str | None = None
+    handler: str | None = None
+    concurrency: int = 64
+    delay_ms: int = 0
+    delivery: str = AT_LEAST_ONCE
+    errors: Mapping[str, Backoff | None] = field(default_factory=dict)
+    breaker: Breaker | None = None
+    partitions: int | None = None
+    paused: bool = False
+
+
+Check = Callable[[str, object], None]
+
+
+def check_document(document: object, place: str) -> dict[str, Any]:
+    """Return a copy of a queue's document. Raises ConfigError with ``place`` and key."""
+    return _check_table(place, document, CHECKS)
+
+
+def check_defaults(document: object, place: str) -> dict[str, Any]:
+    """Return a copy of a document for all queues. Raises ConfigError with ``place`` and key."""
+    checked = check_document(document, place)
+    for key in OWN_KEYS:
+        if key in checked:
+            raise ConfigError(f"{place} can't name {key!r}; give each queue its own")
+    return checked
+
+
+def queue_settings(*documents: Mapping[str, Any]) -> QueueSettings:
+    """Return the settings of checked documents: for each key the last value, or the built-in default."""
+    values: dict[str, Any] = {}
+    for document in documents:
+        values.update(document)
+    if "lease" in values:
+        values["lease_ms"] = max(_ms(values.pop("lease")), 1)
+    if "delay" in values:
+        values["delay_ms"] = _ms(values.pop("delay"))
+    if values.get("max_attempts") == UNLIMITED:
+        values["max_attempts"] = UNLIMITED_ATTEMPTS
+    if "backoff" in values:
+        values["backoff"] = _backoff(values["backoff"])
+    if "errors" in values:
+        values["errors"] = {name: None if _rejects(said) else _backoff(said) for name, said in values["errors"].items()}
+    if "breaker" in values:
+        values["breaker"] = _breaker(values["breaker"])
+    if values.get("partitions") == ALL:
+        values["partitions"] = None
+    return QueueSettings(**values)
+
+
+def settings_document(settings: QueueSettings) -> dict[str, Any]:
+    """Return all settings with the keys and units of a document."""
+    return {
+        "lease": _seconds(settings.lease_ms),
+        "max_attempts": UNLIMITED if settings.max_attempts == UNLIMITED_ATTEMPTS else settings.max_attempts,
+        "backoff": _backoff_document(settings.backoff),
+        "dead_letter": settings.dead_letter,
+        "group": settings.group,
+        "topic": settings.topic,
+        "handler": settings.handler,
+        "concurrency": settings.concurrency,
+        "delay": _seconds(settings.delay_ms),
+        "delivery": settings.delivery,
+        "errors": {name: REJECT if said is None else _backoff_document(said) for name, said in settings.errors.items()},
+        "breaker": False if settings.breaker is None else _breaker_document(settings.breaker),
+        "partitions": ALL if settings.partitions is None else settings.partitions,
+        "paused": settings.paused,
+    }
+
+
+def _backoff_document(backoff: Backoff) -> dict[str, Any]:
+    if backoff.delays_ms:
+        return {"delays": [_seconds(each) for each in backoff.delays_ms], "jitter": backoff.jitter}
+    return {
+        "base": _seconds(backoff.base_ms),
+        "factor": backoff.factor,
+        "max": _seconds(backoff.max_ms),
+        "jitter": backoff.jitter,
+    }
+
+
+def _breaker_document(breaker: Breaker) -> dict[str, Any]:
+    return {
+        "failure_rate": breaker.failure_rate,
+        "window": breaker.window,
+        "reset_timeout": _seconds(breaker.reset_timeout_ms),
+    }
+
+
+def _breaker(said: Any) -> Breaker | None:
+    if said is False:
+        return None
+    values = dict(said)
+    if "reset_timeout" in values:
+        values["reset_timeout_ms"] = max(_ms(values.pop("reset_timeout")), 1)
+    return Breaker(**values)
+
+
+def _rejects(said: object) -> bool:
+    return said is False or said == REJECT
+
+
+def _backoff(said: Any) -> Backoff:
+    values = dict(said) if isinstance(said, Mapping) else {"delays": said}
+    if "delays" in values:
+        # A list is exact unless jitter is asked for.
+        delays_ms = tuple(_ms(each) for each in values["delays"])
+        return Backoff(jitter=values.get("jitter", False), delays_ms=delays_ms)
+    for key in ("base", "max"):
+        if key in values:
+            values[f"{key}_ms"] = _ms(values.pop(key))
+    return Backoff(**values)
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def _seconds(ms: int) -> float:
+    return ms // 1000 if ms % 1000 == 0 else ms / 1000
+
+
+def _number(least: float, most: float, *, unit: str = "", above: bool = False) -> Check:
+    limits = f"above {least:g}, to {most}" if above else f"from {least:g} to {most}"
+
+    def check(name: str, value: object) -> None:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not least <= value <= most or (above and value == least):  # type: ignore[operator]
+            raise ConfigError(f"{name}: expected a number{unit} {limits}, not {value!r}")
+
+    return check
+
+
+def _count(most: int) -> Check:
+    def check(name: str, value: object) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise ConfigError(f"{name}: expected a whole number from 1 to {most}, not {value!r}")
+
+    return check
+
+
+def _count_or(most: int, word: str, noun: str = "whole number") -> Check:
+    def check(name: str, value: object) -> None:
+        try:
+            if value != word:
+                _count(most)(name, value)
+        except ConfigError:
+            raise ConfigError(f'{name}: expected a {noun} from 1 to {most}, or "{word}", not {value!r}') from None
+
+    return check
+
+
+def _switch(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name}: expected true or false, not {value!r}")
+
+
+def _delays(name: str, value: object) -> None:
+    if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_DELAYS:
+        raise ConfigError(f"{name}: expected a list of 1 to {MAX_DELAYS} numbers of seconds, not {value!r}")
+    for place, each in enumerate(value):
+        _SECONDS(f"{name}[{place}]", each)
+
+
+def _backoff_said(name: str, value: object) -> None:
+    if isinstance(value, list | tuple):
+        _delays(name, value)
+        return
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"{name}: expected a table like {{ base = 1, factor = 2, max = 600 }}, or a list of seconds like"
+            f" [1, 5, 60], not {value!r}"
+        )
+    _check_table(name, value, _BACKOFF, separator=".")
+    others = sorted(value.keys() - {"delays", "jitter"})
+    if "delays" in value and others:
+        raise ConfigError(f"{name}: delays and {', '.join(others)}: a backoff is a list of delays, or is computed")
+
+
+def _errors(name: str, value: object) -> None:
+    if not isinstance(value, Mapping) or len(value) > MAX_ERRORS:
+        raise ConfigError(f"{name}: expected a table of at most {MAX_ERRORS} names of exceptions, not {value!r}")
+    for error, said in value.items():
+        _check_error_name(name, error)
+        if not _rejects(said):
+            if isinstance(said, str | bool):
+                raise ConfigError(f'{name}.{error}: expected a backoff, or "{REJECT}", not {said!r}')
+            _backoff_said(f"{name}.{error}", said)
+
+
+def _check_error_name(name: str, error: object) -> None:
+    if not isinstance(error, str) or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)*", error):
+        raise ConfigError(f"{name}: expected the name of an exception, like ValueError or module.Class, not {error!r}")
+    if "." not in error:
+        found = getattr(builtins, error, None)
+        if not isinstance(found, type) or not issubclass(found, Exception):
+            raise ConfigError(f"{name}: {error} is not a built-in exception; write module.{error}")
+
+
+def _breaker_said(name: str, value: object) -> None:
+    if value is False:
+        return
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f"{name}: expected false, or a table like {{ failures = 0.5, window = 20, pause = 30 }}, not {value!r}"
+        )
+    _check_table(name, value, _BREAKER, separator=".")
+
+
+def _delivery(name: str, value: object) -> None:
+    if value not in (AT_LEAST_ONCE, AT_MOST_ONCE):
+        raise ConfigError(f"{name}: expected {AT_LEAST_ONCE!r} or {AT_MOST_ONCE!r}, not {value!r}")
+
+
+def _handler(name: str, value: object) -> None:
+    if not isinstance(value, str) or not re.fullmatch(r"\w[\w.]*:\w[\w.]*", value):
+        raise ConfigError(f"{name}: expected 'module:function', not {value!r}")
+
+
+def _named(rule: Callable[[object], str]) -> Check:
+    def check(name: str, value: object) -> None:
+        try:
+            rule(value)
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}") from error
+
+    return check
+
+
+def _check_table(place: str, table: object, checks: Mapping[str, Check], separator: str = ": ") -> dict[str, Any]:
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{place}: expected a table of settings, not {table!r}")
+    for key, value in table.items():
+        name = f"{place}{separator}{key}"
+        if key not in checks:
+            raise ConfigError(f"{name}: unknown key; expected one of {', '.join(checks)}")
+        checks[key](name, value)
+    return dict(table)
+
+
+_SECONDS = _number(0, MAX_SECONDS, unit=" of seconds")
+_BACKOFF: Mapping[str, Check] = {
+    "base": _SECONDS,
+    "factor": _number(1, MAX_FACTOR),
+    "max": _SECONDS,
+    "jitter": _switch,
+    "delays": _delays,
+}
+_BREAKER: Mapping[str, Check] = {
+    "failure_rate": _number(0, 1, above=True),
+    "window": _count(MAX_WINDOW),
+    "reset_timeout": _number(0, MAX_SECONDS, unit=" of seconds", above=True),
+}
+#: Every key of a document, with what its value must be.
+CHECKS: Mapping[str, Check] = {
+    "lease": _number(0, MAX_LEASE_SECONDS, unit=" of seconds", above=True),
+    "max_attempts": _count_or(MAX_ATTEMPTS, UNLIMITED),
+    "backoff": _backoff_said,
+    "dead_letter": _switch,
+    "group": _named(check_group_name),
+    "topic": _named(check_topic_name),
+    "handler": _handler,
+    "concurrency": _count(MAX_CONCURRENCY),
+    "delay": _SECONDS,
+    "delivery": _delivery,
+    "errors": _errors,
+    "breaker": _breaker_said,
+    "partitions": _count_or(MAX_SPREAD, ALL, "number of partitions"),
+    "paused": _switch,
+}

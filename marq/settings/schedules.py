@@ -1,0 +1,230 @@
+"""Definitions of schedules: messages that recur at the times of a cron expression.
+
+A definition is a table ``[schedules.NAME]`` of queues.toml, or was made at run time: two layers of the queues topic, as
+for queues (:mod:`marq.settings.definitions`). The cron library and time zones belong to the shell
+(:mod:`marq.settings.cron`); :mod:`marq.core.deliveries.schedule_planner` decides about the messages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+from zlib import crc32
+
+from marq.wire.errors import ConfigError
+from marq.wire.markers import Headers, Source
+from marq.wire.names import RESERVED_HEADER, check_queue_name, markers_partition, schedule_topic
+
+#: Layers of one schedule, weakest first: queues.toml, and changes at run time.
+LAYERS = ("schedule-file", "schedule")
+#: Keys that a definition must have.
+REQUIRED = ("queue", "cron")
+
+MAX_NAME = 100
+MAX_CRON = 200
+MAX_VALUE_BYTES = 65_536
+MAX_HEADERS = 100
+_NAME = re.compile(r"[a-zA-Z0-9._-]+")
+_FIELD = re.compile(r"[0-9a-zA-Z*/,#-]+")
+#: Names of zoneinfo, such as "Europe/Berlin", and no other paths.
+_ZONE = re.compile(r"[A-Za-z0-9+_-]+(/[A-Za-z0-9+_-]+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A message for a queue at each time of a cron expression in ``timezone``.
+
+    After a time without workers, ``catch_up`` delivers a message for each missed time, else only for the first one.
+    """
+
+    name: str
+    queue: str
+    cron: str
+    value: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
+    timezone: str = "UTC"
+    enabled: bool = True
+    catch_up: bool = False
+
+    @property
+    def digest(self) -> str:
+        """A value that is equal for definitions of the same messages at the same times."""
+        said = [self.queue, self.cron, self.value, self.headers, self.timezone]
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:12]
+
+    @property
+    def payload_headers(self) -> Headers:
+        return [(name, value.encode()) for name, value in self.headers]
+
+    def source(self, partitions: int) -> Source:
+        """Return the source of its messages, whose numbers are their times in seconds since the epoch.
+
+        A changed definition has another one, in the same markers partition: one owner decides about both.
+        """
+        topic = schedule_topic(self.name, self.digest)
+        return Source(topic, (home_partition(self.name, partitions) - crc32(topic.encode())) % partitions)
+
+
+def home_partition(name: str, partitions: int) -> int:
+    """Return the markers partition whose owner plans a schedule."""
+    return markers_partition(schedule_topic(name, ""), 0, partitions)
+
+
+def schedule_key(layer: str, name: str) -> bytes:
+    """Return the key of a schedule's layer in the queues topic; ``layer`` is one of :data:`LAYERS`."""
+    return f"{layer}:{name}".encode()
+
+
+class ScheduleLayers:
+    """The layers of all schedules, and the current schedules; ``version`` rises with each change."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.current: dict[str, Schedule] = {}
+        self._layers: dict[str, dict[str, dict[str, Any]]] = {}
+
+    def fold(self, layer: str, name: str, document: Mapping[str, Any] | None) -> None:
+        """Take one record of the queues topic. Raises ConfigError."""
+        check_schedule_name(name)
+        layers = self._layers.get(name, {})
+        if document is None:
+            layers.pop(layer, None)
+        else:
+            known: object = document
+            if isinstance(document, Mapping):
+                known = {key: value for key, value in document.items() if key in CHECKS}
+            layers[layer] = check_schedule(known, f"the record '{layer}:{name}'")
+        if layers:
+            self._layers[name] = layers
+        else:
+            self._layers.pop(name, None)
+        self.version += 1
+        self.current.pop(name, None)
+        found = schedule_of(name, *(layers[each] for each in LAYERS if each in layers))
+        if found is not None:
+            self.current[name] = found
+
+    def layer(self, layer: str, name: str) -> Mapping[str, Any] | None:
+        """Return one layer of a schedule as it was written."""
+        return self._layers.get(name, {}).get(layer)
+
+    def names(self) -> list[str]:
+        """Return all schedules that have a layer, sorted."""
+        return sorted(self._layers)
+
+
+def schedule_of(name: str, *documents: Mapping[str, Any]) -> Schedule | None:
+    """Return the schedule of checked documents, for each key the last value; None if a required key is missing."""
+    values: dict[str, Any] = {}
+    for document in documents:
+        values.update(document)
+    if any(key not in values for key in REQUIRED):
+        return None
+    values["headers"] = tuple(sorted(values.get("headers", {}).items()))
+    return Schedule(name, **values)
+
+
+def schedule_document(schedule: Schedule) -> dict[str, Any]:
+    """Return a schedule with the keys of a document."""
+    document = asdict(schedule)
+    del document["name"]
+    return {**document, "headers": dict(schedule.headers)}
+
+
+def check_schedule_name(name: object) -> str:
+    """Return the name of a schedule. Raises ConfigError."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > MAX_NAME:
+        raise ConfigError(
+            f"expected the name of a schedule, 1 to {MAX_NAME} of the characters a-z A-Z 0-9 . _ -, not {name!r}"
+        )
+    return name
+
+
+def check_schedule(document: object, place: str, *, whole: bool = False) -> dict[str, Any]:
+    """Return a copy of a document that says something of a schedule; ``whole``: all that there must be.
+
+    Raises:
+        ConfigError: it is no table, has an unknown key or a wrong value, or not all; the text names ``place`` and key.
+    """
+    if not isinstance(document, Mapping):
+        raise ConfigError(f"{place}: expected a table of settings, not {document!r}")
+    for key, value in document.items():
+        if key not in CHECKS:
+            raise ConfigError(f"{place}: {key}: unknown key; expected one of {', '.join(CHECKS)}")
+        try:
+            CHECKS[key](value)
+        except ConfigError as error:
+            raise ConfigError(f"{place}: {key}: {error}") from error
+    missing = [key for key in REQUIRED if whole and key not in document]
+    if missing:
+        raise ConfigError(f"{place}: {missing[0]}: it is missing; a schedule has at least {' and '.join(REQUIRED)}")
+    return dict(document)
+
+
+def _cron(value: object) -> None:
+    if isinstance(value, str) and len(value) <= MAX_CRON:
+        fields = value.split()
+        if len(fields) in (5, 6) and all(_FIELD.fullmatch(field) for field in fields):
+            return
+    raise ConfigError(
+        "expected a cron expression of five fields (minute, hour, day of the month, month, day of the week), as in"
+        f" '0 9 * * MON-FRI', or of six with the seconds before them, not {value!r}"
+    )
+
+
+def _zone(value: object) -> None:
+    if not isinstance(value, str) or len(value) > MAX_NAME or not _ZONE.fullmatch(value):
+        raise ConfigError(f"expected the name of a time zone, as in 'Europe/Berlin', not {value!r}")
+
+
+def _value(value: object) -> None:
+    if not isinstance(value, str):
+        raise ConfigError(f"expected text, not {value!r}")
+    if len(_utf8(value)) > MAX_VALUE_BYTES:
+        raise ConfigError(f"it has {len(_utf8(value))} bytes; at most {MAX_VALUE_BYTES} are allowed")
+
+
+def _headers(value: object) -> None:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"expected a table of texts, not {value!r}")
+    for name, text in value.items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise ConfigError(f"{name}: expected text, not {text!r}")
+        if name.startswith(RESERVED_HEADER):
+            raise ConfigError(f"{name}: names beginning with {RESERVED_HEADER!r} are marq's own; take another")
+    if len(value) > MAX_HEADERS or sum(len(_utf8(name)) + len(_utf8(text)) for name, text in value.items()) > (
+        MAX_VALUE_BYTES
+    ):
+        raise ConfigError(f"at most {MAX_HEADERS} headers with {MAX_VALUE_BYTES} bytes are allowed")
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"it can't be written as UTF-8 ({error.reason})") from error
+
+
+def _switch(value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"expected true or false, not {value!r}")
+
+
+def _queue(value: object) -> None:
+    check_queue_name(value)
+
+
+#: Every key of a document, with what its value must be.
+CHECKS: Mapping[str, Callable[[object], None]] = {
+    "queue": _queue,
+    "cron": _cron,
+    "value": _value,
+    "headers": _headers,
+    "timezone": _zone,
+    "enabled": _switch,
+    "catch_up": _switch,
+}

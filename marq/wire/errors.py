@@ -1,0 +1,46 @@
+"""All public errors, by whose fault they are."""
+
+from __future__ import annotations
+
+
+class MarqError(Exception):
+    """Anything that marq raises on purpose."""
+
+
+class ConfigError(MarqError):
+    """A name, a setting or the set-up of the cluster is wrong; the message says what to change."""
+
+
+class UnknownQueue(ConfigError):
+    """A queue is unknown, so its name may be mistyped. ``suggestion`` is the closest known name, if any."""
+
+    def __init__(self, queue: str, suggestion: str | None, advice: str = "") -> None:
+        self.queue, self.suggestion = queue, suggestion
+        self.finding = f"queue {queue!r} is unknown: it has no definition, no consumer and no messages."
+        if suggestion is not None:
+            self.finding += f" Did you mean {suggestion!r}?"
+        super().__init__(f"{self.finding} {advice}".rstrip())
+
+
+class LeaseLost(MarqError):
+    """The lease ran out before the call: another consumer may hold the message by now."""
+
+
+class MessageTooLarge(MarqError):
+    """The message does not fit into a record of the broker; nothing was sent."""
+
+
+class BrokerUnavailable(MarqError):
+    """The broker did not answer in time, or refused; whether the call took effect is unknown."""
+
+
+class Forbidden(ConfigError, BrokerUnavailable):
+    """The broker refused for want of a permission; the message says which, and with which command it is granted."""
+
+
+class CorruptMarker(MarqError):
+    """Bytes in the markers topic that are not a marker batch."""
+
+
+class UnknownVersion(CorruptMarker):
+    """A marker batch written by a newer marq: its partition must wait for a newer tracker."""

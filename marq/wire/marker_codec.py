@@ -1,0 +1,340 @@
+"""The bytes of marker batches.
+
+docs/protocol.md describes the layout field by field. Every number is big-endian, as everywhere in Kafka. The first byte
+is the version and the next two are a magic, and every version begins with the same head. So a batch of a newer version
+(whose partition must stop) can be told from garbage (which goes into quarantine). Then come queue, source and offsets,
+and then the fields of :data:`LAYOUTS`, which drives encoding and decoding alike. Fields that differ between the
+messages of a batch are written in columns, which the ``struct`` module packs thousands at a time.
+
+Decoding is total: any bytes give a batch or :class:`CorruptMarker`. The decoder therefore checks each length before it
+trusts it, and that nothing is left over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from operator import ge
+from struct import Struct, error, pack
+from typing import Any, Protocol
+
+from marq.wire.errors import CorruptMarker, UnknownVersion
+from marq.wire.markers import (
+    BACKOFF,
+    FACTS,
+    MAX_BATCH_MARKERS,
+    NOW,
+    Ack,
+    Acquire,
+    Answer,
+    Batch,
+    Cancel,
+    Delay,
+    Discard,
+    Dispatch,
+    Fact,
+    Kind,
+    Reject,
+    Release,
+    Renew,
+    Reschedule,
+    Source,
+    Tick,
+)
+from marq.wire.names import MAX_QUEUE_NAME_BYTES
+from marq.wire.payload_columns import ReadPayloads, read_payloads, write_payloads
+from marq.wire.reader import Reader
+
+VERSION = 1
+#: Versions that a newer Marq may write. From 32 on the byte is a printable character, and a text such as "amqp://host"
+#: has the magic in the right place, too.
+NEWER_VERSIONS = range(VERSION + 1, 32)
+MAGIC = b"mq"
+#: Bytes of an error or reason text that travel with a marker; longer ones are cut.
+MAX_TEXT_BYTES = 1024
+
+#: Flags of a batch; the others are those of its payloads (:mod:`marq.wire.payload_columns`).
+CONTIGUOUS, UNCOUNTED, TEXTS, DUES, RELATIVE = 1, 16, 32, 64, 128
+
+_HEAD = Struct(">B2sBBQB")  # version, magic, kind, flags, holder, length of the queue's name
+_U8, _U32, _U64, _I64 = (Struct(f">{code}") for code in "BIQq")
+
+#: The first fields of every kind except TICK: queue, holder, source, offsets.
+_Frame = tuple[str, int, Source, Sequence[int]]
+
+
+# --- fields -----------------------------------------------------------------------------------------------------------
+
+
+class _Field(Protocol):
+    """An attribute of a batch, as bytes."""
+
+    @property
+    def name(self) -> str: ...
+
+    def write(self, batch: Any, parts: list[bytes]) -> int:
+        """Append the bytes to ``parts``; return the flags that the field sets."""
+
+    def read(self, reader: Reader, flags: int, frame: _Frame) -> Any:
+        """Return the value of the attribute."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Flag:
+    """A truth value; the flag is set if it is ``when``."""
+
+    name: str
+    flag: int
+    when: bool
+
+    def write(self, batch: Any, parts: list[bytes]) -> int:
+        return self.flag if getattr(batch, self.name) is self.when else 0
+
+    def read(self, reader: Reader, flags: int, frame: _Frame) -> bool:
+        return bool(flags & self.flag) is self.when
+
+
+@dataclass(frozen=True, slots=True)
+class _Lease:
+    """The length of the lease of all messages."""
+
+    name: str = "lease_ms"
+
+    def write(self, batch: Any, parts: list[bytes]) -> int:
+        parts.append(_U32.pack(batch.lease_ms))
+        return 0
+
+    def read(self, reader: Reader, flags: int, frame: _Frame) -> int:
+        return reader.number(_U32)
+
+
+@dataclass(frozen=True, slots=True)
+class _FromOffset:
+    """The offset from which on all messages are known; -1 stands for None, which not all kinds have."""
+
+    least: int
+    name: str = "from_offset"
+
+    def write(self, batch: Any, parts: list[bytes]) -> int:
+        from_offset = -1 if batch.from_offset is None else batch.from_offset
+        if not self.least <= from_offset <= batch.offsets[0]:
+            raise ValueError(f"known from {from_offset} on, but the first message is {batch.offsets[0]}")
+        parts.append(_I64.pack(from_offset))
+        return 0
+
+    def read(self, reader: Reader, flags: int, frame: _Frame) -> int | None:
+        from_offset = reader.number(_I64)
+        if not self.least <= from_offset <= frame[3][0]:
+            raise CorruptMarker(f"known from {from_offset} on, but the first message is {frame[3][0]}")
+        return None if from_offset == -1 else from_offset
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """A number of each message with this format code; None if the field has a flag that the batch lacks."""
+
+    name: str
+    code: str
+    least: int | None = None
+    flag: int = 0
+
+    def write(self, batch: Any, parts: list[bytes]) -> int:
+        values, count = getattr(batch, self.name), len(batch.offsets)
+        if self.flag and values is None:
+            return 0
+        if len(values) != count:
+            raise ValueError(f"{count} offsets but {len(values)} {self.name}")
+        if self.least is not None and min(values) < self.least:
+            raise ValueError(f"{min(values)} in {self.name}")
+        parts.append(pack(f">{count}{self.code}", *values))
+        return self.flag
+
+    def read(self, reader: Reader, flags: int, frame: _Frame) -> tuple[int, ...] | None:
+        if self.flag and not flags & self.flag:
+            return None
+        values = reader.numbers(self.code, len(frame[3]))
+        if self.least is not None and min(values) < self.least:
+            raise CorruptMarker(f"{min(values)} in {self.name}")
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """A text of each message; all are empty if the field has a flag that the batch lacks."""
+
+    name: str
+    flag: int = 0
+
+    def write(self, batch: Any, parts: list[bytes]) -> int:
+        texts, count = getattr(batch, self.name), len(batch.offsets)
+        if self.flag and not any(texts):
+            return 0
+        if len(texts) != count:
+            raise ValueError(f"{count} offsets but {len(texts)} {self.name}")
+        cut = [cut_text(text) for text in texts]
+        parts.append(pack(f">{count}H", *map(len, cut)))
+        parts += cut
+        return self.flag
+
+    def read(self, reader: Reader, flags: int, frame: _Frame) -> tuple[str, ...]:
+        count = len(frame[3])
+        if self.flag and not flags & self.flag:
+            return ("",) * count
+        return tuple([reader.text(length) for length in reader.numbers("H", count)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Payloads:
+    """The payload of each message."""
+
+    name: str = "payloads"
+
+    def write(self, batch: Any, parts: list[bytes]) -> int:
+        if len(batch.payloads) != len(batch.offsets):
+            raise ValueError(f"{len(batch.offsets)} offsets but {len(batch.payloads)} payloads")
+        return write_payloads(batch.payloads, batch.queue.encode(), parts)
+
+    def read(self, reader: Reader, flags: int, frame: _Frame) -> ReadPayloads:
+        return read_payloads(reader, flags, frame[0].encode(), len(frame[3]))
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+_RELATIVE_TIMES = (_Flag("relative", RELATIVE, True), _Numbers("times_ms", "q", least=0))
+
+#: How each kind is made, and the fields behind its offsets, in the order of their bytes.
+LAYOUTS: dict[int, tuple[Callable[..., Batch], tuple[_Field, ...]]] = {
+    Kind.ACQUIRE: (
+        Acquire,
+        (_Lease(), _FromOffset(least=0), _Numbers("dues_ms", "q", least=NOW, flag=DUES), _Payloads()),
+    ),
+    Kind.RENEW: (Renew, (_Lease(),)),
+    Kind.ACK: (Ack, ()),
+    Kind.RELEASE: (
+        Release,
+        (
+            _Flag("counted", UNCOUNTED, False),
+            _Numbers("delays_ms", "q", least=BACKOFF),
+            _Texts("errors", flag=TEXTS),
+        ),
+    ),
+    Kind.REJECT: (Reject, (_Texts("reasons"),)),
+    Kind.DELAY: (Delay, (_FromOffset(least=-1), *_RELATIVE_TIMES, _Payloads())),
+    Kind.RESCHEDULE: (Reschedule, _RELATIVE_TIMES),
+    Kind.CANCEL: (Cancel, ()),
+    Kind.DISCARD: (Discard, ()),
+    Kind.DISPATCH: (Dispatch, (_Lease(),)),
+    **{kind: (partial(Fact, kind), (_Numbers("attempts", "I"), _Numbers("causes", "B"))) for kind in FACTS},
+    Kind.ANSWERED: (Answer, (_Numbers("outcomes", "B"),)),
+}
+_KINDS = {make: kind for kind, (make, _) in LAYOUTS.items()}
+
+
+# --- encoding ---------------------------------------------------------------------------------------------------------
+
+
+def encode(batch: Batch) -> bytes:
+    """Return the bytes of a batch. Raises ValueError."""
+    try:
+        return b"".join(_parts(batch))
+    except error as why:
+        raise ValueError(f"a field of {type(batch).__name__} is out of range: {why}") from why
+
+
+def _parts(batch: Batch) -> list[bytes]:
+    if isinstance(batch, Tick):
+        return [_HEAD.pack(VERSION, MAGIC, Kind.TICK, 0, batch.holder, 0), _U64.pack(batch.monotonic_ms)]
+    queue, topic, offsets = batch.queue.encode(), batch.source.topic.encode(), batch.offsets
+    count = len(offsets)
+    if not 0 < count <= MAX_BATCH_MARKERS:
+        raise ValueError(f"a batch has 1 to {MAX_BATCH_MARKERS} markers, not {count}")
+    base = offsets[0]
+    # Unchecked, offsets in disorder would be written as others, or as bytes that no tracker can read.
+    if base < 0 or (not isinstance(offsets, range) and any(map(ge, offsets, offsets[1:]))):
+        raise ValueError("the offsets of a batch must rise, from 0 on")
+    kind, flags = batch.kind if isinstance(batch, Fact) else _KINDS[type(batch)], 0
+    parts = [b"", queue, pack(f">B{len(topic)}sIIq", len(topic), topic, batch.source.partition, count, base)]
+    if offsets[-1] - base == count - 1:
+        flags = CONTIGUOUS
+    else:
+        parts.append(pack(f">{count}I", *[offset - base for offset in offsets]))
+    for field in LAYOUTS[kind][1]:
+        flags |= field.write(batch, parts)
+    parts[0] = _HEAD.pack(VERSION, MAGIC, kind, flags, batch.holder, len(queue))
+    return parts
+
+
+def cut_text(text: str) -> bytes:
+    """Return at most :data:`MAX_TEXT_BYTES` of a text as UTF-8, never half a character."""
+    return text.encode("utf-8", "replace")[:MAX_TEXT_BYTES].decode("utf-8", "ignore").encode()
+
+
+# --- decoding ---------------------------------------------------------------------------------------------------------
+
+
+def decode(data: bytes | None) -> Batch:
+    """Return the batch in these bytes. Raises UnknownVersion if a newer version may have written it; CorruptMarker."""
+    if data is None:
+        raise CorruptMarker("a marker record without a value")
+    try:
+        return _decode(data)
+    except (error, UnicodeDecodeError, OverflowError, MemoryError) as why:
+        raise CorruptMarker(f"{len(data)} bytes that are not a marker batch: {why}") from why
+
+
+def _decode(data: bytes) -> Batch:
+    if data[1:3] != MAGIC:
+        raise CorruptMarker(f"{len(data)} bytes without the magic of a marker batch")
+    if data[0] != VERSION:
+        raise _of_another_version(data)
+    _, _, code, flags, holder, queue_length = _HEAD.unpack_from(data, 0)
+    reader = Reader(data, _HEAD.size)
+    if code == Kind.TICK:
+        tick = Tick(holder, reader.number(_U64))
+        reader.finish()
+        return tick
+    layout = LAYOUTS.get(code)
+    if layout is None:
+        raise CorruptMarker(f"marker kind {code} does not exist")
+    make, fields = layout
+    queue = reader.text(queue_length)
+    source, offsets = _read_identities(reader, flags)
+    frame = queue, holder, source, offsets
+    values = {}
+    for field in fields:
+        values[field.name] = field.read(reader, flags, frame)
+    reader.finish()
+    return make(*frame, **values)
+
+
+def _read_identities(reader: Reader, flags: int) -> tuple[Source, Sequence[int]]:
+    topic = reader.text(reader.number(_U8))
+    partition, count, base = reader.number(_U32), reader.number(_U32), reader.number(_I64)
+    if not 0 < count <= MAX_BATCH_MARKERS or base < 0 or base + count > 2**63 - 1:
+        raise CorruptMarker(f"{count} markers from offset {base}")
+    if flags & CONTIGUOUS:
+        return Source(topic, partition), range(base, base + count)
+    deltas = reader.numbers("I", count)
+    if deltas[0] != 0 or any(map(int.__ge__, deltas, deltas[1:])):
+        raise CorruptMarker("offsets that do not rise")
+    return Source(topic, partition), tuple([base + delta for delta in deltas])
+
+
+def _of_another_version(data: bytes) -> CorruptMarker:
+    """Return what to raise for bytes with the magic: UnknownVersion only if a newer Marq could have written them.
+
+    Every version keeps the head, and has a body after the head and the queue's name.
+    """
+    version = data[0]
+    if version not in NEWER_VERSIONS:
+        return CorruptMarker(f"marker version {version}, which no Marq writes")
+    if len(data) <= _HEAD.size:
+        return CorruptMarker(f"marker version {version} in {len(data)} bytes, too few for a batch of any version")
+    _, _, kind, _, holder, queue_length = _HEAD.unpack_from(data, 0)
+    name = data[_HEAD.size : _HEAD.size + queue_length]
+    if not kind or not holder or queue_length > MAX_QUEUE_NAME_BYTES or len(data) <= _HEAD.size + queue_length:
+        return CorruptMarker(f"marker version {version} with a head that no version has")
+    # A UnicodeDecodeError makes it corrupt, too.
+    name.decode()
+    return UnknownVersion(f"marker version {version}, and this Marq knows version {VERSION}")

@@ -1,0 +1,370 @@
+"""Markers: statements about messages, in batches.
+
+One record of the markers topic is one *batch*: one kind of marker, by one holder, for messages of one queue that came
+from one source. Batches make markers fast: a batch has each common field once, and columns for the fields that differ.
+:mod:`marq.wire.marker_codec` writes and reads their bytes.
+
+A source and a number identify a message. For a record these are its partition and offset. A message that its sender
+delayed is not a record yet: its sender draws a source for itself (:func:`marq.wire.names.synthetic_topic`), and numbers
+its messages there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import repeat
+from typing import NamedTuple, Protocol
+
+#: The release delay that means the backoff of the queue.
+BACKOFF = -1
+#: The due time of a message that may be delivered immediately.
+NOW = -1
+#: The queue of an ACK whose messages are of several queues.
+MIXED_QUEUES = ""
+#: Markers in one batch; a longer one is split by the encoder's caller.
+MAX_BATCH_MARKERS = 65_536
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+class Record(Protocol):
+    """One record, such as aiokafka's."""
+
+    @property
+    def offset(self) -> int: ...
+    @property
+    def timestamp(self) -> int: ...
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def value(self) -> bytes | None: ...
+    @property
+    def headers(self) -> Headers: ...
+
+
+class Kind(IntEnum):
+    """Requests are imperatives, facts of the tracker are participles, TICK is the tracker's clock."""
+
+    ACQUIRE = 1
+    RENEW = 2
+    ACK = 3
+    RELEASE = 4
+    REJECT = 5
+    DELAY = 6
+    RESCHEDULE = 7
+    CANCEL = 8
+    DISCARD = 9
+    DISPATCH = 10
+    REDELIVERED = 33
+    DEAD_LETTERED = 34
+    DELIVERED = 35
+    CANCELLED = 36
+    ANSWERED = 37
+    ABANDONED = 38
+    TICK = 64
+
+
+#: The markers by which a tracker ends messages.
+FACTS = (Kind.REDELIVERED, Kind.DEAD_LETTERED, Kind.DELIVERED, Kind.CANCELLED, Kind.ABANDONED)
+
+
+class Cause(IntEnum):
+    """Why a tracker ended a message."""
+
+    EXPIRED = 1
+    RELEASED = 2
+    REJECTED = 3
+    TOO_LARGE = 4
+    DUE = 5
+    CANCELLED = 6
+    #: A schedule's definition no longer holds: the tracker withdraws its messages and forgets its source.
+    WITHDRAWN = 7
+
+
+class Outcome(IntEnum):
+    """The answer of a tracker to a RESCHEDULE or CANCEL."""
+
+    DONE = 1
+    #: The message is not waiting: it was delivered or cancelled before, is in flight, or is unknown.
+    TOO_LATE = 2
+
+
+class Source(NamedTuple):
+    """The partition that messages were read from, or a drawn source for messages that are not records yet."""
+
+    topic: str
+    partition: int
+
+
+class Payload(NamedTuple):
+    """The record as its sender made it: everything that must survive redelivery."""
+
+    timestamp_ms: int
+    attempt: int
+    key: bytes | None
+    headers: Headers
+    value: bytes | None
+
+
+class Payloads(Sequence[Payload]):
+    """Payloads that are kept as columns; ``attempts`` is None when all are 1."""
+
+    __slots__ = ()
+    attempts: Sequence[int] | None
+
+    def may_have(self, header: str) -> bool:
+        """Return False if no message has a header of this name; True if one may, because not all were read."""
+        return True
+
+
+class Columns(Payloads):
+    """The payloads of an ACQUIRE as columns, for a writer that has thousands of them: no object for each.
+
+    None stands for a column that is not written: attempts that are all 1, keys that are all the queue's name, or no
+    headers.
+    """
+
+    __slots__ = ("attempts", "headers", "keys", "queue_key", "timestamps", "values")
+
+    def __init__(
+        self,
+        queue_key: bytes,
+        timestamps: Sequence[int],
+        values: Sequence[bytes | None],
+        *,
+        attempts: Sequence[int] | None = None,
+        keys: Sequence[bytes | None] | None = None,
+        headers: Sequence[Headers] | None = None,
+    ) -> None:
+        self.queue_key = queue_key
+        self.timestamps = timestamps
+        self.values = values
+        self.attempts = attempts
+        self.keys = keys
+        self.headers = headers
+
+    def __len__(self) -> int:
+        return len(self.timestamps)
+
+    def __getitem__(self, index: int) -> Payload:  # type: ignore[override]
+        attempt = 1 if self.attempts is None else self.attempts[index]
+        key = self.queue_key if self.keys is None else self.keys[index]
+        headers: Headers = () if self.headers is None else self.headers[index]
+        return Payload(self.timestamps[index], attempt, key, headers, self.values[index])
+
+
+@dataclass(frozen=True, slots=True)
+class _Markers:
+    """Markers of one holder, for messages of one queue that came from one source."""
+
+    queue: str
+    holder: int
+    source: Source
+    offsets: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire(_Markers):
+    """A holder takes messages for ``lease_ms``; ``from_offset`` is where its read began.
+
+    Each message of the queue from ``from_offset`` to the batch's last offset is in this batch. So the tracker can tell
+    a record that it has seen before from one whose marker was lost. ``dues_ms`` has for each message the time before
+    which it must not be delivered, and it is then not leased, or :data:`NOW`; None if all are leased.
+    """
+
+    lease_ms: int
+    from_offset: int
+    payloads: Sequence[Payload]
+    dues_ms: Sequence[int] | None = None
+
+    @property
+    def attempts(self) -> Sequence[int] | None:
+        """The attempt of each message, or None when all are 1."""
+        return attempts_of(self.payloads)
+
+
+@dataclass(frozen=True, slots=True)
+class Delay(_Markers):
+    """Messages to deliver at their ``times_ms``, unless they are cancelled before.
+
+    Times are milliseconds after the batch's place in the log if ``relative``, else since the epoch. ``from_offset`` is
+    as in an ACQUIRE, so that a batch which is written twice counts once; None if its writer never repeats itself.
+    If the source is a topic's partition, the messages are dead letters to redrive. Then ``from_offset`` is the first
+    offset, and exactly the batch's own offsets are settled, for good.
+    """
+
+    times_ms: Sequence[int]
+    relative: bool
+    from_offset: int | None
+    payloads: Sequence[Payload]
+
+    @property
+    def attempts(self) -> Sequence[int] | None:
+        """The attempt of each message, or None when all are 1."""
+        return attempts_of(self.payloads)
+
+
+@dataclass(frozen=True, slots=True)
+class Reschedule(_Markers):
+    """Deliver waiting messages at other times, which are as those of a DELAY."""
+
+    times_ms: Sequence[int]
+    relative: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel(_Markers):
+    """Do not deliver these waiting messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Discard(_Markers):
+    """Delete dead letters: they must never be redriven."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renew(_Markers):
+    """The holder keeps these messages for ``lease_ms`` from now on."""
+
+    lease_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch(_Markers):
+    """The holder delivers these messages, which are never redelivered, and keeps them for ``lease_ms``."""
+
+    lease_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ack(_Markers):
+    """These messages are done; ``queue`` may be :data:`MIXED_QUEUES`: the tracker knows the queue of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release(_Markers):
+    """The holder releases these messages, each after its delay (or :data:`BACKOFF`).
+
+    ``counted`` is False at a shutdown: the attempt does not count. ``errors`` has the error of each message, or "".
+    """
+
+    delays_ms: Sequence[int]
+    counted: bool
+    errors: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Reject(_Markers):
+    """The holder rejects these messages, each for its reason: they become dead letters."""
+
+    reasons: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A tracker sent redeliveries or dead letters with these attempts, for these causes.
+
+    CANCELLED, ABANDONED: it sent no records for these messages, and never will.
+    """
+
+    kind: Kind
+    queue: str
+    holder: int
+    source: Source
+    offsets: Sequence[int]
+    attempts: Sequence[int]
+    causes: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(_Markers):
+    """The outcome of a RESCHEDULE or CANCEL by ``holder``."""
+
+    outcomes: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A tracker's clock: its own monotonic time when it wrote this."""
+
+    holder: int
+    monotonic_ms: int
+
+
+Batch = (
+    Acquire | Renew | Ack | Release | Reject | Delay | Reschedule | Cancel | Discard | Dispatch | Fact | Answer | Tick
+)
+
+
+def attempts_of(payloads: Sequence[Payload]) -> Sequence[int] | None:
+    """Return the attempt of each payload, or None when all are 1."""
+    if isinstance(payloads, Payloads):
+        return payloads.attempts
+    attempts = [payload.attempt for payload in payloads]
+    return attempts if attempts.count(1) != len(attempts) else None
+
+
+# --- taking apart -----------------------------------------------------------------------------------------------------
+
+
+def group_by_due(batch: Acquire, offsets: Sequence[int]) -> Iterable[tuple[int, int, Sequence[int]]]:
+    """Group offsets of a batch by their attempts and times, which are nearly always 1 and :data:`NOW`."""
+    attempts, times = batch.attempts, batch.dues_ms
+    if not offsets:
+        return ()
+    if attempts is None and times is None:
+        return ((1, NOW, offsets),)
+    groups: dict[tuple[int, int], list[int]] = {}
+    for offset in offsets:
+        index = bisect_left(batch.offsets, offset)
+        group_by_due = (1 if attempts is None else attempts[index], NOW if times is None else times[index])
+        groups.setdefault(group_by_due, []).append(offset)
+    return [(attempt, time_ms, group) for (attempt, time_ms), group in groups.items()]
+
+
+def runs_by_due(batch: Delay, offsets: Sequence[int]) -> Iterator[tuple[int, int, Sequence[int]]]:
+    """Cut offsets of a batch into runs of one attempt and time; each may have a time of its own."""
+    attempts = repeat(1) if batch.attempts is None else batch.attempts
+    members: Iterable[tuple[int, int, int]] = zip(batch.offsets, attempts, batch.times_ms, strict=False)
+    if len(offsets) < len(batch.offsets):
+        wanted = set(offsets)
+        members = [member for member in members if member[0] in wanted]
+    last_attempt, last_ms, run = 0, 0, list[int]()
+    for offset, attempt, time_ms in members:
+        if time_ms == last_ms and attempt == last_attempt:
+            run.append(offset)
+            continue
+        if run:
+            yield last_attempt, last_ms, run
+        last_attempt, last_ms, run = attempt, time_ms, [offset]
+    if run:
+        yield last_attempt, last_ms, run
+
+
+def payload_of(batch: Acquire | Delay, offset: int) -> Payload:
+    """Return the payload of one message of a batch."""
+    return batch.payloads[bisect_left(batch.offsets, offset)]
+
+
+# --- splitting --------------------------------------------------------------------------------------------------------
+
+
+def payload_bytes(payload: Payload) -> int:
+    """Return an upper limit for the bytes of a payload in an ACQUIRE or DELAY."""
+    headers = sum([6 + 4 * len(name) + len(value or b"") for name, value in payload.headers])
+    return 40 + len(payload.key or b"") + len(payload.value or b"") + headers
+
+
+def spans(sizes: Iterable[int], limit_bytes: int) -> Iterator[slice]:
+    """Cut a sequence of sizes into runs of at most ``limit_bytes``; a single larger one is a run of its own."""
+    index, start, total = -1, 0, 0
+    for index, size in enumerate(sizes):
+        if index > start and (total + size > limit_bytes or index - start == MAX_BATCH_MARKERS):
+            yield slice(start, index)
+            start, total = index, 0
+        total += size
+    if index >= start:
+        yield slice(start, index + 1)

@@ -1,0 +1,236 @@
+"""Names of topics, groups and headers: the only place where they are spelled, and the rules for queue names."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import quote
+from zlib import crc32
+
+from marq.wire.errors import ConfigError
+
+DEFAULT_PREFIX = "marq"
+
+#: Header prefix that only marq writes.
+RESERVED_HEADER = "marq-"
+ID_HEADER = "marq-id"
+ATTEMPT_HEADER = "marq-attempt"
+#: Earliest delivery time of a record, in milliseconds since the epoch; any producer may set it.
+DELIVER_AT_HEADER = "marq-deliver-at"
+FIRST_SENT_HEADER = "marq-first-sent"
+REASON_HEADER = "marq-reason"
+ERROR_HEADER = "marq-error"
+#: Number of consecutive releases that did not count.
+UNCOUNTED_HEADER = "marq-uncounted"
+ORIGIN_HEADER = "marq-origin"
+DEAD_LETTERED_AT_HEADER = "marq-dead-lettered-at"
+#: The disposition in a note about dead letters (:mod:`marq.wire.notes`).
+SETTLED_HEADER = "marq-settled"
+#: In a schedule's message: the time of the previous one, in seconds since the epoch.
+PREVIOUS_HEADER = "marq-previous-time"
+#: In a replayed message: the place of the original record.
+REPLAYED_HEADER = "marq-replayed-from"
+#: The sender's record key, if the redelivery has another.
+KEY_HEADER = "marq-key"
+
+#: The first characters of the synthetic topics of schedules; see :func:`is_synthetic`.
+_SCHEDULED = "~schedule/"
+
+#: Bytes of a queue's name as UTF-8; the marker format keeps its length in one byte.
+MAX_QUEUE_NAME_BYTES = 200
+#: Room in a record for the headers that redelivery adds and for Kafka's own framing.
+HEADER_ROOM_BYTES = 1_024
+#: How much more the markers, changelog and dead-letter topics accept than the messages topic.
+ENVELOPE_ROOM_BYTES = 65_536
+
+#: The characters of a topic's name, and Kafka's limit for its length.
+_TOPIC_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+_MAX_TOPIC_NAME = 249
+
+
+#: The rule for a prefix, for errors that name its source.
+PREFIX_RULE = "expected 1 to 100 of the characters a-z A-Z 0-9 . _ -, because it begins the names of topics"
+
+
+def check_prefix(prefix: str, name: str = "prefix") -> str:
+    """Return a valid prefix; ``name`` is the setting that errors name. Raises ConfigError."""
+    if not 0 < len(prefix) <= 100 or not set(prefix) <= _TOPIC_CHARACTERS:
+        raise ConfigError(f"{name}={prefix!r}: {PREFIX_RULE}")
+    return prefix
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The names that one namespace uses on a cluster. Raises ConfigError."""
+
+    prefix: str = DEFAULT_PREFIX
+
+    def __post_init__(self) -> None:
+        check_prefix(self.prefix)
+
+    @property
+    def messages(self) -> str:
+        return f"{self.prefix}.messages"
+
+    @property
+    def markers(self) -> str:
+        return f"{self.prefix}.markers"
+
+    @property
+    def dead_letters(self) -> str:
+        return f"{self.prefix}.dead-letters"
+
+    @property
+    def quarantine(self) -> str:
+        return f"{self.prefix}.quarantine"
+
+    @property
+    def queues(self) -> str:
+        """The compacted topic of the queues' definitions."""
+        return f"{self.prefix}.queues"
+
+    @property
+    def offset_snapshots(self) -> str:
+        """The compacted topic of the snapshots of groups with many queues; made when the first one is written."""
+        return f"{self.prefix}.offset-snapshots"
+
+    @property
+    def app_id(self) -> str:
+        """The id of the worker's Faust application: the consumer group of trackers."""
+        return f"{self.prefix}-app"
+
+    @property
+    def backlog(self) -> str:
+        """The group, without members, in which workers commit the offsets where waiting messages start."""
+        return f"{self.prefix}-backlog"
+
+    @property
+    def changelog(self) -> str:
+        return f"{self.app_id}-leases-changelog"
+
+    def group(self, queue: str) -> str:
+        """The consumer group of a queue that has one of its own."""
+        return f"{self.prefix}.queue.{queue}"
+
+    def named_group(self, group: str) -> str:
+        """The consumer group of the queues whose settings name ``group``."""
+        return f"{self.prefix}.group.{group}"
+
+    def is_own_topic(self, topic: str) -> bool:
+        """Return whether a topic is one of the namespace's, which cannot belong to a queue."""
+        return topic in {
+            self.messages,
+            self.markers,
+            self.dead_letters,
+            self.quarantine,
+            self.queues,
+            self.offset_snapshots,
+            self.changelog,
+        }
+
+    def owner_of_group(self, group: str) -> str | None:
+        """Return the queue whose own a consumer group is; None for any other group."""
+        head = self.group("")
+        return group[len(head) :] if group.startswith(head) else None
+
+    def is_group(self, group: str) -> bool:
+        """Return whether it is a consumer group of this namespace's queues."""
+        return group.startswith((self.group(""), f"{self.prefix}.group."))
+
+    def transactional_id(self, partition: int) -> str:
+        """The id of the one producer that may write for a markers partition."""
+        return f"{self.transactional_ids}{partition}"
+
+    @property
+    def transactional_ids(self) -> str:
+        """What the ids of all trackers' producers begin with."""
+        return f"{self.prefix}-tracker-"
+
+    def start_id(self, group: str, member: str) -> str:
+        """The id of the producer of a consumer that starts messages in transactions."""
+        # Quoted, so that no member of one group can have the id of another's.
+        return f"{self.start_ids}{quote(member, safe='')}:{group}"
+
+    @property
+    def start_ids(self) -> str:
+        """What the ids of all such consumers' producers begin with."""
+        return f"{self.prefix}-start-"
+
+
+def markers_partition(topic: str, partition: int, count: int) -> int:
+    """Return the markers partition of all messages of a source partition: (crc32(topic) + partition) mod count."""
+    return (crc32(topic.encode()) + partition) % count
+
+
+def synthetic_topic(number: int) -> str:
+    """Return the topic in the identities of delayed messages, which are not records yet.
+
+    Each sender draws a number of 128 bits. Kafka does not allow such a name.
+    """
+    return f"~{number:032x}"
+
+
+def is_synthetic(topic: str) -> bool:
+    """Return whether a sender of delayed messages drew this name."""
+    return topic.startswith("~")
+
+
+def schedule_topic(name: str, digest: str) -> str:
+    """Return the topic in the identities of a schedule's messages."""
+    return f"{_SCHEDULED}{name}/{digest}"
+
+
+def is_scheduled(topic: str) -> bool:
+    """Return whether this is the topic of a schedule's messages."""
+    return topic.startswith(_SCHEDULED)
+
+
+def schedule_name(topic: str) -> str:
+    """Return the name of the schedule of such a topic."""
+    return topic.removeprefix(_SCHEDULED).partition("/")[0]
+
+
+def closest_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is closest to a mistyped one, or None."""
+    close = difflib.get_close_matches(name, sorted(known), n=1)
+    return close[0] if close else None
+
+
+def check_queue_name(name: object) -> str:
+    """Return the name of a queue. Raises ConfigError if it is no text, empty, too long, or has control characters."""
+    return _check_name("queue", name)
+
+
+def check_group_name(name: object) -> str:
+    """Return the name of a group of queues; the rule is that for queues. Raises ConfigError as for a queue's name."""
+    return _check_name("group", name)
+
+
+def check_topic_name(name: object) -> str:
+    """Return the name of a topic. Raises ConfigError if Kafka would not allow it."""
+    if not isinstance(name, str) or not set(name) <= _TOPIC_CHARACTERS or not 0 < len(name) <= _MAX_TOPIC_NAME:
+        raise ConfigError(
+            f"expected the name of a topic, 1 to {_MAX_TOPIC_NAME} of the characters a-z A-Z 0-9 . _ -, not {name!r}"
+        )
+    if name in {".", ".."}:
+        raise ConfigError(f"expected the name of a topic, and {name!r} is one that Kafka does not allow")
+    return name
+
+
+def _check_name(noun: str, name: object) -> str:
+    if not isinstance(name, str):
+        raise ConfigError(f"a {noun}'s name is text (str), not {type(name).__name__}: {name!r}")
+    if not name:
+        raise ConfigError(f"a {noun}'s name must not be empty")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{noun} {name!r}: the name can't be written as UTF-8 ({error.reason})") from error
+    if size > MAX_QUEUE_NAME_BYTES:
+        raise ConfigError(
+            f"{noun} {name[:40]!r}…: the name has {size} bytes, at most {MAX_QUEUE_NAME_BYTES} are allowed"
+        )
+    if not name.isprintable():
+        raise ConfigError(f"{noun} {name!r}: the name has characters that can't be printed; leave them out")
+    return name

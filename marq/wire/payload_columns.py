@@ -1,0 +1,158 @@
+"""The payloads of an ACQUIRE or DELAY as bytes: columns of timestamps, attempts, keys, headers and values.
+
+Values are not copied out of a batch until they are asked for: most messages are acknowledged before the tracker has to
+keep them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from struct import Struct, pack
+
+from marq.wire.errors import CorruptMarker
+from marq.wire.markers import Columns, Headers, Payload, Payloads
+from marq.wire.reader import Reader
+
+#: Flags of a batch: which of the columns that may be left out it has.
+ATTEMPTS, KEYS, HEADERS = 2, 4, 8
+
+_U16, _I32 = Struct(">H"), Struct(">i")
+_NO_HEADERS = _U16.pack(0)
+
+
+def write_payloads(payloads: Sequence[Payload], queue_key: bytes, parts: list[bytes]) -> int:
+    """Append the columns to ``parts``, and return the flags of those that are there."""
+    columns = payloads if isinstance(payloads, Columns) else _columns(payloads, queue_key)
+    count = len(columns)
+    flags = 0
+    parts.append(pack(f">{count}q", *columns.timestamps))
+    if columns.attempts is not None:
+        flags |= ATTEMPTS
+        parts.append(pack(f">{count}I", *columns.attempts))
+    if columns.keys is not None:
+        flags |= KEYS
+        _write_values(columns.keys, parts)
+    if columns.headers is not None:
+        flags |= HEADERS
+        _write_values([encode_headers(headers) for headers in columns.headers], parts)
+    _write_values(columns.values, parts)
+    return flags
+
+
+def _columns(payloads: Sequence[Payload], queue_key: bytes) -> Columns:
+    timestamps, attempts, keys, headers, values = zip(*payloads, strict=True)
+    count = len(timestamps)
+    return Columns(
+        queue_key,
+        timestamps,
+        values,
+        attempts=attempts if attempts.count(1) != count else None,
+        keys=keys if keys.count(queue_key) != count else None,
+        headers=headers if any(headers) else None,
+    )
+
+
+def _write_values(values: Sequence[bytes | None], parts: list[bytes]) -> None:
+    if None not in values:
+        parts.append(pack(f">{len(values)}i", *map(len, values)))  # type: ignore[arg-type]
+        parts += values  # type: ignore[arg-type]
+        return
+    parts.append(pack(f">{len(values)}i", *[-1 if value is None else len(value) for value in values]))
+    parts += [value for value in values if value is not None]
+
+
+def read_payloads(reader: Reader, flags: int, queue_key: bytes, count: int) -> ReadPayloads:
+    """Return the payloads of ``count`` messages."""
+    timestamps = reader.numbers("q", count)
+    attempts = reader.numbers("I", count) if flags & ATTEMPTS else None
+    keys = ReadColumn(reader, count) if flags & KEYS else None
+    headers = ReadColumn(reader, count) if flags & HEADERS else None
+    if headers is not None:
+        for index in range(count):
+            decode_headers(headers[index] or _NO_HEADERS)
+    return ReadPayloads(timestamps, attempts, keys, headers, ReadColumn(reader, count), queue_key)
+
+
+class ReadColumn:
+    """Values of one column, whose places are computed when the first value is asked for."""
+
+    __slots__ = ("_data", "_end", "_ends", "_start", "lengths")
+
+    def __init__(self, reader: Reader, count: int) -> None:
+        #: The bytes of each value; -1 stands for None.
+        self.lengths = reader.numbers("i", count)
+        if min(self.lengths) < -1:
+            raise CorruptMarker("a value of negative length")
+        self._data = reader.data
+        self._start = reader.position
+        self._ends: list[int] | None = None
+        # A length of -1 stands for None, which takes no room.
+        reader.position += sum(self.lengths) + self.lengths.count(-1)
+        if reader.position > len(reader.data):
+            raise CorruptMarker("the values pass the end of the batch")
+        self._end = reader.position
+
+    def contains(self, data: bytes) -> bool:
+        """Return whether the values contain these bytes."""
+        return self._data.find(data, self._start, self._end) >= 0
+
+    def __getitem__(self, index: int) -> bytes | None:
+        if self._ends is None:
+            sizes = self.lengths if -1 not in self.lengths else [max(length, 0) for length in self.lengths]
+            self._ends = list(accumulate(sizes, initial=self._start))
+        length = self.lengths[index]
+        return None if length < 0 else self._data[self._ends[index] : self._ends[index + 1]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadPayloads(Payloads):
+    """The payloads of a batch, cut out of its bytes when they are asked for."""
+
+    timestamps: tuple[int, ...]
+    attempts: tuple[int, ...] | None
+    keys: ReadColumn | None
+    headers: ReadColumn | None
+    values: ReadColumn
+    queue_key: bytes
+
+    def __len__(self) -> int:
+        return len(self.timestamps)
+
+    def may_have(self, header: str) -> bool:
+        return self.headers is not None and self.headers.contains(header.encode())
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The bytes of each value; -1 stands for None."""
+        return self.values.lengths
+
+    def __getitem__(self, index: int) -> Payload:  # type: ignore[override]
+        key = self.queue_key if self.keys is None else self.keys[index]
+        headers = () if self.headers is None else decode_headers(self.headers[index] or _NO_HEADERS)
+        attempt = 1 if self.attempts is None else self.attempts[index]
+        return Payload(self.timestamps[index], attempt, key, headers, self.values[index])
+
+
+def encode_headers(headers: Headers) -> bytes:
+    """Return the headers of one record as bytes, in their order and with duplicates."""
+    parts = [_U16.pack(len(headers))]
+    for name, value in headers:
+        encoded = name.encode()
+        parts += [_U16.pack(len(encoded)), encoded, _I32.pack(-1 if value is None else len(value)), value or b""]
+    return b"".join(parts)
+
+
+def decode_headers(data: bytes) -> Headers:
+    """Return the headers of one record. Raises CorruptMarker if the bytes hold no headers."""
+    reader = Reader(data, 0)
+    headers: list[tuple[str, bytes | None]] = []
+    for _ in range(reader.number(_U16)):
+        name = reader.text(reader.number(_U16))
+        length = reader.number(_I32)
+        if length < -1:
+            raise CorruptMarker("a header of negative length")
+        headers.append((name, None if length == -1 else reader.span(length)))
+    reader.finish()
+    return tuple(headers)

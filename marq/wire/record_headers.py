@@ -1,0 +1,85 @@
+"""Marq's headers of a record, and what they say about its message.
+
+A message's id is the place of its first record, ``topic/partition/offset``. The first record does not carry it, so a
+record of any plain Kafka producer is a valid message. Every redelivery does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from marq.wire.markers import NOW, Source
+from marq.wire.names import (
+    ATTEMPT_HEADER,
+    DELIVER_AT_HEADER,
+    FIRST_SENT_HEADER,
+    ID_HEADER,
+    RESERVED_HEADER,
+    UNCOUNTED_HEADER,
+)
+
+#: A time that no sender can mean: the marker format has 63 bits for it.
+_MAX_TIME_MS = 2**62
+
+
+class Origin(NamedTuple):
+    """A message's past by the headers of a record; for a first delivery, by the record itself."""
+
+    id: str
+    attempt: int
+    first_sent_ms: int
+
+
+def record_id(source: Source, offset: int) -> str:
+    return f"{source.topic}/{source.partition}/{offset}"
+
+
+def origin(source: Source, offset: int, timestamp_ms: int, headers: Iterable[tuple[str, bytes | None]]) -> Origin:
+    """Read Marq's headers; an unreadable one counts as absent, because any producer may write a header."""
+    values = {name: value for name, value in headers if name.startswith(RESERVED_HEADER) and value is not None}
+    identity = values.get(ID_HEADER, b"").decode("utf-8", "replace") or record_id(source, offset)
+    attempt = _number(values.get(ATTEMPT_HEADER), 1)
+    return Origin(identity, attempt if 0 < attempt < 2**32 else 1, _number(values.get(FIRST_SENT_HEADER), timestamp_ms))
+
+
+def deliver_at_ms(timestamp_ms: int, headers: Iterable[tuple[str, bytes | None]], delay_ms: int) -> int:
+    """Return the earliest delivery time of a record, or NOW; ``delay_ms`` is its queue's.
+
+    A redelivery comes when it is due, whatever the first record said.
+    """
+    values = {name: value for name, value in headers if name in (DELIVER_AT_HEADER, ATTEMPT_HEADER)}
+    if ATTEMPT_HEADER in values:
+        return NOW
+    time_ms = _time_ms(values.get(DELIVER_AT_HEADER))
+    if time_ms != NOW:
+        return time_ms
+    return max(0, timestamp_ms) + delay_ms if delay_ms else NOW
+
+
+def has_invalid_deliver_at(headers: Iterable[tuple[str, bytes | None]]) -> bool:
+    """Return whether a message has an unreadable ``marq-deliver-at``, and so is delivered immediately."""
+    values = [value for name, value in headers if name == DELIVER_AT_HEADER]
+    return bool(values) and _time_ms(values[-1]) == NOW
+
+
+def is_redelivery(headers: Iterable[tuple[str, bytes | None]]) -> bool:
+    """Return whether a tracker has sent the record; it keeps the headers of the first one."""
+    return any(name == ATTEMPT_HEADER for name, _ in headers)
+
+
+def uncounted(headers: Iterable[tuple[str, bytes | None]]) -> int:
+    """Return how many releases of a message, one after the other, did not count."""
+    values = [value for name, value in headers if name == UNCOUNTED_HEADER]
+    return _number(values[-1], 0) if values else 0
+
+
+def _time_ms(value: bytes | None) -> int:
+    time_ms = _number(value, NOW)
+    return time_ms if time_ms < _MAX_TIME_MS else NOW
+
+
+def _number(value: bytes | None, default: int) -> int:
+    if value is None or len(value) > 20 or not value.isdigit():
+        return default
+    return int(value)

@@ -1,0 +1,57 @@
+"""What a handler tells a history: that it has a message, and how it settles it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import marq
+from marq.client import token
+from proof import history
+
+
+class Teller:
+    """Records deliveries and outcomes of one process; ``add`` takes type, op and fields of each event."""
+
+    def __init__(self, add: Callable[..., None]) -> None:
+        self._add = add
+
+    def deliver(self, message: marq.Message) -> None:
+        """Record that a handler has the message."""
+        holder = history.holder_name(token.decode(message.token).holder)
+        content = history.content(message.queue, message.key, message.body, tuple(message.headers.items()))
+        self._add(
+            "ok", "deliver", group="g", queue=message.queue, attempt=message.attempt, record=record_of(message),
+            holder=holder, content=content,
+        )  # fmt: skip
+
+    async def settle(self, op: str, message: marq.Message, settle: Callable[[], Awaitable[None]]) -> bool:
+        """Record an ``ack``, ``release`` or ``reject`` and its outcome; return whether it is durable and in time."""
+        named = token.decode(message.token)
+        names = {
+            "holder": history.holder_name(named.holder),
+            "source": history.log_name(named.source),
+            "offsets": [named.offset],
+        }
+        self._add("invoke", op, **names)
+        try:
+            await settle()
+        except marq.LeaseLost:
+            # An ack was written all the same, another outcome perhaps.
+            lost = {"lost": [message.offset]} if op == "ack" else {}
+            self._add("ok" if op == "ack" else "unknown", op, **names, **lost)
+        except marq.MarqError as error:
+            self._add("unknown", op, **names, error=str(error))
+        else:
+            self._add("ok", op, **names)
+            return True
+        return False
+
+    def forget(self, message: marq.Message) -> None:
+        """Record that the message will not be settled before its lease ends."""
+        self._add("info", "hang", record=record_of(message))
+
+
+def record_of(message: marq.Message) -> str:
+    """Return the name of the record in a history."""
+    named = token.decode(message.token)
+    return history.name_of(named.source, named.offset)

@@ -1,0 +1,218 @@
+"""Queues that live on some partitions of the messages topic, on a real broker: who reads what, and how they move."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
+
+import marq
+import marq.kafka.reader
+from agents.placements import PlacementKeeper
+from marq.settings.client import ClientSettings
+from marq.settings.partitions import subset
+from marq.wire.names import Names
+from tests.client.waiting import read_all, until
+from tests.conformance.receiving import Served
+
+PARTITIONS = 8
+GRACE_S = 1.0
+
+
+@pytest.fixture
+async def queues(servers: str, prefix: str) -> AsyncIterator[marq.Queues]:
+    # Before any other client makes the topics.
+    async with marq.Queues(servers, prefix=prefix, partitions=PARTITIONS) as queues:
+        yield queues
+
+
+@pytest.fixture
+async def keeper(servers: str, prefix: str, queues: marq.Queues) -> AsyncIterator[None]:
+    """What a worker does for placements, with less patience."""
+    client = ClientSettings.read(servers, {"prefix": prefix}, owner="test")
+    async with PlacementKeeper(client, queues, lambda: True, look_s=0.1, grace_s=GRACE_S):
+        yield
+
+
+class Reading(Served):
+    @property
+    def partitions(self) -> set[int]:
+        running = self.consumer._running
+        assert running is not None
+        reader = running._reader
+        assert isinstance(reader, marq.kafka.reader.GroupReader)
+        return {each.partition for each in reader._consumer.assignment()}
+
+
+class Readers:
+    """Consumers of one queue, and what all of them have got together."""
+
+    def __init__(self, servers: str, prefix: str) -> None:
+        # The shortest that a broker allows: members hear of each other within a third of it.
+        self._client = {"bootstrap_servers": servers, "prefix": prefix, "session_timeout": 6}
+        self.running: list[Reading] = []
+        #: Those that were stopped, too.
+        self._all: list[Reading] = []
+
+    async def start(self, queue: str | None = None, **options: str) -> Reading:
+        consumer = marq.Consumer(queue, **self._client, **options)  # type: ignore[arg-type]
+        await consumer.start()
+        self.running.append(Reading(consumer))
+        self._all.append(self.running[-1])
+        return self.running[-1]
+
+    async def stop(self) -> None:
+        await asyncio.gather(*[each.stop() for each in self.running])
+        self.running.clear()
+
+    @property
+    def seen(self) -> list[bytes]:
+        return [value for each in self._all for _, value in each.seen]
+
+    @property
+    def partitions(self) -> list[int]:
+        return sorted(partition for each in self.running for partition in each.partitions)
+
+    async def have(self, values: list[bytes]) -> Counter[bytes]:
+        await until(lambda: len(self.seen) >= len(values))
+        return Counter(self.seen)
+
+
+@pytest.fixture
+async def readers(servers: str, prefix: str) -> AsyncIterator[Readers]:
+    readers = Readers(servers, prefix)
+    yield readers
+    await readers.stop()
+
+
+def of(queue: str, spread: int) -> list[int]:
+    found = subset(queue, PARTITIONS, spread)
+    assert found is not None
+    return list(found)
+
+
+def values(count: int, start: int = 0) -> list[bytes]:
+    return [b"%d" % number for number in range(start, start + count)]
+
+
+async def where(servers: str, prefix: str, queue: str) -> Counter[int]:
+    records = await read_all(servers, Names(prefix).messages)
+    return Counter(record.partition for record in records if record.key == queue.encode())  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("keeper")
+async def test_a_new_queue_is_soon_sent_to_and_read_on_its_partitions_alone(
+    servers: str, prefix: str, queues: marq.Queues, producer: marq.Producer, readers: Readers
+) -> None:
+    for name, group in (("a", "g"), ("b", "g"), ("c", None)):
+        await queues.change(name, partitions=1, group=group)
+    await until(lambda: all(queues.definitions.placement(name).reads == tuple(of(name, 1)) for name in "abc"))
+
+    await producer.send_many("a", values(20))
+    await producer.send_many("b", values(20, 20))
+    group, alone = await readers.start(group="g"), await readers.start("c")
+
+    assert await readers.have(values(40)) == Counter(values(40))
+    assert group.partitions == {*of("a", 1), *of("b", 1)}
+    assert alone.partitions == set(of("c", 1))
+    assert await where(servers, prefix, "a") == {of("a", 1)[0]: 20}
+
+
+@pytest.mark.usefixtures("keeper")
+async def test_a_queue_that_moves_under_load_again_and_again_loses_and_doubles_nothing(
+    queues: marq.Queues, producer: marq.Producer, readers: Readers
+) -> None:
+    sent: list[bytes] = []
+    enough = asyncio.Event()
+
+    async def send() -> None:
+        while not enough.is_set():
+            batch = values(20, len(sent))
+            await producer.send_many("q", batch)
+            sent.extend(batch)
+            await asyncio.sleep(0.005)
+
+    sending = asyncio.create_task(send())
+    first = await readers.start("q")
+    await readers.start("q")
+
+    await queues.change("q", partitions=2)
+    await until(lambda: readers.partitions == of("q", 2))
+    await queues.change("q", partitions=4)
+    await until(lambda: readers.partitions == sorted(of("q", 4)))
+    # In the middle of a move one of them goes and another one comes.
+    await queues.change("q", partitions=1)
+    readers.running.remove(first)
+    await first.stop()
+    await readers.start("q")
+    await until(lambda: readers.partitions == of("q", 1))
+    await queues.change("q", partitions=None)
+    await until(lambda: readers.partitions == list(range(PARTITIONS)))
+    enough.set()
+    await sending
+
+    assert await readers.have(sent) == Counter(sent)
+
+
+@pytest.mark.usefixtures("keeper")
+async def test_consumers_that_were_away_while_a_queue_moved_twice_find_everything(
+    queues: marq.Queues, producer: marq.Producer, readers: Readers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agents.placements.MAX_GAP", 20)
+    await producer.send_many("q", values(400))
+    await queues.change("q", partitions=2)
+    await until(lambda: queues.definitions.placement("q").sends == tuple(of("q", 2)))
+    await producer.send_many("q", values(100, 400))
+    await until(lambda: queues.definitions.placement("q").ends is not None)
+    await queues.change("q", partitions=1)
+    await until(lambda: queues.definitions.placement("q").sends == tuple(of("q", 1)))
+    await producer.send_many("q", values(100, 500))
+    await until(lambda: queues.definitions.placement("q").ends is not None)
+    assert queues.definitions.placement("q").reads is None
+
+    await readers.start("q")
+
+    assert await readers.have(values(600)) == Counter(values(600))
+    await until(lambda: readers.partitions == of("q", 1))
+    assert Counter(readers.seen) == Counter(values(600))
+
+
+@pytest.mark.usefixtures("keeper")
+async def test_the_ends_of_transactions_which_no_consumer_commits_do_not_hold_a_move_up(
+    servers: str, prefix: str, queues: marq.Queues, readers: Readers
+) -> None:
+    messages = Names(prefix).messages
+    async with AIOKafkaProducer(bootstrap_servers=servers, transactional_id=f"{prefix}-x") as copies:
+        for partition in range(PARTITIONS):
+            async with copies.transaction():
+                await copies.send(messages, b"%d" % partition, b"q", partition=partition)
+    await readers.start("q")
+    assert await readers.have(values(PARTITIONS)) == Counter(values(PARTITIONS))
+
+    await queues.change("q", partitions=1)
+
+    await until(lambda: readers.partitions == of("q", 1))
+
+
+@pytest.mark.usefixtures("keeper")
+async def test_a_group_in_which_an_older_member_leads_reads_all(
+    queues: marq.Queues, producer: marq.Producer, readers: Readers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await queues.change("q", partitions=1)
+    await until(lambda: queues.definitions.placement("q").reads == tuple(of("q", 1)))
+    with monkeypatch.context() as older:
+        older.setattr(marq.kafka.reader, "SpreadAssignor", lambda *_: RoundRobinPartitionAssignor)
+        former = await readers.start("q")
+    await readers.start("q")
+    await until(lambda: readers.partitions == list(range(PARTITIONS)))
+
+    readers.running.remove(former)
+    await former.stop()
+    await until(lambda: readers.partitions == of("q", 1))
+    await producer.send_many("q", values(10))
+
+    assert await readers.have(values(10)) == Counter(values(10))

@@ -1,0 +1,85 @@
+"""The figures of a run, from the history of tests/unit/proof/story.py."""
+
+from __future__ import annotations
+
+from demo.figures import Lateness, Result, percentile, result_of
+from demo.run import Kill
+from proof.history import Event
+from tests.unit.proof.story import clean
+
+#: The story's consumer is killed when five records of the markers topic are written.
+CONSUMER = Kill("first", 10_005, {0: 5})
+WORKER = Kill("worker", 10_005, {0: 5}, (0,))
+
+
+def judged(events: list[Event], consumer: Kill = CONSUMER, worker: Kill = WORKER, least_held: int = 1) -> Result:
+    return result_of(events, [consumer, worker], least_held, 61.24)
+
+
+def test_the_checkers_report_and_the_histories_counts_are_the_figures() -> None:
+    found = judged(clean()).figures()
+
+    wanted = {
+        "sent": 5, "acked": 3, "dead": 1, "lost": 0, "duplicates": 1, "redelivered": 2, "acked_and_dead": 0,
+        "redelivered_expired": 1, "redelivered_released": 1, "failed": 1, "seconds": 61.2, "open_at_end": 0,
+        "duplicates_unexplained": 0, "from_nowhere": 0, "false_acks": 0,
+    }  # fmt: skip
+    assert {name: found[name] for name in wanted} == wanted
+
+
+def test_messages_are_counted_by_the_attempt_that_ended_them() -> None:
+    result = judged(clean())
+
+    assert (result.acked_at, result.dead_at) == ({1: 1, 2: 2}, {1: 1})
+
+
+def test_a_kill_is_described_by_what_was_open_then() -> None:
+    result = judged(clean())
+
+    assert (result.counts["held_at_kill"], result.counts["rows_at_worker_kill"]) == (1, 3)
+    assert result.broken == []
+
+
+def test_a_lease_that_was_over_when_its_consumer_was_killed_is_not_held() -> None:
+    result = judged(clean(), Kill("first", 99_999, {0: 5}))
+
+    assert result.counts["held_at_kill"] == 0
+    assert result.broken == ["the consumer that was killed held 0 leases, not at least 1"]
+
+
+def test_a_worker_without_partitions_breaks_a_promise() -> None:
+    result = judged(clean(), worker=Kill("worker", 10_005, {0: 5}))
+
+    assert result.broken == ["the worker that was killed had no row open"]
+
+
+def test_lateness_counts_from_the_end_of_the_lease() -> None:
+    assert judged(clean()).lateness == [Lateness(9, False)]
+
+
+def test_a_lease_that_ended_before_its_tracker_was_seen_is_inherited() -> None:
+    events = [event for event in clean() if event.get("kind") != "TICK"]
+    for event in events:
+        if event["op"] == "marker" and event.get("causes") == ["EXPIRED"]:
+            event["holder"] = "successor"
+
+    assert judged(events).lateness == [Lateness(9, True)]
+
+
+def test_messages_that_the_killed_consumer_had_acquired_and_not_received_are_its_own() -> None:
+    events = [event for event in clean() if event["process"] != "first" and event["op"] != "fire"]
+    for event in events:
+        if event["op"] == "marker" and event["kind"] == "ACQUIRE" and event["offsets"] == [1]:
+            event["holder"] = "of nobody"
+
+    result = judged(events)
+
+    assert result.report.expiries == {1: 1}
+    assert result.counts["held_at_kill"] == 1
+
+
+def test_a_percentile_is_one_of_the_values() -> None:
+    assert percentile([3, 1, 2], 0.5) == 2
+    assert percentile(range(100), 0.99) == 99
+    assert percentile([5], 1.0) == 5
+    assert percentile([], 0.5) is None

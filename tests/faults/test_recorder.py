@@ -1,0 +1,70 @@
+"""Histories of programs, read while they grow, and after kill -9."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from rig.program import RigError
+from rig.recorder import Recorded, Recorder
+
+#: Records a thousand events and then kills itself.
+PROGRAM = """
+import sys
+from pathlib import Path
+from rig.recorder import Recorder
+recorder = Recorder("one", Path(sys.argv[1]))
+for number in range(1000):
+    recorder.add("ok", "deliver", number=number)
+recorder.die()
+"""
+
+
+def program(folder: Path, *options: str) -> Recorded:
+    return Recorded("one", ["-c", PROGRAM, str(folder / "one.jsonl"), *options], {}, folder / "one.log")
+
+
+def test_new_events_are_returned_once(tmp_path: Path) -> None:
+    reading, recorder = program(tmp_path), Recorder("one", tmp_path / "one.jsonl")
+
+    recorder.add("ok", "deliver", number=1)
+    first, second = reading.new_events(), reading.new_events()
+    recorder.add("ok", "deliver", number=2)
+    third = reading.new_events()
+
+    assert [[event["number"] for event in events] for events in (first, second, third)] == [[1], [], [2]]
+
+
+def test_a_line_that_is_not_written_to_its_end_waits(tmp_path: Path) -> None:
+    reading = program(tmp_path)
+    assert reading.new_events() == []
+
+    reading.history.write_text('{"number": 1}\n{"num')
+    first = reading.new_events()
+    with reading.history.open("a") as file:
+        file.write('ber": 2}\n')
+    second = reading.new_events()
+
+    assert (first, second) == ([{"number": 1}], [{"number": 2}])
+
+
+def test_events_outlive_kill_9(tmp_path: Path) -> None:
+    with program(tmp_path, "--die") as dying:
+        dying.process.wait(60)
+
+        *events, kill = dying.new_events()
+        dying.check()  # as it was told to
+
+    assert dying.exit_code == -signal.SIGKILL
+    assert [event["number"] for event in events] == list(range(1000))
+    assert kill["op"] == "kill"
+
+
+def test_a_program_that_dies_untold_is_reported_with_its_log(tmp_path: Path) -> None:
+    with program(tmp_path) as dying:
+        dying.process.wait(60)
+
+        with pytest.raises(RigError, match=r"one ended by itself, exit code -9"):
+            dying.check()

@@ -1,0 +1,196 @@
+"""Positions of more queues than an offset's metadata has room for."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from marq.kafka.offset_snapshots import (
+    MAX_METADATA_BYTES,
+    UNNAMED_MS,
+    OffsetSnapshot,
+    OffsetSnapshotKey,
+    UnknownPositions,
+    check_room,
+    in_the_metadata,
+    left_over,
+    new_snapshot,
+)
+from marq.kafka.offsets import Committed, Place, Search
+from marq.kafka.positions import Positions
+from marq.kafka.serving import serving
+from marq.wire.errors import ConfigError
+from marq.wire.markers import Source
+from marq.wire.names import Names
+
+NAMES = Names()
+SOURCE = Source(NAMES.messages, 0)
+MANY = [f"queue-{number:05}" for number in range(20_000)]
+
+
+class Partition:
+    """What a group has committed in one partition, with the snapshots that its commits name."""
+
+    def __init__(self, room_bytes: int = MAX_METADATA_BYTES) -> None:
+        self.snapshots: dict[str, OffsetSnapshot] = {}
+        self.committed: Committed | None = None
+        self._room_bytes = room_bytes
+        self._numbers = count()
+
+    def place(self, queues: list[str]) -> Place:
+        committed = {} if self.committed is None else {SOURCE: self.committed}
+        place = Search(
+            NAMES,
+            NAMES.named_group("g"),
+            serving(NAMES.messages, queues, {}),
+            [SOURCE],
+            committed,
+            self.snapshots,
+            room_bytes=self._room_bytes,
+            new_id=lambda: str(next(self._numbers)),
+        ).places()[SOURCE]
+        if place.snapshot is not None:
+            self.snapshots[place.snapshot.id] = place.snapshot
+        return place
+
+    def commit(self, place: Place, queues: list[str], *offsets: int) -> None:
+        positions = place.positions
+        for offset in offsets:
+            positions = positions.after(tuple(sorted(queues)), offset)
+            metadata = positions.encode(offset)
+            assert len(metadata.encode()) <= max(self._room_bytes, MAX_METADATA_BYTES)
+            self.committed = Committed(offset, metadata)
+
+
+def test_twenty_thousand_queues_are_where_their_group_is_and_no_second_snapshot_is_written() -> None:
+    partition = Partition()
+
+    partition.commit(partition.place(MANY), MANY, 100, 200)
+    again = partition.place(MANY)
+
+    assert again.start == 200
+    assert again.positions == Positions(dict.fromkeys(MANY, 200))
+    assert again.snapshot is None
+
+
+def test_a_queue_that_joins_and_one_that_leaves_need_no_new_snapshot_where_nobody_is_behind() -> None:
+    partition = Partition()
+    partition.commit(partition.place(MANY), MANY, 100)
+    others = MANY[1:]
+
+    without = partition.place(others)
+    partition.commit(without, others, 150)
+    both = partition.place(MANY)
+
+    assert without.snapshot is None
+    assert both.start == 100
+    assert both.positions == Positions({MANY[0]: 100} | dict.fromkeys(others, 150))
+
+
+def test_while_one_queue_catches_up_the_others_stay_where_they_are() -> None:
+    partition = Partition()
+    partition.commit(partition.place(MANY), MANY, 1_000)
+
+    place = partition.place([*MANY, "late"])
+    partition.commit(place, [*MANY, "late"], 10)
+    crashed = partition.place([*MANY, "late"])
+
+    assert place.start == 0
+    assert place.snapshot is not None
+    assert crashed.start == 10
+    assert crashed.positions == Positions(dict.fromkeys(MANY, 1_000) | {"late": 10})
+    assert crashed.snapshot is None
+
+
+def test_queues_that_come_one_by_one_from_groups_of_their_own_keep_their_positions() -> None:
+    partition = Partition()
+    search = Search(NAMES, "g", serving(NAMES.messages, MANY, {}), [SOURCE], {}, {})
+    for number, queue in enumerate(MANY):
+        theirs = {SOURCE: Committed(number, Positions({queue: number}).encode(number))}
+        search.consider(NAMES.group(queue), theirs, {})
+    place = search.places()[SOURCE]
+    assert place.snapshot is not None
+    partition.snapshots[place.snapshot.id] = place.snapshot
+
+    partition.commit(place, MANY, 5_000)
+
+    assert partition.place(MANY).positions == Positions({queue: max(n, 5_000) for n, queue in enumerate(MANY)})
+
+
+QUEUES = st.lists(st.sampled_from("abcdefgh"), min_size=1, unique=True)
+STEPS = st.lists(st.tuples(QUEUES, st.lists(st.integers(1, 9), max_size=2)), max_size=8)
+
+
+# A queue that the snapshot does not name, and whose member begins where the queue is.
+@example([(["a", "c", "d", "e"], [1]), (["a"], [1]), (["b"], [1]), (["b"], [1]), (["a"], [])], 60)
+@given(STEPS, st.sampled_from([1, 40, 60, 90, MAX_METADATA_BYTES]))
+def test_whoever_serves_which_queues_when_each_queue_goes_on_where_it_was(
+    steps: list[tuple[list[str], list[int]]], room_bytes: int
+) -> None:
+    partition, truth = Partition(room_bytes), dict[str, int]()
+    for queues, advances in steps:
+        place = partition.place(queues)
+        assert {queue: at for queue, at in place.positions.by_queue.items() if at} == truth
+        assert place.start == min(truth.get(queue, 0) for queue in queues)
+        offset = place.start
+        for advance in advances:
+            offset += advance
+            truth |= {queue: max(truth.get(queue, 0), offset) for queue in queues}
+            partition.commit(place, queues, offset)
+
+
+def test_a_snapshot_is_read_back() -> None:
+    snapshot = OffsetSnapshot("id", {"é": 0, "b": 7}, {"left": 3})
+
+    assert OffsetSnapshot.decode("id", snapshot.encode()) == snapshot
+    with pytest.raises(UnknownPositions, match="snapshot id"):
+        OffsetSnapshot.decode("id", b"[]")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ('{"version":3}', "newer"),
+        ('{"version":2,"snapshot":"gone","served":{},"past":{}}', "gone"),
+        ('{"version":2,"snapshot":"here","served":[],"past":{}}', "can't be read"),
+    ],
+)
+def test_metadata_that_cannot_be_understood_neither_begin_anew_nor_pass_anything_over(metadata, message) -> None:
+    with pytest.raises(UnknownPositions, match=message):
+        Positions.decode(5, metadata, None, {"here": OffsetSnapshot("here", {}, {})})
+
+
+def test_a_snapshot_of_now_will_not_do_where_too_much_is_different() -> None:
+    snapshot = new_snapshot("id", {}, MANY, 0)
+    apart = dict.fromkeys(MANY, 10) | dict.fromkeys(MANY[:5_000], 20)
+
+    assert in_the_metadata(dict.fromkeys(MANY, 10), frozenset(MANY), 10, snapshot, MAX_METADATA_BYTES) is not None
+    assert in_the_metadata(apart, frozenset(MANY), 10, snapshot, MAX_METADATA_BYTES) is None
+
+
+def test_names_that_are_longer_than_any_snapshot_are_refused_with_a_way_out() -> None:
+    check_room("g", [f"{number:0200}" for number in range(30_000)])
+
+    with pytest.raises(ConfigError, match=r"group 'g' would have 60000 queues.*more groups"):
+        check_room("g", [f"{number:0200}" for number in range(60_000)])
+
+
+def test_what_is_left_over_is_of_our_partitions_not_named_and_old() -> None:
+    def key(name: str, partition: int = 0, group: str = "a group") -> OffsetSnapshotKey:
+        return OffsetSnapshotKey(name, Source("t", partition), group)
+
+    old, new = 1_000, 1_000 + UNNAMED_MS + 1
+    written = {
+        key("named"): old,
+        key("unnamed"): old,
+        key("new"): new,
+        key("of-another-partition", 1): old,
+        key("of-another-group", group="b"): old,
+    }
+
+    assert left_over(written, "a group", {Source("t", 0): "named"}) == [key("unnamed")]
+    assert [OffsetSnapshotKey.decode(each.encode()) for each in written] == list(written)
+    assert OffsetSnapshotKey.decode(b"x") is OffsetSnapshotKey.decode(None) is None

@@ -1,0 +1,182 @@
+"""Which partitions a queue lives on, and the steps of its placement."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from marq.settings.definitions import Definitions, placement_key
+from marq.settings.partitions import EVERYWHERE, GRACE_S, SENT_S, SYNCED_S, Placement, subset, union
+from marq.settings.queue import check_defaults, check_document, queue_settings
+from marq.wire.errors import ConfigError
+
+QUEUES = [f"queue-{number}" for number in range(2_000)]
+
+
+@pytest.mark.parametrize(
+    ("queue", "partitions", "wanted", "found"),
+    [
+        ("emails", 16, 1, (10,)),
+        ("emails", 16, 2, (10, 15)),
+        ("emails", 16, 4, (1, 2, 10, 15)),
+        ("größe", 8, 3, (3, 4, 5)),
+        ("emails", 4, 4, None),
+        ("emails", 4, 9, None),
+        ("emails", 4, None, None),
+    ],
+)
+def test_the_partitions_of_a_queue_are_the_same_everywhere(
+    queue: str, partitions: int, wanted: int | None, found: tuple[int, ...] | None
+) -> None:
+    assert subset(queue, partitions, wanted) == found
+
+
+def test_queues_are_spread_evenly() -> None:
+    counts = Counter(partition for queue in QUEUES for partition in subset(queue, 16, 2) or ())
+
+    assert len(counts) == 16
+    assert sum(counts.values()) == 2 * len(QUEUES)
+    # 250 in each, with a standard deviation of 15.
+    assert 190 < min(counts.values()) <= max(counts.values()) < 310
+
+
+def test_a_wider_spread_keeps_the_partitions_of_a_narrower_one() -> None:
+    for queue in QUEUES[:100]:
+        for narrow, wide in pairwise(subset(queue, 32, spread) or () for spread in range(1, 32)):
+            assert set(narrow) < set(wide)
+
+
+def test_a_topic_that_grows_moves_few_queues_and_only_to_new_partitions() -> None:
+    moved = 0
+    for queue in QUEUES:
+        before, after = subset(queue, 16, 2), subset(queue, 20, 2)
+        assert before is not None
+        assert after is not None
+        assert set(after) - set(before) <= {16, 17, 18, 19}
+        moved += before != after
+
+    # Of two partitions each has a chance of a fifth.
+    assert moved < 0.45 * len(QUEUES)
+
+
+def test_two_queues_seldom_share_all_of_their_partitions() -> None:
+    pairs = Counter(subset(queue, 16, 2) for queue in QUEUES)
+
+    assert len(pairs) == 16 * 15 / 2
+
+
+def test_all_partitions_and_some_are_all() -> None:
+    assert union([(1, 2), None]) is None
+    assert union([(4, 2), (3, 2)]) == (2, 3, 4)
+    assert union([]) == ()
+
+
+def test_what_is_known_when_a_message_is_sent_is_old_for_a_shorter_time_than_the_grace() -> None:
+    assert SYNCED_S < SENT_S < GRACE_S
+
+
+# --- placements -------------------------------------------------------------------------------------------------------
+
+
+def test_a_queue_that_moves_is_read_wherever_it_was_until_that_is_drained() -> None:
+    narrow = EVERYWHERE.moved((1,))
+    assert (narrow.sends, narrow.reads, narrow.settled) == ((1,), None, False)
+    assert narrow.former(4) == [0, 2, 3]
+
+    ended = narrow.ended({0: 10, 2: 0, 3: 7})
+    assert ended.ends == {0: 10, 2: 0, 3: 7}
+
+    drained = ended.drained()
+    assert drained == Placement((1,), (1,))
+    assert drained.settled
+    assert drained.former(4) == []
+
+
+def test_several_moves_in_a_row_are_read_everywhere_and_ends_are_looked_for_anew() -> None:
+    first = Placement((1,), (1,)).moved((1, 3)).moved((3,))
+    assert first == Placement((3,), (1, 3))
+    assert first.former(8) == [1]
+
+    again = first.ended({1: 5}).moved((1,))
+    assert again == Placement((1,), (1, 3))
+    assert again.ends is None
+
+    wide = again.moved(None)
+    assert wide == EVERYWHERE
+    assert wide.settled
+
+
+def test_partitions_that_a_topic_does_not_have_are_not_waited_for() -> None:
+    assert Placement((1,), (1, 3, 9)).former(4) == [3]
+
+
+@pytest.mark.parametrize(
+    "placement", [EVERYWHERE.moved((0, 9)), Placement((3,), (1, 3)).ended({1: 2**40}), Placement((3,), (3,))]
+)
+def test_a_placement_can_be_read_again(placement: Placement) -> None:
+    assert Placement.read(placement.document()) == placement
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ([], "expected a table"),
+        ({"sends": [1], "reads": [2]}, "not read"),
+        ({"sends": None, "reads": [2]}, "not read"),
+        ({"sends": [], "reads": None}, "sends: expected a list of partitions"),
+        ({"sends": [True], "reads": None}, "sends: expected a list of partitions"),
+        ({"sends": [-1], "reads": None}, "sends: expected a list of partitions"),
+        ({"sends": [1], "reads": "all"}, "reads: expected a list of partitions"),
+        ({"sends": [1], "reads": None, "ends": [3]}, "ends: expected a table"),
+        ({"sends": [1], "reads": None, "ends": {"x": 3}}, "ends: expected a table"),
+    ],
+)
+def test_a_placement_that_would_lose_messages_or_is_none_is_refused(document: object, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Placement.read(document)
+
+
+def test_definitions_have_the_placements_and_tell_when_one_has_changed() -> None:
+    definitions = Definitions()
+    assert definitions.placement("emails") is EVERYWHERE
+    assert definitions.placed() == []
+
+    definitions.fold(b"file:reports", {"partitions": 3})
+    definitions.fold(b"file:others", {"lease": 3})
+    assert definitions.fold(placement_key("emails"), {"sends": [1], "reads": None}) == "emails"
+    assert definitions.placement("emails") == Placement((1,), None)
+    assert definitions.placed() == ["emails", "reports"]
+    assert definitions.names() == ["others", "reports"]
+    assert (definitions.moves, definitions.moved("emails"), definitions.moved("reports")) == (1, 1, 0)
+
+    with pytest.raises(ConfigError, match="the record 'placement:emails': reads: expected"):
+        definitions.fold(placement_key("emails"), {"sends": [1], "reads": 7})
+    assert definitions.placement("emails") == Placement((1,), None)
+
+    definitions.fold(placement_key("emails"), None)
+    assert definitions.placement("emails") == EVERYWHERE
+    assert (definitions.placed(), definitions.moves, definitions.moved("emails")) == (["reports"], 2, 2)
+
+
+# --- the setting ------------------------------------------------------------------------------------------------------
+
+
+def test_a_spread_is_a_number_of_partitions_or_all() -> None:
+    assert queue_settings().partitions is None
+    assert queue_settings(check_document({"partitions": 2}, "here")).partitions == 2
+    assert queue_settings({"partitions": 2}, check_document({"partitions": "all"}, "here")).partitions is None
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "some", 10_001, None])
+def test_another_spread_is_refused(value: object) -> None:
+    with pytest.raises(
+        ConfigError, match='here: partitions: expected a number of partitions from 1 to 10000, or "all"'
+    ):
+        check_document({"partitions": value}, "here")
+
+
+def test_queues_that_nobody_defined_have_all_partitions() -> None:
+    with pytest.raises(ConfigError, match=r"\[defaults\] can't name 'partitions'"):
+        check_defaults({"partitions": 2}, "[defaults]")

@@ -1,0 +1,245 @@
+"""What an owner writes, and what becomes of that which is not known to be written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+
+import pytest
+
+from marq.core.deliveries.schedule_planner import Planner
+from marq.core.due_actions import Destination
+from marq.core.storage.rows import LeaseRow, encode_lease, encode_row, row_key
+from marq.core.tracker import Tracker
+from marq.owner.engine import OwnerEngine, PositionLost, Step
+from marq.owner.payloads import find_payloads
+from marq.settings.cron import Times
+from marq.settings.queue import QueueSettings
+from marq.settings.schedules import ScheduleLayers
+from marq.wire.marker_codec import encode
+from marq.wire.markers import Acquire, Batch, Columns, Payload, Source, Tick
+
+MARKERS, MESSAGES = Source("t.markers", 0), Source("t.messages", 2)
+LEASE_MS = 1_000
+
+
+class Life:
+    """An owner whose transactions stand in its log as soon as they are committed."""
+
+    def __init__(self) -> None:
+        self.stored: dict[bytes, bytes] = {}
+        self.asked: list[list[bytes]] = []
+        self.acknowledged = -1
+        self.now_ms = 0
+        self.log: list[SimpleNamespace] = []
+        planner = Planner(0, 1, ScheduleLayers, Times(), 1_000_000)
+        self.engine = OwnerEngine(
+            MARKERS, lambda: Tracker(lambda _: QueueSettings(), 7), planner, self, self._acknowledge, 1_000_000
+        )
+        self.take_over(1)
+
+    def get(self, keys: list[bytes]) -> list[bytes | None]:
+        self.asked.append(keys)
+        return [self.stored.get(key) for key in keys]
+
+    def write(self, changes: Mapping[bytes, bytes | None], position: int) -> None:
+        for key, row in changes.items():
+            self.stored.pop(key, None)
+            if row is not None:
+                self.stored[key] = row
+
+    def _acknowledge(self, applied: int) -> None:
+        self.acknowledged = applied
+
+    def take_over(self, epoch: int) -> list[Step]:
+        steps = []
+        for step in self.engine.take_over():
+            steps.append(step)
+            if step is Step.FENCE:
+                self.engine.fenced((1, epoch), self.now_ms)
+            elif step is Step.RECOVER:
+                list(self.engine.restoring(self.stored.items()))
+            else:
+                self.engine.begin(0, len(self.log), self.now_ms)
+        return steps
+
+    def append(self, *batches: Batch) -> None:
+        for batch in batches:
+            record = SimpleNamespace(offset=len(self.log), timestamp=1_000_000 + self.now_ms, value=encode(batch))
+            self.log.append(record)
+        position = self.engine.position or 0
+        self.engine.read(self.log[position:], position, len(self.log))
+        self.engine.tracker.saw(self.now_ms)
+
+    def turn(self, after_ms: int = 0) -> list[Batch]:
+        """Write and read all there is to write; return its markers."""
+        self.now_ms += after_ms
+        written: list[Batch] = []
+        while (write := self.engine.next_write(self.now_ms)) is not None:
+            written += write.markers
+            self.append(*write.markers)
+            self.engine.committed(write, self.now_ms, len(self.log) - 1)
+        return written
+
+
+def acquire(count: int, value: bytes = b"value") -> Acquire:
+    return Acquire("q", 9, MESSAGES, range(count), LEASE_MS, 0, Columns(b"q", [0] * count, [value] * count))
+
+
+@pytest.fixture
+def life() -> Life:
+    return Life()
+
+
+def test_nothing_is_fired_before_the_own_tick_was_read_back(life: Life) -> None:
+    life.append(acquire(3))
+
+    kinds = [type(batch).__name__ for batch in life.turn(after_ms=2 * LEASE_MS)]
+
+    assert kinds == ["Tick", "Fact"]
+
+
+@pytest.mark.parametrize(
+    ("value_bytes", "shares"),
+    [(200, [2_000, 500]), (100_000, [250] * 10)],
+    ids=["as many as a transaction may have", "as many bytes"],
+)
+def test_what_is_due_is_shared_out_to_transactions(life: Life, value_bytes: int, shares: list[int]) -> None:
+    """Else those of large messages would take gigabytes."""
+    life.turn()
+    life.append(acquire(2_500, b"x" * value_bytes))
+    life.now_ms += 2 * LEASE_MS
+    tick = life.engine.next_write(life.now_ms)
+    assert tick is not None
+    life.append(*tick.markers)
+    life.engine.committed(tick, life.now_ms)
+
+    writes = []
+    while (write := life.engine.next_write(life.now_ms)) is not None:
+        writes.append(write)
+        assert life.engine.unsent
+        life.engine.committed(write, life.now_ms)
+
+    assert [len(write.due) for write in writes] == shares
+    assert [fire.offset for write in writes for fire, _ in write.due] == list(range(2_500))
+    assert not life.engine.unsent
+
+
+def due(life: Life, count: int) -> None:
+    """Let some messages become due, with the TICK that says so read back."""
+    life.turn()
+    life.append(acquire(count))
+    life.now_ms += 2 * LEASE_MS
+    tick = life.engine.next_write(life.now_ms)
+    assert tick is not None
+    life.append(*tick.markers)
+    life.engine.committed(tick, life.now_ms)
+
+
+def test_of_a_transaction_that_is_refused_for_its_size_each_copy_goes_alone_and_one_becomes_a_dead_letter(
+    life: Life,
+) -> None:
+    """Sent again and again, it would hold up all other queues of the partition."""
+    due(life, 2)
+    engine, sent = life.engine, []
+
+    while (write := engine.next_write(life.now_ms)) is not None:
+        sent.append([(fire.offset, fire.destination) for fire, _ in write.due])
+        if len(write.due) > 1 or sent[-1] == [(0, Destination.QUEUE)]:
+            assert engine.refused_for_size(write)
+        else:
+            engine.committed(write, life.now_ms)
+
+    queue, dead = Destination.QUEUE, Destination.DEAD_LETTERS
+    assert sent == [[(0, queue), (1, queue)], [(0, queue)], [(0, dead)], [(1, queue)]]
+
+
+def test_what_is_refused_for_its_size_as_a_dead_letter_too_is_not_tried_for_ever(life: Life) -> None:
+    due(life, 1)
+    refused = []
+    for _ in range(2):
+        write = life.engine.next_write(life.now_ms)
+        assert write is not None
+        refused.append(life.engine.refused_for_size(write))
+
+    assert refused == [True, False]
+
+
+def test_rows_of_a_transaction_that_failed_are_written_with_the_next(life: Life) -> None:
+    life.append(acquire(1))
+    failed = life.engine.rows()
+    life.take_over(2)
+    life.append(Tick(1, 1))
+    written = life.engine.rows()
+    life.engine.committed(written, life.now_ms)
+
+    assert failed.rows is not None
+    assert written.rows is not None
+    assert failed.rows.keys() <= written.rows.keys()
+    assert life.acknowledged == 1
+    assert not life.engine.owes_rows
+
+
+def test_an_owner_that_was_overtaken_begins_again_from_the_table(life: Life) -> None:
+    """What it has pending would undo what the other one has written."""
+    life.append(acquire(1))
+    life.engine.rows()
+
+    steps = life.take_over(4)
+
+    assert steps == [Step.FENCE, Step.RECOVER, Step.SEEK]
+    assert life.engine.pending == {}
+    assert life.engine.position == 0
+
+
+def test_an_owner_that_was_alone_goes_on_where_it_is(life: Life) -> None:
+    life.append(acquire(1))
+
+    assert life.take_over(2) == [Step.FENCE]
+    assert life.engine.position == 1
+
+
+def test_an_owner_that_let_go_seeks_its_position(life: Life) -> None:
+    life.append(acquire(1))
+    life.engine.let_go()
+
+    assert life.take_over(2) == [Step.FENCE, Step.SEEK]
+
+
+def test_a_restore_that_was_cut_off_is_begun_again(life: Life) -> None:
+    life.append(acquire(3))
+    life.engine.committed(life.engine.rows(), 0)
+    life.engine.forget()
+
+    next(life.engine.restoring(life.stored.items()), None)
+    list(life.engine.restoring(life.stored.items()))
+
+    assert len(life.engine.tracker.book) == 3
+
+
+@pytest.mark.parametrize(("start", "end", "said"), [(1, 5, "retention"), (0, 0, "it ends at 0")])
+def test_an_owner_whose_records_are_gone_stops(life: Life, start: int, end: int, said: str) -> None:
+    engine = life.engine
+    engine.position = 1 if end < 1 else 0
+
+    with pytest.raises(PositionLost, match=said):
+        engine.check_log(start, end)
+
+
+def test_records_behind_a_gap_are_not_folded(life: Life) -> None:
+    assert not life.engine.read([], 1, 2)
+    assert life.engine.position == 0
+
+
+def test_payloads_are_taken_from_what_is_not_written_and_else_from_the_table_in_one_look(life: Life) -> None:
+    life.stored = {row_key(MESSAGES, offset): row(offset) for offset in (5, 7)}
+    pending = {row_key(MESSAGES, 6): row(6)}
+
+    payloads = find_payloads(life.engine.tracker.book, pending, life, [(MESSAGES, offset) for offset in range(5, 9)])
+
+    assert [payload and payload.value for payload in payloads] == [b"5", b"6", b"7", None]
+    assert len(life.asked) == 1
+
+
+def row(offset: int) -> bytes:
+    return encode_row(encode_lease(LeaseRow("orders", 1, 1, 0, 0)), Payload(0, 1, None, [], b"%d" % offset))
