@@ -66,9 +66,12 @@ class Process:
         self._process.send_signal(number)
 
     def pause(self) -> None:
-        """SIGSTOP to its group."""
+        """SIGSTOP to its group; returns when the process has stopped."""
         os.killpg(self.pid, signal.SIGSTOP)
         self._paused = True
+        # On a busy machine its threads run on for a while. macOS has no waitid before Python 3.13.
+        if hasattr(os, "waitid"):
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:
         """SIGCONT to its group after `pause()`."""
