@@ -150,8 +150,10 @@ class Receiver:
     async def stop(self, limit_s: float) -> bool:
         """Write the outcomes and end; return whether all were written within ``limit_s``."""
         self.prefetch.close()
+        # Leases must not end while their outcomes wait for a slow broker: the tracker would redeliver the messages.
+        written = await self.acks.stop(limit_s)
         await self.renewal.stop()
-        return await self.acks.stop(limit_s)
+        return written
 
     def fail(self, error: BaseException) -> None:
         """Stop receiving for good; calls that wait for messages raise the error."""
