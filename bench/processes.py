@@ -77,6 +77,11 @@ class Child:
         if code:
             raise self._failure()
 
+    def check(self) -> None:
+        """Raise SystemExit if it has ended."""
+        if self._process.poll() is not None:
+            raise self._failure()
+
     def kill(self) -> None:
         """kill -9, and wait for the end."""
         self._process.kill()

@@ -84,10 +84,11 @@ class Worker(Program):
         """Wait until each markers partition has an owner.
 
         Raises:
-            RigError: it took more than START_SECONDS.
+            RigError: it took more than START_SECONDS, or the worker ended by itself.
         """
         until_s = time.monotonic() + START_SECONDS
         while time.monotonic() < until_s:
+            self.check()
             workers = self.statistics().get("workers", [])
             states = [part["state"] for worker in workers for part in worker["partitions"]]
             if states and all(state == "owner" for state in states):

@@ -187,7 +187,8 @@ class Examination:
         await self._rights(view, [definitions, after], allowed, trackers)
         await self._clock(view, look, allowed)
         if readers is not None:
-            await self._reading(view, definitions, readers, pages, allowed)
+            absent = {queue for topic, queue in owners.items() if topic not in own.found}
+            await self._reading(view, definitions, readers, pages, allowed, absent)
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -237,21 +238,25 @@ class Examination:
         readers: list[Reader],
         pages: Sequence[Page],
         allowed: Mapping[str, frozenset[str] | None],
+        absent: Collection[str],
     ) -> None:
         answered = [page.metrics for page in pages if page.partitions is not None]
         backlogs = told_by(answered, everyone=len(answered) == len(pages))
         may = allowed.get(self._client.names.messages)
         if backlogs is None and (may is None or "Read" in may):
-            backlogs = await self._count(view, definitions, readers)
+            backlogs = await self._count(view, definitions, readers, absent)
         waiting = None if backlogs is None else {each.queue: each.waiting for each in backlogs}
         self._add(*judge_reading(self._client, definitions, readers, waiting))
         if backlogs is not None:
             self._add(*judge_backlogs(definitions, backlogs, unhandled(self._client, definitions, readers)))
 
     async def _count(
-        self, view: ClusterView, definitions: Definitions, readers: Sequence[Reader]
+        self, view: ClusterView, definitions: Definitions, readers: Sequence[Reader], absent: Collection[str]
     ) -> list[Backlog] | None:
-        """Count the waiting messages of queues without consumers, because no worker does."""
+        """Count the waiting messages of queues without consumers, because no worker does.
+
+        The topics of the queues in ``absent`` can't be read; a client would wait for them.
+        """
         names = self._client.names
         queues = {
             *definitions.names(),
@@ -261,7 +266,7 @@ class Examination:
         lonely = await ask("the consumers of queues", lambda: view.unattended(definitions, queues))
         if lonely is None:
             return None
-        some = sorted(lonely)[:MAX_COUNTED]
+        some = sorted(lonely.difference(absent))[:MAX_COUNTED]
         waiting: Waiting | None = await ask("waiting messages", lambda: inspector.waiting(some, MAX_WAITING))
         if waiting is None:
             return None

@@ -106,6 +106,7 @@ class Group:
     def __init__(self, client: ClientSettings) -> None:
         self._client = client
         self._admin: AIOKafkaAdminClient | None = None
+        self._coordinators: dict[str, int] = {}
         self._members = Members()
         self._looked_s = -FRESH_S
         self._looking = asyncio.Lock()
@@ -126,7 +127,7 @@ class Group:
         async with self._looking:
             try:
                 async with asyncio.timeout(LOOK_LIMIT_S):
-                    return [group for group in groups if (await self._described(group)).reads_nothing]
+                    return [group.name for group in await self._described(groups) if group.reads_nothing]
             except (KafkaError, TimeoutError) as error:
                 log.debug("whether groups have partitions could not be looked up: %r", error)
                 await self.stop()
@@ -134,6 +135,7 @@ class Group:
 
     async def stop(self) -> None:
         admin, self._admin = self._admin, None
+        self._coordinators.clear()
         if admin is not None:
             await close_admin(admin)
 
@@ -159,17 +161,22 @@ class Group:
 
     async def _describe(self) -> list[URL] | None:
         """Return the members' addresses; None during a rebalance, when the broker does not have them."""
-        group = await self._described(self._client.names.app_id)
+        [group] = await self._described([self._client.names.app_id])
         if group.members and group.state != STABLE:
             return None
         return [URL(member.url) for member in group.members]
 
-    async def _described(self, name: str) -> DescribedGroup:
+    async def _described(self, names: Collection[str]) -> list[DescribedGroup]:
+        """Describe groups, with one request to each of their coordinators; raises KafkaError."""
         if self._admin is None:
             admin = paced(AIOKafkaAdminClient(**client_options(self._client)))
             self._admin = admin
             await admin.start()
-        [group] = await described_members(self._admin, {name: await self._admin.find_coordinator(name)})
-        if group.error:
-            raise for_code(group.error)
-        return group
+        for name in names:
+            if name not in self._coordinators:
+                self._coordinators[name] = await self._admin.find_coordinator(name)
+        groups = await described_members(self._admin, {name: self._coordinators[name] for name in names})
+        for group in groups:
+            if group.error:
+                raise for_code(group.error)
+        return groups

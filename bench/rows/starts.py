@@ -75,15 +75,15 @@ class Victims:
         try:
             for _ in range(kills):
                 with self._consumer() as consumer:
-                    await self._until_handled()
+                    await self._until_handled(consumer)
                     await asyncio.sleep(random.uniform(*KILL_AFTER_S))
                     consumer.kill()
         finally:
             # Not cancelled, because every message sent must be counted.
             stopped.set()
             await feeding
-        with self._consumer():
-            await self._until(partial(self._drained, worker), 0.5)
+        with self._consumer() as consumer:
+            await self._until(partial(self._drained, worker), 0.5, consumer)
         return {"kills": kills, **self.count(), **await self._acquired()}
 
     async def _feed(self, stopped: asyncio.Event) -> None:
@@ -96,20 +96,22 @@ class Victims:
     def _consumer(self) -> Child:
         return Child("consumers", "victim", self.servers, self.prefix, self.start, self.lease_s, self.path)
 
-    async def _until_handled(self) -> None:
+    async def _until_handled(self, consumer: Child) -> None:
         before = self._size()
 
         async def handled() -> bool:
             return self._size() > before
 
-        await self._until(handled, 0.05)
+        await self._until(handled, 0.05, consumer)
 
     def _size(self) -> int:
         return self.path.stat().st_size if self.path.exists() else 0
 
-    async def _until(self, condition: Callable[[], Awaitable[bool]], pause_s: float) -> None:
+    async def _until(self, condition: Callable[[], Awaitable[bool]], pause_s: float, consumer: Child) -> None:
+        """Wait for a condition; raise SystemExit if the consumer that is to fulfil it ends."""
         async with asyncio.timeout(LIMIT_S):
-            while not await condition():  # noqa: ASYNC110 - other processes fulfil it
+            while not await condition():
+                consumer.check()
                 await asyncio.sleep(pause_s)
 
     async def _drained(self, worker: BenchWorker) -> bool:

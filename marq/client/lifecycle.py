@@ -17,7 +17,33 @@ from marq.wire.errors import MarqError
 R = TypeVar("R")
 
 
-class Lifecycle(Hinted, ABC, Generic[R]):
+class Client(Hinted, ABC):
+    """A client that is started and stopped, also by ``async with``."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Connect, and create the topics that are missing; does nothing when started.
+
+        Raises:
+            BrokerUnavailable: no broker answered within the connect timeout, or it refused.
+            ConfigError: a setting of a topic or a queue is wrong, or a permission is missing.
+        """
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Finish what is under way, within a bounded time, and close; does nothing when stopped."""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+
+class Lifecycle(Client, Generic[R]):
     """A client that is opened by :meth:`start` and closed by :meth:`stop`; ``R`` is what exists in between.
 
     Args:
@@ -39,12 +65,6 @@ class Lifecycle(Hinted, ABC, Generic[R]):
         """Shorten a stop under way, because it was cancelled."""
 
     async def start(self) -> None:
-        """Connect, and create the topics that are missing; does nothing when started.
-
-        Raises:
-            BrokerUnavailable: no broker answered within the connect timeout, or it refused.
-            ConfigError: a setting of a topic or a queue is wrong, or a permission is missing.
-        """
         async with self._changing:
             if self._running is None:
                 opened = AsyncExitStack()
@@ -56,7 +76,6 @@ class Lifecycle(Hinted, ABC, Generic[R]):
                 self._opened = opened
 
     async def stop(self) -> None:
-        """Finish what is under way, within a bounded time, and close; does nothing when stopped."""
         async with self._changing:
             await self._end()
 
@@ -66,15 +85,6 @@ class Lifecycle(Hinted, ABC, Generic[R]):
         if running is not None:
             self._stopped = True
             await to_its_end(self._opened.aclose(), lambda: self._hurry(running))
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     def _started(self) -> R:
         if (running := self._running) is None:

@@ -150,8 +150,10 @@ class Receiver:
     async def stop(self, limit_s: float) -> bool:
         """Write the outcomes and end; return whether all were written within ``limit_s``."""
         self.prefetch.close()
+        # Leases must not end while their outcomes wait for a slow broker: the tracker would redeliver the messages.
+        written = await self.acks.stop(limit_s)
         await self.renewal.stop()
-        return await self.acks.stop(limit_s)
+        return written
 
     def fail(self, error: BaseException) -> None:
         """Stop receiving for good; calls that wait for messages raise the error."""
@@ -263,7 +265,8 @@ class Receiver:
         records = self._fetched.cut(room)
         before = self._cycles[-1].task if self._cycles else None
         pending = min(room, sum(map(len, records.values())))
-        task = asyncio.create_task(self._cycle(records, self._assignment, before), name="marq-cycle")
+        cycle = self._cycle(records, self._take(records), self._assignment, before)
+        task = asyncio.create_task(cycle, name="marq-cycle")
         self._cycles.append(Cycle(records, self._assignment, pending, task))
 
     async def _end_cycle(self) -> None:
@@ -281,16 +284,14 @@ class Receiver:
         self._pause_s = min(self._pause_s * 2, MAX_RETRY_S)
 
     async def _cycle(
-        self, records: Mapping[Source, Records], assignment: int, before: asyncio.Task[bool] | None
+        self, records: Mapping[Source, Records], taking: Taking, assignment: int, before: asyncio.Task[bool] | None
     ) -> bool:
         """Take steps 2 to 4 for one fetched batch; return False if it will be read again.
 
-        ``before`` is the previous cycle: ACQUIREs are written while it commits; nothing else overlaps.
+        ``before`` is the previous cycle: ACQUIREs are written while it commits; nothing else overlaps. A cycle ends
+        after all previous ones, so none is started behind one that has failed: the reader would not go back for it.
         """
         try:
-            if assignment != self._assignment:
-                return True
-            taking = self._take(records)
             sent_s = self._clock()
             try:
                 await self._acquire(taking)

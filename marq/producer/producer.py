@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypedDict, Unpack, overload
 
 from marq.backend.cluster import Cluster, cluster_of
 from marq.client.codecs import Codec
@@ -25,8 +25,32 @@ from marq.settings.hints import Unknown, refuse
 from marq.wire.errors import BrokerUnavailable, ConfigError
 
 Headers = Mapping[str, bytes | None] | Iterable[Header]
+#: Delayed messages, one or several: receipts, or ids.
+One = Receipt | str
+Several = Sequence[Receipt] | list[str]
 
 _DELAYS_STOP_S = 1.0
+
+
+class TimeOptions(TypedDict, total=False):
+    """When to deliver a message."""
+
+    delay: Duration | None
+    at: datetime | None
+
+
+class SendOptions(TimeOptions, total=False):
+    """The options of ``send``."""
+
+    headers: Headers | None
+
+
+class SendManyOptions(TypedDict, total=False):
+    """The options of ``send_many``."""
+
+    headers: Headers | None
+    delay: Delay | None
+    at: At | None
 
 
 class SendManyFailed(BrokerUnavailable):
@@ -104,28 +128,10 @@ class Producer(CodecClient[_Running]):
         running.batches.give_up()
 
     @overload
-    async def send(
-        self,
-        queue: str,
-        value: Any,
-        *,
-        headers: Headers | None = None,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        **unknown: Unknown,
-    ) -> Receipt: ...
+    async def send(self, queue: str, value: Any, **options: Unpack[SendOptions]) -> Receipt: ...
 
     @overload
-    async def send(
-        self,
-        queue: Sequence[str],
-        value: Any,
-        *,
-        headers: Headers | None = None,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        **unknown: Unknown,
-    ) -> list[Receipt]: ...
+    async def send(self, queue: Sequence[str], value: Any, **options: Unpack[SendOptions]) -> list[Receipt]: ...
 
     @point("send")
     async def send(
@@ -244,12 +250,12 @@ class Producer(CodecClient[_Running]):
     # --- delayed messages ---------------------------------------------------------------------------------------------
 
     @overload
-    async def cancel(self, receipt: Receipt | str) -> bool: ...
+    async def cancel(self, receipt: One) -> bool: ...
 
     @overload
-    async def cancel(self, receipt: Sequence[Receipt] | list[str]) -> list[bool]: ...
+    async def cancel(self, receipt: Several) -> list[bool]: ...
 
-    async def cancel(self, receipt: Receipt | str | Sequence[Receipt] | list[str]) -> bool | list[bool]:
+    async def cancel(self, receipt: One | Several) -> bool | list[bool]:
         """Cancel delayed messages, named by receipt or id; return True for each that will not be delivered.
 
         False means that it was delivered or cancelled before. Needs a running tracker, and the permission to read the
@@ -263,21 +269,13 @@ class Producer(CodecClient[_Running]):
         return await self._ask("cancel", receipt, None)
 
     @overload
-    async def reschedule(
-        self, receipt: Receipt | str, *, delay: Duration | None = None, at: datetime | None = None
-    ) -> bool: ...
+    async def reschedule(self, receipt: One, **time: Unpack[TimeOptions]) -> bool: ...
 
     @overload
-    async def reschedule(
-        self, receipt: Sequence[Receipt] | list[str], *, delay: Duration | None = None, at: datetime | None = None
-    ) -> list[bool]: ...
+    async def reschedule(self, receipt: Several, **time: Unpack[TimeOptions]) -> list[bool]: ...
 
     async def reschedule(
-        self,
-        receipt: Receipt | str | Sequence[Receipt] | list[str],
-        *,
-        delay: Duration | None = None,
-        at: datetime | None = None,
+        self, receipt: One | Several, *, delay: Duration | None = None, at: datetime | None = None
     ) -> bool | list[bool]:
         """Deliver delayed messages at another time (``delay=0``: at once); otherwise as :meth:`cancel`.
 
@@ -288,9 +286,7 @@ class Producer(CodecClient[_Running]):
             raise ConfigError("reschedule(): say when: delay=… (seconds or timedelta) or at=… (datetime)")
         return await self._ask("reschedule", receipt, when("reschedule()", delay, at) or When(0, relative=True))
 
-    async def _ask(
-        self, call: str, receipt: Receipt | str | Sequence[Receipt] | list[str], due: When | None
-    ) -> bool | list[bool]:
+    async def _ask(self, call: str, receipt: One | Several, due: When | None) -> bool | list[bool]:
         control = self._started().delay_control
         if isinstance(receipt, Receipt | str):
             return (await control.ask([_receipt(call, receipt)], due))[0]

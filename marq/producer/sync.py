@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
@@ -21,12 +20,10 @@ from typing import Any, Self, Unpack, overload
 from marq.client.codecs import Codec, check_codec
 from marq.client.content import encode
 from marq.client.receipt import Receipt
-from marq.client.when import At, Delay
-from marq.producer.producer import Headers, Producer
+from marq.producer.producer import One, Producer, SendManyOptions, SendOptions, Several, TimeOptions
 from marq.producer.thread import ProducerThread
 from marq.settings.client import ClientOptions
-from marq.settings.durations import Duration
-from marq.settings.hints import Hinted, Unknown
+from marq.settings.hints import Hinted
 from marq.wire.errors import MarqError
 
 
@@ -101,72 +98,34 @@ class SyncProducer(Hinted):
         self.stop()
 
     @overload
-    def send(
-        self,
-        queue: str,
-        value: Any,
-        *,
-        headers: Headers | None = None,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        **unknown: Unknown,
-    ) -> Receipt: ...
+    def send(self, queue: str, value: Any, **options: Unpack[SendOptions]) -> Receipt: ...
 
     @overload
-    def send(
-        self,
-        queue: Sequence[str],
-        value: Any,
-        *,
-        headers: Headers | None = None,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        **unknown: Unknown,
-    ) -> list[Receipt]: ...
+    def send(self, queue: Sequence[str], value: Any, **options: Unpack[SendOptions]) -> list[Receipt]: ...
 
-    def send(
-        self,
-        queue: str | Sequence[str],
-        value: Any,
-        *,
-        headers: Headers | None = None,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-        **unknown: Unknown,
-    ) -> Receipt | list[Receipt]:
+    def send(self, queue: str | Sequence[str], value: Any, **options: Unpack[SendOptions]) -> Receipt | list[Receipt]:
         """Send one message, to one queue or to several; durable on return. As :meth:`marq.Producer.send`."""
         thread = self._started()
         if self._codec is not None:
             value = encode(self._codec, queue, value)
-        return thread.call(lambda producer: producer.send(queue, value, headers=headers, delay=delay, at=at, **unknown))
+        return thread.call(lambda producer: producer.send(queue, value, **options))
 
-    def send_many(
-        self,
-        queue: str,
-        values: Iterable[Any],
-        *,
-        headers: Headers | None = None,
-        delay: Delay | None = None,
-        at: At | None = None,
-        **unknown: Unknown,
-    ) -> list[Receipt]:
+    def send_many(self, queue: str, values: Iterable[Any], **options: Unpack[SendManyOptions]) -> list[Receipt]:
         """Send messages; durable on return. As :meth:`marq.Producer.send_many`."""
         thread = self._started()
         # Here and not in the loop: the iterable may belong to this thread, or be slow.
         items = list(values)
         if (codec := self._codec) is not None:
             items = [encode(codec, queue, value, item) for item, value in enumerate(items)]
-        return thread.call(
-            lambda producer: producer.send_many(queue, items, headers=headers, delay=delay, at=at, **unknown)
-        )
+        return thread.call(lambda producer: producer.send_many(queue, items, **options))
 
     @overload
-    def cancel(self, receipt: Receipt | str) -> bool: ...
+    def cancel(self, receipt: One) -> bool: ...
 
     @overload
-    def cancel(self, receipt: Sequence[Receipt] | list[str]) -> list[bool]: ...
+    def cancel(self, receipt: Several) -> list[bool]: ...
 
-    def cancel(self, receipt: Receipt | str | Sequence[Receipt] | list[str]) -> bool | list[bool]:
+    def cancel(self, receipt: One | Several) -> bool | list[bool]:
         """Cancel delayed messages. As :meth:`marq.Producer.cancel`."""
 
         async def ask(producer: Producer) -> bool | list[bool]:
@@ -175,26 +134,16 @@ class SyncProducer(Hinted):
         return self._started().call(ask)
 
     @overload
-    def reschedule(
-        self, receipt: Receipt | str, *, delay: Duration | None = None, at: datetime | None = None
-    ) -> bool: ...
+    def reschedule(self, receipt: One, **time: Unpack[TimeOptions]) -> bool: ...
 
     @overload
-    def reschedule(
-        self, receipt: Sequence[Receipt] | list[str], *, delay: Duration | None = None, at: datetime | None = None
-    ) -> list[bool]: ...
+    def reschedule(self, receipt: Several, **time: Unpack[TimeOptions]) -> list[bool]: ...
 
-    def reschedule(
-        self,
-        receipt: Receipt | str | Sequence[Receipt] | list[str],
-        *,
-        delay: Duration | None = None,
-        at: datetime | None = None,
-    ) -> bool | list[bool]:
+    def reschedule(self, receipt: One | Several, **time: Unpack[TimeOptions]) -> bool | list[bool]:
         """Deliver delayed messages at another time. As :meth:`marq.Producer.reschedule`."""
 
         async def ask(producer: Producer) -> bool | list[bool]:
-            return await producer.reschedule(receipt, delay=delay, at=at)
+            return await producer.reschedule(receipt, **time)
 
         return self._started().call(ask)
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from typing import Any, Self, TypedDict, Unpack
 
-from marq.client.lifecycle import Lifecycle
+from marq.client.lifecycle import Client
 from marq.queues.queues import Queues
 from marq.settings.client import ClientOptions
 from marq.settings.cron import check_times
@@ -31,7 +30,7 @@ class ScheduleOptions(TypedDict, total=False):
     catch_up: bool | None
 
 
-class Schedules(Lifecycle[Queues]):
+class Schedules(Client):
     """Reads the schedules of a namespace and follows them; defines and removes them at run time.
 
     Args:
@@ -40,23 +39,24 @@ class Schedules(Lifecycle[Queues]):
     """
 
     def __init__(self, bootstrap_servers: str | Sequence[str] | None = None, **options: Unpack[ClientOptions]) -> None:
-        self._begin(Queues(bootstrap_servers, **options))
+        self._queues = Queues(bootstrap_servers, **options)
+        self._queues._client = "the Schedules client"
 
     @classmethod
     def of(cls, queues: Queues) -> Self:
-        """Return a started one, for a client that starts and stops these queues itself."""
+        """Return one that shares a client's queues: each of the two is started and stopped with the other."""
         schedules = cls.__new__(cls)
-        schedules._begin(queues)
-        schedules._running = queues
+        schedules._queues = queues
         return schedules
 
-    def _begin(self, queues: Queues) -> None:
-        super().__init__("the Schedules client")
-        self._queues = queues
-
-    async def _open(self, opened: AsyncExitStack) -> Queues:
+    async def start(self) -> None:
         await self._queues.start()
-        opened.push_async_callback(self._queues.stop)
+
+    async def stop(self) -> None:
+        await self._queues.stop()
+
+    def _started(self) -> Queues:
+        self._queues._started()
         return self._queues
 
     def list(self) -> list[Schedule]:

@@ -148,6 +148,12 @@ def test_a_process_that_fails_says_why() -> None:
         child.read()
 
 
+async def test_a_consumer_that_fails_ends_the_wait_for_it(tmp_path: Path) -> None:
+    victims = Victims("", "p", tmp_path, "marked", 1.0)
+    with Child("consumers", "victim", "nowhere") as child, pytest.raises(SystemExit, match="TypeError"):
+        await victims._until_handled(child)
+
+
 def test_what_a_process_takes_is_counted() -> None:
     meter = Meter({"this": [os.getpid()]})
     while meter.seconds()["this"] == 0:

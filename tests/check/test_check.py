@@ -209,6 +209,27 @@ async def test_definitions_that_contradict_each_other(
     assert [each.found for each in again.findings if each.subject == f"topic {big}"] == [several.found]
 
 
+async def test_a_broker_that_creates_unknown_topics_is_left_as_it_was(
+    prefix: str, names: Names, tmp_path: Path
+) -> None:
+    with EmbeddedBroker(properties={"auto.create.topics.enable": "true"}) as broker:
+        servers = broker.bootstrap_servers
+        await make_topics(servers, prefix)
+        async with Installation(servers, names) as installation:
+            definition = b'{"topic": "absent"}', b"file:orders"
+            await installation.producer.send_and_wait(names.queues, *definition, partition=0)
+        admin = AIOKafkaAdminClient(bootstrap_servers=servers)
+        await admin.start()
+        try:
+            found = await Check(tmp_path, {"MARQ_BOOTSTRAP_SERVERS": servers, "MARQ_PREFIX": prefix})()
+
+            assert found.problem("queue orders").found == "its topic absent does not exist"
+            assert not found.has(Level.PROBLEM, "waiting messages")
+            assert "absent" not in await admin.list_topics()
+        finally:
+            await admin.close()
+
+
 async def test_queues_without_consumers_and_settings_that_the_topics_do_not_fit(
     check: Check, servers: str, prefix: str, names: Names, admin: AIOKafkaAdminClient
 ) -> None:

@@ -11,6 +11,7 @@ from faults import stage as stages
 from faults.stage import Stage
 from rig.program import RigError
 from rig.recorder import Recorded
+from rig.worker import Worker
 
 #: No broker answers there.
 SERVERS = "127.0.0.1:1"
@@ -65,3 +66,9 @@ async def test_any_other_end_is_reported(
     async with Stage(SERVERS, tmp_path) as stage:
         with pytest.raises(RigError, match="worker-1 ended by itself"):
             await stage.worker(*options)
+
+
+def test_a_wait_for_a_worker_that_has_died_ends_with_its_exit_code_and_log(tmp_path: Path) -> None:
+    worker = Worker("worker", tmp_path, {}, command=["-c", "raise SystemExit('no such setting')"])
+    with worker, pytest.raises(RigError, match=r"exit code 1:(.|\n)*no such setting"):
+        worker.wait_until_owner()

@@ -181,7 +181,7 @@ class _Receiver(Receiver):
         # Cycles are not tasks here, and never overlap.
         self._cycles.append(Cycle(records, self._assignment, 0, None))  # type: ignore[arg-type]
         try:
-            return await self._cycle(records, self._assignment, None)
+            return await self._cycle(records, self._take(records), self._assignment, None)
         finally:
             self._cycles.clear()
 

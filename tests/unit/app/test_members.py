@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
-from aiokafka.errors import GroupAuthorizationFailedError, KafkaConnectionError
+from aiokafka.errors import GroupAuthorizationFailedError, KafkaConnectionError, NotCoordinatorForGroupError
 from yarl import URL
 
+from app.web import peers
 from app.web.peers import Group, Members
 from marq.kafka.group_members import STABLE, DescribedGroup, GroupMember
 from marq.settings.client import ClientSettings
@@ -38,6 +41,57 @@ async def test_who_the_trackers_are(
     monkeypatch.setattr(group, "_describe", describe)
 
     assert await group.members() == expected
+
+
+async def test_all_groups_are_described_with_one_request_and_their_coordinators_are_looked_up_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    requests: list[object] = []
+
+    class Admin:
+        async def find_coordinator(self, name: str) -> int:
+            requests.append(name)
+            return 1
+
+    async def describe(admin: object, groups: Mapping[str, int]) -> list[DescribedGroup]:
+        requests.append(groups)
+        return [DescribedGroup(name, "Empty") for name in groups]
+
+    monkeypatch.setattr(peers, "described_members", describe)
+    group = Group(ClientSettings())
+    monkeypatch.setattr(group, "_admin", Admin())
+
+    for _ in range(2):
+        assert await group.unassigned(["a", "b"]) == ["a", "b"]
+
+    both = {"a": 1, "b": 1}
+    assert requests == ["a", "b", both, both]
+
+
+async def test_coordinators_are_looked_up_again_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up: list[str] = []
+    error = NotCoordinatorForGroupError.errno
+
+    class Admin:
+        async def start(self) -> None: ...
+        async def close(self) -> None: ...
+
+        async def find_coordinator(self, name: str) -> int:
+            looked_up.append(name)
+            return 1
+
+    async def describe(admin: object, groups: Mapping[str, int]) -> list[DescribedGroup]:
+        return [DescribedGroup(name, "Empty", error=error) for name in groups]
+
+    monkeypatch.setattr(peers, "described_members", describe)
+    monkeypatch.setattr(peers, "AIOKafkaAdminClient", lambda **_: Admin())
+    monkeypatch.setattr(peers, "paced", lambda admin: admin)
+    group = Group(ClientSettings())
+
+    assert await group.unassigned(["a"]) == []
+    error = 0
+    assert await group.unassigned(["a"]) == ["a"]
+    assert looked_up == ["a", "a"]
 
 
 def test_a_group_whose_members_wait_for_the_end_of_a_rebalance_reads_something_soon() -> None:

@@ -75,6 +75,8 @@ class FakeReader:
     kept_alive: asyncio.Event = field(default_factory=asyncio.Event)
     fetched: list[int] = field(default_factory=list)
     during_commit: Callable[[], None] | None = None
+    #: Number of assignments so far.
+    assignments: int = 0
     _more: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, source: Source, *records: FakeRecord) -> None:
@@ -83,10 +85,20 @@ class FakeReader:
 
     async def fetch(self, max_records: int) -> Mapping[Source, Records]:
         self.fetched.append(max_records)
+        assignment = self.assignments
         while not (found := self._next(max_records)):
             self._more.clear()
             await self._more.wait()
+            if assignment != self.assignments:
+                # As all readers: the receiver would ignore records of an assignment that came during the fetch.
+                return {}
         return found
+
+    def reassign(self) -> None:
+        """Assign all partitions once more: reading continues at the committed offsets."""
+        self.assignments += 1
+        self.positions = dict(self.committed)
+        self._more.set()
 
     def _next(self, left: int) -> dict[Source, Records]:
         found: dict[Source, Records] = {}

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import permutations, product
 
 import pytest
 
+from marq.kafka.reader import NotCommitted
+from marq.kafka.records import Records
+from marq.kafka.writer import MarkerRecord
 from marq.wire.errors import ConfigError
 from marq.wire.marker_codec import encode
 from marq.wire.markers import MIXED_QUEUES, Ack, Acquire, Release, Source
@@ -262,6 +266,159 @@ async def test_a_rebalance_waits_for_all_cycles_and_lets_no_other_one_start(make
     # The third was fetched and is in no cycle: the next owner reads it.
     assert rig.reader.committed == {P0: 2}
     assert len(rig.acquirer.of(Acquire)) == 2
+
+
+# --- overlapping cycles that fail -------------------------------------------------------------------------------------
+
+#: What becomes of one cycle's first ACQUIRE and commit.
+FATES = ("done", "refused", "answer lost", "not committed")
+OVERLAPPING = 3
+
+
+class Overlap:
+    """Cycles of one record each, whose ACQUIREs the test answers one by one; later ones are written at once.
+
+    No commit may pass a message without a durable ACQUIRE: nothing would ever deliver it.
+    """
+
+    def __init__(self, rig: Rig, fates: Sequence[str], sources: Sequence[Source]) -> None:
+        self.rig = rig
+        self._fates = fates
+        self._answers = [asyncio.Event() for _ in fates]
+        self._writes = 0
+        self._refused = set[int]()
+        self._write, self._commit = rig.acquirer.write, rig.reader.commit
+        rig.acquirer.write, rig.reader.commit = self.write, self.commit  # type: ignore[method-assign]
+        #: Commits beyond messages that are not acquired.
+        self.lost: list[Mapping[Source, int]] = []
+        self.sent = [(source, sources[:index].count(source)) for index, source in enumerate(sources)]
+        self.ends = {source: sources.count(source) for source in sources}
+        self.ended = asyncio.Event()
+
+    async def begin(self) -> None:
+        self.rig.buffer.handler_demand = 10
+        for source, offset in self.sent:
+            self.rig.reader.add(source, *records(offset))
+            self.rig.receiver.demand()
+            await spin()
+        assert self._writes == len(self.sent)
+
+    async def answer(self, order: Iterable[int]) -> None:
+        for index in order:
+            self._answers[index].set()
+            await spin()
+
+    async def write(self, batches: Sequence[MarkerRecord], limit_s: float) -> None:
+        index, self._writes = self._writes, self._writes + 1
+        if index < len(self._fates):
+            await self._answers[index].wait()
+            self.rig.acquirer.refuse = int(self._fates[index] == "refused")
+            self.rig.acquirer.refuse_written = int(self._fates[index] == "answer lost")
+        await self._write(batches, limit_s)
+
+    async def commit(self, offsets: Mapping[Source, int]) -> None:
+        taken = {(each.source, offset) for each in self.rig.acquirer.of(Acquire) for offset in each.offsets}
+        if any(offset < offsets.get(source, 0) for source, offset in set(self.sent) - taken):
+            self.lost.append(offsets)
+            self.ended.set()
+        for index, (source, offset) in enumerate(self.sent):
+            refused = self._fates[index] == "not committed" and index not in self._refused
+            if refused and offsets.get(source) == offset + 1:
+                self._refused.add(index)
+                raise NotCommitted("refused by the test")
+        await self._commit(offsets)
+        if self.rig.reader.committed == self.ends:
+            self.ended.set()
+
+    async def delivered(self) -> list[tuple[Source, int]]:
+        """Return the messages that were delivered when everything is committed."""
+        async with asyncio.timeout(60):
+            await self.ended.wait()
+        await spin()
+        assert self.lost == []
+        return [(Source("t", message.partition), message.offset) for message in self.rig.buffer.ready.all()]
+
+
+@pytest.fixture
+def overlaps(make_rig, monkeypatch) -> Iterator[Overlap]:
+    """Each combination of fates, in one partition and in two."""
+    monkeypatch.setattr("marq.consumer.cycles.MAX_CYCLES", OVERLAPPING)
+    monkeypatch.setattr("marq.consumer.receiver.FIRST_RETRY_S", 0)
+    monkeypatch.setattr("marq.consumer.receiver.REVOKE_LIMIT_S", 0)
+    return (
+        Overlap(make_rig(), fates, sources)
+        for sources in ([P0, P0, P0], [P0, P1, P0])
+        for fates in product(FATES, repeat=OVERLAPPING)
+    )
+
+
+@pytest.mark.parametrize("order", list(permutations(range(OVERLAPPING))))
+async def test_no_message_is_skipped_whichever_of_several_cycles_fail_and_in_whatever_order(overlaps, order) -> None:
+    for overlap in overlaps:
+        await overlap.begin()
+        await overlap.answer(order)
+
+        assert sorted(await overlap.delivered()) == sorted(overlap.sent)
+
+
+@pytest.mark.parametrize("answered", range(OVERLAPPING))
+async def test_no_message_is_skipped_if_partitions_are_reassigned_while_cycles_fail(overlaps, answered) -> None:
+    for overlap in overlaps:
+        await overlap.begin()
+        await overlap.answer(range(answered))
+        await overlap.rig.receiver.revoked()
+        overlap.rig.reader.reassign()
+        overlap.rig.receiver.assigned()
+        await spin()
+        await overlap.answer(range(answered, OVERLAPPING))
+
+        assert sorted(await overlap.delivered()) == sorted(overlap.sent)
+
+
+@pytest.mark.parametrize("answered", range(OVERLAPPING + 1))
+async def test_a_stop_while_cycles_fail_commits_nothing_beyond_what_is_acquired(overlaps, answered) -> None:
+    for overlap in overlaps:
+        await overlap.begin()
+        await overlap.answer(reversed(range(OVERLAPPING - answered, OVERLAPPING)))
+        await overlap.rig.receiver.stop_reading(0)
+
+        assert overlap.lost == []
+
+
+async def test_a_cycle_that_begins_as_its_partitions_are_reassigned_hides_no_earlier_one(make_rig, monkeypatch) -> None:
+    monkeypatch.setattr("marq.consumer.cycles.MAX_CYCLES", 4)
+    monkeypatch.setattr("marq.consumer.receiver.FIRST_RETRY_S", 0)
+    rig = make_rig()
+    committing = asyncio.Event()
+    fetch, commit = rig.reader.fetch, rig.reader.commit
+
+    async def slow_commit(offsets: Mapping[Source, int]) -> None:
+        await committing.wait()
+        await commit(offsets)
+
+    async def fetch_and_reassign(count: int) -> Mapping[Source, Records]:
+        if len(rig.reader.fetched) != 2:
+            return await fetch(count)
+        # The second cycle is a task that has not begun yet.
+        rig.reader.fetched.append(count)
+        rig.acquirer.gate.clear()
+        rig.reader.reassign()
+        rig.receiver.assigned()
+        return {}
+
+    rig.reader.commit, rig.reader.fetch = slow_commit, fetch_and_reassign
+    rig.buffer.handler_demand = 10
+    for offset in range(2):
+        rig.reader.add(P0, *records(offset))
+        rig.receiver.demand()
+        await spin()
+    rig.acquirer.refuse = 2
+    rig.acquirer.gate.set()
+    await spin()
+    committing.set()
+    await spin(100)
+
+    assert rig.reader.committed == {P0: 2}
 
 
 async def test_acks_of_several_queues_are_one_batch_and_late_ones_say_whose_they_are(make_rig) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import marq
+from marq.client.lifecycle import Client as AnyClient
 from marq.client.lifecycle import Lifecycle
 from marq.consumer.session import ConsumerSession, MemberSession
 from marq.testing import Broker
@@ -126,7 +127,8 @@ async def test_each_public_client_is_one_and_says_its_name() -> None:
             "the DeadLetters client": marq.DeadLetters(broker.address),
         }
         for name, client in clients.items():
-            assert isinstance(client, Lifecycle)
+            assert isinstance(client, AnyClient)
+            await client.stop()
             for state in ("not started", "stopped", "stopped"):
                 with pytest.raises(marq.MarqError, match=f"^{name} is {state}"):
                     client._started()
@@ -135,6 +137,24 @@ async def test_each_public_client_is_one_and_says_its_name() -> None:
                 assert client._started()
                 await client.stop()
                 await client.stop()
+
+
+async def test_schedules_that_share_the_queues_of_a_client_are_started_and_stopped_with_them() -> None:
+    async with Broker() as broker:
+        queues = marq.Queues(broker.address)
+        schedules = marq.Schedules.of(queues)
+        with pytest.raises(marq.MarqError, match=r"^the Queues client is not started"):
+            schedules.list()
+        await schedules.start()
+        assert (schedules.list(), queues["emails"].paused) == ([], False)
+        await schedules.stop()
+        for use in (schedules.list, lambda: queues["emails"]):
+            with pytest.raises(marq.MarqError, match=r"^the Queues client is stopped"):
+                use()
+        await queues.start()
+        assert schedules.list() == []
+        await schedules.stop()
+        await schedules.stop()
 
 
 # --- consumers --------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import pytest
 
 from marq.kafka.serving import serving
 from marq.wire.errors import LeaseLost
+from marq.wire.marker_codec import decode
 from marq.wire.markers import Ack, Renew, Source
 from tests.unit.client.fakes import FakeRecord, spin
 
@@ -42,6 +43,37 @@ async def test_a_renewed_lease_counts_from_before_its_marker_was_sent(make_rig) 
     await message.ack()
 
     assert rig.settler.of(Ack)
+
+
+async def test_a_stop_renews_leases_until_the_last_outcome_is_written(make_rig) -> None:
+    rig, messages = await holding(make_rig)
+    write, writable = rig.settler.write, asyncio.Event()
+
+    async def write_slowly(records, limit_s: float) -> None:
+        if any(isinstance(decode(record.value), Ack) for record in records):
+            await writable.wait()
+        await write(records, limit_s)
+
+    rig.settler.write = write_slowly
+    await messages[0].ack(wait=False)
+    rig.receiver.acks.flush_soon()
+    await spin()
+    # Its outcome waits behind the write of the first one.
+    await messages[1].ack(wait=False)
+    await rig.receiver.stop_reading(0)
+    stopping = asyncio.create_task(rig.receiver.stop(60))
+    await spin()
+    for _ in range(4):
+        await rig.clock.advance(10)
+    leased_until_s = messages[1]._held.expires_s
+
+    writable.set()
+    assert await stopping
+    assert leased_until_s > rig.clock()
+    assert [list(each.offsets) for each in rig.settler.of(Ack)] == [[messages[0].offset], [messages[1].offset]]
+    renewals = len(rig.settler.of(Renew))
+    await rig.clock.advance(60)
+    assert len(rig.settler.of(Renew)) == renewals
 
 
 async def test_a_renewal_that_fails_keeps_nothing(make_rig) -> None:
