@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from array import array
 from pathlib import Path
-from typing import Any
 
 import marq
 from bench.clients.client import call, percentiles, read_stamp, say, told, until_handled
@@ -20,10 +18,6 @@ STARTING = 10
 #: While `expiring` takes messages they renew themselves; then all are renewed once at the same time.
 TAKING_S, LEASE_S = 8.0, 8.0
 CHUNK = 20_000
-#: Session timeout of a consumer that is killed: the shortest that brokers allow.
-SESSION_TIMEOUT_S = 6.0
-#: For busy machines.
-CONNECT_TIMEOUT_S = 180.0
 
 
 class Handled:
@@ -246,19 +240,5 @@ def _count_received() -> list[int]:
     return received
 
 
-async def victim(servers: str, prefix: str, start: str, lease_s: float, path: str) -> None:
-    """Handle messages until killed; write number and attempt of each to a file before its ack."""
-    seen = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-
-    async def handler(message: marq.Message) -> None:
-        os.write(seen, b"%s %d\n" % (message.value, message.attempt))
-
-    options: dict[str, Any] = {"session_timeout": SESSION_TIMEOUT_S, "connect_timeout": CONNECT_TIMEOUT_S}
-    async with marq.Consumer(
-        QUEUE, servers, prefix=prefix, transactional=start == "transactional", lease=lease_s, **options
-    ) as consumer:
-        await consumer.run(handler)
-
-
 if __name__ == "__main__":
-    call(concurrent, group, timed, shared, forgetting, expiring, readers, victim)
+    call(concurrent, group, timed, shared, forgetting, expiring, readers)

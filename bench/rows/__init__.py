@@ -7,7 +7,6 @@ from bench.rows.drain import DRAIN, MEMORY, RABBITMQ, WORK_ROWS
 from bench.rows.latency import EXPIRY, LATENCY, NEIGHBOURS, REDELIVERY
 from bench.rows.queues import QUEUES_ROW, READERS_ROW
 from bench.rows.recovery import RECOVERY
-from bench.rows.starts import DELAYS_ROW, DRAIN_ROW, KILLS_ROW
 from bench.rows.throughput import CONCURRENCY_ROW, SCALE, SEND
 from bench.rows.tracker import BACKLOG, IDLE, TRACKER
 from bench.suite import Row
@@ -31,7 +30,4 @@ ROWS: tuple[Row, ...] = (
     IDLE,
     RECOVERY,
     DELAYS,
-    KILLS_ROW,
-    DRAIN_ROW,
-    DELAYS_ROW,
 )

@@ -36,12 +36,12 @@ def filled(bench: Bench) -> str:
     return prefix
 
 
-def marq(bench: Bench, way: str = "run", start: str = "marked", work: str = "0", concurrency: int = 64) -> Figures:
+def marq(bench: Bench, way: str = "run", work: str = "0", concurrency: int = 64) -> Figures:
     """Measure Marq with a worker; for ``work`` see :class:`bench.clients.received.Work`."""
     prefix, count = filled(bench), bench.size.messages
     with bench.worker(prefix) as worker:
         meter = Meter({"tracker": [worker.pid], "broker": [bench.broker_pid]})
-        figures = measured("drain_marq", bench.servers, prefix, count, way, start, work, concurrency)
+        figures = measured("drain_marq", bench.servers, prefix, count, way, work, concurrency)
         worker.wait_until_drained(QUEUE, count)
         behind = max(0.0, time.time() - figures["ended_at"])
         return {**_client(figures), "tracker_behind_seconds": behind, **_parts(meter)}

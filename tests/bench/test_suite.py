@@ -17,7 +17,6 @@ from bench.rabbitmq import rabbitmq
 from bench.report import exit_code, kept
 from bench.rows import ROWS
 from bench.rows.drain import crossing
-from bench.rows.starts import Victims
 from bench.suite import Bar, Bench, Figures, Outcome, Row, Size, Skipped, _take_turns
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Ack, Acquire
@@ -155,10 +154,3 @@ def test_what_a_process_takes_is_counted() -> None:
 
     now = memory_bytes(os.getpid(), "VmRSS")
     assert memory_bytes(os.getpid(), "VmHWM") >= now > 1 << 20
-
-
-def test_what_is_counted_leaves_out_a_line_that_a_kill_has_cut(tmp_path: Path) -> None:
-    victims = Victims("", "p", tmp_path, "marked", 1.0, sent=4)
-    victims.path.write_text("0 1\n1 1\n1 2\n2 3\n3 1\n3")
-
-    assert victims.count() == {"sent": 4, "lost": 0, "duplicates": 1, "attempts_unseen": 2}
