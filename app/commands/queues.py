@@ -15,8 +15,7 @@ from aiokafka.errors import KafkaError
 from agents.consumer_watch import NO_CONSUMER_S, has_no_consumer, unattended
 from app.commands.command import JSON, command, open_queues
 from app.commands.open_messages import Open, told_by_workers
-from app.commands.terminal import WATCH, Alarm, Column, looked, show
-from app.readable import span
+from app.commands.terminal import WATCH, Alarm, Column, cell, duration, looked, number, show
 from marq.dead_letters.dead_letters import DeadLetters
 from marq.kafka.connection import client_options, close_admin, started
 from marq.kafka.inspector import MAX_SCANNED, Inspector, Waiting
@@ -24,16 +23,23 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.errors import BrokerUnavailable
 
+
+def _state(row: Mapping[str, Any]) -> str:
+    return "paused" if row["paused"] else Alarm("no consumer") if row["no_consumer"] else "delivers"
+
+
 _COLUMNS = (
-    Column("queue", least=16),
-    Column("state", rank=1),
-    Column("waiting", right=True),
-    Column("in flight", right=True),
-    Column("delayed", right=True, rank=2),
-    Column("dead", right=True),
-    Column("oldest", right=True, rank=3),
-    Column("acked/s", right=True, rank=4),
-    Column("group", rank=5),
+    Column("queue", cell("queue"), least=16),
+    Column("state", _state, rank=1),
+    Column("waiting", lambda row: f"{row['least']}{row['waiting']:,}", right=True),
+    Column("in flight", number("in_flight"), right=True),
+    Column(
+        "delayed", lambda row: f"{row['waiting_for_delivery'] + row['waiting_for_redelivery']:,}", right=True, rank=2
+    ),
+    Column("dead", number("dead"), right=True),
+    Column("oldest", duration("oldest_waiting_seconds"), right=True, rank=3),
+    Column("acked/s", lambda row: f"{row['acked_per_second']:,.0f}", right=True, rank=4),
+    Column("group", cell("group"), rank=5),
 )
 #: Interval between two counts of dead letters with --watch, each of which reads their topic.
 _COUNT_DEAD_S = 30.0
@@ -138,20 +144,7 @@ def described(
 
 def _show(document: dict[str, Any]) -> None:
     least = "" if document["waiting_complete"] else "≥ "
-    rows = [
-        (
-            row["queue"],
-            "paused" if row["paused"] else Alarm("no consumer") if row["no_consumer"] else "delivers",
-            f"{least}{row['waiting']:,}",
-            f"{row['in_flight']:,}",
-            f"{row['waiting_for_delivery'] + row['waiting_for_redelivery']:,}",
-            f"{row['dead']:,}",
-            "" if (oldest_s := row["oldest_waiting_seconds"]) is None else span(oldest_s),
-            f"{row['acked_per_second']:,.0f}",
-            row["group"] or "",
-        )
-        for row in document["queues"]
-    ]
+    rows = [{"least": least, **row} for row in document["queues"]]
     if rows:
         show(_COLUMNS, rows)
     else:

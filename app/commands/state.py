@@ -15,8 +15,7 @@ from aiokafka.errors import KafkaError, for_code
 
 from agents.listing import moment
 from app.commands.command import JSON, command, open_queues
-from app.commands.terminal import WATCH, Column, bar, looked, show
-from app.readable import span
+from app.commands.terminal import WATCH, Column, bar, cell, duration, looked, number, show
 from marq.core.storage.rows import HELD
 from marq.kafka.connection import client_options, close_admin, started
 from marq.kafka.group_members import DescribedGroup, GroupMember, described_members, listed_groups
@@ -33,34 +32,39 @@ NOBODY = "nobody"
 #: Characters at the end of a member id that tell the members of one process apart.
 _TAIL = 8
 
+
+def _owner_or_last(row: Mapping[str, Any]) -> str:
+    return row["owner"] or (f"{NOBODY}, last {row['last_owner']}" if row["last_owner"] else NOBODY)
+
+
 _MARKERS = (
-    Column("markers", right=True),
-    Column("owner", least=16),
-    Column("behind", right=True, rank=1),
-    Column("open", right=True, rank=1),
-    Column("oldest lease", right=True, rank=2),
-    Column("last owner", least=16, rank=4),
-    Column("last wrote", rank=3),
+    Column("markers", cell("partition"), right=True),
+    Column("owner", lambda row: row["owner"] or NOBODY, least=16),
+    Column("behind", number("behind"), right=True, rank=1),
+    Column("open", number("open"), right=True, rank=1),
+    Column("oldest lease", duration("oldest_lease_seconds"), right=True, rank=2),
+    Column("last owner", lambda row: row["last_owner"] or "unknown", least=16, rank=4),
+    Column("last wrote", lambda row: (row["last_wrote"] or "never").replace("T", " ").partition(".")[0], rank=3),
 )
 _PARTITIONS = (
-    Column("group", least=16),
-    Column("topic", least=14, rank=1),
-    Column("part", right=True),
-    Column("owner", least=16),
-    Column("member", rank=4),
-    Column("earliest", right=True, rank=5),
-    Column("committed", right=True, rank=2),
-    Column("behind", right=True),
-    Column("oldest lease", right=True, rank=3),
+    Column("group", cell("group"), least=16),
+    Column("topic", cell("topic"), least=14, rank=1),
+    Column("part", cell("partition"), right=True),
+    Column("owner", _owner_or_last, least=16),
+    Column("member", lambda row: (row["owner_id"] or "")[-_TAIL:], rank=4),
+    Column("earliest", number("earliest"), right=True, rank=5),
+    Column("committed", number("committed"), right=True, rank=2),
+    Column("behind", number("behind"), right=True),
+    Column("oldest lease", duration("oldest_lease_seconds"), right=True, rank=3),
 )
 _MEMBERS = (
-    Column("group", least=16),
-    Column("member", rank=1),
-    Column("instance id", rank=2),
-    Column("client id", rank=3),
-    Column("host", rank=2),
-    Column("process", right=True),
-    Column("partitions", right=True),
+    Column("group", cell("group"), least=16),
+    Column("member", cell("id"), rank=1),
+    Column("instance id", cell("instance_id"), rank=2),
+    Column("client id", cell("client_id"), rank=3),
+    Column("host", cell("host"), rank=2),
+    Column("process", cell("pid"), right=True),
+    Column("partitions", cell("partitions"), right=True),
 )
 
 
@@ -186,53 +190,11 @@ def _age_s(since_ms: int | None, now_ms: float) -> float | None:
 
 
 def _show(document: dict[str, Any]) -> None:
-    show(
-        _MARKERS,
-        [
-            (
-                str(each["partition"]),
-                each["owner"] or NOBODY,
-                f"{each['behind']:,}",
-                f"{each['open']:,}",
-                _age(each["oldest_lease_seconds"]),
-                each["last_owner"] or "unknown",
-                (each["last_wrote"] or "never").replace("T", " ").partition(".")[0],
-            )
-            for each in document["markers"]
-        ],
-    )
-    partitions = [
-        (
-            group["group"],
-            each["topic"],
-            str(each["partition"]),
-            each["owner"] or (f"{NOBODY}, last {each['last_owner']}" if each["last_owner"] else NOBODY),
-            (each["owner_id"] or "")[-_TAIL:],
-            f"{each['earliest']:,}",
-            "" if each["committed"] is None else f"{each['committed']:,}",
-            f"{each['behind']:,}",
-            _age(each["oldest_lease_seconds"]),
-        )
-        for group in document["groups"]
-        for each in group["partitions"]
-    ]
-    if partitions:
-        show(_PARTITIONS, partitions)
-    members = [
-        (
-            group["group"],
-            each["id"],
-            each["instance_id"] or "",
-            each["client_id"],
-            each["host"],
-            "" if each["pid"] is None else str(each["pid"]),
-            str(each["partitions"]),
-        )
-        for group in document["groups"]
-        for each in group["members"]
-    ]
-    if members:
-        show(_MEMBERS, members)
+    show(_MARKERS, document["markers"])
+    for columns, key in ((_PARTITIONS, "partitions"), (_MEMBERS, "members")):
+        rows = [{"group": group["group"], **each} for group in document["groups"] for each in group[key]]
+        if rows:
+            show(columns, rows)
     for each in document["markers"]:
         if (offset := each["stopped_before"]) is not None:
             number = each["partition"]
@@ -240,10 +202,6 @@ def _show(document: dict[str, Any]) -> None:
             print(f"markers partition {number} stops before offset {offset}: {command}")
     if not all(each["owner"] for each in document["markers"]):
         print("partitions of the markers have no owner: no lease ends there; start a worker: faust -A app worker")
-
-
-def _age(seconds: float | None) -> str:
-    return "" if seconds is None else span(seconds)
 
 
 async def _groups(client: ClientSettings) -> dict[str, Group]:
