@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaError, for_code
+from aiokafka.errors import for_code
 
 from agents.listing import moment
-from app.commands.command import JSON, command, open_queues
+from app.commands.command import JSON, command, open_groups, open_queues
 from app.commands.terminal import WATCH, Column, bar, cell, duration, looked, number, show
 from marq.core.storage.rows import HELD
-from marq.kafka.connection import client_options, close_admin, started
 from marq.kafka.group_members import DescribedGroup, GroupMember, described_members, listed_groups
 from marq.kafka.inspector import Inspector
 from marq.kafka.log_reader import LogReader
@@ -25,7 +24,6 @@ from marq.kafka.owned_partitions import Owned
 from marq.kafka.positions import committed_by
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
-from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Source
 
 NOBODY = "nobody"
@@ -207,15 +205,10 @@ def _show(document: dict[str, Any]) -> None:
 async def _groups(client: ClientSettings) -> dict[str, Group]:
     """Return the groups of the namespace, with that of the trackers."""
     names = client.names
-    admin = await started(lambda: AIOKafkaAdminClient(**client_options(client)), client, close_admin)
-    try:
+    async with open_groups(client) as admin:
         listed = await listed_groups(admin)
         ours = {name: listed[name] for name in sorted(listed) if names.is_group(name) or name == names.app_id}
         return {each.name: await _group(admin, each) for each in await described_members(admin, ours)}
-    except KafkaError as error:
-        raise BrokerUnavailable(f"{client.bootstrap_servers}: the groups could not be described: {error}") from error
-    finally:
-        await close_admin(admin)
 
 
 async def _group(admin: AIOKafkaAdminClient, group: DescribedGroup) -> Group:
