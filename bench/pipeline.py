@@ -15,7 +15,6 @@ import re
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -125,11 +124,8 @@ def _marker_seconds(figures: Mapping[str, float]) -> float:
 
 
 def main() -> None:
-    default = Size()
     parser = argparse.ArgumentParser(prog="python -m bench.pipeline", description="Measure the data pipeline.")
     parser.add_argument("--messages", type=int, nargs="+", default=[1_000_000], help="one run for each number")
-    parser.add_argument("--value-bytes", type=int, default=default.value_bytes, help="bytes of each message's value")
-    parser.add_argument("--partitions", type=int, default=default.partitions, help="partitions of the topics")
     options = parser.parse_args()
     if any(messages < TURN or messages % TURN for messages in options.messages):
         parser.error(f"--messages: expected a multiple of {TURN:,}")
@@ -142,8 +138,7 @@ def main() -> None:
         runs=1,
         warm=0,
     )
-    size = replace(default, messages=sizes[-1], value_bytes=options.value_bytes, partitions=options.partitions)
-    [outcome] = run([row], size, "pipeline-")
+    [outcome] = run([row], Size(sizes[-1]), "pipeline-")
     sys.exit(exit_code([outcome]))
 
 

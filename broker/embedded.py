@@ -157,11 +157,6 @@ class EmbeddedBroker:
         if self._process is not None:
             self._process.resume()
 
-    def restart(self, limit_seconds: float = START_LIMIT_SECONDS) -> Self:
-        """Stop cleanly, then start on the same address with the same data."""
-        self.stop()
-        return self.start(limit_seconds)
-
     def close(self) -> None:
         """Stop, and delete a temporary data directory."""
         self.stop()
