@@ -36,44 +36,6 @@ class Handled:
             self.done.set()
 
 
-async def bare_loop(values: list[bytes], work_s: float, concurrency: int) -> float:
-    """Return how many coroutines a second an event loop completes that only wait."""
-    seen: list[bytes] = []
-    left = iter(values)
-
-    async def handler(value: bytes) -> None:
-        seen.append(value)
-        await asyncio.sleep(work_s)
-
-    async def work() -> None:
-        for value in left:
-            await handler(value)
-
-    began = time.monotonic()
-    await asyncio.gather(*(work() for _ in range(concurrency)))
-    return len(seen) / (time.monotonic() - began)
-
-
-async def concurrent(servers: str, prefix: str, count: int, work_ms: int, concurrency: int) -> None:
-    """Run handlers that wait, and compare their rate with the same coroutines in a bare loop."""
-    messages, ended, done = Handled(count), 0, asyncio.Event()
-
-    async def handler(message: marq.Message) -> None:
-        nonlocal ended
-        messages.add(message)
-        await asyncio.sleep(work_ms / 1000)
-        ended += 1
-        if ended == count:
-            done.set()
-
-    async with marq.Consumer(QUEUE, servers, prefix=prefix) as consumer:
-        ended_s = await until_handled(consumer, consumer.run(handler, concurrency=concurrency), done)
-    check(messages.values, count)
-    rate = count / (ended_s - messages.first_s)
-    loop = await bare_loop(messages.values, work_ms / 1000, concurrency)
-    say(messages_per_second=rate, bare_loop_per_second=loop, of_bare_loop=rate / loop)
-
-
 async def group(servers: str, prefix: str, name: str, count: int) -> None:
     """Handle all messages of the queues of a named group."""
     messages, began_s = Handled(count), time.monotonic()
@@ -241,4 +203,4 @@ def _count_received() -> list[int]:
 
 
 if __name__ == "__main__":
-    call(concurrent, group, timed, shared, forgetting, expiring, readers)
+    call(group, timed, shared, forgetting, expiring, readers)

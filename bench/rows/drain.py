@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from functools import partial
 from typing import NamedTuple
@@ -10,8 +11,7 @@ from typing import NamedTuple
 from bench.clients.drain_share import BROKER_PROPERTIES
 from bench.load import QUEUE, fill
 from bench.processes import Meter, measured
-from bench.rabbitmq import rabbitmq
-from bench.suite import Bar, Bench, Figures, Medians, Row
+from bench.suite import Bar, Bench, Figures, Medians, Row, Skipped
 from marq.wire.names import Names
 
 #: Bars of ``run``: its rate divided by the confluent-kafka consumer group's.
@@ -55,10 +55,15 @@ def native(bench: Bench, client: str, how: tuple[object, ...] = ()) -> Figures:
 
 
 def quorum_queue(bench: Bench, work: str = "0") -> Figures:
-    """Measure a quorum queue of RabbitMQ by aio-pika: each message durable, with its own ack."""
-    size = bench.size
-    with rabbitmq() as url:
-        return _client(measured("drain_rabbitmq", url, bench.prefix(), size.messages, size.value_bytes, work, PREFETCH))
+    """Measure a quorum queue of RabbitMQ by aio-pika: each message durable, with its own ack.
+
+    Raises:
+        Skipped: no broker is named.
+    """
+    size, url = bench.size, os.environ.get("RABBITMQ_URL")
+    if not url:
+        raise Skipped("RABBITMQ_URL is not set")
+    return _client(measured("drain_rabbitmq", url, bench.prefix(), size.messages, size.value_bytes, work, PREFETCH))
 
 
 def memory(bench: Bench) -> Figures:
