@@ -165,7 +165,6 @@ class EmbeddedBroker:
             self._directory = None
 
     def log_tail(self) -> str:
-        """Return the end of the log of the broker and its JVM."""
         return errors.end(self._started_directory().log())
 
     def __enter__(self) -> Self:

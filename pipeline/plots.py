@@ -49,7 +49,6 @@ class Plot:
 
 
 def draw(plot: Plot, rows: pd.DataFrame) -> bytes:
-    """Return the PNG of a plot of rows of the table ``stats``."""
     settings = {
         "text.color": TEXT, "axes.labelcolor": TEXT, "xtick.color": TEXT, "ytick.color": TEXT,
         "axes.edgecolor": GRID, "axes.facecolor": GROUND, "grid.color": GRID, "font.size": 9,

@@ -49,7 +49,6 @@ Pictures = Mapping[str, bytes]
 
 
 def page(rows: pd.DataFrame, drawn: Pictures, *, generated_at: datetime, window_ms: int) -> str:
-    """Return the page from rows of the table ``stats`` and the pictures of its plots."""
     totals = busiest_first(rows)
     begin, end, now = (
         f"{moment:%Y-%m-%d %H:%M:%S}" for moment in (totals["starts_at"].min(), totals["ends_at"].max(), generated_at)

@@ -38,7 +38,6 @@ def send(bench: Bench, way: str, part: float = 1.0) -> Figures:
 
 
 async def count_records(servers: str, topic: str, partitions: int) -> int:
-    """Return the number of records of a topic without transactions."""
     consumer = AIOKafkaConsumer(bootstrap_servers=servers)
     await consumer.start()
     try:
@@ -113,7 +112,6 @@ def scale(bench: Bench, each: int) -> Figures:
 
 
 async def wait_until_joined(servers: str, group: str, members: int) -> None:
-    """Wait until a group is stable with so many members."""
     admin = AIOKafkaAdminClient(bootstrap_servers=servers)
     await admin.start()
     try:
