@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,18 +13,35 @@ DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "guarantees.md"
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 
 
-def write_table(results: Sequence[Result]) -> None:
-    """Put the table between its two marks.
+def write_table(results: Sequence[Result], *, whole: bool = True) -> None:
+    """Put the table between its two marks, or only the rows of these scenarios: all other rows stay as they are.
 
     Raises:
         ValueError: the document has no such marks.
     """
     text = DOCUMENT.read_text(encoding="utf-8")
     before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    former, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"{DOCUMENT}: expected the lines {BEGIN} and {END}")
-    DOCUMENT.write_text(f"{before}{BEGIN}\n{table(results)}\n{END}{after}", encoding="utf-8")
+    found = table(results) if whole else merged(former, results)
+    DOCUMENT.write_text(f"{before}{BEGIN}\n{found}\n{END}{after}", encoding="utf-8")
+
+
+def merged(text: str, results: Sequence[Result]) -> str:
+    """Return a table with the rows of these scenarios in it, in place of older ones or at its end."""
+    head, *rows = text.strip().splitlines()
+    for result in results:
+        named = f"(`{result.scenario.name}`)"
+        row = _row(result)
+        if any(named in each for each in rows):
+            rows = [row if named in each else each for each in rows]
+        else:
+            rows.append(row)
+    names = [each for each in rows if "(`" in each]
+    passed = sum("**failed**" not in each for each in names)
+    head = re.sub(r"\d+ of \d+", f"{passed} of {len(names)}", head)
+    return "\n".join([head, *rows])
 
 
 def table(results: Sequence[Result]) -> str:

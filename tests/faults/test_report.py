@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from faults.__main__ import SCENARIOS, chosen, summary
-from faults.report import table
+from faults.report import merged, table
 from faults.scenario import Result
 from faults.soak import Sample, unbounded
 from faults.stage import recovery_seconds
@@ -55,6 +55,20 @@ def test_a_row_names_second_dead_letters_and_messages_that_are_handled_and_dead(
     ends = "4 second dead letters; 5 handled and dead (2 by 1, 3 by 6)"
     assert row.endswith(f"| 3 (2 by 1, 1 by 6); {ends} | 1.2 s |")
     assert ends.replace(";", ",") in ended.line()
+
+
+def test_rows_of_scenarios_that_were_played_alone_go_into_the_table_and_leave_the_others() -> None:
+    head = "12 of 12 passed\n\n| what happens |\n|---|"
+    rows = [f"| old (`{QUICK[0].name}`) | 7 |", "| another (`another`) | 8 |"]
+
+    changed = merged("\n".join([head, *rows]), [result()]).splitlines()
+    added = merged("\n".join([head, rows[1]]), [result()]).splitlines()
+
+    assert changed[0] == added[0] == "2 of 2 passed"
+    assert changed[1:4] == added[1:4] == head.splitlines()[1:]
+    assert QUICK[0].fault in changed[4]
+    assert (changed[5], added[4]) == (rows[1], rows[1])
+    assert added[5] == changed[4]
 
 
 def test_recovery_is_the_time_until_all_that_was_sent_before_the_last_fault_is_done() -> None:
