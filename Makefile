@@ -26,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 step = @echo "==> $(1)"; began=$$(date +%s); if $(2); then echo "    $$(( $$(date +%s) - began )) s"; \
 	else echo "==> $(1): FAILED after $$(( $$(date +%s) - began )) s" >&2; exit 1; fi
 
-.PHONY: help setup python packages kafka demo test verify coverage broker bench simulate mutants faults soak recovery delays starts scale pipeline docs screenshots browser lint chart clean audit lock
+.PHONY: help setup python packages kafka demo test verify coverage broker bench simulate mutants faults soak recovery delays scale pipeline docs screenshots browser lint chart clean audit lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -85,9 +85,6 @@ recovery: setup ## how soon a worker with open leases fires again: make recovery
 
 delays: setup ## a great many delayed messages: memory, restart, lateness: make delays PENDING=1000000
 	@ONLY=delays RUNS=1 MESSAGES=$(PENDING) $(RUN) -m bench
-
-starts: setup ## what consumers that start in transactions save, cost and delay
-	@ONLY=starts RUNS=$(or $(RUNS),5) MESSAGES=$(or $(MESSAGES),200000) $(RUN) -m bench
 
 scale: setup ## the pipeline on a history whose truth is known: make scale MESSAGES="1000000 10000000"
 	@$(RUN) -m bench.pipeline --messages $(or $(MESSAGES),1000000)

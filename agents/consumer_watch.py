@@ -81,7 +81,6 @@ class Unattended:
         return suspects
 
     def note(self, suspects: Iterable[str], unattended: Collection[str], passed_s: float) -> None:
-        """Note which of the suspects have no consumer."""
         for name in suspects:
             queue = self._queues[name]
             queue.no_consumer_s = queue.no_consumer_s + passed_s if name in unattended else 0.0

@@ -268,12 +268,10 @@ class PartitionWriter:
         for key, value in changes.items():
             headers = self._owner if key == rows.APPLIED_KEY else []
             if batch.append(key=key, value=value, timestamp=at_ms, headers=headers) is None:
-                if batch.record_count():
-                    sends.append(await producer.send_batch(batch, topic, partition=self.partition))
-                    batch = producer.create_batch()
-                if batch.append(key=key, value=value, timestamp=at_ms, headers=headers) is None:
-                    # Larger than a batch: the producer makes one for this record alone.
-                    sends.append(await producer.send(topic, value, key, self.partition, timestamp_ms=at_ms))
+                sends.append(await producer.send_batch(batch, topic, partition=self.partition))
+                batch = producer.create_batch()
+                # An empty batch takes a row of any size.
+                batch.append(key=key, value=value, timestamp=at_ms, headers=headers)
         if batch.record_count():
             sends.append(await producer.send_batch(batch, topic, partition=self.partition))
         return sends

@@ -15,7 +15,7 @@ from aiokafka.structs import ConsumerRecord
 from agents.inbox import Fetched
 from agents.progress import ProgressReport
 from marq.kafka.offsets import Place
-from marq.kafka.positions import Positions
+from marq.kafka.positions import Progress
 from marq.kafka.reader import NotCommitted
 from marq.kafka.records import Records
 from marq.kafka.serving import Serving
@@ -66,7 +66,6 @@ class _Lane:
     """One partition: its records that wait for the receiver, and the offset of the next record."""
 
     position: int
-    positions: Positions
     #: Where reading began.
     start: int
     records: deque[Record] = field(default_factory=deque)
@@ -82,6 +81,7 @@ class StreamReader:
         self._serving = serving
         self._partitions = partitions
         self._lanes: dict[Source, _Lane] = {}
+        self._progress = Progress()
         #: Assigned partitions whose start positions are not known yet.
         self._unplaced: set[Source] = set()
         #: Number of assignments and revocations.
@@ -117,6 +117,7 @@ class StreamReader:
         """Forget records that were not fetched: the next owner reads them from the committed offset."""
         self._changes += 1
         self._lanes.clear()
+        self._progress.clear()
         self._unplaced.clear()
         self._rewound.clear()
 
@@ -211,7 +212,8 @@ class StreamReader:
         self._unplaced.clear()
         for source, place in places.items():
             start = max(place.start, starts[source])
-            self._lanes[source] = _Lane(start, place.positions, start)
+            self._lanes[source] = _Lane(start, start)
+            self._progress.begin(source, place.positions, start)
             self._rewound[source] = start
 
     async def _look_for_lost(self) -> None:
@@ -237,16 +239,10 @@ class StreamReader:
             count = min(len(lane.records), max_records)
             if count:
                 max_records -= count
-                taken[source] = self._unmet(source, Records.of([lane.records.popleft() for _ in range(count)]), lane)
+                taken[source] = Records.of([lane.records.popleft() for _ in range(count)])
                 # Last, so that the next fetch begins with another partition.
                 self._lanes[source] = self._lanes.pop(source)
-        return taken
-
-    def _unmet(self, source: Source, read: Records, lane: _Lane) -> Records:
-        """Remove the keys of records that their queues have already received: no queue gets those."""
-        if read.offsets[0] >= lane.positions.furthest:
-            return read
-        return lane.positions.unmet(self._serving, source, read)
+        return self._progress.unmet(self._serving, taken)
 
     async def _seek_back(self) -> None:
         while self._rewound:
@@ -265,12 +261,9 @@ class StreamReader:
                 del self._rewound[source]
 
     async def commit(self, offsets: Mapping[Source, int]) -> None:
-        after: dict[Source, Positions] = {}
-        for source, offset in offsets.items():
-            lane = self._lanes.get(source)
-            if lane is None:
-                raise NotCommitted(f"{source.topic}/{source.partition} is not assigned any more")
-            after[source] = lane.positions.after(self._serving.queues_in(source.topic), offset)
+        after = self._progress.after(self._serving, offsets)
+        for topic, partition in offsets.keys() - after.keys():
+            raise NotCommitted(f"{topic}/{partition} is not assigned any more")
         try:
             async with asyncio.timeout(COMMIT_SECONDS):
                 await self._partitions.commit(
@@ -281,10 +274,7 @@ class StreamReader:
                 )
         except (KafkaError, TimeoutError) as error:
             raise NotCommitted(str(error) or type(error).__name__) from error
-        for source, positions in after.items():
-            lane = self._lanes.get(source)
-            if lane is not None:
-                lane.positions = positions
+        self._progress.take(after)
 
     def rewind(self, offsets: Mapping[Source, int]) -> None:
         for source, offset in offsets.items():

@@ -7,7 +7,7 @@ an event is a :class:`Fetched`: all records of one partition in one fetch. The t
 * reports where each batch began, so that readers can tell a gap from the offsets of control records;
 * commits given offsets immediately and reports the outcome, for the queue consumer agent's third step.
 
-app/faust_api.py lists the private interfaces of Faust that it uses.
+tests/worker/faust_reliances.py lists the private interfaces of Faust that it uses.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ BATCH = 2_000
 
 
 def queue_name(number: int) -> str:
-    """Return the name of one of many queues."""
     return f"queue-{number}"
 
 

@@ -2,8 +2,7 @@
 
 A history with a known truth (:mod:`bench.history`) is written to Kafka. Then ``ingest``, ``lifecycle`` and ``audit``
 run as processes. Any difference between their figures and the truth ends the run. Memory is that of all processes of a
-job at a time, with shared pages counted for each. Several sizes in one run show how time grows with size, in a plot
-too.
+job at a time, with shared pages counted for each. Several sizes in one run show how time grows with size.
 """
 
 from __future__ import annotations
@@ -15,10 +14,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from bench.history import TURN, History, Truth
@@ -35,7 +32,6 @@ MAX_MEMORY_GIB = 4.0
 #: Limit of the time of a marker in the largest run, divided by that in the smallest.
 MAX_GROWTH = 1.2
 JOBS = ("ingest", "lifecycle", "audit")
-PLOT = Path(__file__).parents[1] / "docs" / "pipeline-scale.png"
 
 _OPTIONS = {"audit": ("--json", "--drained")}
 _INGESTED = re.compile(r"([\d,]+) (markers|corrupt|messages|dead_letters)")
@@ -127,35 +123,9 @@ def _marker_seconds(figures: Mapping[str, float]) -> float:
     return sum(figures[f"{job}_seconds"] for job in JOBS) / figures["markers"]
 
 
-def plot(runs: Sequence[Figures], path: Path) -> None:
-    """Draw the time of each job over the number of markers."""
-    from matplotlib.figure import Figure  # slow to import
-
-    figure = Figure(figsize=(9, 5), layout="constrained")
-    axes = figure.subplots()
-    millions = [run["markers"] / 1e6 for run in runs]
-    for job in JOBS:
-        axes.plot(millions, [run[f"{job}_seconds"] for run in runs], marker="o", label=job)
-    for text, rate, style in (
-        ("bar of ingest", INGEST_PER_SECOND, ":"),
-        ("bar of lifecycle and audit together", JUDGED_PER_SECOND, "--"),
-    ):
-        limits = [0, millions[-1]]
-        axes.plot(limits, [limit * 1e6 / rate for limit in limits], style, color="grey", linewidth=1, label=text)
-    axes.set_xlabel("million markers")
-    axes.set_ylabel("seconds")
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
-    axes.legend(loc="upper left")
-    figure.savefig(path, dpi=100)
-
-
 def main() -> None:
-    default = Size()
     parser = argparse.ArgumentParser(prog="python -m bench.pipeline", description="Measure the data pipeline.")
     parser.add_argument("--messages", type=int, nargs="+", default=[1_000_000], help="one run for each number")
-    parser.add_argument("--value-bytes", type=int, default=default.value_bytes, help="bytes of each message's value")
-    parser.add_argument("--partitions", type=int, default=default.partitions, help="partitions of the topics")
     options = parser.parse_args()
     if any(messages < TURN or messages % TURN for messages in options.messages):
         parser.error(f"--messages: expected a multiple of {TURN:,}")
@@ -168,10 +138,7 @@ def main() -> None:
         runs=1,
         warm=0,
     )
-    size = replace(default, messages=sizes[-1], value_bytes=options.value_bytes, partitions=options.partitions)
-    [outcome] = run([row], size, "pipeline-")
-    if len(outcome.medians) > 1:
-        plot([*outcome.medians.values()], PLOT)
+    [outcome] = run([row], Size(sizes[-1]), "pipeline-")
     sys.exit(exit_code([outcome]))
 
 

@@ -1,4 +1,4 @@
-"""Write the results of a whole run into docs/benchmarks.md, and plot them: ``python -m bench.table [FILE]``.
+"""Write the results of a whole run into docs/benchmarks.md: ``python -m bench.table [FILE]``.
 
 Without a file it takes the newest one of ``bench/results``.
 """
@@ -16,11 +16,8 @@ from bench.report import RESULTS
 from bench.rows.drain import AIOKAFKA, GROUP, ITERATE, QUORUM, RUN, RUN_BATCH, SHARE
 from bench.suite import format_number
 
-ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs"
-PAGE = DOCS / "benchmarks.md"
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- bench.table begins -->", "<!-- bench.table ends -->"
-DRAINS_PNG, WORK_PNG = "bench-drains.png", "bench-work.png"
 
 Result = Mapping[str, Any]
 Medians = Mapping[str, Mapping[str, float]]
@@ -33,8 +30,6 @@ NAMES = {
     GROUP: "confluent-kafka consumer group, offsets only",
     AIOKAFKA: "aiokafka consumer group, offsets only",
 }
-#: Colours that can be told apart by people who do not see all of them (Okabe and Ito): Marq's, and the others'.
-OWN, OTHERS = "#0072B2", ("#D55E00", "#8C6D00")
 
 
 def newest(folder: Path = RESULTS) -> Path:
@@ -68,11 +63,9 @@ def _heading(result: Result, name: str) -> str:
 def _tables(rows: Mapping[str, Any]) -> Iterator[str]:
     if "drain" in rows:
         yield _drains(rows["drain"]["medians"])
-        yield f"![Rates of drains]({DRAINS_PNG})"
     work = {name.partition("-")[2]: row["medians"] for name, row in rows.items() if name.startswith("work-")}
     if work:
         yield _work(work)
-        yield f"![Rates with work per message]({WORK_PNG})"
     if "rabbitmq" in rows:
         yield _rabbitmq(rows["rabbitmq"])
 
@@ -146,57 +139,11 @@ def between(page: str) -> str:
     return page.partition(f"{BEGIN}\n")[2].partition(f"\n{END}")[0].strip()
 
 
-def plot(rows: Mapping[str, Any], folder: Path) -> None:
-    """Draw the rates of drains and of work, as far as they were measured."""
-    if "drain" in rows:
-        _plot_drains(rows["drain"]["medians"], folder / DRAINS_PNG)
-    cells = {name.partition("-")[2]: row["medians"] for name, row in rows.items() if name.startswith("work-")}
-    if cells:
-        _plot_work(cells, folder / WORK_PNG)
-
-
-def _plot_drains(medians: Medians, path: Path) -> None:
-    from matplotlib.figure import Figure  # slow to import
-
-    names = sorted(medians, key=lambda name: medians[name]["rate"])
-    figure = Figure(figsize=(9, 0.5 * len(names) + 1.2), layout="constrained")
-    axes = figure.subplots()
-    colors = [OWN if name.startswith("marq") else OTHERS[0] for name in names]
-    drawn = axes.barh(names, [medians[name]["rate"] / 1000 for name in names], color=colors)
-    axes.bar_label(drawn, fmt="{:,.0f}", padding=3)
-    axes.set_xlabel("thousand messages a second, once it runs")
-    _save(figure, axes, "A full queue drained by one process", path)
-
-
-def _plot_work(cells: Mapping[str, Medians], path: Path) -> None:
-    from matplotlib.figure import Figure  # slow to import
-
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    axes = figure.subplots()
-    width = 0.8 / 3
-    for at, (name, color) in enumerate(zip((RUN, SHARE, GROUP), (OWN, *OTHERS), strict=True)):
-        places = [cell + (at - 1) * width for cell in range(len(cells))]
-        heights = [medians[name]["rate"] / 1000 if name in medians else 0 for medians in cells.values()]
-        drawn = axes.bar(places, heights, width, color=color, label=name)
-        axes.bar_label(drawn, fmt="{:,.0f}", padding=2, fontsize=8)
-    axes.set_xticks(range(len(cells)), [_waiting(cell) for cell in cells])
-    axes.set_ylabel("thousand messages a second")
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, frameon=False)
-    _save(figure, axes, "Messages that take their time: waiting for each", path)
-
-
-def _save(figure: Any, axes: Any, title: str, path: Path) -> None:
-    axes.set_title(title, loc="left", fontweight="bold")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110, metadata={"Software": None})
-
-
 def main() -> None:
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else newest()
     result = json.loads(path.read_text(encoding="utf-8"))
     PAGE.write_text(placed(PAGE.read_text(encoding="utf-8"), render(result, path.name)), encoding="utf-8")
-    plot(result["rows"], DOCS)
-    print(f"{PAGE.name} and the plots in {DOCS.name} show {path.name}")
+    print(f"{PAGE.name} shows {path.name}")
 
 
 if __name__ == "__main__":

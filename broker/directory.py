@@ -35,7 +35,6 @@ class BrokerDirectory:
 
     @property
     def temporary(self) -> list[Path]:
-        """The directories to delete with the broker."""
         return [] if self._removal is None else [self.path]
 
     @property

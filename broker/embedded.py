@@ -157,11 +157,6 @@ class EmbeddedBroker:
         if self._process is not None:
             self._process.resume()
 
-    def restart(self, limit_seconds: float = START_LIMIT_SECONDS) -> Self:
-        """Stop cleanly, then start on the same address with the same data."""
-        self.stop()
-        return self.start(limit_seconds)
-
     def close(self) -> None:
         """Stop, and delete a temporary data directory."""
         self.stop()
@@ -170,7 +165,6 @@ class EmbeddedBroker:
             self._directory = None
 
     def log_tail(self) -> str:
-        """Return the end of the log of the broker and its JVM."""
         return errors.end(self._started_directory().log())
 
     def __enter__(self) -> Self:

@@ -144,7 +144,6 @@ _ARCHIVE_PREFIX = "kafka-classes-"
 
 
 def archive_path(runtime: Runtime, class_path: str) -> Path:
-    """Return the path of the archive for this Java and these jars."""
     files = [runtime.path.resolve(), *map(Path, class_path.split(os.pathsep))]
     # The JVM also compares times and sizes, and ignores the archive of a jar that was fetched again since.
     stats = [f"{file} {file.stat().st_mtime_ns} {file.stat().st_size}" for file in files]

@@ -45,7 +45,6 @@ class Membership:
 
 
 def new_cluster_id() -> str:
-    """Return an id for a cluster's data."""
     # Begins with "u", because Kafka's tools would take a leading "-" for an option.
     return "u" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
 

@@ -24,7 +24,7 @@ _ORDER = [module.__name__ for module in (consumers, workers, brokers, disks, net
 SCENARIOS = sorted(DECLARED, key=lambda scenario: _ORDER.index(scenario.play.__module__))
 
 
-def chosen(only: str, *, quick: bool) -> list[Scenario]:
+def chosen(only: str) -> list[Scenario]:
     """Return the scenarios whose names begin with one of those in ``only``, separated by commas; all without it.
 
     Raises:
@@ -35,11 +35,7 @@ def chosen(only: str, *, quick: bool) -> list[Scenario]:
         if not any(scenario.name.startswith(name) for scenario in SCENARIOS):
             known = ", ".join(scenario.name for scenario in SCENARIOS)
             raise ValueError(f"ONLY={name}: no scenario begins with it; there are {known}")
-    return [
-        scenario
-        for scenario in SCENARIOS
-        if (not wanted or scenario.name.startswith(tuple(wanted))) and (scenario.quick or not quick)
-    ]
+    return [scenario for scenario in SCENARIOS if not wanted or scenario.name.startswith(tuple(wanted))]
 
 
 async def play_all(scenarios: Sequence[Scenario], *, audit: bool = False) -> list[Result]:
@@ -67,20 +63,15 @@ def summary(results: Sequence[Result], seconds: float) -> dict[str, object]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m faults", description=__doc__)
     parser.add_argument("--only", default="", metavar="NAME,…", help="only scenarios whose names begin so")
-    parser.add_argument("--quick", action="store_true", help="only those that the tests play")
-    parser.add_argument("--list", action="store_true", help="list the scenarios")
     parser.add_argument("--seed", type=int, default=1, help="seed of the random scenarios")
     parser.add_argument("--audit", action="store_true", help="also let the data pipeline audit each")
     parser.add_argument("--write", action="store_true", help=f"write the table into {DOCUMENT.name}")
     options = parser.parse_args()
     try:
-        scenarios = chosen(options.only, quick=options.quick)
+        scenarios = chosen(options.only)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if options.list:
-        print("\n".join(f"{scenario.name:36} {scenario.fault}" for scenario in scenarios))
-        return 0
     os.environ[SEED_VARIABLE] = str(options.seed)
     # The outages are intended.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)

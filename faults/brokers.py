@@ -91,7 +91,6 @@ async def leader_killed(stage: Stage, cluster: Cluster) -> None:
 
 
 async def leader_of(stage: Stage, cluster: Cluster, partition: int) -> int:
-    """Return the node that leads a markers partition."""
     topic = stage.settings.names.markers
     leader: int | None = None
 

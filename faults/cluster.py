@@ -29,7 +29,7 @@ class Cluster:
     Methods block, except ``leader_of``. ``properties`` are on top of the settings of all nodes.
     """
 
-    def __init__(self, nodes: int = 3, *, properties: Mapping[str, str] | None = None, heap: str = HEAP) -> None:
+    def __init__(self, nodes: int = 3, *, properties: Mapping[str, str] | None = None) -> None:
         ids = range(FIRST_NODE_ID, FIRST_NODE_ID + nodes)
         controllers = {node: ports.free_port(HOST) for node in ids}
         cluster_id = new_cluster_id()
@@ -39,7 +39,7 @@ class Cluster:
                 address=ports.join_address(HOST, ports.free_port(HOST)),
                 membership=Membership(node, controllers, cluster_id),
                 properties=settings,
-                heap=heap,
+                heap=HEAP,
             )
             for node in ids
         }

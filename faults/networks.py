@@ -145,7 +145,6 @@ _WORKER_SEEN = "redelivery stands still meanwhile"
 
 
 def declare(client: str, slow_seen: str, seen: str) -> None:
-    """Declare the scenarios of one client."""
     place = partial(behind_proxies, "PROXIED")
     slow = f"{DELAY_SECONDS * 1000:.0f} ms in each direction between {client} and broker, for {GONE_SECONDS:.0f} s"
     cut = f"connections between {client} and broker are cut and refused, for {GONE_SECONDS:.0f} s"

@@ -108,7 +108,6 @@ class Result:
         return not self.wrong and self.figures.get("lost") == 0 and not self.figures.get("stranded")
 
     def line(self) -> str:
-        """The result in one line."""
         figures = self.figures
         causes = ", ".join(f"cause {cause}: {count}" for cause, count in sorted(figures.get("causes", {}).items()))
         again = ", ".join(dead_again(figures))

@@ -35,7 +35,6 @@ SAMPLE_SECONDS = 1.0
 #: The last third may have this much more than the first: so many times, and as many on top.
 GROWTH = 1.5
 SLACK = {"worker_mib": 50.0, "consumer_mib": 50.0, "broker_mib": 200.0, "files": 100.0, "open": 500.0, "backlog": 500.0}
-PLOT = Path(__file__).resolve().parent.parent / "docs" / "soak.png"
 
 
 @dataclass(frozen=True)
@@ -188,31 +187,8 @@ def unbounded(samples: Sequence[Sample]) -> list[str]:
     return found
 
 
-def plot(soak: Soak, path: Path) -> None:
-    """Draw the samples, with a line at each fault."""
-    from matplotlib.figure import Figure  # slow to import
-
-    drawn = (
-        ("MiB", ("worker_mib", "consumer_mib", "broker_mib")),
-        ("open files", ("files",)),
-        ("messages", ("open", "backlog")),
-    )
-    figure = Figure(figsize=(10, 8), layout="constrained")
-    for axes, (label, names) in zip(figure.subplots(len(drawn), sharex=True), drawn, strict=True):
-        for name in names:
-            times = [sample.seconds for sample in soak.samples]
-            axes.plot(times, [getattr(sample, name) for sample in soak.samples], label=name, linewidth=1)
-        for seconds, _ in soak.faults:
-            axes.axvline(seconds, color="grey", linewidth=0.5, linestyle=":")
-        axes.set_ylabel(label)
-        axes.legend(loc="upper left", fontsize="small")
-        axes.set_ylim(bottom=0)
-    axes.set_xlabel("seconds; a dotted line is a fault")
-    figure.savefig(path, dpi=100)
-
-
-async def run(minutes: float, seed: int, drawing: Path) -> dict[str, object]:
-    """Play, check, and draw.
+async def run(minutes: float, seed: int) -> dict[str, object]:
+    """Play and check.
 
     Raises:
         RigError: it could not be played to its end.
@@ -223,7 +199,6 @@ async def run(minutes: float, seed: int, drawing: Path) -> dict[str, object]:
             soak = Soak(stage, broker, seed)
             await soak.play(minutes)
             await stage.finish()
-    plot(soak, drawing)
     report = check(stage.events)
     if report.findings:
         stage.write(folder / "history.jsonl")
@@ -251,13 +226,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m faults.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=None, help="which faults come (default: by chance)")
-    parser.add_argument("--plot", type=Path, default=PLOT, help=f"where to draw (default: {PLOT.name} in docs)")
     given = parser.parse_args()
     # The outages are meant.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     seed = random.randrange(1_000_000) if given.seed is None else given.seed
     try:
-        found = asyncio.run(run(given.minutes, seed, given.plot))
+        found = asyncio.run(run(given.minutes, seed))
     except RigError as error:
         print(f"error: seed {seed}: {error}", file=sys.stderr)
         return 1

@@ -45,8 +45,6 @@ RATE, STEP = 200, 20
 
 
 class ConsumerProcess(Recorded):
-    """``python -m faults.consumer``."""
-
     def __init__(
         self, name: str, queue: str, options: Sequence[str], environment: Mapping[str, str], folder: Path
     ) -> None:

@@ -329,7 +329,6 @@ def _explained(error: PySparkException, stream: Stream) -> PipelineError:
 
 
 def batches(lake: Lake, stream: str, after: int, to: int) -> Iterator[Commit]:
-    """Yield the commits of a stream after one batch, up to another."""
     for number in range(after + 1, to + 1):
         commit = lake.commit(stream, number)
         if commit is None:

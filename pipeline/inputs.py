@@ -67,7 +67,6 @@ def read(spark: SparkSession, path: str, form: str) -> Input:
 
 
 def unreadable(path: str, form: str, error: BaseException) -> PipelineError:
-    """Return the error for an unreadable input."""
     condition = getattr(error, "getCondition", lambda: None)() or ""
     for prefix, text in (
         ("PATH_NOT_FOUND", "there is no such file or directory"),

@@ -10,7 +10,6 @@ import os
 from collections.abc import Mapping
 from hashlib import file_digest
 from importlib import resources
-from importlib.resources.abc import Traversable
 from pathlib import Path
 
 import pyspark
@@ -30,9 +29,9 @@ def directory(environment: Mapping[str, str] = os.environ) -> Path:
     return cache_directory(environment) / f"spark-kafka-{pyspark.__version__}"
 
 
-def read_sums(file: Traversable = SUMS) -> dict[str, str]:
+def read_sums() -> dict[str, str]:
     """Return the SHA-256 of each path in a Maven repository, in the file's order."""
-    lines = (line.split() for line in file.read_text(encoding="ascii").splitlines() if not line.startswith("#"))
+    lines = (line.split() for line in SUMS.read_text(encoding="ascii").splitlines() if not line.startswith("#"))
     return {path: digest for digest, path in lines}
 
 

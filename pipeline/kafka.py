@@ -88,7 +88,6 @@ class Topics:
             return set(_answer(admin.listTopics().names()))
 
     def partitions(self, topics: Iterable[str]) -> dict[str, int]:
-        """Return how many partitions each topic has."""
         with self._admin("looking at topics") as admin:
             return self._partitions(admin, topics)
 

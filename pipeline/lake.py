@@ -105,7 +105,6 @@ class Lake:
             )
 
     def commits(self, stream: str) -> list[Commit]:
-        """Return the commits of a stream, in order."""
         folder = f"{_COMMITS}/{stream}"
         return [json.loads(self._text(f"{folder}/{name}")) for name in self.names(folder)]
 
@@ -126,7 +125,6 @@ class Lake:
         return f"{self.path}/{stage}"
 
     def staged(self, stream: str, number: int, part: str) -> bool:
-        """Return whether a part of a stage exists."""
         return self.exists(f"{_stage(stream, number)}/{part}")
 
     def publish(self, stream: str, number: int, staged: Mapping[str, str], commit: Commit) -> None:
@@ -146,11 +144,9 @@ class Lake:
         self.delete(stage)
 
     def checkpoint(self, stream: str) -> str:
-        """Return the directory of Spark's checkpoint of a stream."""
         return f"{self.path}/{_CHECKPOINTS}/{stream}"
 
     def table(self, table: str, schema: StructType, commits: Iterable[Commit]) -> DataFrame:
-        """Return the rows that some commits added to a table."""
         return self.files(schema, [commit["tables"][table] for commit in commits if table in commit["tables"]])
 
     def files(self, schema: StructType, places: Sequence[str]) -> DataFrame:

@@ -109,7 +109,6 @@ def notes(records: DataFrame, topic: str) -> DataFrame:
 
 
 def unsettled(chosen: DataFrame, noted: DataFrame) -> DataFrame:
-    """Return the dead letters without a note."""
     return chosen.join(noted.select("partition", "offset").distinct(), ["partition", "offset"], "left_anti")
 
 

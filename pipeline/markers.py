@@ -91,7 +91,6 @@ class _Rows:
         self._texts: dict[str, list[str | None]] = {name: [] for name in _TEXTS}
 
     def add(self, partition: int, offset: int, logged_ms: int, value: bytes | None) -> None:
-        """Add the markers of one record."""
         try:
             batch = decode(value)
         except UnknownVersion as error:

@@ -87,7 +87,6 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
 
 
 def of_markers(markers: DataFrame) -> DataFrame:
-    """Return the parts in markers."""
     about_records = markers.where(~F.col("kind").isin("TICK", "ANSWERED", "DISCARD"))
     # A batch has at most 2^16 markers.
     pos = F.col("log_offset") * 65_536 + F.col("index")
@@ -104,7 +103,6 @@ def of_markers(markers: DataFrame) -> DataFrame:
 
 
 def of_messages(messages: DataFrame) -> DataFrame:
-    """Return the parts in records of messages."""
     rows = messages.withColumnRenamed("sent_at", "at")
     columns = {"queue": F.col("queue"), "last_at": F.col("at"), "records": F.lit(1), "record": _value("record")}
     return _row(rows, columns)

@@ -1,9 +1,8 @@
 """Capacity planning: what a target load needs, computed from queue profiles and measured constants.
 
-A plan is a list of :class:`Line`, each with its formula and inputs, so that readers can check a number and substitute
-their own. The model is deliberately simple: rates times bytes, rates times seconds (Little's law), and what was
-measured of Marq, all of it in :data:`CONSTANTS`. It leaves out the processor time of handlers and brokers, and
-compression. Anything beyond the measured sizes becomes a warning.
+The model is deliberately simple: rates times bytes, rates times seconds (Little's law), and what was measured of Marq,
+all of it in :data:`CONSTANTS`. It leaves out the processor time of handlers and brokers, and compression. Anything
+beyond the measured sizes becomes a warning.
 """
 
 from __future__ import annotations
@@ -112,40 +111,54 @@ CONSTANTS: Mapping[str, Constant] = {
     "disk_full": Constant(0.7, "", "planned disk usage", "a choice"),
 }  # fmt: skip
 
-
-@dataclass(frozen=True)
-class Line:
-    """One quantity of a plan, with its formula in words and the numbers that went in."""
-
-    key: str
-    what: str
-    unit: str
-    formula: str
-    value: float
-    inputs: Mapping[str, float]
+#: The quantities of a plan: description and unit.
+QUANTITIES: Mapping[str, tuple[str, str]] = {
+    "rate": ("messages sent", "/s"),
+    "deliveries": ("deliveries", "/s"),
+    "due": ("redeliveries and delayed messages that workers send", "/s"),
+    "markers": ("markers", "/s"),
+    "concurrency": ("messages processed at the same time", ""),
+    "delayed": ("delayed messages at any time", ""),
+    "open": ("open messages in the lease table", ""),
+    "rows": ("rows written", "/s"),
+    "tracker_cores": ("processor of all workers", "cores"),
+    "workers": ("workers", ""),
+    "consumers": ("consumer processes of a group", ""),
+    "partitions": ("partitions of messages and of markers", ""),
+    "messages_disk": ("disk of the messages topic", "bytes"),
+    "markers_disk": ("disk of the markers topic", "bytes"),
+    "changelog_disk": ("disk of the changelog", "bytes"),
+    "dead_letters_disk": ("disk of 30 days of dead letters", "bytes"),
+    "broker_disk": ("disk of all brokers", "bytes"),
+    "worker_disk": ("disk of each worker", "bytes"),
+    "worker_memory": ("memory of each worker", "bytes"),
+    "restart": ("time until a killed worker delivers again", "s"),
+    "takeover": ("time until others deliver for a dead worker", "s"),
+}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The lines in the order of computation; ``guess``: the profiles were not measured."""
+    """A value for each of :data:`QUANTITIES`; ``guess``: the profiles were not measured."""
 
     target: Target
     profiles: Sequence[Profile]
-    lines: Sequence[Line]
+    values: Mapping[str, float]
     warnings: Sequence[str]
     guess: bool
 
-    def __getitem__(self, key: str) -> float:
-        return next(line.value for line in self.lines if line.key == key)
-
     def document(self) -> dict[str, Any]:
         """Return the plan for ``json.dumps``."""
+        lines = [
+            {"key": key, "what": what, "unit": unit, "value": self.values[key]}
+            for key, (what, unit) in QUANTITIES.items()
+        ]
         return {
             "version": 1,
             "guess": self.guess,
             "target": asdict(self.target),
             "queues": [asdict(profile) for profile in self.profiles],
-            "plan": [asdict(line) for line in self.lines],
+            "plan": lines,
             "warnings": list(self.warnings),
             "constants": {name: asdict(constant) for name, constant in CONSTANTS.items()},
         }
@@ -159,7 +172,7 @@ def plan(profiles: Sequence[Profile], target: Target, *, guess: bool = False) ->
     model.processes()
     model.topics()
     model.machines()
-    return Plan(target, planned, model.lines, model.warnings(), guess)
+    return Plan(target, planned, model.values, model.warnings(), guess)
 
 
 def _c(name: str) -> float:
@@ -175,189 +188,95 @@ def _record_bytes(profile: Profile) -> float:
 
 
 class _Model:
-    """Adds one line after the other; later lines use earlier ones."""
+    """Computes one value after the other; later ones use earlier ones."""
 
     def __init__(self, profiles: Sequence[Profile], target: Target) -> None:
         self.profiles = profiles
         self.target = target
-        self.lines: list[Line] = []
-        self._values: dict[str, float] = {}
-
-    def _add(self, key: str, what: str, unit: str, formula: str, value: float, **inputs: float) -> float:
-        self.lines.append(Line(key, what, unit, formula, value, inputs))
-        self._values[key] = value
-        return value
+        self.values: dict[str, float] = {}
 
     def _total(self, per_message: Callable[[Profile], float]) -> float:
         """Return a quantity per second over all queues."""
         return sum(self.target.rates[profile.queue] * per_message(profile) for profile in self.profiles)
 
     def traffic(self) -> None:
-        """Add what happens per second, and how much of it exists at any time."""
-        rate = self._add("rate", "messages sent", "/s", "sum of the target rates", sum(self.target.rates.values()))
-        deliveries = self._add(
-            "deliveries", "deliveries", "/s", "rate x deliveries per message",
-            self._total(lambda profile: profile.deliveries), rate=rate,
-        )  # fmt: skip
-        delays = self._total(lambda profile: profile.delayed_share)
-        redeliveries = max(0.0, deliveries - rate)
-        due = self._add(
-            "due", "redeliveries and delayed messages that workers send", "/s",
-            "deliveries after the first + rate x share of delayed messages",
-            redeliveries + delays, redeliveries=redeliveries, delayed=delays,
-        )  # fmt: skip
-        renewals = self._total(lambda profile: profile.deliveries * profile.renewals)
-        self._add(
-            "markers", "markers", "/s",
-            "per delivery an ACQUIRE, its end and its renewals; per message that a worker sends a fact; per delayed"
-            " message a DELAY",
-            2 * deliveries + renewals + due + delays,
-            deliveries=deliveries, renewals=renewals, facts=due, delays=delays,
-        )  # fmt: skip
-        running, headroom = self._total(lambda p: p.deliveries * p.run_ms / 1000), self.target.headroom
-        self._add(
-            "concurrency", "messages processed at the same time", "",
-            "deliveries x mean run time x headroom: the concurrency of all consumers",
-            math.ceil(running * headroom), at_work=running, headroom=headroom,
-        )  # fmt: skip
+        """Compute what happens per second, and how much of it exists at any time."""
+        values = self.values
+        rate = values["rate"] = sum(self.target.rates.values())
+        deliveries = values["deliveries"] = self._total(lambda p: p.deliveries)
+        delays = self._total(lambda p: p.delayed_share)
+        due = values["due"] = max(0.0, deliveries - rate) + delays
+        renewals = self._total(lambda p: p.deliveries * p.renewals)
+        # Per delivery an ACQUIRE, its end and its renewals; per message that a worker sends a fact; and DELAYs.
+        values["markers"] = 2 * deliveries + renewals + due + delays
+        running = self._total(lambda p: p.deliveries * p.run_ms / 1000)
+        values["concurrency"] = math.ceil(running * self.target.headroom)
         measured = self._total(lambda p: p.delayed_share * p.delay_ms / 1000)
-        delayed = self._add(
-            "delayed", "delayed messages at any time", "",
-            "--delayed, else rate x share of delayed messages x mean delay",
-            measured if self.target.delayed is None else self.target.delayed, measured=measured,
-        )  # fmt: skip
-        held = self._total(lambda p: p.deliveries * p.hold_ms / 1000)
-        self._add(
-            "open", "open messages in the lease table", "",
-            "deliveries x mean time until closed, backoff included + delayed messages",
-            held + delayed, held=held, delayed=delayed,
-        )  # fmt: skip
-        written = self._total(lambda profile: profile.deliveries * profile.rows_share)
-        self._add(
-            "rows", "rows written", "/s", "deliveries x share of those open for 1 s or longer + delayed messages",
-            written + delays, of_deliveries=written, delays=delays,
-        )  # fmt: skip
+        values["delayed"] = measured if self.target.delayed is None else self.target.delayed
+        # Until the row is closed, backoff included.
+        values["open"] = self._total(lambda p: p.deliveries * p.hold_ms / 1000) + values["delayed"]
+        values["rows"] = self._total(lambda p: p.deliveries * p.rows_share) + delays
 
     def processes(self) -> None:
-        """Add workers, consumers and partitions."""
-        values, headroom = self._values, self.target.headroom
+        """Compute workers, consumers and partitions."""
+        values, headroom = self.values, self.target.headroom
         # Counts the ACQUIRE and the end of each delivery, the most frequent markers.
         records = self._total(lambda p: 2 * p.deliveries / self._batch(p, LEAST_PARTITIONS))
-        cores = self._add(
-            "tracker_cores", "processor of all workers", "cores",
-            "markers x time per marker + their records x time per record + rows written / rows that a worker opens",
-            values["markers"] * _c("marker_cpu") + records * _c("record_cpu") + values["rows"] / _c("rows_rate"),
-            markers=values["markers"], marker_cpu=_c("marker_cpu"), records=records, record_cpu=_c("record_cpu"),
-            rows=values["rows"], rows_rate=_c("rows_rate"),
-        )  # fmt: skip
-        for_due = headroom * values["due"] / _c("due_rate")
-        workers = self._add(
-            "workers", "workers", "",
-            "the largest of: 2, so that one can take over; headroom x cores, because each worker uses one; headroom x"
-            " messages that workers send / what one worker sends on time",
-            max(LEAST_WORKERS, math.ceil(headroom * cores), math.ceil(for_due)),
-            least=LEAST_WORKERS, cores=cores, due=values["due"], due_rate=_c("due_rate"), headroom=headroom,
-        )  # fmt: skip
+        cores = values["markers"] * _c("marker_cpu") + records * _c("record_cpu") + values["rows"] / _c("rows_rate")
+        values["tracker_cores"] = cores
+        # Each worker uses one core, and sends only so many messages on time.
+        for_due = math.ceil(headroom * values["due"] / _c("due_rate"))
+        workers = values["workers"] = max(LEAST_WORKERS, math.ceil(headroom * cores), for_due)
+        # Each group reads the whole topic.
         read = values["rate"] + values["due"]
-        consumers = self._add(
-            "consumers", "consumer processes of a group", "",
-            "headroom x records of the messages topic / what one process reads and acks, because each group reads the"
-            " whole topic; more if handlers compute",
-            max(1, math.ceil(headroom * read / _c("consumer_rate"))),
-            records=read, consumer_rate=_c("consumer_rate"), headroom=headroom,
-        )  # fmt: skip
+        consumers = values["consumers"] = max(1, math.ceil(headroom * read / _c("consumer_rate")))
         # Markers partitions also hold the values of acquired messages.
         arriving = self._total(lambda p: (p.deliveries + p.delayed_share) * _record_bytes(p))
-        self._add(
-            "partitions", "partitions of messages and of markers", "",
-            "the largest of: 4, Marq's default; workers; consumer processes; headroom x bytes / bytes of a partition",
-            max(LEAST_PARTITIONS, workers, consumers, math.ceil(headroom * arriving / _c("partition_rate"))),
-            least=LEAST_PARTITIONS, workers=workers, consumers=consumers, bytes_per_second=arriving,
-            partition_rate=_c("partition_rate"), headroom=headroom,
-        )  # fmt: skip
+        for_bytes = math.ceil(headroom * arriving / _c("partition_rate"))
+        values["partitions"] = max(LEAST_PARTITIONS, workers, consumers, for_bytes)
 
     def topics(self) -> None:
-        """Add the disk space of each topic, all replicas included."""
-        target, values, replication = self.target, self._values, self.target.replication
+        """Compute the disk space of each topic, all replicas included."""
+        target, values, replication = self.target, self.values, self.target.replication
         headers = _c("copy_headers")
         first = self._total(lambda p: (1 - p.delayed_share) * _record_bytes(p))
         again = self._total(lambda p: (p.deliveries - 1 + p.delayed_share) * (_record_bytes(p) + headers))
-        retention_s = target.retention_ms / 1000
-        self._add(
-            "messages_disk", "disk of the messages topic", "bytes",
-            "(messages + redeliveries with headers) x (value + queue name + record frame) x retention x replication",
-            (first + again) * retention_s * replication,
-            first_bytes_per_second=first, copies_bytes_per_second=again, retention_s=retention_s,
-            replication=replication,
-        )  # fmt: skip
-        markers, retention_s = self._total(self._marker_bytes), target.markers_retention_ms / 1000
-        self._add(
-            "markers_disk", "disk of the markers topic", "bytes",
-            "(per delivery the ACQUIRE with the value, its end and its renewals; facts; DELAYs with the value; their"
-            " shares of batch frames) x retention x replication",
-            markers * retention_s * replication,
-            bytes_per_second=markers, retention_s=retention_s, replication=replication,
-        )  # fmt: skip
+        values["messages_disk"] = (first + again) * target.retention_ms / 1000 * replication
+        markers = self._total(self._marker_bytes)
+        values["markers_disk"] = markers * target.markers_retention_ms / 1000 * replication
         row = self._row_bytes()
+        # The active segment of each partition is not compacted; at most it has the rows of a week.
         segments = min(values["partitions"] * _c("segment"), values["rows"] * row * 7 * _DAY_S)
-        self._add(
-            "changelog_disk", "disk of the changelog", "bytes",
-            "(2 x open messages x row, as half may be outdated + the active segment of each partition, at most the"
-            " rows of a week) x replication",
-            (2 * values["open"] * row + segments) * replication,
-            open=values["open"], row_bytes=row, segments_bytes=segments, replication=replication,
-        )  # fmt: skip
+        # Half of the other rows may be outdated.
+        values["changelog_disk"] = (2 * values["open"] * row + segments) * replication
+        # They have no retention.
         dead = self._total(lambda p: p.dead_share * (_record_bytes(p) + 2 * headers))
-        self._add(
-            "dead_letters_disk", "disk of 30 days of dead letters", "bytes",
-            "rate x share of dead letters x record with its headers x 30 days x replication; they have no retention",
-            dead * DEAD_LETTERS_DAYS * _DAY_S * replication,
-            bytes_per_second=dead, days=DEAD_LETTERS_DAYS, replication=replication,
-        )  # fmt: skip
+        values["dead_letters_disk"] = dead * DEAD_LETTERS_DAYS * _DAY_S * replication
 
     def machines(self) -> None:
-        """Add disks, the memory of a worker while another is down, and recovery times."""
-        values, full, row = self._values, _c("disk_full"), self._row_bytes()
+        """Compute disks, the memory of a worker while another is down, and recovery times."""
+        values, full = self.values, _c("disk_full")
         used = sum(values[name] for name in ("messages_disk", "markers_disk", "changelog_disk", "dead_letters_disk"))
-        self._add(
-            "broker_disk", "disk of all brokers", "bytes", "messages + markers + changelog + dead letters, 70 % full",
-            used / full, used=used, disk_full=full,
-        )  # fmt: skip
-        self._add(
-            "worker_disk", "disk of each worker", "bytes",
-            "2 x open messages x row, until RocksDB has compacted, 70 % full; each worker keeps the whole table",
-            2 * values["open"] * row / full, open=values["open"], row_bytes=row, disk_full=full,
-        )  # fmt: skip
+        values["broker_disk"] = used / full
+        # Each worker keeps the whole table, twice until RocksDB has compacted it.
+        values["worker_disk"] = 2 * values["open"] * self._row_bytes() / full
         others = max(1, values["workers"] - 1)
-        rows, partitions = values["open"] / others, values["partitions"]
-        self._add(
-            "worker_memory", "memory of each worker", "bytes",
-            "worker without rows + partitions x RocksDB of one + rows while one worker is down x memory of a row",
-            _c("worker_memory") + partitions * _c("partition_memory") + rows * _c("row_memory"),
-            worker_memory=_c("worker_memory"), partitions=partitions, partition_memory=_c("partition_memory"),
-            rows=rows, row_memory=_c("row_memory"),
-        )  # fmt: skip
-        start, row_time = _c("restart_base"), _c("restart_row")
-        self._add(
-            "restart", "time until a killed worker delivers again", "s", "start + its rows x time to recover one",
-            start + rows * row_time, start=start, rows=rows, row_time=row_time,
-        )  # fmt: skip
+        rows = values["open"] / others
+        rocksdb = values["partitions"] * _c("partition_memory")
+        values["worker_memory"] = _c("worker_memory") + rocksdb + rows * _c("row_memory")
+        values["restart"] = _c("restart_base") + rows * _c("restart_row")
         taken = values["open"] / values["workers"] / others
-        self._add(
-            "takeover", "time until others deliver for a dead worker", "s",
-            "session timeout + rows that each takes over x time to recover one",
-            _c("session") + taken * row_time, session=_c("session"), rows=taken, row_time=row_time,
-        )  # fmt: skip
+        values["takeover"] = _c("session") + taken * _c("restart_row")
 
     def _row_bytes(self) -> float:
         # The queue name occurs twice: in the lease and in the record key.
         total = self._total(lambda p: _c("row_frame") + 2 * _name_bytes(p) + p.size_bytes)
-        return total / self._values["rate"]
+        return total / self.values["rate"]
 
     def _marker_bytes(self, profile: Profile) -> float:
         """Return the bytes of all markers of one message; simultaneous markers share a batch frame."""
         frames = _c("batch_frame") + _c("marker_frame") + _name_bytes(profile) + len("marq.messages")
-        frame = frames / self._batch(profile, self._values["partitions"])
+        frame = frames / self._batch(profile, self.values["partitions"])
         # After the frame: lease, from_offset, a time, a length, the value; an offset; a lease; attempt and cause.
         acquire, end, renewal, fact = frame + 24 + profile.size_bytes, frame + 4, frame + 8, frame + 9
         again = (profile.deliveries - 1) * (fact + _c("copy_headers"))
@@ -370,7 +289,7 @@ class _Model:
 
     def warnings(self) -> list[str]:
         """Return what exceeds the measurements, and leases that are shorter than the work."""
-        values, most = self._values, _c("measured_rows")
+        values, most = self.values, _c("measured_rows")
         texts = [
             f"queue {profile.queue}: 1 of 100 runs takes {show_ms(profile.run_p99_ms)} or longer, its lease is"
             f" {show_ms(profile.lease_ms)}: such runs depend on renewal"

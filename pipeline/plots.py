@@ -1,4 +1,4 @@
-"""Plots of the table ``stats``: each is a PNG, in a light and a dark version.
+"""Plots of the table ``stats``: each is a PNG.
 
 Each queue has its own row of axes, because several queues with several percentiles each are unreadable in one. Only the
 :data:`MAX_QUEUES` busiest queues are plotted. Times are UTC. A gap in a line is a window without measurements; a dot is
@@ -31,27 +31,11 @@ WIDTH_INCHES, ROW_INCHES = 10.0, 2.1
 HEAD_INCHES, LEGEND_INCHES, FOOT_INCHES = 1.05, 0.35, 0.55
 
 
-@dataclass(frozen=True)
-class Theme:
-    """Colours of a version; those of lines suit colour-blind readers (Okabe and Ito)."""
+GROUND, TEXT, GRID = "#ffffff", "#1f2328", "#d8dee4"
+#: Colours of lines; they suit colour-blind readers (Okabe and Ito).
+LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#8C6D00", "#4B4B4B", "#56B4E9", "#6A3D9A")
 
-    name: str
-    ground: str
-    text: str
-    grid: str
-    lines: Sequence[str]
-
-
-LIGHT = Theme(
-    "light", "#ffffff", "#1f2328", "#d8dee4",
-    ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#8C6D00", "#4B4B4B", "#56B4E9", "#6A3D9A"),
-)  # fmt: skip
-DARK = Theme(
-    "dark", "#161b22", "#e6edf3", "#30363d",
-    ("#56B4E9", "#F0883E", "#2EC4A0", "#E39AC6", "#F0E442", "#C9C9C9", "#3F8FD9", "#B79BE8"),
-)  # fmt: skip
-
-Draw = Callable[[Figure, pd.DataFrame, Theme], None]
+Draw = Callable[[Figure, pd.DataFrame], None]
 
 
 @dataclass(frozen=True)
@@ -64,19 +48,18 @@ class Plot:
     draw: Draw
 
 
-def draw(plot: Plot, rows: pd.DataFrame, theme: Theme = LIGHT) -> bytes:
-    """Return the PNG of a plot of rows of the table ``stats``."""
+def draw(plot: Plot, rows: pd.DataFrame) -> bytes:
     settings = {
-        "text.color": theme.text, "axes.labelcolor": theme.text, "xtick.color": theme.text, "ytick.color": theme.text,
-        "axes.edgecolor": theme.grid, "axes.facecolor": theme.ground, "grid.color": theme.grid, "font.size": 9,
+        "text.color": TEXT, "axes.labelcolor": TEXT, "xtick.color": TEXT, "ytick.color": TEXT,
+        "axes.edgecolor": GRID, "axes.facecolor": GROUND, "grid.color": GRID, "font.size": 9,
         "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
         # A queue may be called "$x$", which is not a formula.
         "text.parse_math": False,
     }  # fmt: skip
     with mpl.rc_context(settings):
-        figure = Figure(facecolor=theme.ground, dpi=DPI)
+        figure = Figure(facecolor=GROUND, dpi=DPI)
         FigureCanvasAgg(figure)
-        plot.draw(figure, rows, theme)
+        plot.draw(figure, rows)
         figure.suptitle(plot.title, x=0.01, ha="left", y=1 - 0.12 / figure.get_figheight(), va="top", fontweight="bold")
         picture = io.BytesIO()
         figure.savefig(picture, format="png", metadata={"Software": None})
@@ -175,7 +158,7 @@ def _counted(count: int) -> str:
     return f"{count:,}" if count < 100_000 else EngFormatter(sep="")(count)
 
 
-def _rates(figure: Figure, rows: pd.DataFrame, theme: Theme) -> None:
+def _rates(figure: Figure, rows: pd.DataFrame) -> None:
     """Draw the usual events on the left and failures, which are rarer, on their own scale on the right."""
     queues = shown_queues(rows)
     axes = _axes(figure, len(queues), 2)
@@ -183,12 +166,12 @@ def _rates(figure: Figure, rows: pd.DataFrame, theme: Theme) -> None:
         windows = _windows(rows, queue)
         times = windows["middle"].to_numpy()
         # Equal rates cover each other: an area, a line and dashes stay visible.
-        left.fill_between(times, windows["sent_per_second"], color=theme.lines[0], alpha=0.3, linewidth=0, label="sent")
-        left.plot(times, windows["delivered_per_second"], color=theme.lines[1], linewidth=1.8, label="delivered")
-        dashes = {"color": theme.text, "linewidth": 1.2, "linestyle": (0, (3, 3))}
+        left.fill_between(times, windows["sent_per_second"], color=LINES[0], alpha=0.3, linewidth=0, label="sent")
+        left.plot(times, windows["delivered_per_second"], color=LINES[1], linewidth=1.8, label="delivered")
+        dashes = {"color": TEXT, "linewidth": 1.2, "linestyle": (0, (3, 3))}
         left.plot(times, windows["acked_per_second"], label="acked", **dashes)
         for at, kind in enumerate(("released", "rejected", "expired", "dead")):
-            style = {"color": theme.lines[at + 2], "linestyle": ("-", "--", "-", ":")[at]}
+            style = {"color": LINES[at + 2], "linestyle": ("-", "--", "-", ":")[at]}
             right.plot(times, windows[f"{kind}_per_second"], linewidth=1.4, label=kind, **style)
         left.set_title(_name(queue), loc="left")
         left.set_ylabel("messages/s")
@@ -202,7 +185,7 @@ def _rates(figure: Figure, rows: pd.DataFrame, theme: Theme) -> None:
 def _percentiles(parts: Sequence[tuple[str, str]], shares: Sequence[str]) -> Draw:
     """Return a function that draws a column of axes for each measured part: (prefix of the table's columns, title)."""
 
-    def draw_percentiles(figure: Figure, rows: pd.DataFrame, theme: Theme) -> None:
+    def draw_percentiles(figure: Figure, rows: pd.DataFrame) -> None:
         queues = shown_queues(rows)
         shown = rows[rows["queue"].isin(queues)]
         measured = [part for part in parts if shown[f"{part[0]}_max_ms"].notna().any()] or parts
@@ -212,7 +195,7 @@ def _percentiles(parts: Sequence[tuple[str, str]], shares: Sequence[str]) -> Dra
             for (prefix, title), panel in zip(measured, line_of_axes, strict=True):
                 for share in shares:
                     color, style = _SHARE_STYLES[share]
-                    style = {"color": theme.text if color is None else theme.lines[color], **style}
+                    style = {"color": TEXT if color is None else LINES[color], **style}
                     _line(panel, windows["middle"], windows[f"{prefix}_{share}_ms"], label=share, **style)
                 panel.set_title(f"{_name(queue)}: {title}", loc="left")
                 _durations(panel)
@@ -232,7 +215,7 @@ _SHARE_STYLES: Mapping[str, tuple[int | None, Mapping[str, object]]] = {
 }
 
 
-def _standing(figure: Figure, rows: pd.DataFrame, theme: Theme) -> None:
+def _standing(figure: Figure, rows: pd.DataFrame) -> None:
     windows = {queue: _windows(rows, queue) for queue in shown_queues(rows)}
     panels = [("open", "open at the end of a window", "messages", _counts)]
     if any(of_queue["delayed"].any() for of_queue in windows.values()):
@@ -241,7 +224,7 @@ def _standing(figure: Figure, rows: pd.DataFrame, theme: Theme) -> None:
     axes = _axes(figure, len(panels), 1)
     for (column, title, unit, scale), (panel,) in zip(panels, axes, strict=True):
         for at, (queue, of_queue) in enumerate(windows.items()):
-            _line(panel, of_queue["ends_at"], of_queue[column], color=theme.lines[at], label=_name(queue))
+            _line(panel, of_queue["ends_at"], of_queue[column], color=LINES[at], label=_name(queue))
         panel.set_title(title, loc="left")
         panel.set_ylabel(unit)
         scale(panel)
@@ -249,7 +232,7 @@ def _standing(figure: Figure, rows: pd.DataFrame, theme: Theme) -> None:
     _legend(figure, axes[0][0])
 
 
-def _attempts(figure: Figure, rows: pd.DataFrame, theme: Theme) -> None:
+def _attempts(figure: Figure, rows: pd.DataFrame) -> None:
     queues = shown_queues(rows)
     columns = min(2, len(queues))
     axes = _axes(figure, -(-len(queues) // columns), columns, legend=False)
@@ -257,7 +240,7 @@ def _attempts(figure: Figure, rows: pd.DataFrame, theme: Theme) -> None:
     counts = {queue: _mapping(totals.loc[queue, "attempts"]) for queue in queues}
     most = max([1, *(attempt for of_queue in counts.values() for attempt in of_queue)])
     for queue, panel in zip(queues, axes.flat, strict=False):
-        _bars(panel, counts[queue], most, theme)
+        _bars(panel, counts[queue], most)
         panel.set_title(f"{_name(queue)}: {_counted(sum(counts[queue].values()))} ended", loc="left")
     for panel in axes.flat[len(queues) :]:
         panel.set_visible(False)
@@ -268,9 +251,9 @@ def _attempts(figure: Figure, rows: pd.DataFrame, theme: Theme) -> None:
         first.set_ylabel("of its messages")
 
 
-def _bars(axes: Axes, counts: Mapping[int, int], most: int, theme: Theme) -> None:
+def _bars(axes: Axes, counts: Mapping[int, int], most: int) -> None:
     ended = sum(counts.values())
-    bars = axes.bar(list(counts), [count / ended for count in counts.values()], color=theme.lines[0], width=0.7)
+    bars = axes.bar(list(counts), [count / ended for count in counts.values()], color=LINES[0], width=0.7)
     if most <= 10:
         axes.bar_label(bars, [_counted(count) for count in counts.values()], fontsize=8, padding=2)
     axes.set_ylim(0, 1.18)

@@ -1,7 +1,6 @@
 """``report.html``: the plots and a table for each queue on one self-contained page.
 
-Queue names are untrusted and therefore escaped. The page has each plot twice; the browser shows the one for its light
-or dark mode.
+Queue names are untrusted and therefore escaped.
 """
 
 from __future__ import annotations
@@ -34,33 +33,22 @@ _DURATIONS = (
 _SHARES = ("p50", "p95", "p99", "max")
 
 _STYLE = """
-:root { color-scheme: light dark; --text: #1f2328; --ground: #ffffff; --soft: #59636e; --line: #d8dee4; }
-@media (prefers-color-scheme: dark) {
-  :root { --text: #e6edf3; --ground: #161b22; --soft: #9aa4af; --line: #30363d; }
-}
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--ground); margin: 2rem auto;
-  max-width: 70rem; padding: 0 1rem; }
+body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; background: #ffffff; margin: 2rem auto; max-width: 70rem;
+  padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin: 2.5rem 0 .25rem; overflow-wrap: anywhere; }
-p { margin: .25rem 0 .75rem; color: var(--soft); }
+p { margin: .25rem 0 .75rem; color: #59636e; }
 img { max-width: 100%; height: auto; }
 div.wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .5rem 0 1rem; }
-th, td { padding: .25rem .75rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th, td { padding: .25rem .75rem; text-align: right; border-bottom: 1px solid #d8dee4; white-space: nowrap; }
 th { font-weight: 600; } th:first-child, td:first-child { text-align: left; padding-left: 0; }
 """
 
-#: PNGs by the names of plot and theme.
-Pictures = Mapping[tuple[str, str], bytes]
-
-
-def pictures(rows: pd.DataFrame) -> Pictures:
-    """Draw each plot in each theme."""
-    themes = (plots.LIGHT, plots.DARK)
-    return {(plot.name, theme.name): plots.draw(plot, rows, theme) for plot in plots.PLOTS for theme in themes}
+#: PNGs by the names of plots.
+Pictures = Mapping[str, bytes]
 
 
 def page(rows: pd.DataFrame, drawn: Pictures, *, generated_at: datetime, window_ms: int) -> str:
-    """Return the page from rows of the table ``stats`` and the pictures of its plots."""
     totals = busiest_first(rows)
     begin, end, now = (
         f"{moment:%Y-%m-%d %H:%M:%S}" for moment in (totals["starts_at"].min(), totals["ends_at"].max(), generated_at)
@@ -89,14 +77,9 @@ def page(rows: pd.DataFrame, drawn: Pictures, *, generated_at: datetime, window_
 
 
 def _picture(plot: plots.Plot, drawn: Pictures) -> str:
-    light, dark = (
-        f"data:image/png;base64,{base64.b64encode(drawn[plot.name, theme.name]).decode()}"
-        for theme in (plots.LIGHT, plots.DARK)
-    )
-    return (
-        f'<h2>{escape(plot.title)}</h2><p>{escape(plot.text)}</p><picture><source media="(prefers-color-scheme: dark)"'
-        f' srcset="{dark}"><img src="{light}" alt="{escape(plot.title)}"></picture>'
-    )
+    image = f"data:image/png;base64,{base64.b64encode(drawn[plot.name]).decode()}"
+    title = escape(plot.title)
+    return f'<h2>{title}</h2><p>{escape(plot.text)}</p><img src="{image}" alt="{title}">'
 
 
 def _overview(totals: Sequence[Mapping[str, Any]]) -> str:

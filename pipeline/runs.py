@@ -210,7 +210,6 @@ def _told(tables: Mapping[str, DataFrame]) -> list[DataFrame]:
 
 
 def _merged(runs: Iterable[list[int]]) -> list[list[int]]:
-    """Merge adjacent and overlapping runs of offsets."""
     merged: list[list[int]] = []
     for first, last in sorted(runs):
         if merged and first <= merged[-1][1] + 1:

@@ -21,7 +21,6 @@ MAX_MS = 100 * 365 * DAY_MS
 
 
 def duration_ms(name: str, text: str, *, least_ms: int = 1) -> int:
-    """Return a duration in ms."""
     ms = _number(name, text, _UNITS_MS, "a number and a unit (ms, s, m, h, d), as in 30s or 7d")
     if not least_ms <= ms <= MAX_MS:
         raise PipelineError(f"{name} {text!r}: expected at least {show_ms(least_ms)} and at most 100 years")
@@ -29,7 +28,6 @@ def duration_ms(name: str, text: str, *, least_ms: int = 1) -> int:
 
 
 def size_bytes(name: str, text: str) -> int:
-    """Return a size in bytes."""
     return round(_number(name, text, _BYTES, "bytes, as in 200 or 4KiB (B, kB, KiB, MB, MiB)"))
 
 

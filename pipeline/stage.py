@@ -64,7 +64,6 @@ class Stages:
         self._lake = Lake(spark, data)
 
     def path(self, name: str, part: str = "") -> str:
-        """Return the path of a stage, or of a part of it."""
         return f"{self._lake.path}/{_place(name, part)}"
 
     def hidden(self, name: str) -> str:
@@ -104,7 +103,6 @@ class Stages:
             self._lake.write_text(_place(name, _POSITION), f"{rows}\n")
 
     def remove(self, name: str, part: str = "") -> None:
-        """Delete a stage, or a part of it."""
         with contextlib.suppress(Py4JError):
             self._lake.delete(_place(name, part))
 

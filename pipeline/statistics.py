@@ -305,7 +305,6 @@ def _oldest(lives: DataFrame) -> DataFrame:
 
 
 def _columns(rows: DataFrame, windows: Windows) -> DataFrame:
-    """Return the columns of the table."""
     is_total = F.col("window") == _TOTAL_NUMBER
     first = F.when(is_total, F.lit(0)).otherwise(F.col("window")) + windows.first
     last = F.when(is_total, F.lit(windows.count - 1)).otherwise(F.col("window")) + windows.first

@@ -86,7 +86,6 @@ def limit_arrow_batches(spark: SparkSession, largest_bytes: int) -> None:
 
 
 def check_limits(rate: float | None, limit: int | None, unit: str) -> None:
-    """Check the options --rate and --limit."""
     if rate is not None and not 0 < rate <= MAX_RATE:
         raise PipelineError(f"--rate {rate:g}: expected {unit} a second, more than 0 and at most {MAX_RATE:,}")
     if limit is not None and limit < 1:

@@ -24,14 +24,13 @@ MAX_EVENTS = 60
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m proof.check", description=__doc__)
     parser.add_argument("files", metavar="FILE", type=Path, nargs="+", help="histories, as proof/history.py describes")
-    parser.add_argument("--duplicates", type=int, metavar="N", help="how many duplicates are allowed (default: any)")
     parser.add_argument("--findings", type=int, metavar="N", default=20, help="how many to print (default: 20)")
     given = parser.parse_args(arguments)
     began = time.monotonic()
     # Nothing of a history is garbage before its end, and looking for it takes a third of the time.
     gc.disable()
     try:
-        report = check(read(given.files), given.duplicates)
+        report = check(read(given.files))
     except (MalformedHistory, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

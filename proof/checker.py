@@ -33,7 +33,6 @@ property            meaning of a violation
 ``misplaced``       a redelivery went to another queue
 ``delivered-twice`` one record was delivered twice, and its group neither lost its offsets nor changed
 ``unexplained``     a lease ran out, or a message was delivered again, and the history shows no cause
-``budget``          there were more duplicates than allowed
 ``lease-not-noticed``  an ack was reported as in time although the tracker had redelivered the message before
 ``position-lost``   a tracker continued although records that it needed were gone
 ``quarantine``      an unreadable marker is not in quarantine, or a readable one is
@@ -77,14 +76,14 @@ from proof.history import Event
 from proof.trail import ACK, BITS, REJECT, RELEASE, Fact, Trail, events_of
 
 
-def check(events: Iterable[Event], budget: int | None = None) -> Report:
-    """Check a whole history; ``budget``: how many duplicates are allowed."""
-    return judge(gather(events), budget)
+def check(events: Iterable[Event]) -> Report:
+    """Check a whole history."""
+    return judge(gather(events))
 
 
-def judge(evidence: Evidence, budget: int | None = None) -> Report:
+def judge(evidence: Evidence) -> Report:
     """Judge a history, at most once."""
-    return _Verdict(evidence).give(budget)
+    return _Verdict(evidence).give()
 
 
 class _Verdict:
@@ -103,7 +102,7 @@ class _Verdict:
         #: Messages that ended, or that cannot have ended yet.
         self._done: set[str] = set()
 
-    def give(self, budget: int | None) -> Report:
+    def give(self) -> Report:
         report, evidence = self._report, self._evidence
         report.events = evidence.number
         for trail in self._trails.values():
@@ -117,8 +116,6 @@ class _Verdict:
         self._judge_ends()
         self._judge_redrives()
         self._judge_quarantine()
-        if budget is not None and report.duplicates > budget:
-            self._find("budget", f"{report.duplicates} duplicates, {budget} are allowed")
         return report
 
     # --- records ------------------------------------------------------------------------------------------------------

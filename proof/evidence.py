@@ -74,7 +74,6 @@ class Evidence:
         self._limits: dict[str, list[int]] = {}
 
     def take(self, event: Event) -> None:
-        """Take the next event."""
         handle = _HANDLERS.get(event["op"])
         try:
             if handle is None:

@@ -245,7 +245,6 @@ def _times(batch: Delay | Reschedule) -> Event:
 
 
 def name_of(source: Source, offset: int) -> str:
-    """Return the name of a record."""
     return f"{source.topic}/{source.partition}/{offset}"
 
 

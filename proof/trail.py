@@ -180,12 +180,10 @@ class Ticks:
     clocks: list[int] = field(default_factory=list)
 
     def before(self, offset: int) -> tuple[int, int] | None:
-        """Return offset and clock of the last one before an offset."""
         index = bisect_left(self.offsets, offset) - 1
         return None if index < 0 else (self.offsets[index], self.clocks[index])
 
     def at(self, offset: int) -> int | None:
-        """Return the clock of the one at an offset."""
         index = bisect_right(self.offsets, offset) - 1
         return self.clocks[index] if index >= 0 and self.offsets[index] == offset else None
 

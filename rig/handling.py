@@ -16,7 +16,6 @@ class Teller:
         self._add = add
 
     def deliver(self, message: marq.Message) -> None:
-        """Record that a handler has the message."""
         holder = history.holder_name(token.decode(message.token).holder)
         content = history.content(message.queue, message.key, message.body, tuple(message.headers.items()))
         self._add(

@@ -109,7 +109,6 @@ class Stage:
             self.note("ok", op, target=target)
 
     async def kill(self, program: Program) -> None:
-        """kill -9."""
         self.note("info", "kill", target=program.name)
         await asyncio.to_thread(program.kill)
 

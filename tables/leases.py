@@ -69,7 +69,6 @@ class LeaseTable(faust.Table):
         return Counter()
 
     def rows(self, partition: int) -> Iterator[tuple[bytes, bytes]]:
-        """Return the lease book's rows of a partition."""
         others = (self.data.offset_key, IDENTITY_KEY)
         database = self._database(partition)
         # Both other keys are among the first; comparing a million rows would cost too much.
@@ -224,8 +223,6 @@ class LeaseTable(faust.Table):
 
 
 class PartitionRows(NamedTuple):
-    """One partition of the table, for its owner."""
-
     table: LeaseTable
     partition: int
 

@@ -36,7 +36,7 @@ from app.check.brokers import Appended
 from app.check.reading import Place, Reader
 from app.check.rights import WORKER, Allowed, Use, missing, operations
 from app.check.topics import topics_of
-from marq.kafka.connection import abandon_producer, client_options, close_admin, started
+from marq.kafka.connection import abandon_producer, admin_client, client_options
 from marq.kafka.group_members import GroupMember, described_members
 from marq.kafka.log_reader import LogReader
 from marq.kafka.paced_clients import paced
@@ -222,16 +222,14 @@ async def ensure_rights(client: ClientSettings, use: Use) -> None:
     Otherwise a missing permission would show as a partition without owner, or as a traceback of Faust. Raises Forbidden
     with the commands that grant the missing ones.
     """
-    admin = await started(lambda: AIOKafkaAdminClient(**client_options(client)), client, close_admin)
-    try:
-        async with asyncio.timeout(client.connect_timeout_ms / 1000):
-            allowed = await _allowed(ClusterView(admin, client), client, use)
-    except (KafkaError, TimeoutError) as error:
-        # The start itself will report it.
-        log.debug("rights could not be looked at: %r", error)
-        return
-    finally:
-        await close_admin(admin)
+    async with admin_client(client) as admin:
+        try:
+            async with asyncio.timeout(client.connect_timeout_ms / 1000):
+                allowed = await _allowed(ClusterView(admin, client), client, use)
+        except (KafkaError, TimeoutError) as error:
+            # The start itself will report it.
+            log.debug("rights could not be looked at: %r", error)
+            return
     lacking = missing(client, WORKER, use, allowed)
     if lacking:
         raise missing_permissions(client, lacking)

@@ -22,7 +22,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from app.check.brokers import judge_apis, judge_clock
 from app.check.cluster import ClusterView, GroupFacts, Published
 from app.check.findings import Finding, fine, problem, warning
-from app.check.machine import judge_data_directory, judge_exposure, judge_packages, judge_port, look_at_port
+from app.check.machine import VERSIONS, judge_data_directory, judge_exposure, judge_packages, judge_port, look_at_port
 from app.check.members import Page, judge_members, judge_pages
 from app.check.queues import (
     groups_of,
@@ -47,7 +47,6 @@ from app.check.reading import (
 )
 from app.check.rights import WORKER, Allowed, Use, judge_rights
 from app.check.topics import judge_missing, judge_topics, topics_of
-from app.faust_api import VERSIONS
 from app.faust_worker import reachable_name
 from app.publication import differences
 from app.web.peers import authorization

@@ -14,6 +14,9 @@ from app.web.security import check_exposure
 from config.settings import AppSettings
 from marq.wire.errors import ConfigError
 
+#: Exact versions: each upgrade is a decision, and tests/worker/faust_reliances.py is what to read then.
+VERSIONS = {"faust-streaming": "0.15.3", "mode-streaming": "0.7.1", "aiokafka": "0.14.0", "rocksdict": "0.3.29"}
+
 
 def judge_data_directory(path: Path) -> Finding:
     """Judge whether a worker can write its tables below a directory, which need not exist yet."""

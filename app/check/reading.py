@@ -46,7 +46,6 @@ class Reader:
 
 
 def queues_of(group: str, names: Names, definitions: Definitions) -> list[str]:
-    """Return the queues that a Kafka group reads."""
     owner = names.owner_of_group(group)
     if owner is not None:
         return [owner] if definitions.group(owner) is None else []
@@ -124,7 +123,6 @@ def _judge_handlers(
 def judge_partitions(
     client: ClientSettings, definitions: Definitions, found: Mapping[str, TopicFacts]
 ) -> list[Finding]:
-    """Compare the number of partitions with the settings."""
     messages = found.get(client.names.messages)
     if messages is None:
         return []

@@ -15,13 +15,16 @@ from typing import Any, ClassVar, NoReturn
 
 import click
 import faust
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
 from faust.cli import AppCommand
 
 from app.readable import plain
+from marq.kafka.connection import admin_client
 from marq.kafka.topics import ensure_topics
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
-from marq.wire.errors import MarqError
+from marq.wire.errors import BrokerUnavailable, MarqError
 
 #: Exit codes as of a shell: after Ctrl-C, and if the reader of the output is gone (``| head``).
 INTERRUPTED, BROKEN_PIPE = 130, 141
@@ -135,6 +138,17 @@ async def open_queues(client: ClientSettings, *, changelog: bool = False) -> Asy
     await ensure_topics(client, changelog=changelog)
     async with Queues.of(client) as queues:
         yield queues
+
+
+@asynccontextmanager
+async def open_groups(client: ClientSettings) -> AsyncIterator[AIOKafkaAdminClient]:
+    """Connect a client that describes groups; raises BrokerUnavailable if they can't be described."""
+    async with admin_client(client) as admin:
+        try:
+            yield admin
+        except KafkaError as error:
+            where = client.bootstrap_servers
+            raise BrokerUnavailable(f"{where}: the groups could not be described: {error}") from error
 
 
 def confirm(question: str, *, yes: bool, option: str = "--yes") -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, command, confirm
-from app.commands.terminal import Column, bar, moment_of, read_duration, show, text
+from app.commands.terminal import Column, bar, moment_of, quoted, read_duration, show, text
 from marq.client.dead_letter import DeadLetter
 from marq.dead_letters.dead_letters import Count, DeadLetters, Deleted, Redriven
 from marq.dead_letters.filters import Filters
@@ -37,15 +37,19 @@ FILTERS: Sequence[Callable[..., Any]] = (
     click.option("--id", "identity", metavar="ID", help="Only the message with this id."),
 )  # fmt: skip
 
-_COUNTS = (Column("queue", least=16), Column("letters", right=True), Column("reason", least=20))
+_COUNTS = (
+    Column("queue", lambda count: count.queue, least=16),
+    Column("letters", lambda count: f"{count.letters:,}", right=True),
+    Column("reason", lambda count: count.reason, least=20),
+)
 _LETTERS = (
-    Column("id"),
-    Column("died", rank=2),
-    Column("attempts", rank=3, right=True),
-    Column("reason", least=16),
-    Column("last error", least=12, rank=1),
-    Column("bytes", rank=5, right=True),
-    Column("value", least=12, rank=4),
+    Column("id", lambda letter: letter.id),
+    Column("died", lambda letter: letter.dead_lettered_at.strftime("%Y-%m-%d %H:%M:%S"), rank=2),
+    Column("attempts", lambda letter: str(letter.attempts), rank=3, right=True),
+    Column("reason", lambda letter: letter.reason, least=16),
+    Column("last error", lambda letter: letter.last_error, least=12, rank=1),
+    Column("bytes", lambda letter: f"{len(letter.body):,}", rank=5, right=True),
+    Column("value", lambda letter: quoted(text(letter.body)), least=12, rank=4),
 )
 
 
@@ -94,7 +98,7 @@ def _show_counts(counts: Sequence[Count], *, as_json: bool) -> None:
         rows = [{"queue": count.queue, "reason": count.reason, "letters": count.letters} for count in counts]
         print(json.dumps(rows))
     elif counts:
-        show(_COUNTS, [(count.queue, f"{count.letters:,}", count.reason) for count in counts])
+        show(_COUNTS, counts)
     else:
         print("there are no such dead letters")
 
@@ -103,23 +107,11 @@ def _show_letters(name: str, letters: Sequence[DeadLetter], most: int, *, as_jso
     if as_json:
         print(json.dumps([described(letter) for letter in letters]))
     elif letters:
-        show(_LETTERS, [_row(letter) for letter in letters])
+        show(_LETTERS, letters)
     else:
         print(f"queue {name!r} has no such dead letters")
     if len(letters) == most and not as_json:
         print(f"the {most} oldest; --limit shows more, --count says how many there are")
-
-
-def _row(letter: DeadLetter) -> tuple[str, ...]:
-    return (
-        letter.id,
-        letter.dead_lettered_at.strftime("%Y-%m-%d %H:%M:%S"),
-        str(letter.attempts),
-        letter.reason,
-        letter.last_error,
-        f"{len(letter.body):,}",
-        repr(text(letter.body) or "")[1:-1],
-    )
 
 
 def described(letter: DeadLetter) -> dict[str, Any]:

@@ -11,8 +11,7 @@ import click
 
 from agents.listing import DEFAULT_MESSAGES, MAX_MESSAGES, read_choice
 from app.commands.command import JSON, YES, command, confirm
-from app.commands.terminal import WATCH, Column, looked, show
-from app.readable import span
+from app.commands.terminal import WATCH, Column, cell, duration, looked, quoted, show
 from app.web.peers import ask_workers
 from app.web.statistics import merged
 from marq.client.receipt import Receipt
@@ -23,13 +22,13 @@ from marq.wire.errors import BrokerUnavailable
 from marq.wire.names import check_queue_name
 
 _COLUMNS = (
-    Column("id"),
-    Column("in", right=True),
-    Column("state", rank=2),
-    Column("attempt", rank=4, right=True),
-    Column("bytes", rank=3, right=True),
-    Column("due", rank=5),
-    Column("value", least=10),
+    Column("id", cell("place")),
+    Column("in", duration("due_in_seconds"), right=True),
+    Column("state", cell("state"), rank=2),
+    Column("attempt", cell("attempt"), rank=4, right=True),
+    Column("bytes", lambda message: str(message.get("bytes", "?")), rank=3, right=True),
+    Column("due", cell("due"), rank=5),
+    Column("value", lambda message: quoted(message.get("value")), least=10),
 )
 
 
@@ -67,16 +66,10 @@ async def _ask(client: ClientSettings, name: str, query: dict[str, str], limit: 
     return merged(answers, limit, complete=members.settled)
 
 
-def _row(message: dict[str, Any]) -> tuple[str, ...]:
-    due_in, value = span(message["due_in_seconds"]), repr(message.get("value") or "")[1:-1]
-    attempt, size = str(message["attempt"]), str(message.get("bytes", "?"))
-    return (message["place"], due_in, message["state"], attempt, size, message["due"], value)
-
-
 def _show(name: str, found: dict[str, Any], limit: int) -> None:
     messages = found["messages"]
     if messages:
-        show(_COLUMNS, [_row(message) for message in messages])
+        show(_COLUMNS, messages)
     if len(messages) == limit:
         print(f"the first {limit} of queue {name!r}; --limit shows more, --until those due earlier")
     elif not messages:

@@ -24,7 +24,6 @@ class Open:
     backlog: bool = False
 
     def of(self, queue: str) -> dict[str, int]:
-        """Return the number of open messages of a queue by state."""
         metrics = self.queues.get(queue, {})
         return {name: int(metrics.get(name, 0)) for name in OPEN}
 

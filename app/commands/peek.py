@@ -11,7 +11,7 @@ import click
 
 from agents.listing import moment
 from app.commands.command import JSON, command, open_queues
-from app.commands.terminal import Column, show, text
+from app.commands.terminal import Column, cell, number, quoted, show, text
 from app.readable import span
 from marq.kafka.inspector import MAX_SCANNED, Inspector, Peeked
 from marq.settings.queue import QueueSettings
@@ -21,11 +21,11 @@ from marq.wire.record_headers import record_id
 DEFAULT_MESSAGES, MAX_MESSAGES = 20, 10_000
 
 _COLUMNS = (
-    Column("id"),
-    Column("waits for", rank=1, right=True),
-    Column("attempt", rank=3, right=True),
-    Column("bytes", rank=2, right=True),
-    Column("value", least=20),
+    Column("id", cell("id")),
+    Column("waits for", lambda message: _age(message["sent"]), rank=1, right=True),
+    Column("attempt", cell("attempt"), rank=3, right=True),
+    Column("bytes", number("bytes"), rank=2, right=True),
+    Column("value", lambda message: quoted(message["value"]), least=20),
 )
 
 
@@ -67,23 +67,15 @@ def described(message: Peeked, settings: QueueSettings) -> dict[str, Any]:
 
 
 def _show(name: str, messages: list[dict[str, Any]], limit: int, scan: int, *, complete: bool) -> None:
-    now_s = time.time()
-    show(
-        _COLUMNS,
-        [
-            (
-                message["id"],
-                span(now_s - datetime.fromisoformat(message["sent"]).timestamp()),
-                str(message["attempt"]),
-                f"{message['bytes']:,}",
-                repr(message["value"] or "")[1:-1],
-            )
-            for message in messages
-        ],
-    ) if messages else print(
-        f"nothing waits in queue {name!r}" + ("" if complete else f" in the first {scan:,} records")
-    )
+    if messages:
+        show(_COLUMNS, messages)
+    else:
+        print(f"nothing waits in queue {name!r}" + ("" if complete else f" in the first {scan:,} records"))
     if len(messages) == limit:
         print(f"the first {limit}; --limit shows more")
     if not complete:
         print(f"not complete: more than {scan:,} records of the topic wait; --scan reads more")
+
+
+def _age(sent: str) -> str:
+    return span(time.time() - datetime.fromisoformat(sent).timestamp())

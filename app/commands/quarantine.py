@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from app.commands.command import JSON, YES, command, confirm, open_queues
-from app.commands.terminal import Column, bar, show
+from app.commands.terminal import Column, bar, cell, show
 from app.web.peers import ask_workers
 from marq.kafka.inspector import Inspector
 from marq.kafka.owned_partitions import Owned
@@ -32,12 +32,12 @@ _APPLY_LIMIT_S, _PAUSE_S = 20.0, 0.2
 _SHOWN_BYTES = 64
 
 _ORDERS = (
-    Column("part", right=True),
-    Column("offset", right=True),
-    Column("state"),
-    Column("at", least=19, rank=2),
-    Column("by", least=12, rank=1),
-    Column("why", least=12, rank=3),
+    Column("part", cell("partition"), right=True),
+    Column("offset", cell("offset"), right=True),
+    Column("state", lambda order: "applied" if order["applied"] else "ordered"),
+    Column("at", lambda order: order["at"].replace("T", " ")[:19], least=19, rank=2),
+    Column("by", cell("by"), least=12, rank=1),
+    Column("why", cell("why"), least=12, rank=3),
 )
 
 
@@ -214,19 +214,6 @@ def _show(listed: Mapping[str, Any]) -> None:
         )
     orders = listed["quarantined"]
     if orders:
-        show(
-            _ORDERS,
-            [
-                (
-                    str(each["partition"]),
-                    str(each["offset"]),
-                    "applied" if each["applied"] else "ordered",
-                    each["at"].replace("T", " ")[:19],
-                    each["by"],
-                    each["why"],
-                )
-                for each in orders
-            ],
-        )
+        show(_ORDERS, orders)
     if not listed["stopped"] and not orders:
         print("no partition is stopped, and no operator has quarantined a record")

@@ -4,36 +4,37 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import click
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaError
 
 from agents.consumer_watch import NO_CONSUMER_S, has_no_consumer, unattended
-from app.commands.command import JSON, command, open_queues
+from app.commands.command import JSON, command, open_groups, open_queues
 from app.commands.open_messages import Open, told_by_workers
-from app.commands.terminal import WATCH, Alarm, Column, looked, show
-from app.readable import span
+from app.commands.terminal import WATCH, Alarm, Column, cell, duration, looked, number, show
 from marq.dead_letters.dead_letters import DeadLetters
-from marq.kafka.connection import client_options, close_admin, started
 from marq.kafka.inspector import MAX_SCANNED, Inspector, Waiting
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
-from marq.wire.errors import BrokerUnavailable
+
+
+def _state(row: Mapping[str, Any]) -> str:
+    return "paused" if row["paused"] else Alarm("no consumer") if row["no_consumer"] else "delivers"
+
 
 _COLUMNS = (
-    Column("queue", least=16),
-    Column("state", rank=1),
-    Column("waiting", right=True),
-    Column("in flight", right=True),
-    Column("delayed", right=True, rank=2),
-    Column("dead", right=True),
-    Column("oldest", right=True, rank=3),
-    Column("acked/s", right=True, rank=4),
-    Column("group", rank=5),
+    Column("queue", cell("queue"), least=16),
+    Column("state", _state, rank=1),
+    Column("waiting", lambda row: f"{row['least']}{row['waiting']:,}", right=True),
+    Column("in flight", number("in_flight"), right=True),
+    Column(
+        "delayed", lambda row: f"{row['waiting_for_delivery'] + row['waiting_for_redelivery']:,}", right=True, rank=2
+    ),
+    Column("dead", number("dead"), right=True),
+    Column("oldest", duration("oldest_waiting_seconds"), right=True, rank=3),
+    Column("acked/s", lambda row: f"{row['acked_per_second']:,.0f}", right=True, rank=4),
+    Column("group", cell("group"), rank=5),
 )
 #: Interval between two counts of dead letters with --watch, each of which reads their topic.
 _COUNT_DEAD_S = 30.0
@@ -138,20 +139,7 @@ def described(
 
 def _show(document: dict[str, Any]) -> None:
     least = "" if document["waiting_complete"] else "≥ "
-    rows = [
-        (
-            row["queue"],
-            "paused" if row["paused"] else Alarm("no consumer") if row["no_consumer"] else "delivers",
-            f"{least}{row['waiting']:,}",
-            f"{row['in_flight']:,}",
-            f"{row['waiting_for_delivery'] + row['waiting_for_redelivery']:,}",
-            f"{row['dead']:,}",
-            "" if (oldest_s := row["oldest_waiting_seconds"]) is None else span(oldest_s),
-            f"{row['acked_per_second']:,.0f}",
-            row["group"] or "",
-        )
-        for row in document["queues"]
-    ]
+    rows = [{"least": least, **row} for row in document["queues"]]
     if rows:
         show(_COLUMNS, rows)
     else:
@@ -170,23 +158,12 @@ async def _unattended(client: ClientSettings, definitions: Definitions, waiting:
     old = [queue for queue, sent_ms in waiting.oldest_ms.items() if waiting.counts[queue] and sent_ms <= until_ms]
     if not old:
         return set()
-    async with _groups(client) as admin:
+    async with open_groups(client) as admin:
         return await unattended(admin, client.names, definitions, old)
-
-
-@asynccontextmanager
-async def _groups(client: ClientSettings) -> AsyncIterator[AIOKafkaAdminClient]:
-    admin = await started(lambda: AIOKafkaAdminClient(**client_options(client)), client, close_admin)
-    try:
-        yield admin
-    except KafkaError as error:
-        raise BrokerUnavailable(f"{client.bootstrap_servers}: the groups could not be described: {error}") from error
-    finally:
-        await close_admin(admin)
 
 
 async def _with_groups(client: ClientSettings) -> list[str]:
     """Return the queues that have, or had, a consumer group of their own."""
-    async with _groups(client) as admin:
+    async with open_groups(client) as admin:
         groups = [name for name, *_ in await admin.list_consumer_groups()]
     return [queue for group in groups if (queue := client.names.owner_of_group(group)) is not None]

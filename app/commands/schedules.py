@@ -6,20 +6,20 @@ import json
 from typing import Any
 
 from app.commands.command import JSON, command, open_queues
-from app.commands.terminal import Column, show
+from app.commands.terminal import Column, cell, show
 from app.web.peers import ask_workers
 from app.web.statistics import by_name
 from marq.queues.schedules import Schedules
 from marq.settings.schedules import schedule_document
 
 _COLUMNS = (
-    Column("schedule", least=12),
-    Column("queue", least=10, rank=2),
-    Column("cron", rank=1),
-    Column("time zone", rank=4),
-    Column("next", least=16),
-    Column("last", rank=3),
-    Column("note", least=12),
+    Column("schedule", cell("name"), least=12),
+    Column("queue", cell("queue"), least=10, rank=2),
+    Column("cron", cell("cron"), rank=1),
+    Column("time zone", cell("timezone"), rank=4),
+    Column("next", cell("next"), least=16),
+    Column("last", cell("last"), rank=3),
+    Column("note", lambda each: each["problem"] or ("" if each["enabled"] else "switched off"), least=12),
 )
 
 
@@ -41,14 +41,9 @@ async def schedules(self: Any, as_json: bool) -> int:
     return 0 if document["complete"] else 1
 
 
-def _row(schedule: dict[str, Any]) -> tuple[str, ...]:
-    cells = (schedule[key] or "" for key in ("name", "queue", "cron", "timezone", "next", "last"))
-    return (*cells, schedule["problem"] or ("" if schedule["enabled"] else "switched off"))
-
-
 def _show(document: dict[str, Any]) -> None:
     if document["schedules"]:
-        show(_COLUMNS, [_row(schedule) for schedule in document["schedules"]])
+        show(_COLUMNS, document["schedules"])
     else:
         print("no schedules: define them in queues.toml, [schedules.NAME], or with marq.Schedules")
     if not document["complete"]:

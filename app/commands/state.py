@@ -11,14 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaError, for_code
+from aiokafka.errors import for_code
 
 from agents.listing import moment
-from app.commands.command import JSON, command, open_queues
-from app.commands.terminal import WATCH, Column, bar, looked, show
-from app.readable import span
+from app.commands.command import JSON, command, open_groups, open_queues
+from app.commands.terminal import WATCH, Column, bar, cell, duration, looked, number, show
 from marq.core.storage.rows import HELD
-from marq.kafka.connection import client_options, close_admin, started
 from marq.kafka.group_members import DescribedGroup, GroupMember, described_members, listed_groups
 from marq.kafka.inspector import Inspector
 from marq.kafka.log_reader import LogReader
@@ -26,41 +24,45 @@ from marq.kafka.owned_partitions import Owned
 from marq.kafka.positions import committed_by
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
-from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Source
 
 NOBODY = "nobody"
 #: Characters at the end of a member id that tell the members of one process apart.
 _TAIL = 8
 
+
+def _owner_or_last(row: Mapping[str, Any]) -> str:
+    return row["owner"] or (f"{NOBODY}, last {row['last_owner']}" if row["last_owner"] else NOBODY)
+
+
 _MARKERS = (
-    Column("markers", right=True),
-    Column("owner", least=16),
-    Column("behind", right=True, rank=1),
-    Column("open", right=True, rank=1),
-    Column("oldest lease", right=True, rank=2),
-    Column("last owner", least=16, rank=4),
-    Column("last wrote", rank=3),
+    Column("markers", cell("partition"), right=True),
+    Column("owner", lambda row: row["owner"] or NOBODY, least=16),
+    Column("behind", number("behind"), right=True, rank=1),
+    Column("open", number("open"), right=True, rank=1),
+    Column("oldest lease", duration("oldest_lease_seconds"), right=True, rank=2),
+    Column("last owner", lambda row: row["last_owner"] or "unknown", least=16, rank=4),
+    Column("last wrote", lambda row: (row["last_wrote"] or "never").replace("T", " ").partition(".")[0], rank=3),
 )
 _PARTITIONS = (
-    Column("group", least=16),
-    Column("topic", least=14, rank=1),
-    Column("part", right=True),
-    Column("owner", least=16),
-    Column("member", rank=4),
-    Column("earliest", right=True, rank=5),
-    Column("committed", right=True, rank=2),
-    Column("behind", right=True),
-    Column("oldest lease", right=True, rank=3),
+    Column("group", cell("group"), least=16),
+    Column("topic", cell("topic"), least=14, rank=1),
+    Column("part", cell("partition"), right=True),
+    Column("owner", _owner_or_last, least=16),
+    Column("member", lambda row: (row["owner_id"] or "")[-_TAIL:], rank=4),
+    Column("earliest", number("earliest"), right=True, rank=5),
+    Column("committed", number("committed"), right=True, rank=2),
+    Column("behind", number("behind"), right=True),
+    Column("oldest lease", duration("oldest_lease_seconds"), right=True, rank=3),
 )
 _MEMBERS = (
-    Column("group", least=16),
-    Column("member", rank=1),
-    Column("instance id", rank=2),
-    Column("client id", rank=3),
-    Column("host", rank=2),
-    Column("process", right=True),
-    Column("partitions", right=True),
+    Column("group", cell("group"), least=16),
+    Column("member", cell("id"), rank=1),
+    Column("instance id", cell("instance_id"), rank=2),
+    Column("client id", cell("client_id"), rank=3),
+    Column("host", cell("host"), rank=2),
+    Column("process", cell("pid"), right=True),
+    Column("partitions", cell("partitions"), right=True),
 )
 
 
@@ -186,53 +188,11 @@ def _age_s(since_ms: int | None, now_ms: float) -> float | None:
 
 
 def _show(document: dict[str, Any]) -> None:
-    show(
-        _MARKERS,
-        [
-            (
-                str(each["partition"]),
-                each["owner"] or NOBODY,
-                f"{each['behind']:,}",
-                f"{each['open']:,}",
-                _age(each["oldest_lease_seconds"]),
-                each["last_owner"] or "unknown",
-                (each["last_wrote"] or "never").replace("T", " ").partition(".")[0],
-            )
-            for each in document["markers"]
-        ],
-    )
-    partitions = [
-        (
-            group["group"],
-            each["topic"],
-            str(each["partition"]),
-            each["owner"] or (f"{NOBODY}, last {each['last_owner']}" if each["last_owner"] else NOBODY),
-            (each["owner_id"] or "")[-_TAIL:],
-            f"{each['earliest']:,}",
-            "" if each["committed"] is None else f"{each['committed']:,}",
-            f"{each['behind']:,}",
-            _age(each["oldest_lease_seconds"]),
-        )
-        for group in document["groups"]
-        for each in group["partitions"]
-    ]
-    if partitions:
-        show(_PARTITIONS, partitions)
-    members = [
-        (
-            group["group"],
-            each["id"],
-            each["instance_id"] or "",
-            each["client_id"],
-            each["host"],
-            "" if each["pid"] is None else str(each["pid"]),
-            str(each["partitions"]),
-        )
-        for group in document["groups"]
-        for each in group["members"]
-    ]
-    if members:
-        show(_MEMBERS, members)
+    show(_MARKERS, document["markers"])
+    for columns, key in ((_PARTITIONS, "partitions"), (_MEMBERS, "members")):
+        rows = [{"group": group["group"], **each} for group in document["groups"] for each in group[key]]
+        if rows:
+            show(columns, rows)
     for each in document["markers"]:
         if (offset := each["stopped_before"]) is not None:
             number = each["partition"]
@@ -242,22 +202,13 @@ def _show(document: dict[str, Any]) -> None:
         print("partitions of the markers have no owner: no lease ends there; start a worker: faust -A app worker")
 
 
-def _age(seconds: float | None) -> str:
-    return "" if seconds is None else span(seconds)
-
-
 async def _groups(client: ClientSettings) -> dict[str, Group]:
     """Return the groups of the namespace, with that of the trackers."""
     names = client.names
-    admin = await started(lambda: AIOKafkaAdminClient(**client_options(client)), client, close_admin)
-    try:
+    async with open_groups(client) as admin:
         listed = await listed_groups(admin)
         ours = {name: listed[name] for name in sorted(listed) if names.is_group(name) or name == names.app_id}
         return {each.name: await _group(admin, each) for each in await described_members(admin, ours)}
-    except KafkaError as error:
-        raise BrokerUnavailable(f"{client.bootstrap_servers}: the groups could not be described: {error}") from error
-    finally:
-        await close_admin(admin)
 
 
 async def _group(admin: AIOKafkaAdminClient, group: DescribedGroup) -> Group:

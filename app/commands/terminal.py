@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from app.commands.command import Interrupted, say
-from app.readable import plain
+from app.readable import plain, span
 from marq.wire.errors import BrokerUnavailable, ConfigError
 
 #: Cells between two columns.
@@ -36,12 +36,13 @@ class Alarm(str):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """``least``: minimum width; None if the column is always shown in full.
+    """``cell`` returns the text of a row; ``least``: minimum width, None if the column is always shown in full.
 
     ``rank``: the columns with the highest rank are left out first; those with 0 never.
     """
 
     name: str
+    cell: Callable[[Any], str]
     rank: int = 0
     least: int | None = None
     right: bool = False
@@ -55,10 +56,23 @@ class Fitted(NamedTuple):
     missing: list[str]
 
 
-def fitted(columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int) -> Fitted:
+def cell(key: str) -> Callable[[Mapping[str, Any]], str]:
+    """Return a cell with a member of a document, empty for None."""
+    return lambda row: "" if row[key] is None else str(row[key])
+
+
+def number(key: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda row: "" if row[key] is None else f"{row[key]:,}"
+
+
+def duration(key: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda row: "" if row[key] is None else span(row[key])
+
+
+def fitted(columns: Sequence[Column], rows: Iterable[Any], width: int) -> Fitted:
     """Return a table of at most ``width`` cells; only columns that may not be cut or left out make it wider."""
-    rows = list(rows)
-    cells = [[plain(cell) for cell in row] for row in rows]
+    originals = [[column.cell(row) for column in columns] for row in rows]
+    cells = [[plain(original) for original in row] for row in originals]
     wanted = [
         max([cell_len(column.name), *(cell_len(row[index]) for row in cells)]) for index, column in enumerate(columns)
     ]
@@ -76,13 +90,13 @@ def fitted(columns: Sequence[Column], rows: Iterable[Sequence[str]], width: int)
             column.name, no_wrap=True, overflow="ellipsis", width=widths[index],
             justify="right" if column.right else "left",
         )  # fmt: skip
-    for row, original in zip(cells, rows, strict=True):
+    for row, original in zip(cells, originals, strict=True):
         table.add_row(*(Text(row[index], "red" if isinstance(original[index], Alarm) else "") for index in kept))
     missing = [column.name for index, column in enumerate(columns) if index not in kept]
     return Fitted(table, sum(widths.values()) + _GAP * (len(kept) - 1), missing)
 
 
-def show(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
+def show(columns: Sequence[Column], rows: Iterable[Any]) -> None:
     """Print a table as wide as the terminal."""
     console = terminal()
     table, needed, missing = fitted(columns, rows, console.width)
@@ -208,3 +222,8 @@ def moment_of(text: str) -> datetime | None:
 def text(value: bytes | None) -> str | None:
     """Return the beginning of a value as text."""
     return None if value is None else value[:SHOWN_BYTES].decode("utf-8", "replace")
+
+
+def quoted(value: str | None) -> str:
+    """Return a text in one line, with escapes for what can't be printed."""
+    return repr(value or "")[1:-1]

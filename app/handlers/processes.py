@@ -63,7 +63,6 @@ def stop_limit_s(timeout_s: float) -> float:
 
 
 def command(log_level: str | int | None) -> list[str]:
-    """Return the command line of a handlers process."""
     level = [] if log_level is None else ["-l", str(log_level)]
     return [sys.executable, "-m", "faust", "--quiet", "-A", "app", "worker", "--without-web", *level]
 
@@ -196,7 +195,6 @@ class _GroupProcess:
             await asyncio.sleep(pause_s)
 
     async def _run(self) -> str:
-        """Run a process; return how it ended."""
         reading, writing = os.pipe()
         document = HandlersProcess(self.group, self._pipe, writing)
         listening = asyncio.create_task(self._listen(reading), name=f"reports of group {self.group.name}")

@@ -51,8 +51,6 @@ class Messages(NamedTuple):
 
 
 class Rebalance(NamedTuple):
-    """A rebalance of a group."""
-
     group: str
 
     def __str__(self) -> str:

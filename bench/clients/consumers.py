@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from array import array
 from pathlib import Path
-from typing import Any
 
 import marq
 from bench.clients.client import call, percentiles, read_stamp, say, told, until_handled
@@ -20,10 +18,6 @@ STARTING = 10
 #: While `expiring` takes messages they renew themselves; then all are renewed once at the same time.
 TAKING_S, LEASE_S = 8.0, 8.0
 CHUNK = 20_000
-#: Session timeout of a consumer that is killed: the shortest that brokers allow.
-SESSION_TIMEOUT_S = 6.0
-#: For busy machines.
-CONNECT_TIMEOUT_S = 180.0
 
 
 class Handled:
@@ -40,44 +34,6 @@ class Handled:
         self.values.append(message.value)
         if len(self.values) == self.count:
             self.done.set()
-
-
-async def bare_loop(values: list[bytes], work_s: float, concurrency: int) -> float:
-    """Return how many coroutines a second an event loop completes that only wait."""
-    seen: list[bytes] = []
-    left = iter(values)
-
-    async def handler(value: bytes) -> None:
-        seen.append(value)
-        await asyncio.sleep(work_s)
-
-    async def work() -> None:
-        for value in left:
-            await handler(value)
-
-    began = time.monotonic()
-    await asyncio.gather(*(work() for _ in range(concurrency)))
-    return len(seen) / (time.monotonic() - began)
-
-
-async def concurrent(servers: str, prefix: str, count: int, work_ms: int, concurrency: int) -> None:
-    """Run handlers that wait, and compare their rate with the same coroutines in a bare loop."""
-    messages, ended, done = Handled(count), 0, asyncio.Event()
-
-    async def handler(message: marq.Message) -> None:
-        nonlocal ended
-        messages.add(message)
-        await asyncio.sleep(work_ms / 1000)
-        ended += 1
-        if ended == count:
-            done.set()
-
-    async with marq.Consumer(QUEUE, servers, prefix=prefix) as consumer:
-        ended_s = await until_handled(consumer, consumer.run(handler, concurrency=concurrency), done)
-    check(messages.values, count)
-    rate = count / (ended_s - messages.first_s)
-    loop = await bare_loop(messages.values, work_ms / 1000, concurrency)
-    say(messages_per_second=rate, bare_loop_per_second=loop, of_bare_loop=rate / loop)
 
 
 async def group(servers: str, prefix: str, name: str, count: int) -> None:
@@ -246,19 +202,5 @@ def _count_received() -> list[int]:
     return received
 
 
-async def victim(servers: str, prefix: str, start: str, lease_s: float, path: str) -> None:
-    """Handle messages until killed; write number and attempt of each to a file before its ack."""
-    seen = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-
-    async def handler(message: marq.Message) -> None:
-        os.write(seen, b"%s %d\n" % (message.value, message.attempt))
-
-    options: dict[str, Any] = {"session_timeout": SESSION_TIMEOUT_S, "connect_timeout": CONNECT_TIMEOUT_S}
-    async with marq.Consumer(
-        QUEUE, servers, prefix=prefix, transactional=start == "transactional", lease=lease_s, **options
-    ) as consumer:
-        await consumer.run(handler)
-
-
 if __name__ == "__main__":
-    call(concurrent, group, timed, shared, forgetting, expiring, readers, victim)
+    call(group, timed, shared, forgetting, expiring, readers)

@@ -68,20 +68,10 @@ WAYS: dict[str, Callable[[marq.Consumer, Received, Work, int], Awaitable[None]]]
 }
 
 
-async def main(
-    servers: str,
-    prefix: str,
-    count: int,
-    way: str,
-    start: str = "marked",
-    work: Work = NO_WORK,
-    concurrency: int = 64,
-) -> None:
+async def main(servers: str, prefix: str, count: int, way: str, work: Work = NO_WORK, concurrency: int = 64) -> None:
     received = Received(count)
     in_flight = max(DEFAULT_MAX_IN_FLIGHT, HELD * concurrency)
-    async with marq.Consumer(
-        QUEUE, servers, prefix=prefix, transactional=start == "transactional", max_in_flight=in_flight
-    ) as consumer:
+    async with marq.Consumer(QUEUE, servers, prefix=prefix, max_in_flight=in_flight) as consumer:
         await WAYS[way](consumer, received, work, concurrency)
         received.end()
     received.report()

@@ -9,12 +9,8 @@ from typing import Any
 
 import marq
 from bench.clients.client import call, say, stamped, told
-from bench.clients.consumers import CONNECT_TIMEOUT_S
 from bench.leases import BATCH, HOLDER, LONG_MS, marker_producer
 from bench.load import CHUNK, QUEUE, values
-from marq.kafka.topics import ensure_topics
-from marq.kafka.transactions import MarkerTransactions
-from marq.settings.client import ClientSettings
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Ack, Acquire, Columns, Source
 from marq.wire.names import Names, markers_partition
@@ -25,8 +21,6 @@ TASKS = 100
 AHEAD_S = 0.1
 #: Interval between bursts of `traffic`.
 TURN_S = 0.005
-#: The member whose transaction stays open.
-DEAD_MEMBER = "dead"
 
 
 async def send(servers: str, prefix: str, way: str, count: int, size: int) -> None:
@@ -142,28 +136,5 @@ def marker_records(names: Names, partition: int, count: int, size: int, kinds: s
             yield encode(Ack(QUEUE, HOLDER, source, range(start, stop)))
 
 
-async def transactions(servers: str, prefix: str) -> MarkerTransactions:
-    """Return the transactions of DEAD_MEMBER; starting them ends a transaction that is open under this name."""
-    settings = ClientSettings(servers, Names(prefix), connect_timeout_ms=int(CONNECT_TIMEOUT_S * 1000))
-    limit = (await ensure_topics(settings)).markers_limit_bytes
-    return MarkerTransactions(settings, limit, settings.names.start_id("bench", DEAD_MEMBER))
-
-
-async def leave_open(servers: str, prefix: str) -> None:
-    """Connect, wait for a line, and open a transaction that has written to all markers partitions."""
-    names = Names(prefix)
-    producer = await (await transactions(servers, prefix))._running()
-    partitions = await producer.partitions_for(names.markers)
-    say(ready=True)
-    await told()
-    await producer.begin_transaction()
-    # The content does not matter: it is never committed.
-    marker = encode(Ack("nobody", 1, Source(names.messages, 0), [0]))
-    for partition in sorted(partitions):
-        await producer.send_and_wait(names.markers, marker, partition=partition)
-    say(open=True)
-    await asyncio.Event().wait()
-
-
 if __name__ == "__main__":
-    call(send, paced, traffic, markers, leave_open)
+    call(send, paced, traffic, markers)

@@ -7,8 +7,7 @@ from bench.rows.drain import DRAIN, MEMORY, RABBITMQ, WORK_ROWS
 from bench.rows.latency import EXPIRY, LATENCY, NEIGHBOURS, REDELIVERY
 from bench.rows.queues import QUEUES_ROW, READERS_ROW
 from bench.rows.recovery import RECOVERY
-from bench.rows.starts import DELAYS_ROW, DRAIN_ROW, KILLS_ROW
-from bench.rows.throughput import CONCURRENCY_ROW, SCALE, SEND
+from bench.rows.throughput import SCALE, SEND
 from bench.rows.tracker import BACKLOG, IDLE, TRACKER
 from bench.suite import Row
 
@@ -19,7 +18,6 @@ ROWS: tuple[Row, ...] = (
     SEND,
     TRACKER,
     BACKLOG,
-    CONCURRENCY_ROW,
     LATENCY,
     REDELIVERY,
     EXPIRY,
@@ -31,7 +29,4 @@ ROWS: tuple[Row, ...] = (
     IDLE,
     RECOVERY,
     DELAYS,
-    KILLS_ROW,
-    DRAIN_ROW,
-    DELAYS_ROW,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from functools import partial
 from typing import NamedTuple
@@ -10,8 +11,7 @@ from typing import NamedTuple
 from bench.clients.drain_share import BROKER_PROPERTIES
 from bench.load import QUEUE, fill
 from bench.processes import Meter, measured
-from bench.rabbitmq import rabbitmq
-from bench.suite import Bar, Bench, Figures, Medians, Row
+from bench.suite import Bar, Bench, Figures, Medians, Row, Skipped
 from marq.wire.names import Names
 
 #: Bars of ``run``: its rate divided by the confluent-kafka consumer group's.
@@ -36,12 +36,12 @@ def filled(bench: Bench) -> str:
     return prefix
 
 
-def marq(bench: Bench, way: str = "run", start: str = "marked", work: str = "0", concurrency: int = 64) -> Figures:
+def marq(bench: Bench, way: str = "run", work: str = "0", concurrency: int = 64) -> Figures:
     """Measure Marq with a worker; for ``work`` see :class:`bench.clients.received.Work`."""
     prefix, count = filled(bench), bench.size.messages
     with bench.worker(prefix) as worker:
         meter = Meter({"tracker": [worker.pid], "broker": [bench.broker_pid]})
-        figures = measured("drain_marq", bench.servers, prefix, count, way, start, work, concurrency)
+        figures = measured("drain_marq", bench.servers, prefix, count, way, work, concurrency)
         worker.wait_until_drained(QUEUE, count)
         behind = max(0.0, time.time() - figures["ended_at"])
         return {**_client(figures), "tracker_behind_seconds": behind, **_parts(meter)}
@@ -55,10 +55,15 @@ def native(bench: Bench, client: str, how: tuple[object, ...] = ()) -> Figures:
 
 
 def quorum_queue(bench: Bench, work: str = "0") -> Figures:
-    """Measure a quorum queue of RabbitMQ by aio-pika: each message durable, with its own ack."""
-    size = bench.size
-    with rabbitmq() as url:
-        return _client(measured("drain_rabbitmq", url, bench.prefix(), size.messages, size.value_bytes, work, PREFETCH))
+    """Measure a quorum queue of RabbitMQ by aio-pika: each message durable, with its own ack.
+
+    Raises:
+        Skipped: no broker is named.
+    """
+    size, url = bench.size, os.environ.get("RABBITMQ_URL")
+    if not url:
+        raise Skipped("RABBITMQ_URL is not set")
+    return _client(measured("drain_rabbitmq", url, bench.prefix(), size.messages, size.value_bytes, work, PREFETCH))
 
 
 def memory(bench: Bench) -> Figures:

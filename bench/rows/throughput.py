@@ -1,4 +1,4 @@
-"""Throughput: of a producer, of many handlers in one process, and of two consumers and workers."""
+"""Throughput: of a producer, and of two consumers and workers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ def send(bench: Bench, way: str, part: float = 1.0) -> Figures:
 
 
 async def count_records(servers: str, topic: str, partitions: int) -> int:
-    """Return the number of records of a topic without transactions."""
     consumer = AIOKafkaConsumer(bootstrap_servers=servers)
     await consumer.start()
     try:
@@ -61,34 +60,6 @@ SEND = Row(
     f"one process sends: calls of send_many, and awaited calls of send from {TASKS} tasks",
     {"send_many": partial(send, way="send_many"), "send": partial(send, way="send", part=ONE_BY_ONE)},
     send_bars,
-)
-
-# --- concurrency ------------------------------------------------------------------------------------------------------
-
-WORK_MS, CONCURRENCY = 10, 1_000
-LEAST_OF_LOOP = 0.5
-
-
-def concurrent(bench: Bench) -> Figures:
-    """Measure many handlers that wait, compared with the same coroutines without a queue."""
-    prefix, size = bench.prefix(), bench.size
-    asyncio.run(fill(bench.servers, prefix, size.messages, size.value_bytes))
-    with bench.worker(prefix):
-        return measured("consumers", "concurrent", bench.servers, prefix, size.messages, WORK_MS, CONCURRENCY)
-
-
-def concurrency_bars(medians: Medians) -> list[Bar]:
-    of_loop = medians["marq"]["of_bare_loop"]
-    return [Bar(f"{CONCURRENCY:,} handlers of {WORK_MS} ms, of a bare loop", of_loop, LEAST_OF_LOOP, "times", True)]
-
-
-CONCURRENCY_ROW = Row(
-    "concurrency",
-    f"{CONCURRENCY:,} handlers at a time in one process, each waits for {WORK_MS} ms",
-    {"marq": concurrent},
-    concurrency_bars,
-    # At most 100,000 messages a second are possible.
-    of_messages=0.5,
 )
 
 # --- scale ------------------------------------------------------------------------------------------------------------
@@ -141,7 +112,6 @@ def scale(bench: Bench, each: int) -> Figures:
 
 
 async def wait_until_joined(servers: str, group: str, members: int) -> None:
-    """Wait until a group is stable with so many members."""
     admin = AIOKafkaAdminClient(bootstrap_servers=servers)
     await admin.start()
     try:

@@ -106,22 +106,17 @@ class Inspector:
         known = await self._furthest(wanted, ranges)
         return {queue: self._places_of(queue, ranges, known) for queue in wanted}
 
-    async def waiting(
-        self, queues: Iterable[str], limit: int = MAX_SCANNED, progress: Callable[[int, int], None] | None = None
-    ) -> Waiting:
-        """Count waiting messages; ``progress`` is called with the numbers of records read and to read."""
+    async def waiting(self, queues: Iterable[str], limit: int = MAX_SCANNED) -> Waiting:
+        """Count waiting messages."""
         places = await self.places(queues)
         found = Waiting()
         async with LogReader(self._settings, committed=False) as view:
             ranges, complete = _cut(await self._unread(view, places), limit)
-            total = sum(map(len, ranges.values()))
             scanned = 0
             async for fetched in view.read(ranges):
                 for source, read in fetched.items():
                     self._count(found, source, read, places)
                     scanned += len(read)
-                if progress is not None:
-                    progress(scanned, total)
         ends = {source: span.stop for source, span in ranges.items()}
         return replace(found, scanned=scanned, complete=complete, ends=ends)
 

@@ -101,13 +101,10 @@ class KafkaMarkerWriter:
         left = deque(values)
         while left:
             batch = producer.create_batch()
+            # An empty batch takes a record of any size.
             while left and batch.append(key=None, value=left[0], timestamp=None) is not None:
                 left.popleft()
-            if not batch.record_count():
-                # The record is larger than a batch may be: let the producer raise its error.
-                await producer.send_and_wait(self._topic, left.popleft(), partition=partition)
-            else:
-                await (await producer.send_batch(batch, self._topic, partition=partition))
+            await (await producer.send_batch(batch, self._topic, partition=partition))
 
     async def _running(self) -> AIOKafkaProducer:
         if self._producer is not None:

@@ -222,8 +222,8 @@ def _check_server(servers: str, server: str) -> None:
         raise ConfigError(f"bootstrap_servers={servers!r}: expected host:port, several separated by commas")
 
 
-def whole_number(name: str, value: object, *, least: int = 1, most: int) -> int:
-    """Return a whole number. Raises ConfigError if it is none, or out of range."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ConfigError(f"{name}={value!r}: expected a whole number from {least} to {most}")
+def whole_number(name: str, value: object, *, most: int) -> int:
+    """Return a whole number from 1 on. Raises ConfigError if it is none, or out of range."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise ConfigError(f"{name}={value!r}: expected a whole number from 1 to {most}")
     return value

@@ -1,7 +1,7 @@
 """``plan``: partitions, workers, disk and memory for a target load.
 
-Reads the table lifecycle, unless --size and --run describe the messages. Each number comes with its formula and its
-inputs. Marq's own needs were measured: --json names the source of each constant and the command that measures it again.
+Reads the table lifecycle, unless --size and --run describe the messages. Marq's own needs were measured: --json names
+the source of each constant and the command that measures it again.
 
   plan                                          the measured load of the busiest minute
   plan --rate 5000                              messages a second in all, divided among the queues as measured
@@ -14,20 +14,18 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 
 from pipeline.errors import PipelineError
 from pipeline.jobs.stats import unknown_queue
 from pipeline.lake import Lake
-from pipeline.planning import GIB, MIB, Plan, plan
+from pipeline.planning import GIB, MIB, QUANTITIES, Plan, plan
 from pipeline.profiles import Profile, Target, profiles
 from pipeline.session import session
 from pipeline.spans import duration_ms, show_ms, size_bytes
 
 #: The queue name in a plan that nothing was measured for.
 ANY_QUEUE = "(any)"
-_WIDTH = 100
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -131,20 +129,17 @@ def text_lines(result: Plan) -> list[str]:
     """Return the plan as lines for the terminal, the summary first."""
     lines = ["A GUESS: the messages were described by options, not measured."] if result.guess else []
     lines = [*(lines or ["From measured messages."]), "", *_queues(result), "", *_summary(result), ""]
-    for line in result.lines:
-        lines.append(f"{line.what}: {_shown(line.value, line.unit)}")
-        inputs = ", ".join(f"{name} {_input(name, value)}" for name, value in line.inputs.items())
-        lines += _wrapped(f"= {line.formula}")
-        lines += _wrapped(f"  {inputs}") if inputs else []
+    lines += [f"{what}: {_shown(result.values[key], unit)}" for key, (what, unit) in QUANTITIES.items()]
     lines += ["", f"Headroom: {result.target.headroom:g} x on processes and partitions; disks 70 % full."]
     lines += ["Not in the model: processor time of brokers and handlers, compression."]
     return [*lines, *(f"WARNING: {text}" for text in result.warnings)]
 
 
 def _summary(result: Plan) -> list[str]:
-    memory, disk, brokers = (_shown(result[key], "bytes") for key in ("worker_memory", "worker_disk", "broker_disk"))
+    values = result.values
+    memory, disk, brokers = (_shown(values[key], "bytes") for key in ("worker_memory", "worker_disk", "broker_disk"))
     partitions, workers, consumers, concurrency = (
-        f"{result[key]:,.0f}" for key in ("partitions", "workers", "consumers", "concurrency")
+        f"{values[key]:,.0f}" for key in ("partitions", "workers", "consumers", "concurrency")
     )
     processes = f"{workers} workers with {memory} of memory and {disk} of disk each"
     groups = f"{consumers} or more consumer processes of each group, processing {concurrency} messages at the same time"
@@ -161,16 +156,6 @@ def _queues(result: Plan) -> list[str]:
         f" lease {show_ms(queue.lease_ms)}"
         for queue in result.profiles
     ]
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent="    ", subsequent_indent="      ")
-
-
-def _input(name: str, value: float) -> str:
-    if name.endswith("bytes") or name in ("used", "worker_memory", "partition_memory"):
-        return _shown(value, "bytes")
-    return f"{value:,.0f}" if value == int(value) or value >= 1_000 else f"{value:.3g}"
 
 
 def _shown(value: float, unit: str) -> str:

@@ -49,9 +49,9 @@ def run(options: argparse.Namespace) -> int:
     about = {"generated_at": datetime.now(UTC), "window_ms": windows.length_ms}
     document = dashboard.document(rows, **about)
     lake.write_text("stats.json", json.dumps(document, ensure_ascii=False, allow_nan=False))
-    drawn = report.pictures(rows)
-    for plot in plots.PLOTS:
-        lake.write_bytes(f"plots/{plot.name}.png", drawn[plot.name, plots.LIGHT.name])
+    drawn = {plot.name: plots.draw(plot, rows) for plot in plots.PLOTS}
+    for name, picture in drawn.items():
+        lake.write_bytes(f"plots/{name}.png", picture)
     lake.write_text("report.html", report.page(rows, drawn, **about))
     print("\n".join(_lines(rows, windows)))
     print(f"stats.json, report.html and plots/ are in {lake.path}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -73,14 +72,11 @@ def test_more_delayed_messages_than_the_bars_apply_to_are_not_judged() -> None:
     assert delays.bars({"marq": {"pending": 2_000_000}}) == []
 
 
-def test_time_that_grows_faster_than_markers_misses_a_bar_and_is_drawn(tmp_path: Path) -> None:
+def test_time_that_grows_faster_than_markers_misses_a_bar() -> None:
     tenth = {**JOBS, "markers": 2_500_000, "ingest_seconds": 20.0, "lifecycle_seconds": 30.0, "audit_seconds": 5.0}
-
-    pipeline.plot([tenth, JOBS], tmp_path / "plot.png")
 
     assert [bar.met for bar in pipeline.bars({"tenth": tenth, "all": JOBS})] == [True, True, True, False]
     assert [bar.met for bar in pipeline.bars({"one": JOBS, "other": JOBS})] == [True] * 4
-    assert (tmp_path / "plot.png").stat().st_size > 1_000
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from bench.clients.drain_marq import WAYS
 from bench.history import TURN
 from bench.load import fill
 from bench.processes import measured
-from bench.rows import delays, recovery, starts, throughput, tracker
+from bench.rows import delays, recovery, throughput, tracker
 from bench.rows.drain import native
 from bench.suite import Bench, Size
 from broker.embedded import EmbeddedBroker
@@ -62,25 +61,12 @@ def test_a_peer_works_on_messages_that_take_time(bench: Bench, client: str, at_a
     assert native(bench, client, ("1", at_a_time))["rate"] > 0
 
 
-@pytest.mark.parametrize(("way", "start"), [*((way, "marked") for way in WAYS), ("run", "transactional")])
-async def test_marq_drains_by_every_way(servers: str, prefix: str, way: str, start: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_marq_drains_by_every_way(servers: str, prefix: str, way: str) -> None:
     await fill(servers, prefix, 1_000, 200)
 
     # The client itself checks that each message came, and none twice.
-    assert measured("drain_marq", servers, prefix, 1_000, way, start)["rate"] > 0
-
-
-def test_a_kill_loses_nothing_and_redeliveries_come_behind_an_open_transaction(bench: Bench) -> None:
-    prefix = bench.prefix()
-    with bench.worker(prefix) as worker:
-        victims = starts.Victims(bench.servers, prefix, bench.folder, "transactional", 2.0)
-        figures = asyncio.run(victims.run(worker, kills=1))
-        late = asyncio.run(starts.one_round(bench.servers, prefix, starts.RESTARTED))
-
-    assert figures["kills"] == 1
-    assert figures["sent"] > 0
-    assert figures["lost"] == 0
-    assert len(late) == starts.PROBES
+    assert measured("drain_marq", servers, prefix, 1_000, way)["rate"] > 0
 
 
 async def test_delayed_messages_are_measured(bench: Bench) -> None:

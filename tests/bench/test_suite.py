@@ -13,11 +13,9 @@ from bench.clients.client import percentiles, read_stamp, stamped
 from bench.clients.producers import marker_records
 from bench.clients.received import Work
 from bench.processes import Child, Meter, memory_bytes
-from bench.rabbitmq import rabbitmq
 from bench.report import exit_code, kept
 from bench.rows import ROWS
-from bench.rows.drain import crossing
-from bench.rows.starts import Victims
+from bench.rows.drain import crossing, quorum_queue
 from bench.suite import Bar, Bench, Figures, Outcome, Row, Size, Skipped, _take_turns
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Ack, Acquire
@@ -120,12 +118,11 @@ def test_a_share_of_the_messages_takes_time() -> None:
     assert Work.read("0") == Work()
 
 
-def test_without_a_rabbitmq_that_row_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
+def test_without_a_rabbitmq_that_row_is_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("RABBITMQ_URL", raising=False)
 
-    with pytest.raises(Skipped, match="no rabbitmq-server is installed, and RABBITMQ_URL is not set"), rabbitmq():
-        pass
+    with pytest.raises(Skipped, match="RABBITMQ_URL is not set"):
+        quorum_queue(nowhere(tmp_path))
 
 
 def test_each_message_has_an_acquire_and_an_ack_behind_it() -> None:
@@ -161,10 +158,3 @@ def test_what_a_process_takes_is_counted() -> None:
 
     now = memory_bytes(os.getpid(), "VmRSS")
     assert memory_bytes(os.getpid(), "VmHWM") >= now > 1 << 20
-
-
-def test_what_is_counted_leaves_out_a_line_that_a_kill_has_cut(tmp_path: Path) -> None:
-    victims = Victims("", "p", tmp_path, "marked", 1.0, sent=4)
-    victims.path.write_text("0 1\n1 1\n1 2\n2 3\n3 1\n3")
-
-    assert victims.count() == {"sent": 4, "lost": 0, "duplicates": 1, "attempts_unseen": 2}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.rows.drain import GROUP, QUORUM, RUN, SHARE
-from bench.table import BEGIN, END, PAGE, RESULTS, between, newest, placed, plot, render
+from bench.table import BEGIN, END, PAGE, RESULTS, between, newest, placed, render
 
 FIGURES = {"rate": 123_456.0, "startup_seconds": 0.25, "cpu_seconds": 2.0, "broker_cpu_seconds": 1.0}
 WORK = {RUN: {"rate": 60_400.0}, SHARE: {"rate": 59_900.0}, GROUP: {"rate": 1_240.0}}
@@ -75,10 +75,3 @@ def test_the_newest_file_of_a_whole_run_is_taken(tmp_path: Path) -> None:
         (tmp_path / name).write_text("{}")
 
     assert newest(tmp_path).name == "suite-2026-11-22T090000.json"
-
-
-def test_rates_are_drawn(tmp_path: Path) -> None:
-    plot(RESULT["rows"], tmp_path)
-
-    assert {path.name for path in tmp_path.iterdir()} == {"bench-drains.png", "bench-work.png"}
-    assert min(path.stat().st_size for path in tmp_path.iterdir()) > 5_000

@@ -24,7 +24,8 @@ async def test_a_topic_can_be_created_as_soon_as_start_returns_and_outlives_a_re
         await create(broker, "kept")
         await send(broker, "kept", b"before")
 
-        broker.restart()
+        broker.stop()
+        broker.start()
 
         assert broker.bootstrap_servers == address
         assert await first_value(broker, "kept") == b"before"

@@ -16,14 +16,13 @@ from tests.faults.test_scenarios import QUICK
 
 
 def test_scenarios_are_chosen_by_the_beginning_of_their_names() -> None:
-    assert [scenario.name for scenario in chosen("worker-killed-d,all-", quick=False)] == [
+    assert [scenario.name for scenario in chosen("worker-killed-d,all-")] == [
         "all-consumers-killed",
         "worker-killed-data-lost",
     ]
-    assert chosen("", quick=False) == SCENARIOS
-    assert chosen("", quick=True) == QUICK
+    assert chosen("") == SCENARIOS
     with pytest.raises(ValueError, match="ONLY=nobody: no scenario begins with it; there are consumer-killed"):
-        chosen("nobody", quick=False)
+        chosen("nobody")
 
 
 def result(*, lost: int = 0, wrong: list[str] | None = None) -> Result:

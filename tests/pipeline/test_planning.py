@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pipeline.errors import PipelineError
 from pipeline.jobs.plan import rates, target_rates, text_lines
 from pipeline.lake import Lake
-from pipeline.planning import CONSTANTS, MIB, plan
+from pipeline.planning import CONSTANTS, MIB, QUANTITIES, plan
 from pipeline.profiles import Profile, Target, profiles
 from pipeline.spans import DAY_MS
 from tests.pipeline.conftest import Command
@@ -29,27 +29,27 @@ def bench(name: str) -> dict[str, Any]:
     return found["figures"]
 
 
-def test_a_plan_follows_its_formulas() -> None:
+def test_a_plan_follows_the_model() -> None:
     found = plan([EMAILS, REPORTS], Target({"emails": 1000, "reports": 10}, retention_ms=DAY_MS, replication=2))
 
-    assert (found["rate"], found["deliveries"], found["due"]) == (1010, 1020, 10)
-    assert found["markers"] == 2 * 1020 + 10
-    assert found["concurrency"] == (1000 * 0.05 + 20 * 2) * 2
-    assert found["open"] == 1000 * 0.05 + 20 * 2
-    assert found["rows"] == 20  # only reports last long enough to leave one
+    assert (found.values["rate"], found.values["deliveries"], found.values["due"]) == (1010, 1020, 10)
+    assert found.values["markers"] == 2 * 1020 + 10
+    assert found.values["concurrency"] == (1000 * 0.05 + 20 * 2) * 2
+    assert found.values["open"] == 1000 * 0.05 + 20 * 2
+    assert found.values["rows"] == 20  # only reports last long enough to leave one
     first = 1000 * (200 + 6 + 15) + 10 * (1000 + 7 + 15)
     copies = 10 * (1000 + 7 + 15 + 150)
-    assert found["messages_disk"] == (first + copies) * 86_400 * 2
+    assert found.values["messages_disk"] == (first + copies) * 86_400 * 2
 
 
 def test_more_load_never_needs_less() -> None:
     found = [plan([EMAILS], Target({"emails": rate}, delayed=rate * 100)) for rate in (10, 1_000, 100_000, 1_000_000)]
 
-    for key in {line.key for line in found[0].lines} - {"worker_memory", "restart", "takeover"}:
-        values = [each[key] for each in found]
+    for key in QUANTITIES.keys() - {"worker_memory", "restart", "takeover"}:
+        values = [each.values[key] for each in found]
         assert values == sorted(values)
-    assert found[0]["workers"] == 2
-    assert found[3]["partitions"] >= found[3]["workers"] > 2
+    assert found[0].values["workers"] == 2
+    assert found[3].values["partitions"] >= found[3].values["workers"] > 2
 
 
 def test_a_total_rate_is_divided_as_measured() -> None:
@@ -73,10 +73,11 @@ def test_a_plan_for_the_measured_million_of_delayed_messages_is_what_was_measure
 
         found = plan([EMAILS], Target({"emails": 1}, delayed=rows))
 
-        assert found["worker_memory"] / MIB == pytest.approx(measured["pending_peak_mib"][0], rel=0.02)
-        assert found["restart"] == pytest.approx(measured["restart_seconds"][0], rel=0.02)
+        assert found.values["worker_memory"] / MIB == pytest.approx(measured["pending_peak_mib"][0], rel=0.02)
+        assert found.values["restart"] == pytest.approx(measured["restart_seconds"][0], rel=0.02)
         # Payloads that are alike are packed on disk, and a plan does not count on it.
-        assert measured["pending_disk_mib"][0] < found["worker_disk"] / MIB < 25 * measured["pending_disk_mib"][0]
+        least_mib = measured["pending_disk_mib"][0]
+        assert least_mib < found.values["worker_disk"] / MIB < 25 * least_mib
 
 
 def test_a_plan_for_the_measured_open_leases_is_within_a_factor_of_two_and_a_half() -> None:
@@ -86,10 +87,10 @@ def test_a_plan_for_the_measured_open_leases_is_within_a_factor_of_two_and_a_hal
 
     found = plan([held], Target({"emails": 1000}))
 
-    assert found["open"] == 1e6
-    assert 1 / 2.5 < found["worker_memory"] / MIB / measured["opened_peak_mib"][0] < 2.5
-    assert 1 / 2.5 < found["restart"] / measured["restart_firing_seconds"][0] < 2.5
-    assert 1 / 2.5 < found["takeover"] / measured["takeover_seconds"][0] < 2.5
+    assert found.values["open"] == 1e6
+    assert 1 / 2.5 < found.values["worker_memory"] / MIB / measured["opened_peak_mib"][0] < 2.5
+    assert 1 / 2.5 < found.values["restart"] / measured["restart_firing_seconds"][0] < 2.5
+    assert 1 / 2.5 < found.values["takeover"] / measured["takeover_seconds"][0] < 2.5
 
 
 def test_a_plan_for_the_measured_throughput_is_within_a_factor_of_two() -> None:
@@ -98,9 +99,9 @@ def test_a_plan_for_the_measured_throughput_is_within_a_factor_of_two() -> None:
     found = plan([replace(EMAILS, run_ms=0)], Target({"emails": measured["rate"]}, headroom=1))
 
     cores = measured["tracker_cpu_seconds"] / (400_000 / measured["rate"])
-    assert 1 / 2 < found["tracker_cores"] / cores < 2
-    assert found["consumers"] == 2  # a process did this rate alone, and not a message a second more
-    assert plan([EMAILS], Target({"emails": measured["rate"] / 2}, headroom=1))["consumers"] == 1
+    assert 1 / 2 < found.values["tracker_cores"] / cores < 2
+    assert found.values["consumers"] == 2  # a process did this rate alone, and not a message a second more
+    assert plan([EMAILS], Target({"emails": measured["rate"] / 2}, headroom=1)).values["consumers"] == 1
 
 
 def test_each_constant_names_an_existing_source_and_a_command() -> None:
@@ -149,14 +150,14 @@ def test_a_total_rate_with_that_of_a_queue_is_refused() -> None:
     assert rates(["emails=2000", "a=b=1"]) == (None, {"emails": 2000, "a=b": 1})
 
 
-def test_a_plan_reads_as_text_with_each_formula() -> None:
+def test_a_plan_reads_as_text_with_each_quantity() -> None:
     result = plan([EMAILS], Target({"emails": 5000}), guess=True)
 
     text = "\n".join(text_lines(result))
 
     assert text.startswith("A GUESS")
     assert "PLAN: 4 partitions" in text
-    assert all(f"\n{line.what}: " in text for line in result.lines)
+    assert all(f"\n{what}: " in text for what, _ in QUANTITIES.values())
     assert "Headroom: 2 x" in text
 
 

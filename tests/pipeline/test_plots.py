@@ -13,14 +13,14 @@ from matplotlib.image import imread
 
 from pipeline.dashboard import MAX_POINTS, SERIES, document
 from pipeline.dashboard import MAX_QUEUES as MAX_LISTED
-from pipeline.plots import DARK, LIGHT, MAX_QUEUES, PLOTS, Plot, draw, shown_queues
+from pipeline.plots import MAX_QUEUES, PLOTS, Plot, draw, shown_queues
 from pipeline.report import page
 from pipeline.statistics import EVENTS
 
 NOON = datetime(2026, 11, 21, 12)  # noqa: DTZ001 - as toPandas gives it
 NOW = datetime(2026, 11, 21, 13, tzinfo=UTC)
 MINUTE_MS = 60_000
-NO_PICTURES = {(plot.name, theme.name): b"" for plot in PLOTS for theme in (LIGHT, DARK)}
+NO_PICTURES = {plot.name: b"" for plot in PLOTS}
 HOSTILE = "<script>alert('$x^$')</script>\n\x07"
 
 
@@ -79,13 +79,6 @@ def test_a_plot_is_drawn_of_whatever_is_in_the_table(plot: Plot, queues: list[st
     assert picture[:, :, :3].min() < 0.5  # something is drawn
 
 
-def test_a_dark_plot_has_a_dark_ground() -> None:
-    light, dark = (imread(io.BytesIO(draw(PLOTS[0], rows("emails"), theme)), format="png") for theme in (LIGHT, DARK))
-
-    assert light[0, 0, :3].min() == 1
-    assert dark[0, 0, :3].max() < 0.2
-
-
 def test_the_busiest_queues_are_plotted_and_no_more_than_can_be_looked_at() -> None:
     found = pd.DataFrame([row(f"queue {number:02}", None, sent=number) for number in range(20)])
 
@@ -118,10 +111,9 @@ def test_the_page_needs_no_network_and_takes_names_for_text() -> None:
     found.feed(made)
     assert "script" not in found.tags
     assert "<script>alert('$x^$')</script>" in found.text
-    assert len(found.links) == 2 * len(PLOTS)
+    assert len(found.links) == len(PLOTS)
     assert all(link.startswith("data:image/png;base64,") for link in found.links)
     assert re.search("https?://|url\\(|@import", made) is None
-    assert "prefers-color-scheme: dark" in made
 
 
 def test_the_page_says_how_many_queues_it_leaves_out() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from operator import itemgetter
 
 import pytest
 from rich.console import Console
@@ -13,10 +14,10 @@ from app.readable import span
 from marq.wire.errors import ConfigError
 
 COLUMNS = (
-    Column("id"),
-    Column("reason", least=10),
-    Column("attempt", rank=2, right=True),
-    Column("value", rank=1, least=8),
+    Column("id", itemgetter(0)),
+    Column("reason", itemgetter(1), least=10),
+    Column("attempt", itemgetter(2), rank=2, right=True),
+    Column("value", itemgetter(3), rank=1, least=8),
 )
 ROW = ("marq.messages/11/1234567", "x" * 60, "3", "y" * 60)
 

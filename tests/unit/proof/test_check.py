@@ -55,13 +55,6 @@ def test_a_finding_is_printed_with_its_events_and_gives_exit_1(
     assert json.loads(summary)["violations"] == {"silent": 1}
 
 
-def test_duplicates_beyond_the_budget_give_exit_1(tmp_path: Path) -> None:
-    path = write(tmp_path / "history.jsonl", clean())
-
-    assert check.main([str(path), "--duplicates", "1"]) == 0
-    assert check.main([str(path), "--duplicates", "0"]) == 1
-
-
 def test_no_more_findings_are_printed_than_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "history.jsonl", [event for event in broken() if event["op"] != "quarantine"])
 

@@ -1,7 +1,7 @@
 """Every private or inherited name of Faust, mode and aiokafka that app, agents and tables rely on.
 
-An upgrade that changes one of them must fail a test, not a user: tests/worker/test_faust_api.py checks each entry, the
-versions, and that no name is missing here.
+An upgrade that changes one of them must fail a test, not a user: test_faust_api.py checks each entry, and that no name
+is missing here.
 
 A shape is a signature without annotations, with ``async`` in front of a coroutine function and ``...`` for what does
 not matter; or ``property``, ``class attribute``, or ``instance attribute``, which the class itself sets; or
@@ -11,9 +11,6 @@ not matter; or ``property``, ``class attribute``, or ``instance attribute``, whi
 from __future__ import annotations
 
 from typing import NamedTuple
-
-#: Exact versions: each upgrade is a decision, and this list is what to read then.
-VERSIONS = {"faust-streaming": "0.15.3", "mode-streaming": "0.7.1", "aiokafka": "0.14.0", "rocksdict": "0.3.29"}
 
 
 class Reliance(NamedTuple):
