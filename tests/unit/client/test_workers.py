@@ -142,7 +142,7 @@ async def test_a_failure_is_logged_once_with_its_traceback_and_without_the_paylo
 
 
 @pytest.mark.parametrize("outcome", [Retry(delay=7), Reject("why")], ids=["Retry", "Reject"])
-async def test_retry_and_reject_are_not_logged_as_failures(make_rig, work, caplog, outcome) -> None:
+async def test_retry_and_reject_are_not_logged_as_failures(make_rig, work, logged, outcome) -> None:
     rig = make_rig()
     rig.add(1)
 
@@ -156,7 +156,7 @@ async def test_retry_and_reject_are_not_logged_as_failures(make_rig, work, caplo
     await rig.settler.until(lambda: bool(rig.released or rig.rejected))
     await pool.stop(1)
 
-    assert caplog.records == []
+    assert logged() == []
 
 
 async def test_a_handler_may_end_within_the_grace_of_a_stop(make_rig, work) -> None:
