@@ -58,7 +58,7 @@ async def eventually(
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def take(consumer: marq.Consumer, count: int) -> list[marq.Message]:
+async def take(consumer: marq.Consumer, count: int = 1) -> list[marq.Message]:
     """Receive exactly so many messages."""
     messages: list[marq.Message] = []
     while len(messages) < count:
