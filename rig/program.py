@@ -13,7 +13,7 @@ from broker.process import Process
 
 ROOT = Path(__file__).resolve().parent.parent
 LOG_TAIL_LINES = 15
-STOP_SECONDS = 15.0
+STOP_SECONDS = 30.0
 
 
 class RigError(Exception):

@@ -23,8 +23,8 @@ from rig.worker import Worker
 #: Session timeout of workers and consumers, and so the length of a take-over after kill -9.
 SESSION_SECONDS = 6.0
 #: Default time limit of a wait.
-LIMIT_SECONDS = 60.0
-DRAIN_SECONDS = 120.0
+LIMIT_SECONDS = 120.0
+DRAIN_SECONDS = 240.0
 POLL_SECONDS = 0.1
 #: Deliveries before, between and after faults.
 SOME = 300

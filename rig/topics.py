@@ -24,7 +24,7 @@ from rig.program import RigError
 
 _FETCH_MS = 200
 STOP_SECONDS = 1.0
-DELETE_SECONDS = 10.0
+DELETE_SECONDS = 30.0
 #: A position in a topic: the next offset of each partition.
 Position = Mapping[int, int]
 

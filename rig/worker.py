@@ -15,7 +15,7 @@ from rig.program import ROOT, Program, RigError
 
 WORKER = ("-m", "faust", "-A", "app", "worker", "-l", "info")
 #: Time limit of a request to its pages.
-ANSWER_SECONDS = 5.0
+ANSWER_SECONDS = 30.0
 START_SECONDS = 180.0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -40,8 +40,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Schedule:
 @pytest.fixture(scope="session")
 def broker() -> Iterator[EmbeddedBroker]:
     """One real Kafka for all tests; a test that stops or kills it makes its own."""
-    # Hundreds of tests leave their topics behind.
-    with EmbeddedBroker(heap="1g") as embedded:
+    # Hundreds of tests leave their topics behind. A machine that stands still for seconds must not fence the broker.
+    with EmbeddedBroker(heap="1g", properties={"broker.session.timeout.ms": "30000"}) as embedded:
         yield embedded
 
 
@@ -59,3 +59,9 @@ def prefix() -> str:
 @pytest.fixture
 def names(prefix: str) -> Names:
     return Names(prefix)
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """Returns what Marq has logged: clients that earlier tests left behind may log when they are collected."""
+    return lambda: [record.getMessage() for record in caplog.records if record.name.startswith("marq")]

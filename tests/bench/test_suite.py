@@ -156,5 +156,5 @@ def test_what_a_process_takes_is_counted() -> None:
     while meter.seconds()["this"] == 0:
         sum(range(100_000))
 
-    now = memory_bytes(os.getpid(), "VmRSS")
-    assert memory_bytes(os.getpid(), "VmHWM") >= now > 1 << 20
+    # Not compared with each other: the kernel sums up each of them with some delay.
+    assert min(memory_bytes(os.getpid(), "VmRSS"), memory_bytes(os.getpid(), "VmHWM")) > 1 << 20

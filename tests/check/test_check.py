@@ -269,7 +269,7 @@ async def test_queues_without_consumers_and_settings_that_the_topics_do_not_fit(
     assert "nobody runs the handlers of emails" in handlers.found
     assert handlers.commands == ("faust -A app worker",)
     assert re.fullmatch(
-        r"has no consumer; 2 messages wait, the oldest for 1 m.*", found.problem("queue left-alone").found
+        r"has no consumer; 2 messages wait, the oldest for \d+ m.*", found.problem("queue left-alone").found
     )
     assert found.problem("queue never-read").found.startswith("has no consumer; 1 message waits")
     for queue in ("paused", "just-sent", "slow"):
@@ -322,7 +322,8 @@ async def test_a_clock_that_is_off(check: Check, servers: str, prefix: str, monk
 
     found = (await check()).of(Level.WARNING, "clock")
 
-    assert found.found == "this machine's is 60 s ahead of the broker's"
+    # Less the time that the broker took.
+    assert re.fullmatch(r"this machine's is [1-6]\d s ahead of the broker's", found.found)
     assert "NTP" in found.advice
     assert "Leases, redelivery and delays in seconds do not depend on it" in found.advice
 

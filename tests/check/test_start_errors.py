@@ -31,6 +31,18 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 LIMIT_S, SHORT_LIMIT_S = 30.0, 1.5
 
 
+@pytest.fixture(autouse=True)
+def diagnosis_limit_s(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Lets a diagnosis take its time on a busy machine; a test in which it gets no answer sets another limit."""
+
+    def set_limit(limit_s: float) -> None:
+        for name in ("_LOOK_S", "_MAX_LOOK_S"):
+            monkeypatch.setattr(f"marq.kafka.connection.{name}", limit_s)
+
+    set_limit(LIMIT_S)
+    return set_limit
+
+
 async def said(address: str, **options: object) -> str:
     """Return the error of a start that cannot succeed."""
     with pytest.raises(marq.BrokerUnavailable) as caught:
@@ -65,7 +77,8 @@ async def test_something_else_listens(http_server: str, certificates: Certificat
     assert f"what listens at {http_server} is an HTTP server" in with_tls
 
 
-async def test_something_listens_and_never_answers() -> None:
+async def test_something_listens_and_never_answers(diagnosis_limit_s: Callable[[float], None]) -> None:
+    diagnosis_limit_s(0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
 

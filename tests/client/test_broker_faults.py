@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -72,9 +71,9 @@ async def test_a_broker_that_restarts_loses_nothing(broker, servers, prefix) -> 
 
 
 @pytest.mark.parametrize("fault", ["kill", "pause"])
-async def test_a_stop_ends_within_ten_seconds_also_when_the_broker_is_gone(broker, servers, prefix, fault) -> None:
-    producer = marq.Producer(servers, prefix=prefix)
-    consumer = marq.Consumer("q", servers, prefix=prefix)
+async def test_a_stop_ends_by_its_own_limits_also_when_the_broker_is_gone(broker, servers, prefix, fault) -> None:
+    producer = marq.Producer(servers, prefix=prefix, request_timeout=300)
+    consumer = marq.Consumer("q", servers, prefix=prefix, request_timeout=300)
     await producer.start()
     await consumer.start()
     await producer.send_many("q", [b"x"] * 100)
@@ -86,9 +85,8 @@ async def test_a_stop_ends_within_ten_seconds_also_when_the_broker_is_gone(broke
     await asyncio.sleep(0)
 
     for client in (consumer, producer):
-        begun = time.monotonic()
-        await client.stop()
-        assert time.monotonic() - begun < 10
+        async with asyncio.timeout(60):
+            await client.stop()
 
     # Nobody is left waiting. (A call that was under way may have reached the broker in its last moment.)
     outcomes = await asyncio.wait_for(asyncio.gather(sending, acking, return_exceptions=True), 60)
@@ -98,7 +96,7 @@ async def test_a_stop_ends_within_ten_seconds_also_when_the_broker_is_gone(broke
 async def test_a_send_to_a_broker_that_hangs_fails_in_time_and_the_producer_recovers(
     broker, servers, prefix, names
 ) -> None:
-    async with marq.Producer(servers, prefix=prefix, request_timeout=1) as producer:
+    async with marq.Producer(servers, prefix=prefix, request_timeout=5) as producer:
         await producer.send("q", b"before")
         await asyncio.to_thread(broker.pause)
         with pytest.raises(marq.BrokerUnavailable, match="unknown whether"):
@@ -139,7 +137,7 @@ async def test_a_cancelled_stop_closes_a_producer_whose_broker_hangs(broker, ser
 
 
 async def test_settings_that_were_read_stay_known_while_the_broker_is_away(broker, servers, prefix) -> None:
-    async with marq.Queues(servers, prefix=prefix, request_timeout=2) as queues:
+    async with marq.Queues(servers, prefix=prefix, request_timeout=5) as queues:
         await queues.change("emails", lease=5)
 
         await asyncio.to_thread(broker.kill)
@@ -155,7 +153,7 @@ async def test_settings_that_were_read_stay_known_while_the_broker_is_away(broke
 
 
 async def test_reading_dead_letters_fails_when_the_broker_goes_away(broker, servers, prefix, names) -> None:
-    async with marq.DeadLetters(servers, prefix=prefix, request_timeout=2) as letters:
+    async with marq.DeadLetters(servers, prefix=prefix, request_timeout=5) as letters:
         async with AIOKafkaProducer(bootstrap_servers=servers) as producer:
             for number in range(3_000):
                 last = await producer.send(names.dead_letters, b"x" * 10_000, b"emails", partition=number % 4)
@@ -183,7 +181,7 @@ def values(servers: str, topic: str) -> list[bytes]:
 def test_a_broker_that_goes_away_fails_sends_in_time_and_the_synchronous_producer_recovers(
     broker, servers, prefix
 ) -> None:
-    with marq.SyncProducer(servers, prefix=prefix, request_timeout=3) as producer:
+    with marq.SyncProducer(servers, prefix=prefix, request_timeout=5) as producer:
         producer.send("q", b"before")
         broker.kill()
         with pytest.raises(marq.BrokerUnavailable, match="unknown whether"):

@@ -10,8 +10,8 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.protocol.group import LeaveGroupRequest
 
 import marq
-from tests.client.receiving import receive
 from tests.client.waiting import until
+from tests.worker.harness import take
 
 
 @pytest.fixture
@@ -28,14 +28,14 @@ async def make_consumer(servers, prefix):
 
 async def test_a_full_consumer_stays_in_its_group_past_max_poll_interval(producer, make_consumer, caplog) -> None:
     await producer.send_many("q", [b"%d" % number for number in range(10)])
-    consumer = make_consumer(max_in_flight=2, max_poll_interval=1, session_timeout=6, lease=1)
+    consumer = make_consumer(max_in_flight=2, max_poll_interval=1, session_timeout=30, lease=9)
     await consumer.start()
-    held = await receive(consumer, 2)
+    held = await take(consumer, 2)
     caplog.set_level(logging.INFO, "aiokafka")
 
     kafka = consumer._running._reader._consumer
     generation = kafka._coordinator.generation
-    # Six renewals of a third of a second: twice the interval, in which nothing may be fetched.
+    # Leases are renewed after a third of their time: three times the interval, in which nothing may be fetched.
     renewals = 0
     receiver = consumer._running.receiver
     renew = receiver.renewal.renew
@@ -46,13 +46,13 @@ async def test_a_full_consumer_stays_in_its_group_past_max_poll_interval(produce
         return await renew()
 
     receiver.renewal.renew = counted
-    await until(lambda: renewals >= 6)
+    await until(lambda: renewals)
 
     assert receiver.prefetch.in_flight == 2
     assert kafka._coordinator.generation == generation
     assert "LeaveGroup" not in caplog.text
     await consumer.ack(held)
-    assert len(await receive(consumer, 2)) == 2
+    assert len(await take(consumer, 2)) == 2
 
 
 async def test_a_consumer_warns_that_no_tracker_runs(make_consumer, caplog, monkeypatch) -> None:
@@ -77,7 +77,7 @@ async def test_a_consumer_with_an_instance_id_comes_back_to_its_partitions_witho
     await two.start()
     await producer.send("q", b"x")
 
-    assert len(await receive(two, 1)) == 1
+    assert len(await take(two, 1)) == 1
     assert two._running._reader._consumer._coordinator.generation <= generation + 1
 
 
@@ -88,7 +88,7 @@ async def test_of_two_consumers_with_one_instance_id_the_first_stops_with_an_err
     one = make_consumer(instance_id="pod-1", max_in_flight=1, session_timeout=6)
     await one.start()
     await producer.send("q", b"held")
-    [held] = await receive(one, 1)
+    [held] = await take(one, 1)
     generation = one._running._reader._consumer._coordinator.generation
 
     two = make_consumer(instance_id="pod-1", session_timeout=6)
@@ -98,7 +98,7 @@ async def test_of_two_consumers_with_one_instance_id_the_first_stops_with_an_err
     await held.ack()
     await producer.send_many("q", [b"x"] * 20)
 
-    assert len(await receive(two, 20)) == 20
+    assert len(await take(two, 20)) == 20
     assert two._running._reader._consumer._coordinator.generation == generation
 
 
@@ -117,4 +117,4 @@ async def test_a_consumer_with_an_instance_id_that_its_group_has_thrown_out_join
     assert answer.error_code == 0
     await producer.send("q", b"x")
 
-    assert len(await receive(consumer, 1)) == 1
+    assert len(await take(consumer, 1)) == 1

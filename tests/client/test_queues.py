@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.admin.records_to_delete import RecordsToDelete
+from aiokafka.errors import PolicyViolationError
 
 import marq
 from tests.client.waiting import until
 from tests.effective import effective
+from tests.worker.harness import Installation, eventually
 
 NOT_DEFINITIONS = [
     (b"", b"{}"),
@@ -74,17 +76,21 @@ async def test_a_log_whose_records_are_all_gone_is_read_to_its_end(queues, serve
     await queues.change("emails", lease=5)
     admin = AIOKafkaAdminClient(bootstrap_servers=servers)
     await admin.start()
-    # Kafka deletes records of topics only that are not just compacted.
-    await _alter(admin, names.queues, "compact,delete")
-    await admin.delete_records({TopicPartition(names.queues, 0): RecordsToDelete(before_offset=-1)})
-    await _alter(admin, names.queues, "compact")
+    everything = {TopicPartition(names.queues, 0): RecordsToDelete(before_offset=-1)}
+
+    async def deleted() -> bool:
+        with suppress(PolicyViolationError):
+            return bool(await admin.delete_records(everything))
+        return False
+
+    async with Installation(servers, names) as installation:
+        # Kafka deletes records of topics only that are not just compacted. What is not named falls back to a default.
+        settings = {"cleanup.policy": "compact,delete", "message.timestamp.type": "LogAppendTime"}
+        await installation.alter(names.queues, settings)
+        # Its description changes a moment before its log does.
+        await eventually(deleted)
+        await installation.alter(names.queues, {**settings, "cleanup.policy": "compact"})
     await admin.close()
 
     async with marq.Queues(servers, prefix=prefix) as later:
         assert later["emails"] == effective()
-
-
-async def _alter(admin: AIOKafkaAdminClient, topic: str, policy: str) -> None:
-    # What is not named falls back to the broker's default.
-    config = {"cleanup.policy": policy, "message.timestamp.type": "LogAppendTime"}
-    await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, config)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -23,8 +24,8 @@ from marq.settings.client import ClientSettings
 from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import Ack, Acquire, Source
 from marq.wire.names import Names
-from tests.client.receiving import receive
 from tests.client.waiting import LIMIT_S, read_markers, until
+from tests.worker.harness import eventually, take
 
 LIMIT_BYTES = 1_000_000
 NewConsumer = Callable[..., marq.Consumer]
@@ -65,11 +66,24 @@ async def new_transactions(settings: ClientSettings) -> AsyncIterator[Callable[[
     await asyncio.gather(*[each.stop(1) for each in made])
 
 
-async def place(settings: ClientSettings) -> Place:
-    """Where a member of the queue's group goes on."""
+async def place_now(settings: ClientSettings) -> Place:
+    """Where a member of the queue's group goes on; KafkaError while a transaction is open."""
     names = settings.names
     source = Source(names.messages, 0)
     return (await places(settings, names.group("q"), serving(names.messages, ["q"], {}), [source]))[source]
+
+
+async def place(settings: ClientSettings) -> Place:
+    """The same where all transactions were ended: the broker ends one a moment after it says so."""
+
+    async def look() -> Place | None:
+        with suppress(KafkaError):
+            return await place_now(settings)
+        return None
+
+    found = await eventually(look)
+    assert found is not None
+    return found
 
 
 async def committed_acks(servers: str, names: Names) -> int:
@@ -117,7 +131,7 @@ async def test_each_message_is_delivered_once_and_the_offset_has_the_positions_o
 
     seen = []
     while len(seen) < 500:
-        messages = await receive(consumer, 50)
+        messages = await take(consumer, 50)
         seen += [int(message.value) for message in messages]
         await consumer.ack(messages)
 
@@ -143,7 +157,7 @@ async def test_copies_of_an_aborted_transaction_are_not_delivered(
     consumer = new_consumer()
     await consumer.start()
 
-    assert [message.value for message in await receive(consumer, 1)] == [b"sent"]
+    assert [message.value for message in await take(consumer, 1)] == [b"sent"]
 
 
 async def test_the_group_refuses_a_former_member_and_nothing_of_its_transaction_is_seen(
@@ -152,7 +166,7 @@ async def test_the_group_refuses_a_former_member_and_nothing_of_its_transaction_
     await producer.send_many("q", [b"value"] * 3)
     consumer, names = new_consumer(), settings.names
     await consumer.start()
-    await receive(consumer, 3)
+    await take(consumer, 3)
     ours = generation_of(consumer)
     transactions = new_transactions("zombie")
 
@@ -172,7 +186,7 @@ async def test_a_member_that_was_thrown_out_does_not_pass_for_an_administrator(p
     await producer.send("q", b"value")
     consumer = new_consumer()
     await consumer.start()
-    await receive(consumer, 1)
+    await take(consumer, 1)
     reader = consumer._running._reader
 
     reader._consumer._coordinator.reset_generation()
@@ -187,7 +201,7 @@ async def test_who_comes_next_waits_for_an_open_transaction_which_a_restart_of_i
     await producer.send_many("q", [b"value"] * 3)
     consumer, names = new_consumer(), settings.names
     await consumer.start()
-    await receive(consumer, 3)
+    await take(consumer, 3)
     dead, hanging = new_transactions("named"), asyncio.Event()
     running = await dead._running()
 
@@ -199,7 +213,7 @@ async def test_who_comes_next_waits_for_an_open_transaction_which_a_restart_of_i
     writing = asyncio.create_task(dead.write(records(names), commit(names, generation_of(consumer), 2), LIMIT_S))
     await asyncio.wait_for(hanging.wait(), LIMIT_S)
     with pytest.raises(KafkaError, match="a transaction of a former member is still open"):
-        await place(settings)
+        await place_now(settings)
     # A process that was killed says nothing more.
     writing.cancel()
     await asyncio.wait([writing])
@@ -226,7 +240,7 @@ async def test_after_an_unknown_outcome_the_messages_are_read_again_and_handed_o
     consumer = new_consumer()
     await consumer.start()
 
-    messages = await receive(consumer, 10)
+    messages = await take(consumer, 10)
     await consumer.ack(messages)
 
     assert sorted(int(message.value) for message in messages) == list(range(10))

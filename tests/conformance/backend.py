@@ -25,8 +25,6 @@ from urllib.parse import quote
 from uuid import uuid4
 from weakref import WeakSet
 
-from aiokafka.admin import NewTopic
-
 import marq
 from marq.testing import Broker, DeadLetter
 from marq.testing.memory import memory_at
@@ -35,7 +33,7 @@ from marq.wire.errors import CorruptMarker
 from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import Batch, Source
 from marq.wire.names import Names, markers_partition
-from tests.worker.harness import Installation, Worker, admin, eventually
+from tests.worker.harness import Installation, Worker, eventually, make_topic
 
 QUEUES = Path(__file__).with_name("queues.toml")
 #: How long anything may take that is not what a test is about: virtual seconds in memory.
@@ -251,8 +249,7 @@ class KafkaBackend(Backend):
 
     async def create_topic(self, partitions: int = 2) -> str:
         name = self.new_name("topic")
-        async with admin(self.address) as client:
-            await client.create_topics([NewTopic(name, partitions, 1)])
+        await make_topic(self.address, name, partitions)
         return name
 
     async def seen_by_all(self) -> None:

@@ -8,17 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import marq
-from tests.conformance.backend import LIMIT_S, Backend
-
-
-async def take(consumer: marq.Consumer, count: int = 1) -> list[marq.Message]:
-    """Receive exactly so many messages."""
-    messages: list[marq.Message] = []
-    while len(messages) < count:
-        more = await consumer.receive(count - len(messages), wait=LIMIT_S)
-        assert more, f"only {len(messages)} of {count} messages came"
-        messages += more
-    return messages
+from tests.conformance.backend import Backend
+from tests.worker.harness import take
 
 
 async def take_one(consumer: marq.Consumer) -> marq.Message:

@@ -63,7 +63,7 @@ async def test_messages_are_dispatched_only_when_their_handlers_begin(backend: B
 async def test_a_message_that_a_consumer_received_and_left_is_abandoned_and_never_delivered_again(
     backend: Backend, delay: float | None
 ) -> None:
-    queue = await new_queue(backend, lease=1)
+    queue = await new_queue(backend, lease=4)
     async with backend.consumer(queue) as consumer:
         await backend.producer.send(queue, b"lost", delay=delay)
         assert (await take_one(consumer)).attempt == 1

@@ -128,7 +128,7 @@ async def test_a_cancelled_stop_cancels_handlers_and_still_leaves_the_group(back
 
 async def test_a_message_that_loses_its_lease_in_a_block_ends_it_without_an_error(backend: Backend) -> None:
     queue = backend.new_name()
-    async with backend.consumer(queue, lease=0.5, max_lease=0.5) as consumer:
+    async with backend.consumer(queue, lease=4, max_lease=4) as consumer:
         await backend.producer.send(queue, b"x")
         async with await take_one(consumer) as lost:
             again = await take_one(consumer)

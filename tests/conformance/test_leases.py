@@ -13,8 +13,10 @@ from marq.wire.markers import Ack, Acquire, Payload, Renew, Source
 from tests.conformance.backend import LIMIT_S, Backend
 from tests.conformance.receiving import nothing_comes, take, take_one
 
-#: A consumer whose messages are lost after a second, since they may not be renewed for longer.
-SHORT = {"lease": 1, "max_lease": 1}
+#: A machine that stands still for less must not end a lease before its time.
+SHORT_S = 4
+#: A consumer whose messages are lost after that, since they may not be renewed for longer.
+SHORT = {"lease": SHORT_S, "max_lease": SHORT_S}
 
 
 async def renewed_past_its_lease(backend: Backend, message: marq.Message, lease_s: float) -> None:
@@ -28,7 +30,7 @@ async def test_a_lease_renews_itself_while_a_message_is_held(backend: Backend) -
         await backend.producer.send("short-lease", b"x")
         message = await take_one(consumer)
 
-        await renewed_past_its_lease(backend, message, 2)
+        await renewed_past_its_lease(backend, message, SHORT_S)
 
         assert await consumer.receive(wait=0) == []
         await message.ack()
@@ -120,7 +122,7 @@ async def test_a_handler_is_cancelled_when_its_message_is_lost_and_another_deliv
 
 async def test_the_last_attempt_may_end_by_its_lease(backend: Backend) -> None:
     queue = "two-attempts-of-a-lease"
-    async with backend.consumer(queue, max_lease=1) as consumer:
+    async with backend.consumer(queue, max_lease=SHORT_S) as consumer:
         await backend.producer.send(queue, b"x")
         assert [(await take_one(consumer)).attempt for _ in range(2)] == [1, 2]
 
@@ -142,11 +144,11 @@ async def test_a_call_may_choose_the_lease_of_what_it_receives(backend: Backend)
     queue = backend.new_name()
     async with backend.consumer(queue, lease=20) as consumer:
         await backend.producer.send_many(queue, [b"1", b"2"])
-        [first] = await consumer.receive(1, lease=timedelta(seconds=2))
+        [first] = await consumer.receive(1, lease=timedelta(seconds=SHORT_S))
         [second] = await consumer.receive(1, lease=60)
 
         assert second.lease_expires_at - first.lease_expires_at > timedelta(seconds=50)
-        await renewed_past_its_lease(backend, first, 2)
+        await renewed_past_its_lease(backend, first, SHORT_S)
         assert await consumer.receive(wait=0) == []
         # Both have renewed themselves, each by its own lease.
         assert second.lease_expires_at - first.lease_expires_at > timedelta(seconds=50)
@@ -169,12 +171,12 @@ async def test_a_handler_that_takes_longer_than_the_lease_never_runs_twice(backe
         begun.append(message)
         opened.wait(LIMIT_S)
 
-    one, two = backend.consumer(queue, lease=2), backend.consumer(queue, lease=2)
+    one, two = backend.consumer(queue, lease=SHORT_S), backend.consumer(queue, lease=SHORT_S)
     async with one, two:
         working = [asyncio.create_task(each.run(handle_in_a_thread if threads else handle)) for each in (one, two)]
         await backend.producer.send(queue, b"x")
         await backend.until(lambda: bool(begun))
-        await renewed_past_its_lease(backend, begun[0], 2)
+        await renewed_past_its_lease(backend, begun[0], SHORT_S)
         gate.set()
         opened.set()
         await backend.figures(queue, acked=1, expired=0, redelivered=0, late=0)
@@ -194,17 +196,17 @@ async def test_a_handler_that_is_stuck_in_a_thread_loses_its_message_after_max_l
         if message.attempt == 1:
             stuck.wait(LIMIT_S)
 
-    async with backend.consumer(queue, lease=1, max_lease=2) as consumer:
+    async with backend.consumer(queue, lease=SHORT_S, max_lease=SHORT_S + 1) as consumer:
         running = asyncio.create_task(consumer.run(handle, concurrency=2))
-        await backend.producer.send(queue, b"x")
         begun_s = backend.now_s()
+        await backend.producer.send(queue, b"x")
         await backend.until(lambda: len(begun) == 2)
         held_s = backend.now_s() - begun_s
         stuck.set()
         await consumer.stop()
         await running
 
-    assert held_s > 1.9
+    assert held_s > SHORT_S + 0.9
     assert begun == [1, 2]
     await backend.figures(queue, acked=1, expired=1)
 
@@ -212,7 +214,7 @@ async def test_a_handler_that_is_stuck_in_a_thread_loses_its_message_after_max_l
 async def test_an_open_message_holds_up_no_other_and_comes_back_alone(backend: Backend) -> None:
     queue, other = backend.new_name(), backend.new_name("other")
     await backend.producer.send_many(queue, [b"%d" % number for number in range(20)])
-    async with backend.consumer(queue, lease=1) as consumer, backend.consumer(other) as of_other:
+    async with backend.consumer(queue, lease=SHORT_S) as consumer, backend.consumer(other) as of_other:
         messages = await take(consumer, 20)
         first = min(messages, key=lambda message: (message.partition, message.offset))
         for message in reversed(messages):

@@ -14,7 +14,7 @@ from tests.conformance.receiving import nothing_comes, take, take_one
 
 async def test_what_is_acked_or_rejected_never_comes_back(backend: Backend) -> None:
     queue = backend.new_name()
-    async with backend.consumer(queue, lease=1) as consumer:
+    async with backend.consumer(queue, lease=10) as consumer:
         await backend.producer.send_many(queue, [b"x"] * 5)
         messages = await take(consumer, 5)
 

@@ -6,7 +6,6 @@ import re
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, OffsetAndMetadata, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 import marq
 import marq.testing
@@ -16,6 +15,7 @@ from marq.settings.definitions import DEFAULTS_KEY, layer_key
 from marq.settings.queue import CHECKS
 from marq.wire.names import Names
 from tests.docs.pages import ROOT
+from tests.worker.harness import make_topic
 
 PAGE = (ROOT / "docs" / "comparisons.md").read_text(encoding="utf-8")
 SPANS = set(re.findall(r"`([^`\n]+)`", PAGE))
@@ -44,10 +44,7 @@ def test_its_settings_exist() -> None:
 
 async def test_a_topic_is_taken_over_from_an_offset(servers: str, names: Names) -> None:
     topic = f"{names.prefix}-orders"
-    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
-    await admin.start()
-    await admin.create_topics([NewTopic(topic, 1, 1)])
-    await admin.close()
+    await make_topic(servers, topic, 1)
     async with AIOKafkaProducer(bootstrap_servers=servers) as plain:
         for value in (b"done before", b"still to be done"):
             await plain.send_and_wait(topic, value)

@@ -11,7 +11,6 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,7 +25,7 @@ from tests.docs.protocol_client import Values
 from tests.docs.protocol_delayer import Delayer
 from tests.docs.protocol_receiver import Message, Receiver, send
 from tests.unit.core.batches import batches
-from tests.worker.harness import Worker, eventually
+from tests.worker.harness import Worker, eventually, make_topic
 
 PROTOCOL = protocol_client.read()
 
@@ -256,7 +255,7 @@ def started(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) ->
     """A worker with the queues of the tests below, one of which has a topic of its own."""
     prefix = f"t{uuid.uuid4().hex[:12]}"
     queues = f'[queues.shared]\nmax_attempts = 2\n[queues.own]\nmax_attempts = 2\ntopic = "{prefix}-own"\n'
-    asyncio.run(make_topic(broker.bootstrap_servers, f"{prefix}-own"))
+    asyncio.run(make_topic(broker.bootstrap_servers, f"{prefix}-own", 2))
     worker = Worker(broker.bootstrap_servers, tmp_path_factory.mktemp("worker"), prefix=prefix, queues=queues)
     try:
         yield worker.start()
@@ -348,12 +347,3 @@ async def test_it_delays_cancels_and_moves_beside_a_real_worker(servers: str, wo
         return tuple(found.get(name, 0) for name in ("acked", "in_flight", "dead", "late"))
 
     await eventually(figures, lambda found: found == (4, 0, 0, 0))
-
-
-async def make_topic(servers: str, topic: str) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
-    await admin.start()
-    try:
-        await admin.create_topics([NewTopic(topic, 2, 1)])
-    finally:
-        await admin.close()

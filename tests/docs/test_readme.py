@@ -52,6 +52,7 @@ async def test_the_example_of_the_readme(checkout: Checkout) -> None:
         await eventually(checkout.said, lambda text: "sent to ann@example.org" in text, limit=LIMIT_SECONDS)
 
 
+@pytest.mark.verify
 async def test_get_started(checkout: Checkout) -> None:
     checkout.write("tasks.py", HANDLER[0][1])
     with checkout.worker(HANDLER[1][1].strip()):

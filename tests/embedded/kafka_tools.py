@@ -12,7 +12,7 @@ from itertools import product
 
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.protocol.admin import CreateAclsRequest
+from aiokafka.protocol.admin import CreateAclsRequest, DescribeAclsRequest
 
 from tests.worker.harness import eventually
 
@@ -53,6 +53,12 @@ async def _add_partitions(admin: AIOKafkaAdminClient, options: list[str]) -> Non
     found = parser.parse_args(options)
     answer = await admin.create_partitions({found.topic: NewPartitions(found.partitions)})
     assert [error[1] for error in answer.topic_errors] == [0], answer
+    await _has_partitions(admin, found.topic, found.partitions)
+
+
+async def _has_partitions(admin: AIOKafkaAdminClient, topic: str, count: int) -> None:
+    """Wait until the broker knows of what it has confirmed."""
+    await eventually(lambda: admin.describe_topics([topic]), lambda found: len(found[0]["partitions"]) == count)
 
 
 async def _create_topic(admin: AIOKafkaAdminClient, options: list[str]) -> None:
@@ -66,6 +72,7 @@ async def _create_topic(admin: AIOKafkaAdminClient, options: list[str]) -> None:
     topic = NewTopic(found.topic, found.partitions, found.replication_factor, topic_configs=config)
     answer = await admin.create_topics([topic])
     assert [error[1] for error in answer.topic_errors] == [0], answer
+    await _has_partitions(admin, found.topic, found.partitions)
 
 
 async def _configs(admin: AIOKafkaAdminClient, options: list[str]) -> None:
@@ -104,9 +111,13 @@ async def _acls(admin: AIOKafkaAdminClient, options: list[str]) -> None:
     assert resources, f"{options} name no resource"
     pattern = _PATTERNS[found.resource_pattern_type]
     for (kind, name), principal, operation in product(resources, found.allow_principal, found.operation):
-        request = CreateAclsRequest(kind, name, pattern, principal, _ANY_HOST, _OPERATIONS[operation], _ALLOW)
-        answer = await admin._send_to_controller(request)
+        acl = (kind, name, pattern, principal, _ANY_HOST, _OPERATIONS[operation], _ALLOW)
+        answer = await admin._send_to_controller(CreateAclsRequest(*acl))
         assert [error[0] for error in answer.creation_responses] == [0], answer
+    # The broker applies them after it confirms them, the last one last.
+    await eventually(
+        lambda: admin._send_to_controller(DescribeAclsRequest(*acl)), lambda described: described.resources
+    )
 
 
 _TOOLS = {"kafka-topics.sh": _topics, "kafka-configs.sh": _configs, "kafka-acls.sh": _acls}

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import AIOKafkaAdminClient
 
 from broker import EmbeddedBroker, ports, settings
 from broker.errors import BrokerError
 from broker.settings import FIRST_NODE_ID
+from tests.client.waiting import wait_until
+from tests.worker.harness import make_topic
 
 LIMIT_SECONDS = 120.0
 
@@ -36,12 +38,7 @@ async def first_value(broker: EmbeddedBroker, topic: str) -> bytes | None:
 
 
 async def create(broker: EmbeddedBroker, topic: str) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
-    await admin.start()
-    try:
-        await admin.create_topics([NewTopic(topic, 1, 1)])
-    finally:
-        await admin.close()
+    await make_topic(broker.bootstrap_servers, topic, 1)
 
 
 async def test_records_that_were_confirmed_outlive_kill_9(broker: EmbeddedBroker) -> None:
@@ -75,7 +72,8 @@ def test_a_paused_broker_takes_connections_and_answers_nothing(broker: EmbeddedB
     broker.resume()
 
     assert not while_paused
-    assert ports.is_ready(host, port, FIRST_NODE_ID, limit_seconds=LIMIT_SECONDS)
+    # After a long pause it has to become a member of its cluster again.
+    wait_until(lambda: ports.is_ready(host, port, FIRST_NODE_ID, limit_seconds=LIMIT_SECONDS))
 
 
 def test_a_second_broker_on_the_same_data_says_so(broker: EmbeddedBroker) -> None:

@@ -15,6 +15,7 @@ from tests.embedded.machines import shell_script
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.verify
 def test_an_environment_is_made_once_for_a_lock_and_again_for_another_which_takes_a_registry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

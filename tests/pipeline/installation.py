@@ -17,6 +17,7 @@ from marq.wire.names import Names
 from pipeline.ingest import Ingest
 from pipeline.kafka import Connection, Topics
 from pipeline.lake import Lake
+from tests.client.waiting import wait_until
 
 PARTITIONS = 2
 Headers = Sequence[tuple[str, bytes | None]]
@@ -46,6 +47,7 @@ class Installation:
         ]
         for made in self.admin.create_topics(new).values():
             made.result(30)
+        wait_until(lambda: {topic.topic for topic in new} <= self.admin.list_topics(timeout=30).topics.keys())
         return self
 
     def write(
@@ -87,7 +89,8 @@ class Installation:
     @contextmanager
     def transaction(self, *, commit: bool) -> Iterator[Producer]:
         """A producer in a transaction."""
-        producer = Producer({"bootstrap.servers": self.servers, "transactional.id": f"{self.names.prefix}-t"})
+        settings = {"bootstrap.servers": self.servers, "transactional.id": f"{self.names.prefix}-t"}
+        producer = Producer(settings)
         producer.init_transactions(30)
         producer.begin_transaction()
         yield producer
@@ -96,6 +99,8 @@ class Installation:
             producer.commit_transaction(30)
         else:
             producer.abort_transaction(30)
+        # The broker confirms the end before each partition has it; a successor has to wait for that.
+        Producer(settings).init_transactions(30)
 
 
 def ingest(

@@ -162,6 +162,7 @@ def test_corrupt_markers_are_counted_and_set_aside(ingested: Ingested) -> None:
     assert pyarrow.dataset.dataset(path, partitioning="hive").count_rows() == 4
 
 
+@pytest.mark.verify
 def test_own_topics_belong_to_their_queue_and_a_second_round_brings_what_is_new(
     spark: SparkSession, environment: dict[str, str], lake: Lake, made: Installation, command: Command,
     monkeypatch: pytest.MonkeyPatch,

@@ -125,6 +125,7 @@ async def delivered(written: Written, queue: str) -> Counter[bytes]:
     return Counter(each.value for each in records if each.key == queue.encode())
 
 
+@pytest.mark.verify
 async def test_times_keys_headers_and_rows_set_aside(
     spark: SparkSession, written: Written, installed: object, command: Command, data: Path, tmp_path: Path
 ) -> None:

@@ -104,6 +104,7 @@ def test_an_invalid_expression_is_one_sentence(found: DataFrame, where: str, sai
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.verify
 async def test_chosen_dead_letters_are_redriven_once_and_the_others_stay(
     spark: SparkSession, worker: Worker, broker: EmbeddedBroker, installed: object, command: Command
 ) -> None:

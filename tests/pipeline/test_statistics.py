@@ -222,6 +222,7 @@ def test_a_table_without_messages_is_refused(spark: SparkSession) -> None:
         chosen_windows(frame(spark), None, None, None)
 
 
+@pytest.mark.verify
 def test_the_job_writes_table_json_plots_and_page(spark: SparkSession, data: Path, command: Command) -> None:
     Lake(spark, str(data)).write("lifecycle", frame(spark, acked("<script>", 1, 2, 3), acked("emails", 1, 2, 3)))
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 import marq
@@ -58,7 +58,7 @@ async def eventually(
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def take(consumer: marq.Consumer, count: int) -> list[marq.Message]:
+async def take(consumer: marq.Consumer, count: int = 1) -> list[marq.Message]:
     """Receive exactly so many messages."""
     messages: list[marq.Message] = []
     while len(messages) < count:
@@ -445,6 +445,8 @@ class Installation:
         """Set a topic's settings; all that are not named go back to the broker's defaults."""
         async with admin(self.bootstrap_servers) as client:
             await client.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, dict(config))])
+        # The broker applies a change after it confirms it.
+        await eventually(lambda: self.config(topic), lambda found: config.items() <= found.items())
 
     async def config(self, topic: str) -> dict[str, str]:
         async with admin(self.bootstrap_servers) as client:
@@ -460,6 +462,20 @@ async def admin(bootstrap_servers: str) -> Any:
         yield client
     finally:
         await client.close()
+
+
+async def make_topic(bootstrap_servers: str, name: str, partitions: int) -> None:
+    """Create a topic, and wait until the broker lists it: it confirms the creation before."""
+    async with admin(bootstrap_servers) as client:
+        await client.create_topics([NewTopic(name, partitions, 1)])
+        await eventually(client.list_topics, lambda found: name in found)
+
+
+async def delete_topic(bootstrap_servers: str, name: str) -> None:
+    """Delete a topic, and wait until the broker no longer lists it."""
+    async with admin(bootstrap_servers) as client:
+        await client.delete_topics([name])
+        await eventually(client.list_topics, lambda found: name not in found)
 
 
 def header(record: Record) -> dict[str, bytes]:

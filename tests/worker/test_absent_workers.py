@@ -47,7 +47,7 @@ async def test_the_last_owners_of_partitions_are_known(new_worker: Make) -> None
 
 async def test_a_cancellation_without_an_answer_is_unknown(new_worker: Make) -> None:
     worker = new_worker()
-    async with marq.Producer(**client_of(worker), request_timeout=2) as producer:
+    async with marq.Producer(**client_of(worker), request_timeout=5) as producer:
         receipt = await producer.send("q", b"x", delay=3600)
         with pytest.raises(marq.BrokerUnavailable, match=r"unknown whether .* was cancelled: no tracker answered"):
             await producer.cancel(receipt)
@@ -60,7 +60,7 @@ async def test_a_redrive_happens_when_a_worker_comes(new_worker: Make, broker: E
     async with yard_of(worker, broker) as yard:
         ids = await yard.bury("q", 5)
         await worker.stop()
-        options: dict[str, Any] = {**client_of(worker), "request_timeout": 1}
+        options: dict[str, Any] = {**client_of(worker), "request_timeout": 5}
         async with marq.DeadLetters(**options) as letters:
             with pytest.raises(marq.BrokerUnavailable, match="no worker has answered the requests"):
                 await letters.redrive("q")

@@ -39,13 +39,13 @@ async def test_a_redrive_that_is_killed_in_the_middle_is_called_again_and_nothin
 ) -> None:
     worker = await new_worker().start().ready()
     async with yard_of(worker, broker) as yard:
-        ids = await yard.bury("q", 600)
+        ids = await yard.bury("q", 1_500)
         process = start(worker, "redrive", "q", "--rate", "100", "--yes")
         await eventually(lambda: yard.delivered("q"), lambda counts: len(counts) > 50)
 
         os.kill(process.pid, number)
         out, _ = await asyncio.to_thread(process.communicate, None, 30)
-        assert len(await yard.delivered("q")) < 600
+        assert len(await yard.delivered("q")) < 1_500
         if number == signal.SIGINT:
             assert process.returncode == 130
             assert "repeat the command for the rest" in out
@@ -54,7 +54,7 @@ async def test_a_redrive_that_is_killed_in_the_middle_is_called_again_and_nothin
 
         again = json.loads(out)
         assert (code, again["chosen"]) == (0, again["redriven"] + again["already_settled"])
-        assert 0 < again["redriven"] < 600
+        assert 0 < again["redriven"] < 1_500
         await yard.each_once("q", ids)
         assert await yard.letters.count("q") == []
 

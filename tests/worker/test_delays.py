@@ -11,22 +11,12 @@ import pytest
 
 import marq
 from tests.worker.conftest import client_of
-from tests.worker.harness import LIMIT_SECONDS, Worker, eventually
+from tests.worker.harness import Worker, eventually, take
 
 pytestmark = pytest.mark.verify
 
 Make = Callable[..., Worker]
 HOUR_S = 3600.0
-
-
-async def receive(consumer: marq.Consumer, count: int) -> list[marq.Message]:
-    messages: list[marq.Message] = []
-    while len(messages) < count:
-        more = await consumer.receive(count - len(messages), wait=LIMIT_SECONDS)
-        assert more, f"{len(messages)} of {count} came"
-        messages += more
-    await consumer.ack(messages)
-    return messages
 
 
 async def test_what_waits_is_delivered_once_after_kill_9_with_data_and_without(new_worker: Make) -> None:
@@ -43,7 +33,8 @@ async def test_what_waits_is_delivered_once_after_kill_9_with_data_and_without(n
     worker = await new_worker(like=worker, MARQ_DATA_DIR=str(worker.directory / "empty")).start().ready()
 
     async with marq.Consumer("q", **client_of(worker)) as consumer:
-        messages = await receive(consumer, 520)
+        messages = await take(consumer, 520)
+        await consumer.ack(messages)
         assert sorted(message.id for message in messages) == sorted(each.id for each in [*receipts, *moved])
         assert {message.attempt for message in messages} == {1}
         assert await consumer.receive(wait=2) == []
@@ -73,5 +64,6 @@ async def test_every_worker_tells_of_all_that_waits_and_another_takes_it_over(ne
         assert await producer.reschedule([*receipts[:100], last], delay=0) == [True] * 101
 
     async with marq.Consumer("q", **client_of(first)) as consumer:
-        messages = await receive(consumer, 101)
+        messages = await take(consumer, 101)
+        await consumer.ack(messages)
         assert {message.id for message in messages} == {each.id for each in [*receipts[:100], last]}

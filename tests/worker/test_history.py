@@ -19,7 +19,9 @@ from rig.handling import Teller
 from rig.topics import read_logs
 from tests.worker.harness import Worker, eventually
 
-QUEUE, LEASE, MAX_ATTEMPTS, MESSAGES = "checked", 2.0, 3, 60
+pytestmark = pytest.mark.verify
+
+QUEUE, LEASE, MAX_ATTEMPTS, MESSAGES = "checked", 4.0, 3, 60
 QUEUES = f"""
 [queues.{QUEUE}]
 lease = {LEASE}

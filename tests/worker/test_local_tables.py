@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from broker import EmbeddedBroker
-from tests.worker.harness import Installation, Worker, admin, eventually
+from tests.worker.harness import Installation, Worker, delete_topic
 
 pytestmark = pytest.mark.verify
 
@@ -32,7 +31,7 @@ async def test_a_local_table_of_a_changelog_that_was_made_anew_is_not_believed(
         two = await new_worker(like=one, MARQ_DATA_DIR=str(tmp_path / "two")).start().ready()
         await two.stop()
 
-        await delete(broker, one.names.changelog)
+        await delete_topic(broker.bootstrap_servers, one.names.changelog)
         await marq.ack(*ended)
         still_open = await marq.send_many("still-open", 5)
         await marq.acquire(*still_open, lease=FOR_LONG)
@@ -47,13 +46,3 @@ async def test_a_local_table_of_a_changelog_that_was_made_anew_is_not_believed(
 
     held = {queue: (await two.queue(queue)).get("in_flight", 0) for queue in ("ended", "still-open", "others")}
     assert held == {"ended": 0, "still-open": 5, "others": 100}
-
-
-async def delete(broker: EmbeddedBroker, topic: str) -> None:
-    async with admin(broker.bootstrap_servers) as client:
-        await client.delete_topics([topic])
-
-        async def topics() -> Any:
-            return await client.list_topics()
-
-        await eventually(topics, lambda found: topic not in found)

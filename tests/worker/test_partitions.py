@@ -17,7 +17,7 @@ from marq.settings.definitions import placement_key
 from marq.settings.partitions import Placement, subset
 from marq.wire.names import Names
 from tests.worker.handling import Handlers
-from tests.worker.harness import Worker, admin, eventually
+from tests.worker.harness import Worker, admin, eventually, take
 
 pytestmark = pytest.mark.verify
 
@@ -108,11 +108,3 @@ async def test_a_worker_places_queues_and_sends_copies_and_reads_for_handlers_wh
                 await plain.send_and_wait(names.messages, b"plain", b"handled", partition=partition)
         noted = await handlers.has_noted("handled", 10 + PARTITIONS)
     assert Counter(line["value"] for line in noted) == {**{str(number): 1 for number in range(10)}, "plain": PARTITIONS}
-
-
-async def take(consumer: marq.Consumer, count: int) -> list[marq.Message]:
-    found: list[marq.Message] = []
-    async with asyncio.timeout(120):
-        while len(found) < count:
-            found += await consumer.receive(count - len(found), wait=1)
-    return found

@@ -14,7 +14,7 @@ from tests.worker.harness import HOLDER, Installation, Sent, Worker
 from tests.worker.restarting import STATIC, came_back, half_done, ids, witness
 
 
-@pytest.mark.parametrize("data_directory", ["kept", "deleted"])
+@pytest.mark.parametrize("data_directory", ["kept", pytest.param("deleted", marks=pytest.mark.verify)])
 async def test_after_kill_9_open_messages_come_back_once_and_finished_ones_never(
     new_worker: Callable[..., Worker], broker: EmbeddedBroker, data_directory: str
 ) -> None:

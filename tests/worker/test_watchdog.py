@@ -164,7 +164,7 @@ async def test_a_worker_whose_broker_hangs_and_one_that_was_stopped_itself_go_on
             sent = await marq_.send_many("waits", 2)
             await marq_.applied(await marq_.acquire(sent[0], lease=1))
             await eventually(lambda: marq_.copies_of(sent[0]))
-            await marq_.applied(await marq_.acquire(sent[1], lease=3))
+            await marq_.applied(await marq_.acquire(sent[1], lease=8))
 
             broker.pause()
             # A restart would not help.
@@ -232,14 +232,11 @@ async def test_a_witness_finds_markers_and_takes_control_records_for_none(client
         await owner.begin_transaction()
         await owner.send_and_wait(client.names.markers, b"marker", partition=0)
         await owner.commit_transaction()
-        written, behind = await ask(client, READ), await ask(client, ProgressReport((0,), 3))
+        # The broker ends a transaction a moment after it says so.
+        await eventually(lambda: ask(client, READ), lambda answer: answer is Answer.WORK_WAITS)
+        behind = await ask(client, ProgressReport((0,), 3))
 
-    assert (nothing, aborted, written, behind) == (
-        Answer.NOTHING_TO_DO,
-        Answer.NOTHING_TO_DO,
-        Answer.WORK_WAITS,
-        Answer.NOTHING_TO_DO,
-    )
+    assert {nothing, aborted, behind} == {Answer.NOTHING_TO_DO}
 
 
 async def test_the_last_question_leaves_nothing_that_anybody_reads(client: ClientSettings) -> None:

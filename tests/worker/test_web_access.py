@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from aiohttp import ClientSession
 
 from tests.worker.harness import Worker, eventually, faust
@@ -13,6 +14,7 @@ LOGINS = {"MARQ_WEB_OPERATORS": "alice:open sesame", "MARQ_WEB_VIEWER_TOKENS": T
 VIEWER = {"Authorization": f"Bearer {TOKEN}"}
 
 
+@pytest.mark.verify
 async def test_workers_with_logins_know_each_other(new_worker: Callable[..., Worker]) -> None:
     first = new_worker(environment=LOGINS)
     first.headers = VIEWER
@@ -24,8 +26,9 @@ async def test_workers_with_logins_know_each_other(new_worker: Callable[..., Wor
     assert all(worker["answered"] for worker in figures["workers"])
     assert second.exit_code is None
     # A command authenticates by the same settings.
-    code, output, _ = await faust(first, "schedules", "--json")
-    assert (code, '"complete": true' in output) == (0, True)
+    await eventually(
+        lambda: faust(first, "schedules", "--json"), lambda done: done[0] == 0 and '"complete": true' in done[1]
+    )
     async with ClientSession() as newcomer:
         for path, status in [("/", 401), ("/metrics", 401), ("/api/queues", 401), ("/healthz", 200)]:
             async with newcomer.get(first.url + path) as response:

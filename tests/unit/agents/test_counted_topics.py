@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import pytest
 from aiokafka import TopicPartition
@@ -35,7 +36,7 @@ class Consumer:
 
 
 async def test_a_missing_topic_is_one_warning_that_says_what_to_do_and_is_not_asked_about(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, logged: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(counted_sources, "BELIEVE_S", 0.0)
     counted, consumer = CountedTopics(MESSAGES), Consumer(MESSAGES)
@@ -46,8 +47,8 @@ async def test_a_missing_topic_is_one_warning_that_says_what_to_do_and_is_not_as
 
     assert (counted.partitions(MESSAGES), counted.partitions(OWN)) == (2, 0)
     assert OWN not in consumer.asked
-    [record] = caplog.records
-    assert record.getMessage().startswith("topic orders can't be read")
+    [message] = logged()
+    assert message.startswith("topic orders can't be read")
     assert "does not exist" in counted.trouble
     assert "Create it, or remove `topic`" in counted.trouble
 

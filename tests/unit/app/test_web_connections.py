@@ -59,7 +59,7 @@ async def closed(writer: asyncio.StreamWriter) -> None:
 
 @pytest.mark.parametrize("limits", [{"most": 3}, {"of_address": 3}])
 async def test_connections_beyond_the_limit_are_closed_until_others_end(
-    limits: dict[str, int], caplog: pytest.LogCaptureFixture
+    limits: dict[str, int], logged: Callable[[], list[str]]
 ) -> None:
     async with server(Connections(**limits)) as port:
         opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(6)]
@@ -67,7 +67,7 @@ async def test_connections_beyond_the_limit_are_closed_until_others_end(
         answers = [await answer(*each) for each in opened]
 
         assert [bool(each) for each in answers] == [True] * 3 + [False] * 3
-        assert caplog.messages == ["connections are refused: open=3 address=127.0.0.1"]
+        assert logged() == ["connections are refused: open=3 address=127.0.0.1"]
         for _, writer in opened:
             await closed(writer)
         async with asyncio.timeout(LIMIT_S):

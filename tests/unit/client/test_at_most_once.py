@@ -42,7 +42,7 @@ class Handler:
         self._ends[offset].set()
 
     async def has_seen(self, count: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.seen) < count:
                 self._begun.clear()
                 await self._begun.wait()
@@ -110,7 +110,7 @@ async def test_a_batch_is_dispatched_only_when_its_handler_begins(rig: Rig) -> N
         await asyncio.Event().wait()
 
     pool = rig.work_on_batches(handler, max_messages=3)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await begun.wait()
     await spin()
 
@@ -165,7 +165,7 @@ async def test_a_stop_in_the_same_turn_of_the_event_loop_ends_a_call_that_is_abo
     call = asyncio.create_task(dispatched(messages))
     await asyncio.gather(asyncio.sleep(0), rig.receiver.stop_reading(1))
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert await call == []
     await rig.settler.until(lambda: sorted(rig.released) == [0, 1])
 
@@ -186,7 +186,7 @@ async def test_the_end_of_a_lease_that_is_done_with_does_not_end_a_worker_that_w
             away.set()
 
     pool = rig.work(handler, 4)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await away.wait()
     for _ in range(45):
         await rig.clock.advance(1)
@@ -234,7 +234,7 @@ async def test_an_error_that_no_retry_can_repair_ends_the_run(rig: Rig) -> None:
     pool = rig.work(Handler(), 2)
 
     with pytest.raises(RuntimeError, match="a bug"):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await pool.done()
 
     await rig.settler.until(lambda: sorted(rig.released)[:2] == [0, 1])

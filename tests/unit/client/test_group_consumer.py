@@ -119,7 +119,7 @@ async def test_a_topic_that_does_not_exist_holds_up_no_other_and_is_assigned_onc
 
     client.asked.clear()
     client.metadata = [{"a": 1, "missing": 1}]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await client.asked.wait()
     # As aiokafka's client does with an answer.
     coordinator._subscription.subscribe({"a", "missing"})
@@ -138,7 +138,7 @@ async def test_a_static_member_whose_id_another_client_has_stops_and_joins_no_mo
     # The broker does not know the member that it has replaced: so it answers a heartbeat or a commit.
     coordinator.reset_generation()
     joining = asyncio.create_task(coordinator._do_rejoin_group(SimpleNamespace(topics={"a"}, active=True)))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await fenced.wait()
 
     assert client.joined_as == [MINE]

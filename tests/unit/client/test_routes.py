@@ -97,7 +97,7 @@ async def _received(consumer: marq.Consumer, count: int) -> AsyncIterator[marq.M
 
 
 async def test_nothing_is_sent_by_placements_that_are_too_old(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with broker.producer(request_timeout=1) as producer:
+    async with broker.producer(request_timeout=4) as producer:
         await producer.send("few", b"1")
 
         async def end(self: MemoryDefinitionLog) -> int:

@@ -47,7 +47,7 @@ async def test_offsets_are_sent_when_the_broker_has_the_records() -> None:
     before = list(broker.steps)
 
     broker.confirmed.set_result(None)
-    await asyncio.wait_for(writing, 5)
+    await asyncio.wait_for(writing, 60)
 
     assert before == ["begin", "record"]
     assert broker.steps == ["begin", "record", "offsets", "commit"]

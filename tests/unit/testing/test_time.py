@@ -215,12 +215,16 @@ async def test_a_handler_that_waits_for_messages_itself_does_not_hold_anybody_up
 
 
 async def test_a_handler_that_hangs_is_named_and_time_may_pass_over_it(broker, producer) -> None:
+    begun = asyncio.Event()
+
     async def hang(message: marq.Message) -> None:
+        begun.set()
         await asyncio.Event().wait()
 
     async with broker.consumer("q", max_lease=60, shutdown_timeout=0) as consumer:
         running = asyncio.create_task(consumer.run(hang))
         await producer.send("q", b"x")
+        await asyncio.wait_for(begun.wait(), 60)
         for waiting in (broker.settle(limit=0.05), broker.advance(1, limit=0.05), broker.drain("q", limit=0.05)):
             with pytest.raises(Unfinished, match=r"within 0\.05 real seconds.*at work: .*hang"):
                 await waiting
@@ -297,18 +301,20 @@ async def test_drain_with_what_is_due_later_goes_through_all_attempts(broker, pr
 
 
 async def test_a_loop_that_polls_in_the_background_leaves_the_processor_to_others(broker, producer) -> None:
-    rounds = 0
+    rounds, begun = 0, asyncio.Event()
 
     async def poll(consumer: marq.Consumer) -> None:
         nonlocal rounds
         while True:
             await consumer.receive(wait=1)
             rounds += 1
+            begun.set()
 
     async with broker.consumer("q") as consumer:
         polling = asyncio.create_task(poll(consumer))
+        await asyncio.wait_for(begun.wait(), 60)
         await asyncio.sleep(0.3)
-        assert 0 < rounds < 400
+        assert rounds < 400
 
         before = rounds
         await broker.settle()
