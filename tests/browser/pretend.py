@@ -15,7 +15,7 @@ from agents.redaction import Redaction
 from agents.statistics import empty_metrics
 from app.web.dashboard import history
 from app.web.dashboard.actions import AuditedActions
-from app.web.dashboard.actor import LetterSelection
+from app.web.dashboard.actor import DeadLetterSelection
 from app.web.dashboard.tasks import Reached, Tasks
 from app.web.dashboard.views import DashboardViews
 from marq.admin.purge import Extent
@@ -136,7 +136,7 @@ class PretendInstallation:
         #: Known without being defined.
         self.undefined = {"a/b&c"}
         self.delayed = {f"~{'ab' * 16}/0/{number}": self._delayed(number) for number in range(3)}
-        self.dead = [self._letter(number) for number in range(5)] if queues else []
+        self.dead = [self.dead_letter(number) for number in range(5)] if queues else []
 
     async def statistics(self) -> dict[str, Any]:
         workers = [
@@ -244,7 +244,7 @@ class PretendInstallation:
     async def open_message(self, query: Mapping[str, str]) -> dict[str, Any]:
         return {"complete": self.complete, "message": self.open.get(query.get("place", ""))}
 
-    async def letters(self, queue: str | None, limit: int, filters: Filters) -> list[dict[str, Any]]:
+    async def dead_letters(self, queue: str | None, limit: int, filters: Filters) -> list[dict[str, Any]]:
         wanted = filters.get("id")
         return [each for each in self._fitting(filters) if not wanted or each["id"] in wanted][:limit]
 
@@ -315,7 +315,7 @@ class PretendInstallation:
             "headers": {},
         }
 
-    def _letter(self, number: int) -> dict[str, Any]:
+    def dead_letter(self, number: int) -> dict[str, Any]:
         return {
             "id": f"marq.messages/1/{number}",
             "queue": "invoices",
@@ -323,7 +323,7 @@ class PretendInstallation:
             "error": f"ValueError: no customer {number}",
             "attempt": 5,
             "sent": NOW.isoformat(),
-            "died": NOW.isoformat(),
+            "dead_lettered_at": NOW.isoformat(),
             "origin": f"marq.messages/1/{number + 9}",
             "bytes": len(self.payload),
             "value": self.redaction.text(self.payload, SHOWN_BYTES),
@@ -377,19 +377,19 @@ class PretendActor:
     async def snapshot(self) -> Snapshot:
         return Snapshot(int(NOW.timestamp() * 1000), {0: len(self._installation.dead)})
 
-    async def count(self, action: str, letters: LetterSelection) -> int:
-        return len(self._meant(letters))
+    async def count(self, action: str, selection: DeadLetterSelection) -> int:
+        return len(self._meant(selection))
 
-    async def settle(self, action: str, letters: LetterSelection, progress: Callable[[Reached], None]) -> Reached:
-        self.asked.append((action, letters))
+    async def settle(self, action: str, selection: DeadLetterSelection, progress: Callable[[Reached], None]) -> Reached:
+        self.asked.append((action, selection))
         kind = Redriven if action == "redrive" else Deleted
-        meant = self._meant(letters)
+        meant = self._meant(selection)
         progress(kind(len(meant), 1, 1))
         self._installation.dead = [each for each in self._installation.dead if each not in meant]
         return kind(len(meant), len(meant), len(meant))
 
-    def _meant(self, letters: LetterSelection) -> list[dict[str, Any]]:
-        wanted, fitting = letters.filters.get("id"), self._installation._fitting(letters.filters)
+    def _meant(self, selection: DeadLetterSelection) -> list[dict[str, Any]]:
+        wanted, fitting = selection.filters.get("id"), self._installation._fitting(selection.filters)
         return [each for each in fitting if not wanted or each["id"] in wanted]
 
     def _take(self, action: str, ids: Sequence[str], there: dict[str, Any]) -> list[bool]:

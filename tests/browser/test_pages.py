@@ -255,5 +255,5 @@ def test_a_redrive_to_a_mistyped_queue_is_asked_about_once_more(site: Site, page
     page.get_by_role("button", name="Redrive", exact=True).click()
 
     expect(page.locator("h1")).to_contain_text("done")
-    [(_, letters)] = site.actor.asked
-    assert letters.to == "invoises"
+    [(_, selection)] = site.actor.asked
+    assert selection.to == "invoises"

@@ -36,19 +36,19 @@ def waiting_described(message: Peeked, settings: QueueSettings, redaction: Redac
     }
 
 
-def letter_described(letter: DeadLetter, redaction: Redaction) -> dict[str, Any]:
+def dead_letter_described(dead_letter: DeadLetter, redaction: Redaction) -> dict[str, Any]:
     return {
-        "id": letter.id,
-        "queue": letter.queue,
-        "reason": letter.reason,
-        "error": letter.last_error,
-        "attempt": letter.attempts,
-        "sent": letter.first_sent.isoformat(timespec="milliseconds"),
-        "died": letter.dead_lettered_at.isoformat(timespec="milliseconds"),
-        "origin": letter.origin,
-        "bytes": len(letter.body),
-        "value": redaction.text(letter.body, SHOWN_BYTES),
-        "headers": redaction.headers(letter.headers.items(), SHOWN_BYTES),
+        "id": dead_letter.id,
+        "queue": dead_letter.queue,
+        "reason": dead_letter.reason,
+        "error": dead_letter.last_error,
+        "attempt": dead_letter.attempts,
+        "sent": dead_letter.first_sent.isoformat(timespec="milliseconds"),
+        "dead_lettered_at": dead_letter.dead_lettered_at.isoformat(timespec="milliseconds"),
+        "origin": dead_letter.origin,
+        "bytes": len(dead_letter.body),
+        "value": redaction.text(dead_letter.body, SHOWN_BYTES),
+        "headers": redaction.headers(dead_letter.headers.items(), SHOWN_BYTES),
     }
 
 

@@ -12,9 +12,10 @@ import faust
 
 from agents.listing import open_message, sources_of
 from app.queue_document import queue_document
+from app.web.dashboard.dead_letters import DeadLetterIndex
 from app.web.dashboard.descriptions import (
     consumer_of,
-    letter_described,
+    dead_letter_described,
     markers_partitions,
     open_elsewhere,
     partitions,
@@ -22,7 +23,6 @@ from app.web.dashboard.descriptions import (
 )
 from app.web.dashboard.groups import Groups
 from app.web.dashboard.history import History, add_up, slot_now
-from app.web.dashboard.letters import LetterIndex
 from app.web.dashboard.timeline import Reading, last_place
 from app.web.statistics import InstallationStatistics
 from config.settings import AppSettings
@@ -60,7 +60,7 @@ class Installation:
         settings: AppSettings,
         client: ClientSettings,
         definitions: Callable[[], Definitions],
-        letters: DeadLetters,
+        dead_letters: DeadLetters,
         history: History,
     ) -> None:
         self._app = app
@@ -69,8 +69,8 @@ class Installation:
         self._client = client
         self._definitions = definitions
         self._groups = Groups(client)
-        self._letters = letters
-        self._index = LetterIndex(client)
+        self._dead_letters = dead_letters
+        self._index = DeadLetterIndex(client)
         self._history = history
 
     async def stop(self) -> None:
@@ -205,23 +205,23 @@ class Installation:
             return {"complete": True, "message": messages[0]}
         return {"complete": settled and None not in answers, "message": None}
 
-    async def letters(self, queue: str | None, limit: int, filters: Filters) -> list[dict[str, Any]]:
+    async def dead_letters(self, queue: str | None, limit: int, filters: Filters) -> list[dict[str, Any]]:
         fits = _of_groups(queue, filters)
         if fits is not None:
-            letters = await self._index.letters(fits, limit)
+            dead_letters = await self._index.dead_letters(fits, limit)
         else:
-            await self._letters.start()
-            letters = [letter async for letter in self._letters.peek(queue, limit=limit, **filters)]
-        letters.sort(key=lambda letter: letter.dead_lettered_at)
-        return [letter_described(letter, self._statistics.redaction) for letter in letters]
+            await self._dead_letters.start()
+            dead_letters = [each async for each in self._dead_letters.peek(queue, limit=limit, **filters)]
+        dead_letters.sort(key=lambda each: each.dead_lettered_at)
+        return [dead_letter_described(each, self._statistics.redaction) for each in dead_letters]
 
     async def kinds(self, queue: str | None, filters: Filters) -> list[Kind]:
         """Return the errors of dead letters, counted."""
         fits = _of_groups(queue, filters)
         if fits is not None:
             return await self._index.kinds(fits)
-        await self._letters.start()
-        return await self._letters.kinds(queue, **filters)
+        await self._dead_letters.start()
+        return await self._dead_letters.kinds(queue, **filters)
 
     def dead_counts(self) -> tuple[Mapping[str, int] | None, float | None]:
         """Return the number of dead letters of each queue, and when they were read; None if not yet."""
@@ -280,7 +280,7 @@ def public(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_groups(queue: str | None, filters: Filters) -> Callable[[Group], bool] | None:
-    """Return a filter of groups of dead letters; None if the filters tell letters of one group apart."""
+    """Return a filter of groups of dead letters; None if the filters tell dead letters of one group apart."""
     if filters.keys() - {"kind"}:
         return None
     kind = filters.get("kind")

@@ -115,7 +115,7 @@ class Pages:
 
     async def messages(self, query: Query, queue: str) -> Data:
         name = check_queue_name(queue)
-        # The kind of letters without a reason is empty.
+        # The kind of dead letters without a reason is empty.
         query = {key: value for key, value in query.items() if value or key == "kind"}
         state = query.get("state", "delayed")
         if query.get("scope") == "worker":
@@ -142,8 +142,8 @@ class Pages:
             return await self._installation.waiting(queue, limit)
         if state == "dead":
             filters = read_filters(query, [query["id"]] if "id" in query else [])
-            letters = await in_time(self._installation.letters(queue, limit, filters))
-            return {"complete": True, "messages": letters}
+            dead_letters = await in_time(self._installation.dead_letters(queue, limit, filters))
+            return {"complete": True, "messages": dead_letters}
         assert state in STATES, "those that trackers list"
         if "id" in query:
             # Not from the list, which has only the first ones.
@@ -157,20 +157,22 @@ class Pages:
         identity, since = query.get("id", "").strip(), query.get("since", "")
         since_ms = int(since) if since.isascii() and since.isdigit() and len(since) < 16 else None
         story = await self._installation.message(identity, since_ms)
-        letter, searched = await self._letter(story)
-        possible = _OF_STATE["dead"] if letter is not None else _possible(story["now"])
-        return {**story, "letter": letter, "looked_for_letter": searched, "possible": possible}
+        dead_letter, searched = await self._dead_letter(story)
+        possible = _OF_STATE["dead"] if dead_letter is not None else _possible(story["now"])
+        return {**story, "dead_letter": dead_letter, "dead_letters_read": searched, "possible": possible}
 
-    async def _letter(self, story: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, bool]:
+    async def _dead_letter(self, story: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, bool]:
         """Return the dead letter of a message, if any, and whether the dead letters could be read."""
         events = [event["kind"] for event in story["events"]]
         if story["now"] is not None or (events and "DEAD_LETTERED" not in events and story["cut"] is None):
             return None, True
         try:
-            letters = await in_time(self._installation.letters(story["queue"] or None, 1, {"id": [story["id"]]}))
+            dead_letters = await in_time(
+                self._installation.dead_letters(story["queue"] or None, 1, {"id": [story["id"]]})
+            )
         except MarqError:
             return None, False
-        return (letters[0] if letters else None), True
+        return (dead_letters[0] if dead_letters else None), True
 
     async def dead(self, query: Query) -> Data:
         queue = query.get("queue", "").strip() or None
@@ -181,15 +183,15 @@ class Pages:
         return {
             "queue": queue or "",
             "shown": {name: query.get(name, "") for name in ("error", "reason", "minutes")},
-            "letters": sum(kind.letters for kind in kinds),
-            "count": len(kinds),
+            "dead_letters": sum(kind.letters for kind in kinds),
+            "kinds_in_all": len(kinds),
             "kinds": [
                 {
                     "queue": kind.queue,
                     "kind": kind.kind,
-                    "letters": kind.letters,
-                    "first_died": kind.first_died.isoformat(timespec="seconds"),
-                    "last_died": kind.last_died.isoformat(timespec="seconds"),
+                    "dead_letters": kind.letters,
+                    "first_dead_lettered_at": kind.first_died.isoformat(timespec="seconds"),
+                    "last_dead_lettered_at": kind.last_died.isoformat(timespec="seconds"),
                 }
                 for kind in kinds[:MAX_KINDS]
             ],

@@ -217,14 +217,14 @@ class Dashboard(Service):
         queues: Queues,
     ) -> None:
         super().__init__()
-        self._letters = DeadLetters.of(client)
+        self._dead_letters = DeadLetters.of(client)
         self._queues = queues
         self._tasks_of_pages = Tasks()
         history = History()
         self._installation = Installation(
-            app, statistics, settings, client, lambda: queues.definitions, self._letters, history
+            app, statistics, settings, client, lambda: queues.definitions, self._dead_letters, history
         )
-        actor = Actor(client, self._letters, queues, self._look)
+        actor = Actor(client, self._dead_letters, queues, self._look)
         DashboardViews(self._installation, AuditedActions(actor, self._tasks_of_pages)).attach(app)
         self.add_dependency(HistorySampler(history, statistics.worker.recent))
 
@@ -238,7 +238,7 @@ class Dashboard(Service):
     async def on_stop(self) -> None:
         await self._tasks_of_pages.stop()
         await self._installation.stop()
-        await self._letters.stop()
+        await self._dead_letters.stop()
 
     async def _look(self, place: str) -> Mapping[str, Any] | None:
         answer = await self._installation.open_message({"place": place})

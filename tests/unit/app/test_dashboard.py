@@ -13,10 +13,10 @@ from agents.consumer_watch import NO_CONSUMER_S
 from agents.statistics import add_up, backlog_of, empty_metrics
 from app.web.dashboard import history, rows
 from app.web.dashboard.actions import MAX_IDS, AuditedActions, read_action
-from app.web.dashboard.actor import LetterSelection
+from app.web.dashboard.actor import DeadLetterSelection
 from app.web.dashboard.buttons import inside, see
 from app.web.dashboard.descriptions import markers_partitions, partitions
-from app.web.dashboard.forms import read_ids, read_letters
+from app.web.dashboard.forms import read_dead_letters, read_ids
 from app.web.dashboard.history import SAMPLES, History
 from app.web.dashboard.installation import public
 from app.web.dashboard.rendering import age, moment, rate
@@ -302,9 +302,9 @@ def test_what_is_no_marker_is_passed_over() -> None:
 
 
 def test_a_form_says_which_dead_letters_are_meant() -> None:
-    letters = read_letters({"queue": "emails", "kind": "", "to": "again", "limit": "5", "rate": "0.5"}, [])
+    selection = read_dead_letters({"queue": "emails", "kind": "", "to": "again", "limit": "5", "rate": "0.5"}, [])
 
-    assert letters == LetterSelection("emails", {"kind": ""}, "again", 5, 0.5)
+    assert selection == DeadLetterSelection("emails", {"kind": ""}, "again", 5, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_a_form_says_which_dead_letters_are_meant() -> None:
 )
 def test_a_form_that_means_nothing_or_everything_is_refused(form: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
-        read_letters(form, [])
+        read_dead_letters(form, [])
 
 
 @pytest.mark.parametrize("ids", [[], [" "], ["nonsense"], [f"t/0/{number}" for number in range(MAX_IDS + 1)]])
@@ -350,13 +350,15 @@ async def test_a_task_that_is_stopped_says_how_far_it_came_and_is_audited(caplog
     began = asyncio.Event()
 
     class Slow(PretendActor):
-        async def settle(self, action: str, letters: LetterSelection, progress: Any) -> Any:
+        async def settle(self, action: str, selection: DeadLetterSelection, progress: Any) -> Any:
             progress(Redriven(9, 3, 2))
             began.set()
             await asyncio.Event().wait()
 
     actions = AuditedActions(Slow(PretendInstallation()), Tasks())
-    number = actions.to_letters(read_action("redrive"), LetterSelection("emails", {}), 9, {"who": "ann", "from": "::1"})
+    number = actions.to_dead_letters(
+        read_action("redrive"), DeadLetterSelection("emails", {}), 9, {"who": "ann", "from": "::1"}
+    )
     await began.wait()
 
     task = await actions.tasks.stop_one(number)

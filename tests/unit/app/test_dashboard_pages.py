@@ -36,26 +36,26 @@ Field = tuple[str, str]
 FORM = "application/x-www-form-urlencoded"
 
 
-class Letters(PretendInstallation):
+class Filtered(PretendInstallation):
     """Notes by what dead letters were filtered."""
 
-    async def letters(self, queue, limit, filters):  # type: ignore[no-untyped-def]
+    async def dead_letters(self, queue, limit, filters):  # type: ignore[no-untyped-def]
         self.filters = filters
-        return await super().letters(queue, limit, filters)
+        return await super().dead_letters(queue, limit, filters)
 
 
 @pytest.fixture
-def installation() -> Letters:
-    return Letters()
+def installation() -> Filtered:
+    return Filtered()
 
 
 @pytest.fixture
-def actor(installation: Letters) -> PretendActor:
+def actor(installation: Filtered) -> PretendActor:
     return PretendActor(installation)
 
 
 @pytest_asyncio.fixture
-async def client(installation: Letters, actor: PretendActor) -> AsyncIterator[Client]:
+async def client(installation: Filtered, actor: PretendActor) -> AsyncIterator[Client]:
     async with TestClient(TestServer(site(installation, actor))) as client:
         yield client
 
@@ -114,7 +114,7 @@ async def test_each_address_answers_its_methods_only(
 
 
 async def test_a_page_says_that_a_worker_did_not_answer_and_which_partition_is_stopped(
-    client: Client, installation: Letters
+    client: Client, installation: Filtered
 ) -> None:
     installation.complete, installation.alarm = False, "its retention has removed markers"
 
@@ -125,7 +125,7 @@ async def test_a_page_says_that_a_worker_did_not_answer_and_which_partition_is_s
     assert health.count('class="state wrong"') == 2
 
 
-async def test_who_may_only_look_finds_no_buttons(client: Client, installation: Letters, actor: PretendActor) -> None:
+async def test_who_may_only_look_finds_no_buttons(client: Client, installation: Filtered, actor: PretendActor) -> None:
     @web.middleware
     async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
         request[VISITOR] = Visitor("bob", Access.VIEWER)
@@ -157,7 +157,7 @@ async def test_what_is_no_form_is_refused_with_what_is_one(
     assert "the form can&#39;t be read" in await answer.text()
 
 
-async def test_dead_letters_that_say_nothing_are_a_kind_of_their_own(client: Client, installation: Letters) -> None:
+async def test_dead_letters_that_say_nothing_are_a_kind_of_their_own(client: Client, installation: Filtered) -> None:
     answer = await client.get("/queues/invoices/messages?state=dead&kind=")
 
     assert installation.filters == {"kind": ""}
@@ -173,7 +173,7 @@ async def test_dead_letters_that_say_nothing_are_a_kind_of_their_own(client: Cli
     ("queue", "state", "found"), [("emails", "in_flight", 1), ("emails", "delayed", 0), ("reports", "in_flight", 0)]
 )
 async def test_a_message_is_found_by_its_id_behind_those_that_are_listed(
-    client: Client, installation: Letters, queue: str, state: str, found: int
+    client: Client, installation: Filtered, queue: str, state: str, found: int
 ) -> None:
     wanted = "marq.messages/0/3"
 
@@ -187,7 +187,7 @@ async def test_a_message_is_found_by_its_id_behind_those_that_are_listed(
     assert [each["id"] for each in (await answer.json())["messages"]] == [wanted] * found
 
 
-async def test_what_runs_on_another_worker_is_not_stopped_in_silence(client: Client, installation: Letters) -> None:
+async def test_what_runs_on_another_worker_is_not_stopped_in_silence(client: Client, installation: Filtered) -> None:
     task = Task("4f", "purge", "emails", "what waits in queue emails", 0.0, Deleted(9)).told()
     installation.tasks_of_others = [{**task, "worker": "http://10.0.0.8:6066", "here": False}]
 
@@ -201,7 +201,7 @@ async def test_what_runs_on_another_worker_is_not_stopped_in_silence(client: Cli
 
 
 async def test_whether_a_message_is_open_is_not_known_where_a_worker_did_not_answer(
-    client: Client, installation: Letters
+    client: Client, installation: Filtered
 ) -> None:
     installation.complete = False
     dashboard = Dashboard.__new__(Dashboard)
@@ -227,7 +227,7 @@ async def test_what_is_known_of_the_rows_of_one_page_alone_sorts_none(client: Cl
 
 @pytest.mark.parametrize("address", ["/", "/queues/emails"])
 async def test_a_worker_that_does_not_answer_is_waited_for_once(
-    client: Client, installation: Letters, address: str, monkeypatch: pytest.MonkeyPatch
+    client: Client, installation: Filtered, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = asyncio.Event()
     statistics, queue, history = installation.statistics, installation.queue, installation.history
@@ -247,7 +247,7 @@ async def test_a_worker_that_does_not_answer_is_waited_for_once(
 
 
 async def test_a_question_says_that_a_worker_may_have_more_messages_that_match(
-    client: Client, installation: Letters
+    client: Client, installation: Filtered
 ) -> None:
     form = {"match": "yes", "queue": "emails", "state": "in_flight"}
     questions = []
@@ -363,17 +363,17 @@ async def test_dead_letters_that_are_meant_are_settled_with_progress(
 
     chosen = int(asked.partition(" ")[0])
     assert (told["task"]["state"], told["task"]["chosen"], told["task"]["done"]) == ("done", chosen, chosen)
-    [(did, letters)] = actor.asked
-    assert letters.filters.pop("as_of").ends == {0: 5}
-    assert (did, letters.queue, letters.filters, letters.to) == (action, "invoices", filters, to)
+    [(did, selection)] = actor.asked
+    assert selection.filters.pop("as_of").ends == {0: 5}
+    assert (did, selection.queue, selection.filters, selection.to) == (action, "invoices", filters, to)
 
 
 async def test_dead_letters_that_came_after_the_question_are_not_deleted(
-    client: Client, installation: Letters, actor: PretendActor
+    client: Client, installation: Filtered, actor: PretendActor
 ) -> None:
     page, fields = await question(client, "delete", ("queue", "invoices"))
     assert "Delete 5 dead letters of queue invoices?" in page
-    installation.dead += [installation._letter(number) for number in range(5, 9)]
+    installation.dead += [installation.dead_letter(number) for number in range(5, 9)]
 
     told = await (await client.get(f"/api{await confirm(client, 'delete', fields)}")).json()
 
@@ -381,7 +381,7 @@ async def test_dead_letters_that_came_after_the_question_are_not_deleted(
 
 
 async def test_open_messages_that_came_after_the_question_are_left_alone(
-    client: Client, installation: Letters, actor: PretendActor
+    client: Client, installation: Filtered, actor: PretendActor
 ) -> None:
     page, fields = await question(client, "cancel", ("queue", "emails"), ("state", "delayed"), ("match", "yes"))
     assert "all 3 messages of queue emails that match" in page
@@ -420,8 +420,8 @@ async def test_a_redrive_to_an_unknown_queue_is_asked_about_once_more(client: Cl
 
     await confirm(client, "redrive", [*again, ("to", "invoises"), ("unknown", "invoises")])
 
-    [(_, letters)] = actor.asked
-    assert letters.to == "invoises"
+    [(_, selection)] = actor.asked
+    assert selection.to == "invoises"
 
 
 @pytest.mark.parametrize(
@@ -463,7 +463,7 @@ async def test_places_of_many_messages_are_one_field_in_which_each_source_stands
 
 
 async def test_each_filter_of_dead_letters_that_is_shown_holds_for_the_buttons_too(
-    client: Client, installation: Letters, actor: PretendActor
+    client: Client, installation: Filtered, actor: PretendActor
 ) -> None:
     shown = {"reason": "attempts used", "error": "no customer", "minutes": "5"}
 
@@ -512,7 +512,7 @@ async def test_nothing_is_done_to_an_unknown_queue(
 # --- single messages --------------------------------------------------------------------------------------------------
 
 
-async def test_a_dead_message_is_redriven_and_deleted_from_its_page(client: Client, installation: Letters) -> None:
+async def test_a_dead_message_is_redriven_and_deleted_from_its_page(client: Client, installation: Filtered) -> None:
     installation.story = (*installation.story, ("DEAD_LETTERED", "became a dead letter"))
 
     page = await (await client.get("/message?id=marq.messages/1/3")).text()
@@ -525,7 +525,9 @@ async def test_a_dead_message_is_redriven_and_deleted_from_its_page(client: Clie
     assert (fields.count(("queue", "invoices")), fields.count(("id", "marq.messages/1/3"))) == (2, 2)
 
 
-async def test_a_message_that_was_redriven_meanwhile_has_no_such_buttons(client: Client, installation: Letters) -> None:
+async def test_a_message_that_was_redriven_meanwhile_has_no_such_buttons(
+    client: Client, installation: Filtered
+) -> None:
     installation.story = (*installation.story, ("DEAD_LETTERED", "became a dead letter"))
     installation.dead = []
 
@@ -533,13 +535,13 @@ async def test_a_message_that_was_redriven_meanwhile_has_no_such_buttons(client:
 
 
 async def test_that_dead_letters_can_not_be_read_is_said(
-    client: Client, installation: Letters, monkeypatch: pytest.MonkeyPatch
+    client: Client, installation: Filtered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def unavailable(*_: object) -> list[dict[str, object]]:
         raise MarqError("away")
 
     installation.story = (*installation.story, ("DEAD_LETTERED", "became a dead letter"))
-    monkeypatch.setattr(installation, "letters", unavailable)
+    monkeypatch.setattr(installation, "dead_letters", unavailable)
 
     page = await (await client.get("/message?id=marq.messages/1/3")).text()
 
@@ -547,7 +549,7 @@ async def test_that_dead_letters_can_not_be_read_is_said(
 
 
 async def test_messages_in_flight_name_their_consumer_or_say_that_it_is_unknown(
-    client: Client, installation: Letters
+    client: Client, installation: Filtered
 ) -> None:
     installation.open["marq.messages/0/1"]["consumer"] = None
 
@@ -574,7 +576,7 @@ def test_the_consumer_of_a_message_is_the_member_that_names_its_holder() -> None
     assert consumer_of({}, members) is None
 
 
-async def test_what_is_overdue_is_due_now(client: Client, installation: Letters) -> None:
+async def test_what_is_overdue_is_due_now(client: Client, installation: Filtered) -> None:
     for message in (*installation.delayed.values(), *installation.open.values()):
         message["due_in_seconds"] = -0.1
 

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 import marq
-from app.web.dashboard import letters as letters_module
-from app.web.dashboard.letters import LetterIndex, TooManyLetters
+from app.web.dashboard import dead_letters
+from app.web.dashboard.dead_letters import DeadLetterIndex, TooManyDeadLetters
 from marq.dead_letters.log import Stored
 from marq.dead_letters.survey import Group, Survey
 from marq.settings.client import ClientSettings
@@ -18,7 +18,7 @@ from marq.testing import Broker
 
 
 @asynccontextmanager
-async def installation() -> AsyncIterator[tuple[LetterIndex, marq.Producer, marq.Consumer, marq.DeadLetters]]:
+async def installation() -> AsyncIterator[tuple[DeadLetterIndex, marq.Producer, marq.Consumer, marq.DeadLetters]]:
     """An index, and the clients that make dead letters and settle them."""
     async with (
         Broker() as broker,
@@ -26,7 +26,7 @@ async def installation() -> AsyncIterator[tuple[LetterIndex, marq.Producer, marq
         broker.consumer("emails") as consumer,
         marq.DeadLetters(broker.address) as dead,
     ):
-        index = LetterIndex(ClientSettings.read(broker.address))
+        index = DeadLetterIndex(ClientSettings.read(broker.address))
         yield index, producer, consumer, dead
         await index.stop()
 
@@ -53,18 +53,18 @@ async def test_what_died_and_what_was_settled_since_the_last_look_is_seen() -> N
 
         kinds = await index.kinds(everything)
         assert [(kind.kind, kind.letters) for kind in kinds] == [("no customer N", 3), ("too late", 1)]
-        found = await index.letters(lambda group: group.reason == "no customer N", 2)
+        found = await index.dead_letters(lambda group: group.reason == "no customer N", 2)
         assert [each.reason for each in found] == ["no customer 2", "no customer 3"]
         assert index.counts() == {"emails": 4}
         assert index.read_at is not None
 
 
 async def test_so_many_that_no_page_reads_them_are_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(letters_module, "MAX_UNREAD", 1)
+    monkeypatch.setattr(dead_letters, "MAX_UNREAD", 1)
     async with installation() as (index, producer, consumer, _):
         await reject(consumer, producer, "a", "b")
 
-        with pytest.raises(TooManyLetters, match="2 records of dead letters are unread"):
+        with pytest.raises(TooManyDeadLetters, match="2 records of dead letters are unread"):
             await index.read()
 
 

@@ -1,7 +1,7 @@
 """An index of the dead letters for pages: read once, then only new records.
 
-A page costs only the records since the last one, and is exact: redriven, deleted and removed letters do not count. Each
-letter takes about twenty bytes (:mod:`marq.dead_letters.survey`).
+A page costs only the records since the last one, and is exact: redriven, deleted and removed ones do not count. Each
+takes about twenty bytes (:mod:`marq.dead_letters.survey`).
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from marq.wire.errors import MarqError
 log = logging.getLogger("marq.web")
 
 FRESH_S = 5.0
-#: Most records to read for a page of letters, and for counts.
+#: Most records to read for a page, and for counts.
 MAX_UNREAD, MAX_UNREAD_FOR_COUNTS = 1_000_000, 50_000
 
 
-class TooManyLetters(MarqError):
+class TooManyDeadLetters(MarqError):
     """Too many records to read for a page."""
 
 
-class LetterIndex:
+class DeadLetterIndex:
     """The dead-letters topic as far as it was read."""
 
     def __init__(self, client: ClientSettings) -> None:
@@ -63,27 +63,27 @@ class LetterIndex:
         return self._counts
 
     async def kinds(self, fits: Callable[[Group], bool]) -> list[Kind]:
-        """Return the errors of some groups' letters, the most frequent first; raise as :meth:`read`."""
+        """Return the errors of some groups' dead letters, the most frequent first; raise as :meth:`read`."""
         await self.read()
         kinds = [
-            Kind(group.queue, group.reason, letters, time_of(first_ms), time_of(last_ms))
-            for group, (letters, first_ms, last_ms) in self._survey.spans().items()
+            Kind(group.queue, group.reason, count, time_of(first_ms), time_of(last_ms))
+            for group, (count, first_ms, last_ms) in self._survey.spans().items()
             if fits(group)
         ]
         return sorted(kinds, key=lambda kind: (-kind.letters, kind))
 
-    async def letters(self, fits: Callable[[Group], bool], limit: int) -> list[DeadLetter]:
-        """Return the oldest letters of some groups; raise as :meth:`read`."""
+    async def dead_letters(self, fits: Callable[[Group], bool], limit: int) -> list[DeadLetter]:
+        """Return the oldest dead letters of some groups; raise as :meth:`read`."""
         await self.read()
         groups = self._survey.groups
         wanted = {number for number, group in enumerate(groups) if fits(group)}
         spots = (spot for spot in self._survey.spots() if spot.group in wanted)
         chosen = sorted(heapq.nsmallest(limit, spots, key=lambda spot: (spot.dead_lettered_at_ms, *spot[:2])))
         queues = {(spot.partition, spot.offset): groups[spot.group].queue for spot in chosen}
-        return await self._letters_at(iter(chosen), queues)
+        return await self._dead_letters_at(iter(chosen), queues)
 
     async def read(self) -> None:
-        """Read new records. Raises TooManyLetters or BrokerUnavailable.
+        """Read new records. Raises TooManyDeadLetters or BrokerUnavailable.
 
         A caller that stops waiting does not stop the reading: the next one finds it further.
         """
@@ -103,34 +103,34 @@ class LetterIndex:
             log.debug("the dead letters were not read: %r", task.exception())
 
     async def _read_on(self, limit: int) -> None:
-        async with self._open() as letters:
-            unread = self._survey.unread(await letters.ranges())
+        async with self._open() as stored:
+            unread = self._survey.unread(await stored.ranges())
             if unread > limit:
-                raise TooManyLetters(
+                raise TooManyDeadLetters(
                     f"{unread:,} records of dead letters are unread, and a page reads at most {limit:,}: use"
                     " faust -A app dead --count, or the pipeline"
                 )
-            await self._survey.make(letters, self._limit_s)
+            await self._survey.make(stored, self._limit_s)
         self._read_s, self.read_at = time.monotonic(), time.time()
         self._counts = Counter()
-        for group, letters_left in self._survey.counts().items():
-            self._counts[group.queue] += letters_left
+        for group, count in self._survey.counts().items():
+            self._counts[group.queue] += count
 
-    async def _letters_at(self, spots: Iterator[Spot], queues: dict[tuple[int, int], str]) -> list[DeadLetter]:
-        letters_read: list[DeadLetter] = []
-        async with self._open() as letters:
-            async for records in dead_letters_at(letters, spots, self._limit_s):
-                letters_read += [
+    async def _dead_letters_at(self, spots: Iterator[Spot], queues: dict[tuple[int, int], str]) -> list[DeadLetter]:
+        dead_letters: list[DeadLetter] = []
+        async with self._open() as stored:
+            async for records in dead_letters_at(stored, spots, self._limit_s):
+                dead_letters += [
                     DeadLetter(record, queues[record.partition, record.offset], self._client.names.dead_letters, None)
                     for record in records
                 ]
-        return letters_read
+        return dead_letters
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[DeadLetterLog]:
-        letters = dead_letter_log(self._client)
-        await letters.start()
+        stored = dead_letter_log(self._client)
+        await stored.start()
         try:
-            yield letters
+            yield stored
         finally:
-            await to_its_end(letters.stop())
+            await to_its_end(stored.stop())
