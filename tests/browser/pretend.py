@@ -116,7 +116,7 @@ BACKLOG = {
 }
 
 
-class PretendInstallation:
+class PretendNamespace:
     """InstallationStatistics that only an actor changes; ``queues``: by name."""
 
     payload = HOSTILE
@@ -340,29 +340,29 @@ def _event(number: int, kind: str, text: str) -> dict[str, Any]:
 class PretendActor:
     """Notes its calls and applies them to the invented statistics."""
 
-    def __init__(self, installation: PretendInstallation) -> None:
+    def __init__(self, namespace: PretendNamespace) -> None:
         self.asked: list[tuple[str, Any]] = []
         self.fails = False
         #: What purges were given.
         self.extents: list[Extent | None] = []
-        self._installation = installation
+        self._namespace = namespace
 
     async def cancel(self, ids: Sequence[str]) -> Sequence[bool]:
-        return self._take("cancel", ids, self._installation.delayed)
+        return self._take("cancel", ids, self._namespace.delayed)
 
     async def deliver_now(self, ids: Sequence[str]) -> Sequence[bool]:
-        return self._take("deliver-now", ids, self._installation.delayed)
+        return self._take("deliver-now", ids, self._namespace.delayed)
 
     async def release(self, ids: Sequence[str]) -> Sequence[bool]:
-        return self._take("release", ids, self._installation.open)
+        return self._take("release", ids, self._namespace.open)
 
     async def pause(self, queue: str) -> None:
         self.asked.append(("pause", queue))
-        self._installation.paused.add(queue)
+        self._namespace.paused.add(queue)
 
     async def resume(self, queue: str) -> None:
         self.asked.append(("resume", queue))
-        self._installation.paused.discard(queue)
+        self._namespace.paused.discard(queue)
 
     async def extent(self, queue: str, clocks: Mapping[int, int]) -> Extent:
         return Extent({Source("marq.messages", 0): 7}, clocks)
@@ -375,7 +375,7 @@ class PretendActor:
         return Deleted(7, 7, 6, 1)
 
     async def snapshot(self) -> Snapshot:
-        return Snapshot(int(NOW.timestamp() * 1000), {0: len(self._installation.dead)})
+        return Snapshot(int(NOW.timestamp() * 1000), {0: len(self._namespace.dead)})
 
     async def count(self, action: str, selection: DeadLetterSelection) -> int:
         return len(self._meant(selection))
@@ -385,11 +385,11 @@ class PretendActor:
         kind = Redriven if action == "redrive" else Deleted
         meant = self._meant(selection)
         progress(kind(len(meant), 1, 1))
-        self._installation.dead = [each for each in self._installation.dead if each not in meant]
+        self._namespace.dead = [each for each in self._namespace.dead if each not in meant]
         return kind(len(meant), len(meant), len(meant))
 
     def _meant(self, selection: DeadLetterSelection) -> list[dict[str, Any]]:
-        wanted, fitting = selection.filters.get("id"), self._installation._fitting(selection.filters)
+        wanted, fitting = selection.filters.get("id"), self._namespace._fitting(selection.filters)
         return [each for each in fitting if not wanted or each["id"] in wanted]
 
     def _take(self, action: str, ids: Sequence[str], there: dict[str, Any]) -> list[bool]:
@@ -399,8 +399,8 @@ class PretendActor:
         return [there.pop(each, None) is not None for each in ids]
 
 
-def site(installation: PretendInstallation, actor: PretendActor, **options: Any) -> web.Application:
+def site(namespace: PretendNamespace, actor: PretendActor, **options: Any) -> web.Application:
     """Return the web application of a Faust app with the dashboard; ``options``: of the web application."""
     app = faust.App("pretend", web_application_options=options)
-    DashboardViews(installation, AuditedActions(actor, Tasks())).attach(app)  # type: ignore[arg-type]
+    DashboardViews(namespace, AuditedActions(actor, Tasks())).attach(app)  # type: ignore[arg-type]
     return app.web.web_app

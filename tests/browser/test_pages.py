@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.pretend import PAGES, QUEUES, PretendInstallation
+from tests.browser.pretend import PAGES, QUEUES, PretendNamespace
 from tests.browser.serving import Background, Site, serving
 from tests.browser.windows import examine, violations, width
 
@@ -26,18 +26,18 @@ CELLS = """rows => rows.map(row => [...row.cells].filter(cell => cell.colSpan ==
 
 @pytest.fixture
 def site(background: Background) -> Iterator[Site]:
-    with serving(background, PretendInstallation()) as found:
+    with serving(background, PretendNamespace()) as found:
         yield found
 
 
 @pytest.fixture
 def empty_site(background: Background) -> Iterator[Site]:
-    with serving(background, PretendInstallation(queues=())) as found:
+    with serving(background, PretendNamespace(queues=())) as found:
         yield found
 
 
 def test_each_page_can_be_used_by_all(site: Site, page: Page) -> None:
-    site.installation.story = (*site.installation.story, ("DEAD_LETTERED", "became a dead letter"))
+    site.namespace.story = (*site.namespace.story, ("DEAD_LETTERED", "became a dead letter"))
 
     for name, address in {**PAGES, "dead message": "/message?id=marq.messages/1/3"}.items():
         answer = page.goto(site.url + address)
@@ -55,7 +55,7 @@ def test_axe_finds_what_nobody_could_read(site: Site, page: Page) -> None:
     assert any("color-contrast" in each for each in violations(page))
 
 
-class LongNames(PretendInstallation):
+class LongNames(PretendNamespace):
     """Names of the maximum length without a place to break the line."""
 
     consumer = "c" * 200
@@ -86,7 +86,7 @@ def test_numbers_of_queues_are_in_view_on_a_phone_and_names_stay_while_they_are_
     background: Background, new_page: Any
 ) -> None:
     page = new_page(viewport=PHONE)
-    with serving(background, PretendInstallation([*QUEUES, LONG])) as site:
+    with serving(background, PretendNamespace([*QUEUES, LONG])) as site:
         page.goto(site.url + "/")
         table = page.get_by_role("region", name="Queues")
 
@@ -150,7 +150,7 @@ def test_a_page_is_refreshed_while_somebody_looks(site: Site, page: Page) -> Non
     page.goto(site.url + "/")
     page.get_by_label("Refresh").select_option("2")
 
-    site.installation.queues.append("new")
+    site.namespace.queues.append("new")
 
     expect(page.locator(".queues tbody")).to_contain_text("new")
     expect(page).to_have_url(site.url + "/")
@@ -162,7 +162,7 @@ def test_pages_of_a_queue_with_a_slash_in_its_name_refresh_themselves_and_have_t
     page.goto(site.url + "/queues/a%2Fb%26c/messages?state=in_flight&error=mail+server")
     page.get_by_label("Refresh").select_option("2")
 
-    site.installation.open.popitem()
+    site.namespace.open.popitem()
 
     expect(page.locator("tbody tr")).to_have_count(3)
     told = page.get_by_role("link", name="This page as JSON").get_attribute("href")
@@ -192,7 +192,7 @@ def test_the_keyboard_filters_and_changes_the_theme_which_stays(site: Site, page
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
 
 
-def test_an_installation_without_queues_says_what_to_do_next(empty_site: Site, page: Page) -> None:
+def test_a_namespace_without_queues_says_what_to_do_next(empty_site: Site, page: Page) -> None:
     for address, said in (
         ("/", "producer.send("),
         ("/dead", "faust -A app dead"),

@@ -25,7 +25,7 @@ from app.web.dashboard.forms import (
     refuse_unknown_fields,
     write_places,
 )
-from app.web.dashboard.installation import Installation
+from app.web.dashboard.namespace import Namespace
 from app.web.security import VISITOR
 from marq.admin.purge import Extent
 from marq.wire.errors import ConfigError, MarqError, UnknownQueue
@@ -48,12 +48,12 @@ class Buttons:
 
     def __init__(
         self,
-        installation: Installation,
+        namespace: Namespace,
         actions: AuditedActions,
         render: Render,
         task_of: Callable[[str], Awaitable[Data]],
     ) -> None:
-        self._installation = installation
+        self._namespace = namespace
         self._actions = actions
         self._render = render
         self._task_of = task_of
@@ -90,7 +90,7 @@ class Buttons:
             ids = read_places(form["places"])
             return see(f"/tasks/{self._actions.to_matching(action, queue, ids, _who(request))}", {})
         query = {name: form[name] for name in ("state", "error", "attempts", "minutes") if form.get(name)}
-        matching = await self._installation.messages(queue, {**query, "only": "places", "limit": str(MAX_PLACES)})
+        matching = await self._namespace.messages(queue, {**query, "only": "places", "limit": str(MAX_PLACES)})
         ids = [message["place"] for message in matching["messages"]]
         if not confirmed:
             what = (
@@ -124,11 +124,11 @@ class Buttons:
 
     async def _known_queue(self, form: Mapping[str, str]) -> str:
         queue = check_queue_name(form.get("queue", ""))
-        await self._installation.check_known(queue)
+        await self._namespace.check_known(queue)
         return queue
 
     async def _extent(self, queue: str) -> Extent:
-        workers = (await self._installation.statistics())["workers"]
+        workers = (await self._namespace.statistics())["workers"]
         clocks = {
             part["partition"]: part["clock_ms"]
             for worker in workers
@@ -146,7 +146,7 @@ class Buttons:
             form = {**form, "as_of": str(await in_time(self._actions.actor.snapshot()))}
         selection = read_dead_letters(form, ids)
         if selection.queue is not None:
-            await self._installation.check_known(selection.queue)
+            await self._namespace.check_known(selection.queue)
         unknown = await self._unknown_target(selection)
         # The target was checked here, so the count need not check it again.
         counted = replace(selection, to=None)
@@ -162,7 +162,7 @@ class Buttons:
         if selection.to is None or selection.to == selection.queue or selection.allow_unknown:
             return None
         try:
-            await self._installation.check_known(selection.to)
+            await self._namespace.check_known(selection.to)
         except UnknownQueue as error:
             return error
         return None

@@ -14,7 +14,7 @@ from app.web.dashboard import rows
 from app.web.dashboard.actions import NotThere
 from app.web.dashboard.buttons import in_time
 from app.web.dashboard.forms import read_filters
-from app.web.dashboard.installation import CONSUMERS_WAIT_S, Installation
+from app.web.dashboard.namespace import CONSUMERS_WAIT_S, Namespace
 from app.web.dashboard.tasks import Tasks
 from marq.core.storage.rows import HELD
 from marq.wire.errors import ConfigError, MarqError
@@ -48,23 +48,23 @@ Query = Mapping[str, str]
 class Pages:
     """Collects the data of pages, from the query of a request and the parameters in its path."""
 
-    def __init__(self, installation: Installation, tasks: Tasks) -> None:
-        self._installation = installation
+    def __init__(self, namespace: Namespace, tasks: Tasks) -> None:
+        self._namespace = namespace
         self._tasks = tasks
 
     async def overview(self, query: Query) -> Data:
         # Concurrently: a worker that does not answer is waited for once.
-        statistics, past = await asyncio.gather(self._installation.statistics(), self._installation.history("", {}))
-        defined = self._installation.defined()
-        documents = self._installation.documents(sorted({*statistics["queues"], *defined}))
-        dead, _ = self._installation.dead_counts()
+        statistics, past = await asyncio.gather(self._namespace.statistics(), self._namespace.history("", {}))
+        defined = self._namespace.defined()
+        documents = self._namespace.documents(sorted({*statistics["queues"], *defined}))
+        dead, _ = self._namespace.dead_counts()
         queue_rows = rows.queue_rows(statistics, defined, documents, dead)
         shown = rows.Shown.read(query)
         fitting = shown.of(queue_rows)
         pages = max(1, -(-len(fitting) // rows.PAGE_ROWS))
         first = (min(shown.page, pages) - 1) * rows.PAGE_ROWS
         here = fitting[first : first + rows.PAGE_ROWS]
-        counts = await self._installation.consumers([row["queue"] for row in here], CONSUMERS_WAIT_S)
+        counts = await self._namespace.consumers([row["queue"] for row in here], CONSUMERS_WAIT_S)
         for row in here:
             row["consumers"] = counts.get(row["queue"])
         return {
@@ -88,11 +88,11 @@ class Pages:
     async def queue(self, query: Query, queue: str) -> Data:
         name = check_queue_name(queue)
         if query.get("scope") == "worker":
-            return await self._installation.queue(name, query)
+            return await self._namespace.queue(name, query)
         _, details, past = await asyncio.gather(
-            self._installation.check_known(name),
-            self._installation.queue(name, query),
-            self._installation.history(name, {}),
+            self._namespace.check_known(name),
+            self._namespace.queue(name, query),
+            self._namespace.history(name, {}),
         )
         statistics = {
             "queues": {name: details["figures"]} if details["figures"] else {},
@@ -100,9 +100,9 @@ class Pages:
             "workers": [],
             "backlog": details["backlog"],
         }
-        dead, _ = self._installation.dead_counts()
+        dead, _ = self._namespace.dead_counts()
         here = None if dead is None else {name: dead.get(name, 0)}
-        [row] = rows.queue_rows(statistics, [name], self._installation.documents([name]), here)
+        [row] = rows.queue_rows(statistics, [name], self._namespace.documents([name]), here)
         row["consumers"] = None if details["consumers"] is None else len(details["consumers"])
         return {
             **details,
@@ -119,12 +119,12 @@ class Pages:
         query = {key: value for key, value in query.items() if value or key == "kind"}
         state = query.get("state", "delayed")
         if query.get("scope") == "worker":
-            return await self._installation.messages(name, query)
+            return await self._namespace.messages(name, query)
         if state not in _OF_STATE:
             raise ConfigError(f"state={state}: expected one of {', '.join(_OF_STATE)}")
         limit = read_number(query, "limit", DEFAULT_MESSAGES, MAX_MESSAGES)
         _, listed = await asyncio.gather(
-            self._installation.check_known(name), self._messages_of(name, state, query, limit)
+            self._namespace.check_known(name), self._messages_of(name, state, query, limit)
         )
         return {
             "queue": name,
@@ -139,24 +139,24 @@ class Pages:
 
     async def _messages_of(self, queue: str, state: str, query: Mapping[str, str], limit: int) -> Data:
         if state == "waiting":
-            return await self._installation.waiting(queue, limit)
+            return await self._namespace.waiting(queue, limit)
         if state == "dead":
             filters = read_filters(query, [query["id"]] if "id" in query else [])
-            dead_letters = await in_time(self._installation.dead_letters(queue, limit, filters))
+            dead_letters = await in_time(self._namespace.dead_letters(queue, limit, filters))
             return {"complete": True, "messages": dead_letters}
         assert state in STATES, "those that trackers list"
         if "id" in query:
             # Not from the list, which has only the first ones.
-            story = await self._installation.message(query["id"].strip(), None)
+            story = await self._namespace.message(query["id"].strip(), None)
             fits = _is_open_in(story["now"], queue, state)
             complete = story["complete"] and story["cut"] is None
             return {"complete": complete, "messages": [story["now"]] if fits else []}
-        return await self._installation.messages(queue, {**query, "state": state, "limit": str(limit)})
+        return await self._namespace.messages(queue, {**query, "state": state, "limit": str(limit)})
 
     async def message(self, query: Query) -> Data:
         identity, since = query.get("id", "").strip(), query.get("since", "")
         since_ms = int(since) if since.isascii() and since.isdigit() and len(since) < 16 else None
-        story = await self._installation.message(identity, since_ms)
+        story = await self._namespace.message(identity, since_ms)
         dead_letter, searched = await self._dead_letter(story)
         possible = _OF_STATE["dead"] if dead_letter is not None else _possible(story["now"])
         return {**story, "dead_letter": dead_letter, "dead_letters_read": searched, "possible": possible}
@@ -167,9 +167,7 @@ class Pages:
         if story["now"] is not None or (events and "DEAD_LETTERED" not in events and story["cut"] is None):
             return None, True
         try:
-            dead_letters = await in_time(
-                self._installation.dead_letters(story["queue"] or None, 1, {"id": [story["id"]]})
-            )
+            dead_letters = await in_time(self._namespace.dead_letters(story["queue"] or None, 1, {"id": [story["id"]]}))
         except MarqError:
             return None, False
         return (dead_letters[0] if dead_letters else None), True
@@ -178,8 +176,8 @@ class Pages:
         queue = query.get("queue", "").strip() or None
         filters = read_filters({key: value for key, value in query.items() if value}, [])
         if queue is not None:
-            await self._installation.check_known(check_queue_name(queue))
-        kinds = await in_time(self._installation.kinds(queue, filters))
+            await self._namespace.check_known(check_queue_name(queue))
+        kinds = await in_time(self._namespace.kinds(queue, filters))
         return {
             "queue": queue or "",
             "shown": {name: query.get(name, "") for name in ("error", "reason", "minutes")},
@@ -195,34 +193,34 @@ class Pages:
                 }
                 for kind in kinds[:MAX_KINDS]
             ],
-            "read_at": self._installation.dead_counts()[1],
+            "read_at": self._namespace.dead_counts()[1],
             "tasks": (await self.tasks(query))["tasks"],
         }
 
     async def schedules(self, query: Query) -> Data:
-        return await self._installation.schedules(query)
+        return await self._namespace.schedules(query)
 
     async def workers(self, query: Query) -> Data:
-        statistics, groups = await asyncio.gather(self._installation.statistics(), self._installation.groups())
+        statistics, groups = await asyncio.gather(self._namespace.statistics(), self._namespace.groups())
         return {"complete": statistics["complete"], "workers": statistics["workers"], "groups": groups}
 
     async def health(self, query: Query) -> Data:
-        statistics = await self._installation.statistics()
-        markers = await self._installation.markers(statistics)
+        statistics = await self._namespace.statistics()
+        markers = await self._namespace.markers(statistics)
         return {
             "checks": rows.checks(statistics, markers),
             "markers": markers,
-            "configuration": self._installation.configuration(),
+            "configuration": self._namespace.configuration(),
         }
 
     async def history(self, query: Query) -> Data:
-        return await self._installation.history(query.get("queue", ""), query)
+        return await self._namespace.history(query.get("queue", ""), query)
 
     async def open(self, query: Query) -> Data:
-        return await self._installation.open_message(query)
+        return await self._namespace.open_message(query)
 
     async def tasks(self, query: Query) -> Data:
-        return await self._installation.tasks([task.told() for task in self._tasks.all()], query)
+        return await self._namespace.tasks([task.told() for task in self._tasks.all()], query)
 
     async def task(self, query: Query, task: str) -> Data:
         return {"task": await self.task_of_any_worker(task)}

@@ -18,7 +18,7 @@ from app.web.dashboard.buttons import inside, see
 from app.web.dashboard.descriptions import markers_partitions, partitions
 from app.web.dashboard.forms import read_dead_letters, read_ids
 from app.web.dashboard.history import SAMPLES, History
-from app.web.dashboard.installation import public
+from app.web.dashboard.namespace import public
 from app.web.dashboard.rendering import age, moment, rate
 from app.web.dashboard.tasks import MAX_RUNNING, Tasks, TooManyTasks
 from app.web.dashboard.timeline import Timeline, last_place
@@ -28,7 +28,7 @@ from marq.wire.errors import ConfigError
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Ack, Acquire, Batch, Cause, Delay, Fact, Kind, Payload, Release, Source
 from marq.wire.names import ID_HEADER
-from tests.browser.pretend import PretendActor, PretendInstallation
+from tests.browser.pretend import PretendActor, PretendNamespace
 
 FIRST, AGAIN = Source("marq.messages", 0), Source("marq.messages", 3)
 
@@ -355,7 +355,7 @@ async def test_a_task_that_is_stopped_says_how_far_it_came_and_is_audited(caplog
             began.set()
             await asyncio.Event().wait()
 
-    actions = AuditedActions(Slow(PretendInstallation()), Tasks())
+    actions = AuditedActions(Slow(PretendNamespace()), Tasks())
     number = actions.to_dead_letters(
         read_action("redrive"), DeadLetterSelection("emails", {}), 9, {"who": "ann", "from": "::1"}
     )
@@ -377,7 +377,7 @@ async def test_many_messages_are_acted_on_in_pieces_and_what_came_too_late_is_to
             self.asked.append(("cancel", len(ids)))
             return [number != 0 for number, _ in enumerate(ids)]
 
-    actor = Counting(PretendInstallation())
+    actor = Counting(PretendNamespace())
     actions = AuditedActions(actor, Tasks())
     ids = [f"t/0/{number}" for number in range(2 * MAX_IDS + 500)]
 

@@ -18,7 +18,7 @@ from marq.testing import Broker
 
 
 @asynccontextmanager
-async def installation() -> AsyncIterator[tuple[DeadLetterIndex, marq.Producer, marq.Consumer, marq.DeadLetters]]:
+async def namespace() -> AsyncIterator[tuple[DeadLetterIndex, marq.Producer, marq.Consumer, marq.DeadLetters]]:
     """An index, and the clients that make dead letters and settle them."""
     async with (
         Broker() as broker,
@@ -43,7 +43,7 @@ def everything(group: Group) -> bool:
 
 
 async def test_what_died_and_what_was_settled_since_the_last_look_is_seen() -> None:
-    async with installation() as (index, producer, consumer, dead):
+    async with namespace() as (index, producer, consumer, dead):
         await reject(consumer, producer, "no customer 1", "no customer 2", "too late")
         await index.read()
         assert index.counts() == {"emails": 3}
@@ -61,7 +61,7 @@ async def test_what_died_and_what_was_settled_since_the_last_look_is_seen() -> N
 
 async def test_so_many_that_no_page_reads_them_are_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dead_letters, "MAX_UNREAD", 1)
-    async with installation() as (index, producer, consumer, _):
+    async with namespace() as (index, producer, consumer, _):
         await reject(consumer, producer, "a", "b")
 
         with pytest.raises(TooManyDeadLetters, match="2 records of dead letters are unread"):
@@ -69,7 +69,7 @@ async def test_so_many_that_no_page_reads_them_are_not_begun(monkeypatch: pytest
 
 
 async def test_who_stops_waiting_does_not_stop_the_reading() -> None:
-    async with installation() as (index, producer, consumer, _):
+    async with namespace() as (index, producer, consumer, _):
         await reject(consumer, producer, "a")
         impatient = asyncio.create_task(index.read())
         await asyncio.sleep(0)

@@ -28,7 +28,7 @@ from marq.kafka.assignor import encoded
 from marq.kafka.group_members import _member
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.markers import Source
-from tests.browser.pretend import PAGES, PretendActor, PretendInstallation, site
+from tests.browser.pretend import PAGES, PretendActor, PretendNamespace, site
 
 Client = TestClient[web.Request, web.Application]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -36,7 +36,7 @@ Field = tuple[str, str]
 FORM = "application/x-www-form-urlencoded"
 
 
-class Filtered(PretendInstallation):
+class Filtered(PretendNamespace):
     """Notes by what dead letters were filtered."""
 
     async def dead_letters(self, queue, limit, filters):  # type: ignore[no-untyped-def]
@@ -45,18 +45,18 @@ class Filtered(PretendInstallation):
 
 
 @pytest.fixture
-def installation() -> Filtered:
+def namespace() -> Filtered:
     return Filtered()
 
 
 @pytest.fixture
-def actor(installation: Filtered) -> PretendActor:
-    return PretendActor(installation)
+def actor(namespace: Filtered) -> PretendActor:
+    return PretendActor(namespace)
 
 
 @pytest_asyncio.fixture
-async def client(installation: Filtered, actor: PretendActor) -> AsyncIterator[Client]:
-    async with TestClient(TestServer(site(installation, actor))) as client:
+async def client(namespace: Filtered, actor: PretendActor) -> AsyncIterator[Client]:
+    async with TestClient(TestServer(site(namespace, actor))) as client:
         yield client
 
 
@@ -114,9 +114,9 @@ async def test_each_address_answers_its_methods_only(
 
 
 async def test_a_page_says_that_a_worker_did_not_answer_and_which_partition_is_stopped(
-    client: Client, installation: Filtered
+    client: Client, namespace: Filtered
 ) -> None:
-    installation.complete, installation.alarm = False, "its retention has removed markers"
+    namespace.complete, namespace.alarm = False, "its retention has removed markers"
 
     overview, health = [await (await client.get(address)).text() for address in ("/", "/health")]
 
@@ -125,13 +125,13 @@ async def test_a_page_says_that_a_worker_did_not_answer_and_which_partition_is_s
     assert health.count('class="state wrong"') == 2
 
 
-async def test_who_may_only_look_finds_no_buttons(client: Client, installation: Filtered, actor: PretendActor) -> None:
+async def test_who_may_only_look_finds_no_buttons(client: Client, namespace: Filtered, actor: PretendActor) -> None:
     @web.middleware
     async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
         request[VISITOR] = Visitor("bob", Access.VIEWER)
         return await handler(request)
 
-    async with TestClient(TestServer(site(installation, actor, middlewares=[identify]))) as viewer:
+    async with TestClient(TestServer(site(namespace, actor, middlewares=[identify]))) as viewer:
         for name in ("in flight", "dead", "kinds", "message"):
             seen, possible = [await (await each.get(PAGES[name])).text() for each in (viewer, client)]
 
@@ -157,39 +157,39 @@ async def test_what_is_no_form_is_refused_with_what_is_one(
     assert "the form can&#39;t be read" in await answer.text()
 
 
-async def test_dead_letters_that_say_nothing_are_a_kind_of_their_own(client: Client, installation: Filtered) -> None:
+async def test_dead_letters_that_say_nothing_are_a_kind_of_their_own(client: Client, namespace: Filtered) -> None:
     answer = await client.get("/queues/invoices/messages?state=dead&kind=")
 
-    assert installation.filters == {"kind": ""}
+    assert namespace.filters == {"kind": ""}
     # All that match, too, are those alone.
     assert (await answer.text()).count('<input type="hidden" name="kind" value="">') == 2
 
     await client.get("/queues/invoices/messages?state=dead&error=")
 
-    assert installation.filters == {}
+    assert namespace.filters == {}
 
 
 @pytest.mark.parametrize(
     ("queue", "state", "found"), [("emails", "in_flight", 1), ("emails", "delayed", 0), ("reports", "in_flight", 0)]
 )
 async def test_a_message_is_found_by_its_id_behind_those_that_are_listed(
-    client: Client, installation: Filtered, queue: str, state: str, found: int
+    client: Client, namespace: Filtered, queue: str, state: str, found: int
 ) -> None:
     wanted = "marq.messages/0/3"
 
     async def first_ones(queue: str, query: object) -> dict[str, object]:
-        return {"complete": True, "messages": [installation.open["marq.messages/0/0"]]}
+        return {"complete": True, "messages": [namespace.open["marq.messages/0/0"]]}
 
-    installation.messages = first_ones  # type: ignore[method-assign]
+    namespace.messages = first_ones  # type: ignore[method-assign]
 
     answer = await client.get(f"/api/queues/{queue}/messages?{urlencode({'state': state, 'id': wanted})}")
 
     assert [each["id"] for each in (await answer.json())["messages"]] == [wanted] * found
 
 
-async def test_what_runs_on_another_worker_is_not_stopped_in_silence(client: Client, installation: Filtered) -> None:
+async def test_what_runs_on_another_worker_is_not_stopped_in_silence(client: Client, namespace: Filtered) -> None:
     task = Task("4f", "purge", "emails", "what waits in queue emails", 0.0, Deleted(9)).told()
-    installation.tasks_of_others = [{**task, "worker": "http://10.0.0.8:6066", "here": False}]
+    namespace.tasks_of_others = [{**task, "worker": "http://10.0.0.8:6066", "here": False}]
 
     page = await (await client.get("/tasks/4f")).text()
     answer = await client.post("/tasks/4f/stop")
@@ -201,11 +201,11 @@ async def test_what_runs_on_another_worker_is_not_stopped_in_silence(client: Cli
 
 
 async def test_whether_a_message_is_open_is_not_known_where_a_worker_did_not_answer(
-    client: Client, installation: Filtered
+    client: Client, namespace: Filtered
 ) -> None:
-    installation.complete = False
+    namespace.complete = False
     dashboard = Dashboard.__new__(Dashboard)
-    dashboard._installation = installation  # type: ignore[assignment]
+    dashboard._namespace = namespace  # type: ignore[assignment]
 
     page = await (await client.get("/message?id=marq.messages/0/77")).text()
     listed = await (await client.get("/api/queues/emails/messages?state=in_flight&id=marq.messages/0/77")).json()
@@ -227,10 +227,10 @@ async def test_what_is_known_of_the_rows_of_one_page_alone_sorts_none(client: Cl
 
 @pytest.mark.parametrize("address", ["/", "/queues/emails"])
 async def test_a_worker_that_does_not_answer_is_waited_for_once(
-    client: Client, installation: Filtered, address: str, monkeypatch: pytest.MonkeyPatch
+    client: Client, namespace: Filtered, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = asyncio.Event()
-    statistics, queue, history = installation.statistics, installation.queue, installation.history
+    statistics, queue, history = namespace.statistics, namespace.queue, namespace.history
 
     async def waiting(*query: object) -> object:
         await asyncio.wait_for(asked.wait(), 60)
@@ -240,19 +240,19 @@ async def test_a_worker_that_does_not_answer_is_waited_for_once(
         asked.set()
         return await history(*query)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(installation, "statistics" if address == "/" else "queue", waiting)
-    monkeypatch.setattr(installation, "history", noted)
+    monkeypatch.setattr(namespace, "statistics" if address == "/" else "queue", waiting)
+    monkeypatch.setattr(namespace, "history", noted)
 
     assert (await client.get(address)).status == 200
 
 
 async def test_a_question_says_that_a_worker_may_have_more_messages_that_match(
-    client: Client, installation: Filtered
+    client: Client, namespace: Filtered
 ) -> None:
     form = {"match": "yes", "queue": "emails", "state": "in_flight"}
     questions = []
 
-    for installation.complete in (True, False):
+    for namespace.complete in (True, False):
         questions.append(await (await client.post("/actions/release", data=form)).text())
 
     assert ["may have more" in question for question in questions] == [False, True]
@@ -369,24 +369,24 @@ async def test_dead_letters_that_are_meant_are_settled_with_progress(
 
 
 async def test_dead_letters_that_came_after_the_question_are_not_deleted(
-    client: Client, installation: Filtered, actor: PretendActor
+    client: Client, namespace: Filtered, actor: PretendActor
 ) -> None:
     page, fields = await question(client, "delete", ("queue", "invoices"))
     assert "Delete 5 dead letters of queue invoices?" in page
-    installation.dead += [installation.dead_letter(number) for number in range(5, 9)]
+    namespace.dead += [namespace.dead_letter(number) for number in range(5, 9)]
 
     told = await (await client.get(f"/api{await confirm(client, 'delete', fields)}")).json()
 
-    assert (told["task"]["chosen"], len(installation.dead)) == (5, 4)
+    assert (told["task"]["chosen"], len(namespace.dead)) == (5, 4)
 
 
 async def test_open_messages_that_came_after_the_question_are_left_alone(
-    client: Client, installation: Filtered, actor: PretendActor
+    client: Client, namespace: Filtered, actor: PretendActor
 ) -> None:
     page, fields = await question(client, "cancel", ("queue", "emails"), ("state", "delayed"), ("match", "yes"))
     assert "all 3 messages of queue emails that match" in page
-    before = list(installation.delayed)
-    installation.delayed["marq.messages/0/99"] = installation._delayed(99)
+    before = list(namespace.delayed)
+    namespace.delayed["marq.messages/0/99"] = namespace._delayed(99)
 
     await confirm(client, "cancel", fields)
 
@@ -463,7 +463,7 @@ async def test_places_of_many_messages_are_one_field_in_which_each_source_stands
 
 
 async def test_each_filter_of_dead_letters_that_is_shown_holds_for_the_buttons_too(
-    client: Client, installation: Filtered, actor: PretendActor
+    client: Client, namespace: Filtered, actor: PretendActor
 ) -> None:
     shown = {"reason": "attempts used", "error": "no customer", "minutes": "5"}
 
@@ -472,7 +472,7 @@ async def test_each_filter_of_dead_letters_that_is_shown_holds_for_the_buttons_t
 
     # Two buttons of each of two kinds.
     assert [kinds.count(field) for field in shown.items()] == [4, 4, 4]
-    assert installation.filters == {"reason": "attempts used", "error": "no customer", "older_than": 300}
+    assert namespace.filters == {"reason": "attempts used", "error": "no customer", "older_than": 300}
     assert set(shown.items()) <= set(Form(listed).fields)
     assert 'name="reason" value="attempts used" aria-label="Reason contains"' in listed
     page, _ = await question(client, "delete", ("queue", "invoices"), ("reason", "nothing like it"))
@@ -512,36 +512,34 @@ async def test_nothing_is_done_to_an_unknown_queue(
 # --- single messages --------------------------------------------------------------------------------------------------
 
 
-async def test_a_dead_message_is_redriven_and_deleted_from_its_page(client: Client, installation: Filtered) -> None:
-    installation.story = (*installation.story, ("DEAD_LETTERED", "became a dead letter"))
+async def test_a_dead_message_is_redriven_and_deleted_from_its_page(client: Client, namespace: Filtered) -> None:
+    namespace.story = (*namespace.story, ("DEAD_LETTERED", "became a dead letter"))
 
     page = await (await client.get("/message?id=marq.messages/1/3")).text()
 
     assert "dead letter since" in page
-    assert installation.filters == {"id": ["marq.messages/1/3"]}
+    assert namespace.filters == {"id": ["marq.messages/1/3"]}
     for action in ("redrive", "delete"):
         assert f'action="/actions/{action}"' in page
     fields = Form(page).fields
     assert (fields.count(("queue", "invoices")), fields.count(("id", "marq.messages/1/3"))) == (2, 2)
 
 
-async def test_a_message_that_was_redriven_meanwhile_has_no_such_buttons(
-    client: Client, installation: Filtered
-) -> None:
-    installation.story = (*installation.story, ("DEAD_LETTERED", "became a dead letter"))
-    installation.dead = []
+async def test_a_message_that_was_redriven_meanwhile_has_no_such_buttons(client: Client, namespace: Filtered) -> None:
+    namespace.story = (*namespace.story, ("DEAD_LETTERED", "became a dead letter"))
+    namespace.dead = []
 
     assert "/actions/" not in await (await client.get("/message?id=marq.messages/1/3")).text()
 
 
 async def test_that_dead_letters_can_not_be_read_is_said(
-    client: Client, installation: Filtered, monkeypatch: pytest.MonkeyPatch
+    client: Client, namespace: Filtered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def unavailable(*_: object) -> list[dict[str, object]]:
         raise MarqError("away")
 
-    installation.story = (*installation.story, ("DEAD_LETTERED", "became a dead letter"))
-    monkeypatch.setattr(installation, "dead_letters", unavailable)
+    namespace.story = (*namespace.story, ("DEAD_LETTERED", "became a dead letter"))
+    monkeypatch.setattr(namespace, "dead_letters", unavailable)
 
     page = await (await client.get("/message?id=marq.messages/1/3")).text()
 
@@ -549,9 +547,9 @@ async def test_that_dead_letters_can_not_be_read_is_said(
 
 
 async def test_messages_in_flight_name_their_consumer_or_say_that_it_is_unknown(
-    client: Client, installation: Filtered
+    client: Client, namespace: Filtered
 ) -> None:
-    installation.open["marq.messages/0/1"]["consumer"] = None
+    namespace.open["marq.messages/0/1"]["consumer"] = None
 
     page = await (await client.get("/queues/emails/messages?state=in_flight")).text()
 
@@ -576,8 +574,8 @@ def test_the_consumer_of_a_message_is_the_member_that_names_its_holder() -> None
     assert consumer_of({}, members) is None
 
 
-async def test_what_is_overdue_is_due_now(client: Client, installation: Filtered) -> None:
-    for message in (*installation.delayed.values(), *installation.open.values()):
+async def test_what_is_overdue_is_due_now(client: Client, namespace: Filtered) -> None:
+    for message in (*namespace.delayed.values(), *namespace.open.values()):
         message["due_in_seconds"] = -0.1
 
     delayed = await (await client.get("/queues/emails/messages?state=delayed")).text()

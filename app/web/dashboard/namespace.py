@@ -47,8 +47,8 @@ CONSUMERS_WAIT_S = 0.1
 _SECRET = ("password", "secret", "token", "key", "auth", "user")
 
 
-class Installation:
-    """The data of all pages, as a worker sees it.
+class Namespace:
+    """The namespace as a worker sees it: the data of all pages.
 
     Data of trackers comes from all of them; ``complete`` tells whether all have answered.
     """
