@@ -61,7 +61,7 @@ _STORY = (
 )
 
 
-def figures_of(queues: Sequence[str]) -> dict[str, Any]:
+def statistics_of(queues: Sequence[str]) -> dict[str, Any]:
     """Return statistics of some queues, each of its own."""
     found = {}
     for number, queue in enumerate(queues):
@@ -146,7 +146,7 @@ class PretendNamespace:
              "handlers": []},
         ]  # fmt: skip
         return {
-            "complete": self.complete, "queues": figures_of(self.queues), "workers": workers, "backlog": BACKLOG,
+            "complete": self.complete, "queues": statistics_of(self.queues), "workers": workers, "backlog": BACKLOG,
             "handled": {"emails": HANDLED},
         }  # fmt: skip
 
@@ -186,7 +186,7 @@ class PretendNamespace:
             "partitions": {"sent_to": "all", "read": "all"},
             "settings": {key: {"value": value, "from": "default"} for key, value in settings.items()},
             "complete": self.complete,
-            "figures": figures_of(self.queues).get(name),
+            "statistics": statistics_of(self.queues).get(name),
             "backlog": BACKLOG,
             "handled": HANDLED if name == "emails" else [],
             "messages": [

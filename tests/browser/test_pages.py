@@ -1,4 +1,4 @@
-"""The pages in a real browser, with figures that no broker is needed for: reading, acting, and who can use them."""
+"""The pages in a real browser, with statistics that need no broker: reading, acting, and who can use them."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class Namespace:
         return {
             **queue_document(name, definitions, self._client.names),
             "complete": settled and None not in answers and statistics["complete"],
-            "figures": statistics["queues"].get(name),
+            "statistics": statistics["queues"].get(name),
             "backlog": statistics["backlog"],
             "handled": statistics["handled"].get(name, []),
             "messages": partitions(

@@ -95,7 +95,7 @@ class Pages:
             self._namespace.history(name, {}),
         )
         statistics = {
-            "queues": {name: details["figures"]} if details["figures"] else {},
+            "queues": {name: details["statistics"]} if details["statistics"] else {},
             "handled": {name: details["handled"]},
             "workers": [],
             "backlog": details["backlog"],

@@ -142,7 +142,7 @@ def test_workers_together_say_how_long_nothing_of_a_queue_was_acquired() -> None
     assert (added["waiting"], added["no_consumer_seconds"], added["idle_seconds"]) == (502, NO_CONSUMER_S, 4.0)
 
 
-def test_where_a_backlog_is_taken_nothing_waits_in_a_queue_without_figures() -> None:
+def test_where_a_backlog_is_taken_nothing_waits_in_a_queue_without_metrics() -> None:
     metrics = found(counted=True, emails={"waiting": 4, "arrived_per_second": 2.0})
 
     assert [row["waiting"] for row in rows.queue_rows(metrics, ["defined"], {})] == [0, 4]
