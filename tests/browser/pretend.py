@@ -18,9 +18,10 @@ from app.web.dashboard.actions import AuditedActions
 from app.web.dashboard.actor import DeadLetterSelection
 from app.web.dashboard.tasks import Reached, Tasks
 from app.web.dashboard.views import DashboardViews
+from app.web.process_usage import UNKNOWN
 from marq.admin.purge import Extent
 from marq.core.storage.handling_times import BOUNDS_MS
-from marq.dead_letters.dead_letters import Deleted, Kind, Redriven
+from marq.dead_letters.dead_letters import Deleted, Redriven
 from marq.dead_letters.filters import Filters, Snapshot
 from marq.settings.queue import QueueSettings, settings_document
 from marq.wire.errors import BrokerUnavailable, ConfigError, UnknownQueue
@@ -52,13 +53,16 @@ PAGES = {
 }
 
 
+#: Kind, text and detail of events.
 _STORY = (
-    ("ACQUIRE", "received by a consumer, attempt 1, lease 30 s"),
-    ("RENEW", "lease extended to 30 s from now"),
-    ("RELEASE", "released, to be delivered after its backoff: ConnectionError: <i>refused</i>"),
-    ("REDELIVERED", "redelivered, attempt 2: it was released"),
-    ("ACQUIRE", "received by a consumer, attempt 2, lease 30 s"),
+    ("ACQUIRE", "Delivered to worker-1, attempt 1", "lease of 30 s"),
+    ("RENEW", "Lease renewed by worker-1", "for 30 s each time"),
+    ("RELEASE", "Released by worker-1, to be redelivered after its backoff", "ConnectionError: <i>refused</i>"),
+    ("REDELIVERED", "Redelivered for attempt 2, because it was released", ""),
+    ("ACQUIRE", "Delivered to worker-2, attempt 2", "lease of 30 s"),
 )
+#: The event after which a message is a dead letter.
+DEAD_LETTERED = ("DEAD_LETTERED", "Dead-lettered after attempt 2, because it was rejected", "")
 
 
 def statistics_of(queues: Sequence[str]) -> dict[str, Any]:
@@ -116,8 +120,15 @@ BACKLOG = {
 }
 
 
+#: What a worker reports of itself, and of a handlers process.
+PROCESS = {"version": "0.1.0", "uptime_seconds": 93_784.0, "cpu": 0.37, "memory_bytes": 187 << 20,
+           "loop_lag_seconds": 0.002}  # fmt: skip
+HANDLERS = {"group": "handlers", "queues": ["emails"], "pid": 4711, "starts": 1, "breakers": {}, "blocked_seconds": 0.0,
+            "partitions": 4, "held": 12, "taken": 8, "cpu": 0.52, "memory_bytes": 96 << 20}  # fmt: skip
+
+
 class PretendNamespace:
-    """InstallationStatistics that only an actor changes; ``queues``: by name."""
+    """Statistics that only an actor changes; ``queues``: by name."""
 
     payload = HOSTILE
     error = "ConnectionError: mail server refused <script>alert(3)</script>"
@@ -132,6 +143,7 @@ class PretendNamespace:
         self.complete = True
         self.alarm = ""
         self.tasks_of_others: list[dict[str, Any]] = []
+        self.old_handlers: list[dict[str, Any]] = []
         self.open = {f"marq.messages/0/{number}": self._open(number) for number in range(4)}
         #: Known without being defined.
         self.undefined = {"a/b&c"}
@@ -141,13 +153,13 @@ class PretendNamespace:
     async def statistics(self) -> dict[str, Any]:
         workers = [
             {"url": URLS[0], "answered": True, "partitions": [partition(0), partition(1, alarm=self.alarm)],
-             "handlers": [{"group": "handlers", "queues": ["emails"], "pid": 4711, "starts": 1, "breakers": {}}]},
+             "process": PROCESS, "handlers": [HANDLERS]},
             {"url": URLS[1], "answered": self.complete, "partitions": [partition(2)] if self.complete else [],
-             "handlers": []},
+             "process": UNKNOWN, "handlers": self.old_handlers},
         ]  # fmt: skip
         return {
             "complete": self.complete, "queues": statistics_of(self.queues), "workers": workers, "backlog": BACKLOG,
-            "handled": {"emails": HANDLED},
+            "handled": dict.fromkeys(self.queues, HANDLED),
         }  # fmt: skip
 
     async def consumers(self, queues: Sequence[str], wait_s: float) -> dict[str, int]:
@@ -165,6 +177,7 @@ class PretendNamespace:
         for slot in range(now_slot - 89, now_slot + 1):
             wave = 1 + sin(slot / 9)
             row = empty_metrics() | {
+                "waiting": 60 * wave, "arrived_per_second": 905 * wave,
                 "in_flight": 40 * wave, "waiting_for_delivery": 25, "waiting_for_redelivery": 5 * (2 - wave),
                 "acquired_per_second": 900 * wave, "acked_per_second": 880 * wave, "redelivered_per_second": 12,
             }  # fmt: skip
@@ -188,7 +201,7 @@ class PretendNamespace:
             "complete": self.complete,
             "statistics": statistics_of(self.queues).get(name),
             "backlog": BACKLOG,
-            "handled": HANDLED if name == "emails" else [],
+            "handled": HANDLED,
             "messages": [
                 {"partition": number, "consumer": self.consumer, "host": "10.0.0.9", "end": 52_000, "committed": 51_990,
                  "lag": 10, "first_open": 51_940, "gap": 50, "in_flight": 12, "waiting": 1, "oldest_seconds": 3.5}
@@ -254,11 +267,18 @@ class PretendNamespace:
         ends = len(self.dead) if as_of is None else as_of.ends.get(0, 0)
         return [each for each in self.dead[:ends] if reason in each["reason"]]
 
-    async def kinds(self, queue: str | None, filters: Filters) -> list[Kind]:
+    async def kinds(self, queue: str | None, filters: Filters) -> list[dict[str, Any]]:
         if not self.dead or queue not in (None, "invoices"):
             return []
-        kind = Kind("invoices", "ValueError: no customer N", len(self.dead), NOW - timedelta(hours=3), NOW)
-        return [kind, kind._replace(kind=self.rare_kind, letters=2)]
+        kind = {
+            "queue": "invoices",
+            "kind": "ValueError: no customer N",
+            "dead_letters": len(self.dead),
+            "first_dead_lettered_at": (NOW - timedelta(hours=3)).isoformat(),
+            "last_dead_lettered_at": NOW.isoformat(),
+            "sample": self.dead[-1],
+        }
+        return [kind, {**kind, "kind": self.rare_kind, "dead_letters": 2, "sample": None}]
 
     def dead_counts(self) -> tuple[dict[str, int], float]:
         return ({"invoices": len(self.dead)} if self.dead else {}), NOW.timestamp()
@@ -308,7 +328,7 @@ class PretendNamespace:
             "attempt": 2,
             "error": self.error,
             "holder": 7,
-            "consumer": {"id": self.consumer, "client_id": "billing", "host": "10.0.0.9"},
+            "consumer": {"id": self.consumer, "client_id": "billing", "host": "10.0.0.9", "name": self.consumer},
             "sent": NOW.isoformat(),
             "bytes": len(self.payload),
             "value": self.redaction.text(self.payload, SHOWN_BYTES),
@@ -331,10 +351,11 @@ class PretendNamespace:
         }
 
 
-def _event(number: int, kind: str, text: str) -> dict[str, Any]:
+def _event(number: int, kind: str, text: str, detail: str) -> dict[str, Any]:
     at = NOW + timedelta(seconds=3 * number)
-    return {"at": at.isoformat(), "at_ms": int(at.timestamp() * 1000), "kind": kind, "text": text, "queue": "emails",
-            "holder": "00c0ffee00c0ffee", "place": "marq.messages/0/1", "marker": f"2/{number}"}  # fmt: skip
+    return {"at": at.isoformat(), "at_ms": int(at.timestamp() * 1000), "elapsed_seconds": 3.0 * number, "kind": kind,
+            "text": text, "detail": detail, "consumer": None, "late": False, "queue": "emails",
+            "holder": "00c0ffee00c0ffee", "place": "marq.messages/0/1", "markers": [f"2/{number}"]}  # fmt: skip
 
 
 class PretendActor:

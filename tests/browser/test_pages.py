@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.pretend import PAGES, QUEUES, PretendNamespace
+from tests.browser.pretend import DEAD_LETTERED, PAGES, QUEUES, PretendNamespace
 from tests.browser.serving import Background, Site, serving
 from tests.browser.windows import examine, violations, width
 
@@ -37,7 +37,7 @@ def empty_site(background: Background) -> Iterator[Site]:
 
 
 def test_each_page_can_be_used_by_all(site: Site, page: Page) -> None:
-    site.namespace.story = (*site.namespace.story, ("DEAD_LETTERED", "became a dead letter"))
+    site.namespace.story = (*site.namespace.story, DEAD_LETTERED)
 
     for name, address in {**PAGES, "dead message": "/message?id=marq.messages/1/3"}.items():
         answer = page.goto(site.url + address)

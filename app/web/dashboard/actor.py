@@ -23,7 +23,7 @@ from marq.wire.names import markers_partition
 
 _STOP_S = 2.0
 #: The error that the next consumer of a released message sees.
-_RELEASED = "released by an operator"
+RELEASED_BY_OPERATOR = "released by an operator"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,4 +173,4 @@ class Actor:
 
 def _release(queue: str, holder: int, source: Source, offsets: Sequence[int]) -> Release:
     count = len(offsets)
-    return Release(queue, holder, source, offsets, [0] * count, counted=False, errors=[_RELEASED] * count)
+    return Release(queue, holder, source, offsets, [0] * count, counted=False, errors=[RELEASED_BY_OPERATOR] * count)

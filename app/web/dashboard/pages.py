@@ -16,23 +16,31 @@ from app.web.dashboard.buttons import in_time
 from app.web.dashboard.forms import read_filters
 from app.web.dashboard.namespace import CONSUMERS_WAIT_S, Namespace
 from app.web.dashboard.tasks import Tasks
-from marq.core.storage.rows import HELD
+from app.web.dashboard.timeline import status_after
+from marq.core.storage.rows import HELD, State
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.names import check_queue_name
 
-#: Kinds of dead letters on the page, the most frequent first.
+#: Kinds of errors of dead letters on the page, the newest first.
 MAX_KINDS = 200
 #: Minutes in the tables next to the charts.
 _TABLE_MINUTES = 15
 #: Actions for messages of a state.
 _OF_STATE: Mapping[str, Sequence[str]] = {
+    "waiting": (),
     "in_flight": ("release",),
     "delayed": ("deliver-now", "cancel"),
     "dead": ("redrive", "delete"),
-    "waiting": (),
 }
 #: Names of the states of messages in flight.
 HELD_STATES = frozenset(state.name.lower() for state in HELD)
+#: Status of an open message that is not in flight, by its state.
+_OPEN_STATUSES = {
+    State.DELAYED.name.lower(): "delayed",
+    State.RELEASED.name.lower(): "delayed until its redelivery",
+    State.REJECTED.name.lower(): "being dead-lettered",
+    State.CANCELLED.name.lower(): "being cancelled",
+}
 #: Filters for messages of a state, besides the id.
 _FILTERS: Mapping[str, Sequence[str]] = {
     "in_flight": ("error", "attempts", "minutes"),
@@ -70,7 +78,10 @@ class Pages:
         return {
             "complete": statistics["complete"],
             "alarms": rows.alarms(statistics),
-            "totals": rows.totals(queue_rows),
+            "totals": {
+                **rows.totals(queue_rows),
+                "p95_seconds": rows.p95_seconds(statistics["handled"].values()),
+            },
             "least": rows.least(statistics["backlog"]),
             "rows": here,
             "fitting": len(fitting),
@@ -94,24 +105,33 @@ class Pages:
             self._namespace.queue(name, query),
             self._namespace.history(name, {}),
         )
-        statistics = {
-            "queues": {name: details["statistics"]} if details["statistics"] else {},
-            "handled": {name: details["handled"]},
-            "workers": [],
-            "backlog": details["backlog"],
-        }
-        dead, _ = self._namespace.dead_counts()
-        here = None if dead is None else {name: dead.get(name, 0)}
-        [row] = rows.queue_rows(statistics, [name], self._namespace.documents([name]), here)
+        metrics = details["statistics"]
+        row = self._row(name, metrics, details["handled"], details["backlog"])
         row["consumers"] = None if details["consumers"] is None else len(details["consumers"])
         return {
             **details,
-            "alarms": rows.no_consumer_alarms(statistics["queues"]) + rows.backlog_alarms(details["backlog"]),
+            "alarms": rows.no_consumer_alarms({name: metrics} if metrics else {})
+            + rows.backlog_alarms(details["backlog"]),
             "least": rows.least(details["backlog"]),
             "row": row,
             "past": minutes(past),
             "possible": _of_queue(row["state"]),
+            "counts": {state: row[state] for state in _OF_STATE},
         }
+
+    def _row(
+        self, queue: str, metrics: Mapping[str, Any] | None, handled: Sequence[int], backlog: Mapping[str, Any]
+    ) -> Data:
+        statistics = {
+            "queues": {queue: metrics} if metrics else {},
+            "handled": {queue: handled},
+            "workers": [],
+            "backlog": backlog,
+        }
+        dead, _ = self._namespace.dead_counts()
+        here = None if dead is None else {queue: dead.get(queue, 0)}
+        [row] = rows.queue_rows(statistics, [queue], self._namespace.documents([queue]), here)
+        return row
 
     async def messages(self, query: Query, queue: str) -> Data:
         name = check_queue_name(queue)
@@ -123,13 +143,17 @@ class Pages:
         if state not in _OF_STATE:
             raise ConfigError(f"state={state}: expected one of {', '.join(_OF_STATE)}")
         limit = read_number(query, "limit", DEFAULT_MESSAGES, MAX_MESSAGES)
-        _, listed = await asyncio.gather(
-            self._namespace.check_known(name), self._messages_of(name, state, query, limit)
+        _, listed, statistics = await asyncio.gather(
+            self._namespace.check_known(name),
+            self._messages_of(name, state, query, limit),
+            self._namespace.statistics(),
         )
+        row = self._row(name, statistics["queues"].get(name), (), statistics["backlog"])
         return {
             "queue": name,
             "state": state,
-            "states": ("waiting", "in_flight", "delayed", "dead"),
+            "counts": {each: row[each] for each in _OF_STATE},
+            "least": rows.least(statistics["backlog"]),
             "shown": {name: query.get(name, "") for name in ("error", "reason", "id", "attempts", "minutes")}
             | {"kind": query.get("kind"), "limit": limit},
             "filters": _FILTERS[state],
@@ -159,7 +183,13 @@ class Pages:
         story = await self._namespace.message(identity, since_ms)
         dead_letter, searched = await self._dead_letter(story)
         possible = _OF_STATE["dead"] if dead_letter is not None else _possible(story["now"])
-        return {**story, "dead_letter": dead_letter, "dead_letters_read": searched, "possible": possible}
+        return {
+            **story,
+            "dead_letter": dead_letter,
+            "dead_letters_read": searched,
+            "status": _status(story, dead_letter, dead_letters_read=searched),
+            "possible": possible,
+        }
 
     async def _dead_letter(self, story: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, bool]:
         """Return the dead letter of a message, if any, and whether the dead letters could be read."""
@@ -181,18 +211,9 @@ class Pages:
         return {
             "queue": queue or "",
             "shown": {name: query.get(name, "") for name in ("error", "reason", "minutes")},
-            "dead_letters": sum(kind.letters for kind in kinds),
+            "dead_letters": sum(kind["dead_letters"] for kind in kinds),
             "kinds_in_all": len(kinds),
-            "kinds": [
-                {
-                    "queue": kind.queue,
-                    "kind": kind.kind,
-                    "dead_letters": kind.letters,
-                    "first_dead_lettered_at": kind.first_died.isoformat(timespec="seconds"),
-                    "last_dead_lettered_at": kind.last_died.isoformat(timespec="seconds"),
-                }
-                for kind in kinds[:MAX_KINDS]
-            ],
+            "kinds": kinds[:MAX_KINDS],
             "read_at": self._namespace.dead_counts()[1],
             "tasks": (await self.tasks(query))["tasks"],
         }
@@ -202,7 +223,14 @@ class Pages:
 
     async def workers(self, query: Query) -> Data:
         statistics, groups = await asyncio.gather(self._namespace.statistics(), self._namespace.groups())
-        return {"complete": statistics["complete"], "workers": statistics["workers"], "groups": groups}
+        workers = statistics["workers"]
+        versions = {version for worker in workers if (version := worker["process"]["version"]) is not None}
+        return {
+            "complete": statistics["complete"],
+            "versions": sorted(versions),
+            "workers": workers,
+            "groups": groups,
+        }
 
     async def health(self, query: Query) -> Data:
         statistics = await self._namespace.statistics()
@@ -245,6 +273,18 @@ def _possible(now: Mapping[str, Any] | None) -> Sequence[str]:
     if now is None:
         return ()
     return _OF_STATE["in_flight" if now["state"] in HELD_STATES else "delayed"]
+
+
+def _status(story: Mapping[str, Any], dead_letter: object, *, dead_letters_read: bool) -> str:
+    """Return the status of a message in words; "unknown" if something that may have it could not be read."""
+    if story["now"] is not None:
+        state = story["now"]["state"]
+        return "in flight" if state in HELD_STATES else _OPEN_STATUSES.get(state, state)
+    if dead_letter is not None:
+        return "dead letter"
+    if not (story["known"] and story["complete"] and dead_letters_read) or story["cut"] is not None:
+        return "unknown"
+    return status_after(story["events"])
 
 
 def _is_open_in(now: Mapping[str, Any] | None, queue: str, state: str) -> bool:

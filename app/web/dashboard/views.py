@@ -221,9 +221,7 @@ class Dashboard(Service):
         self._queues = queues
         self._tasks_of_pages = Tasks()
         history = History()
-        self._namespace = Namespace(
-            app, statistics, settings, client, lambda: queues.definitions, self._dead_letters, history
-        )
+        self._namespace = Namespace(app, statistics, settings, client, lambda: queues.definitions, history)
         actor = Actor(client, self._dead_letters, queues, self._look)
         DashboardViews(self._namespace, AuditedActions(actor, self._tasks_of_pages)).attach(app)
         self.add_dependency(HistorySampler(history, statistics.worker.recent))
