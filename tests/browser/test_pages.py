@@ -136,7 +136,7 @@ def test_queues_are_sorted_and_filtered_by_the_address(site: Site, page: Page) -
     page.goto(site.url + "/")
     expect(names).to_have_text(sorted(QUEUES))
 
-    page.get_by_role("link", name="In flight").click()
+    page.get_by_role("link", name="In flight", exact=True).click()
     expect(page).to_have_url(re.compile("sort=in_flight&order=desc"))
     expect(names.first).to_have_text("webhooks")
 
@@ -170,12 +170,58 @@ def test_pages_of_a_queue_with_a_slash_in_its_name_refresh_themselves_and_have_t
     assert page.request.get(site.url + told).json()["queue"] == "a/b&c"
 
 
-def test_charts_are_drawn_and_said_in_a_table(site: Site, page: Page) -> None:
+def test_charts_are_drawn_with_the_last_values_in_their_legend_and_said_in_a_table(site: Site, page: Page) -> None:
     page.goto(site.url + "/")
 
     expect(page.locator(".chart[data-drawn=yes] canvas")).to_have_count(2)
-    page.get_by_text("The last 15 minutes as a table").click()
+    legend = page.locator(".legend").first.get_by_role("listitem")
+    expect(legend).to_have_text([re.compile(rf"{label}\s+\d+") for label in ("waiting", "in flight", "delayed")])
+    page.get_by_text("Show as a table").click()
     expect(page.locator(".past tbody tr").first).to_be_visible()
+
+
+def test_the_legend_shows_the_values_at_the_cursor_and_what_is_not_known_of_a_sum(site: Site, page: Page) -> None:
+    series = {"waiting": [7, 8], "in_flight": [1.25, None], "waiting_for_delivery": [20, 30]}
+    series["waiting_for_redelivery"] = [4, None]
+    page.route("**/api/history", lambda route: route.fulfill(json={"times": [0, 600], "series": series}))
+    page.goto(site.url + "/")
+    values = page.locator(".legend").first.locator("b")
+    # The last ones that are known.
+    expect(values).to_have_text(["8", "1.3", "24"])
+
+    page.locator(".chart .u-over").first.hover(position={"x": 1, "y": 50})
+    expect(values).to_have_text(["7", "1.3", "24"])
+    page.locator(".chart .u-over").first.hover(position={"x": 300, "y": 50})
+    expect(values).to_have_text(["8", "\N{EN DASH}", "\N{EN DASH}"])
+
+
+def test_charts_stay_when_a_page_is_refreshed(site: Site, page: Page) -> None:
+    page.goto(site.url + "/")
+    expect(page.locator(".chart[data-drawn=yes] canvas")).to_have_count(2)
+    page.locator(".chart").first.evaluate("chart => { chart.dataset.kept = 'yes'; }")
+
+    site.namespace.queues.append("new")
+    page.keyboard.press("r")
+
+    expect(page.locator(".queues tbody")).to_contain_text("new")
+    expect(page.locator(".chart[data-kept=yes] canvas")).to_have_count(1)
+
+
+def test_no_column_of_queues_is_out_of_view_on_a_desktop(site: Site, new_page: Any) -> None:
+    page = new_page(viewport={"width": 1180, "height": 780})
+    page.goto(site.url + "/")
+
+    for cells in page.locator(".queues tbody tr").evaluate_all(CELLS):
+        assert cells[-1][2] <= 1180
+
+
+def test_protocol_details_of_a_message_are_folded_away(site: Site, page: Page) -> None:
+    page.goto(site.url + PAGES["message"])
+
+    expect(page.locator(".timeline")).to_contain_text("Delivered to worker-2, attempt 2")
+    expect(page.get_by_text("00c0ffee00c0ffee").first).to_be_hidden()
+    page.get_by_text("Protocol details").click()
+    expect(page.get_by_text("00c0ffee00c0ffee").first).to_be_visible()
 
 
 def test_the_keyboard_filters_and_changes_the_theme_which_stays(site: Site, page: Page) -> None:

@@ -22,7 +22,6 @@ COLUMNS: Sequence[tuple[str, str, str]] = (
     ("oldest_waiting_seconds", "Oldest waiting", "age of the oldest waiting message, since it was sent"),
     ("delayed", "Delayed", "delivered or redelivered later"),
     ("dead", "Dead letters", "in their topic; until it is read, by counters that ignore retention"),
-    ("oldest_seconds", "Oldest unfinished", "age of the oldest message in flight or delayed, since it was first so"),
     ("arrived_per_second", "Sent/s", "messages sent to the queue per second, redelivered ones included"),
     ("in_per_second", "Delivered/s", "messages received by consumers per second, over the last 10 s"),
     ("acked_per_second", "Acked/s", "messages acknowledged per second, over the last 10 s"),
@@ -30,8 +29,8 @@ COLUMNS: Sequence[tuple[str, str, str]] = (
     ("p95_seconds", "p95", "95 % of the last messages were acknowledged within this time from their delivery"),
     ("consumers", "Consumers", "members of the consumer group that reads the queue"),
 )
-#: Sort keys; consumers are only looked up for the rows of a page.
-KEYS = tuple(key for key, _, _ in COLUMNS if key != "consumers")
+#: Sort keys; consumers are only looked up for the rows of a page. The age of unfinished messages has no column.
+KEYS = (*(key for key, _, _ in COLUMNS if key != "consumers"), "oldest_seconds")
 STATES = ("busy", "waiting", "idle", "no consumer", "paused", "breaker open")
 #: Queues that one alarm names.
 _NAMED = 10

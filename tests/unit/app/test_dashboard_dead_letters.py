@@ -126,7 +126,7 @@ async def test_who_stops_waiting_does_not_stop_the_reading() -> None:
 
 
 class Log:
-    """Letters of partition 0, from ``first`` on; notes what is asked for."""
+    """Dead letters of partition 0, from ``first`` on; notes what is asked for."""
 
     def __init__(self, first: int, last: int) -> None:
         self.span = range(first, last)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any, cast
 
 import pytest
+from yarl import URL
 
-from app.web.process_usage import ProcessUsage, Usage, usage_of
+from agents.statistics import Statistics
+from agents.tracker import TrackerOwners
+from app.web.process_usage import UNKNOWN, ProcessUsage, Usage, usage_of
+from app.web.statistics import InstallationStatistics, _worker
+from marq.wire.version import VERSION
 
 CHILD = 4711
 
@@ -55,6 +61,19 @@ def test_a_process_that_has_ended_or_just_begun_has_no_load() -> None:
     machine.pass_by(5, child=1)
 
     assert machine.usage.of(CHILD)["cpu"] == 0.0
+
+
+def test_a_worker_reports_its_process_and_nothing_is_known_of_one_of_an_older_version() -> None:
+    machine, group = Machine(), cast("Any", None)
+    handlers = [{"group": "emails", "pid": CHILD}, {"group": "reports", "pid": None}]
+    worker = Statistics(TrackerOwners("markers"))
+
+    told = InstallationStatistics(worker, group, lambda: handlers, usage=machine.usage).local()
+    older = _worker(URL("http://there:1"), {"queues": {}, "partitions": []})
+
+    assert (told["process"]["version"], told["process"]["memory_bytes"]) == (VERSION, 7 << 20)
+    assert [process["memory_bytes"] for process in told["handlers"]] == [7 << 20, None]
+    assert (told["process"].keys(), older["process"]) == (UNKNOWN.keys(), UNKNOWN)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")

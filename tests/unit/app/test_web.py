@@ -13,9 +13,7 @@ from agents.statistics import Statistics
 from agents.tracker import TrackerOwners
 from app.web import peers
 from app.web.peers import Members
-from app.web.process_usage import UNKNOWN
 from app.web.statistics import InstallationStatistics
-from marq.wire.version import VERSION
 
 OWN, OTHER = URL("http://here:1"), URL("http://there:1")
 APP: Any = SimpleNamespace(conf=SimpleNamespace(canonical_url=OWN), http_client=None)
@@ -92,14 +90,3 @@ async def test_figures_are_not_complete_without_an_answer(figures_of: Any) -> No
 
     assert not found["complete"]
     assert found["queues"] == {}
-
-
-async def test_a_worker_reports_its_process_and_one_of_an_older_version_nothing(figures_of: Any) -> None:
-    found = await figures_of(Trackers(OTHER))
-
-    own, older = [worker["process"] for worker in found["workers"]]
-    assert own["version"] == VERSION
-    assert own["memory_bytes"] > 0
-    assert own["uptime_seconds"] >= 0
-    assert older == UNKNOWN
-    assert own.keys() == UNKNOWN.keys()
