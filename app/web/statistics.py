@@ -18,9 +18,12 @@ from agents.redaction import Redaction
 from agents.statistics import Statistics, add_up, backlog_of
 from app.web.limits import IDLE_S, Connections
 from app.web.peers import Group, ask_each
+from app.web.process_usage import UNKNOWN, ProcessUsage
 from marq.core.storage.handling_times import add_counts
 
-_NOTHING: dict[str, Any] = {"queues": {}, "handled": {}, "partitions": [], "handlers": [], "backlog": None}
+_NOTHING: dict[str, Any] = {
+    "queues": {}, "handled": {}, "partitions": [], "handlers": [], "backlog": None, "process": {},
+}  # fmt: skip
 
 
 class MarqWeb(Web):
@@ -50,10 +53,15 @@ class InstallationStatistics:
     #: The handlers processes of this worker.
     handlers: Callable[[], list[dict[str, Any]]]
     redaction: Redaction = field(default_factory=Redaction)
+    usage: ProcessUsage = field(default_factory=ProcessUsage)
 
     def local(self) -> dict[str, Any]:
         """Return the statistics of this worker alone."""
-        return {**self.worker.local(), "handlers": self.handlers()}
+        return {
+            **self.worker.local(),
+            "process": {**self.usage.worker(), "loop_lag_seconds": round(self.worker.loop_lag_seconds, 3)},
+            "handlers": [{**process, **self.usage.of(process["pid"])} for process in self.handlers()],
+        }
 
     async def all(self, app: faust.App) -> dict[str, Any]:
         """Return the statistics of all trackers and this worker; ``complete``: whether each tracker has answered."""
@@ -123,7 +131,8 @@ def merged(answers: Sequence[dict[str, Any] | None], limit: int, *, complete: bo
 
 def _worker(url: URL, answer: dict[str, Any] | None) -> dict[str, Any]:
     # A worker of another version may lack some keys.
-    return {"url": str(url), "answered": answer is not None, **_NOTHING, **(answer or {})}
+    worker = {"url": str(url), "answered": answer is not None, **_NOTHING, **(answer or {})}
+    return {**worker, "process": {**UNKNOWN, **worker["process"]}}
 
 
 def attach(app: faust.App, statistics: InstallationStatistics) -> None:

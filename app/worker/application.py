@@ -46,6 +46,7 @@ from app.web import probes
 from app.web import security as web_security
 from app.web.dashboard.views import Dashboard
 from app.web.peers import Group, authorization
+from app.web.process_usage import ProcessUsage
 from app.web.statistics import InstallationStatistics, MarqWeb
 from app.web.statistics import attach as attach_web
 from app.worker import former_member
@@ -82,6 +83,7 @@ class WorkerApp(MarqApp):
     #: Whether the group has assigned partitions, possibly none; False without the role tracker.
     assigned = False
     dashboard: Dashboard
+    usage: ProcessUsage
     _own_parts: Sequence[Service] = ()
 
     def _new_web(self) -> MarqWeb:
@@ -133,7 +135,7 @@ class WorkerApp(MarqApp):
                 self.backlog,
                 self.consumer_watch,
             ]
-        parts += [self.handlers, self.watchdog, self.dashboard]
+        parts += [self.handlers, self.watchdog, self.dashboard, self.usage]
         return [part for part in parts if part is not None]
 
     async def _ensure_rights(self, file: QueuesFile) -> None:
@@ -174,6 +176,9 @@ class WorkerApp(MarqApp):
 
     def handlers_metrics(self) -> list[dict[str, Any]]:
         return [] if self.handlers is None else self.handlers.metrics()
+
+    def handlers_pids(self) -> list[int]:
+        return [process["pid"] for process in self.handlers_metrics() if process["pid"] is not None]
 
     def _standings(self) -> dict[Hashable, ProgressReport]:
         """Return the progress of everything that must not stall."""
@@ -261,7 +266,10 @@ def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerAp
         statistics.watched = app.consumer_watch.metrics
     statistics.paces.end_of = app.markers_end
     probes.attach(app, statistics)
-    installation = InstallationStatistics(statistics, app.group, app.handlers_metrics, Redaction(settings.redact))
+    app.usage = ProcessUsage(app.handlers_pids)
+    installation = InstallationStatistics(
+        statistics, app.group, app.handlers_metrics, Redaction(settings.redact), app.usage
+    )
     attach_web(app, installation)
     app.dashboard = Dashboard(app, installation, settings, client, app.queues)
     commands.attach(app)

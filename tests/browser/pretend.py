@@ -15,12 +15,13 @@ from agents.redaction import Redaction
 from agents.statistics import empty_metrics
 from app.web.dashboard import history
 from app.web.dashboard.actions import AuditedActions
-from app.web.dashboard.actor import LetterSelection
+from app.web.dashboard.actor import DeadLetterSelection
 from app.web.dashboard.tasks import Reached, Tasks
 from app.web.dashboard.views import DashboardViews
+from app.web.process_usage import UNKNOWN
 from marq.admin.purge import Extent
 from marq.core.storage.handling_times import BOUNDS_MS
-from marq.dead_letters.dead_letters import Deleted, Kind, Redriven
+from marq.dead_letters.dead_letters import Deleted, Redriven
 from marq.dead_letters.filters import Filters, Snapshot
 from marq.settings.queue import QueueSettings, settings_document
 from marq.wire.errors import BrokerUnavailable, ConfigError, UnknownQueue
@@ -52,16 +53,19 @@ PAGES = {
 }
 
 
+#: Kind, text and detail of events.
 _STORY = (
-    ("ACQUIRE", "received by a consumer, attempt 1, lease 30 s"),
-    ("RENEW", "lease extended to 30 s from now"),
-    ("RELEASE", "released, to be delivered after its backoff: ConnectionError: <i>refused</i>"),
-    ("REDELIVERED", "redelivered, attempt 2: it was released"),
-    ("ACQUIRE", "received by a consumer, attempt 2, lease 30 s"),
+    ("ACQUIRE", "Delivered to worker-1, attempt 1", "lease of 30 s"),
+    ("RENEW", "Lease renewed by worker-1", "for 30 s each time"),
+    ("RELEASE", "Released by worker-1, to be redelivered after its backoff", "ConnectionError: <i>refused</i>"),
+    ("REDELIVERED", "Redelivered for attempt 2, because it was released", ""),
+    ("ACQUIRE", "Delivered to worker-2, attempt 2", "lease of 30 s"),
 )
+#: The event after which a message is a dead letter.
+DEAD_LETTERED = ("DEAD_LETTERED", "Dead-lettered after attempt 2, because it was rejected", "")
 
 
-def figures_of(queues: Sequence[str]) -> dict[str, Any]:
+def statistics_of(queues: Sequence[str]) -> dict[str, Any]:
     """Return statistics of some queues, each of its own."""
     found = {}
     for number, queue in enumerate(queues):
@@ -116,8 +120,15 @@ BACKLOG = {
 }
 
 
-class PretendInstallation:
-    """InstallationStatistics that only an actor changes; ``queues``: by name."""
+#: What a worker reports of itself, and of a handlers process.
+PROCESS = {"version": "0.1.0", "uptime_seconds": 93_784.0, "cpu": 0.37, "memory_bytes": 187 << 20,
+           "loop_lag_seconds": 0.002}  # fmt: skip
+HANDLERS = {"group": "handlers", "queues": ["emails"], "pid": 4711, "starts": 1, "breakers": {}, "blocked_seconds": 0.0,
+            "partitions": 4, "held": 12, "taken": 8, "cpu": 0.52, "memory_bytes": 96 << 20}  # fmt: skip
+
+
+class PretendNamespace:
+    """Statistics that only an actor changes; ``queues``: by name."""
 
     payload = HOSTILE
     error = "ConnectionError: mail server refused <script>alert(3)</script>"
@@ -132,22 +143,23 @@ class PretendInstallation:
         self.complete = True
         self.alarm = ""
         self.tasks_of_others: list[dict[str, Any]] = []
+        self.old_handlers: list[dict[str, Any]] = []
         self.open = {f"marq.messages/0/{number}": self._open(number) for number in range(4)}
         #: Known without being defined.
         self.undefined = {"a/b&c"}
         self.delayed = {f"~{'ab' * 16}/0/{number}": self._delayed(number) for number in range(3)}
-        self.dead = [self._letter(number) for number in range(5)] if queues else []
+        self.dead = [self.dead_letter(number) for number in range(5)] if queues else []
 
     async def statistics(self) -> dict[str, Any]:
         workers = [
             {"url": URLS[0], "answered": True, "partitions": [partition(0), partition(1, alarm=self.alarm)],
-             "handlers": [{"group": "handlers", "queues": ["emails"], "pid": 4711, "starts": 1, "breakers": {}}]},
+             "process": PROCESS, "handlers": [HANDLERS]},
             {"url": URLS[1], "answered": self.complete, "partitions": [partition(2)] if self.complete else [],
-             "handlers": []},
+             "process": UNKNOWN, "handlers": self.old_handlers},
         ]  # fmt: skip
         return {
-            "complete": self.complete, "queues": figures_of(self.queues), "workers": workers, "backlog": BACKLOG,
-            "handled": {"emails": HANDLED},
+            "complete": self.complete, "queues": statistics_of(self.queues), "workers": workers, "backlog": BACKLOG,
+            "handled": dict.fromkeys(self.queues, HANDLED),
         }  # fmt: skip
 
     async def consumers(self, queues: Sequence[str], wait_s: float) -> dict[str, int]:
@@ -165,6 +177,7 @@ class PretendInstallation:
         for slot in range(now_slot - 89, now_slot + 1):
             wave = 1 + sin(slot / 9)
             row = empty_metrics() | {
+                "waiting": 60 * wave, "arrived_per_second": 905 * wave,
                 "in_flight": 40 * wave, "waiting_for_delivery": 25, "waiting_for_redelivery": 5 * (2 - wave),
                 "acquired_per_second": 900 * wave, "acked_per_second": 880 * wave, "redelivered_per_second": 12,
             }  # fmt: skip
@@ -186,9 +199,9 @@ class PretendInstallation:
             "partitions": {"sent_to": "all", "read": "all"},
             "settings": {key: {"value": value, "from": "default"} for key, value in settings.items()},
             "complete": self.complete,
-            "figures": figures_of(self.queues).get(name),
+            "statistics": statistics_of(self.queues).get(name),
             "backlog": BACKLOG,
-            "handled": HANDLED if name == "emails" else [],
+            "handled": HANDLED,
             "messages": [
                 {"partition": number, "consumer": self.consumer, "host": "10.0.0.9", "end": 52_000, "committed": 51_990,
                  "lag": 10, "first_open": 51_940, "gap": 50, "in_flight": 12, "waiting": 1, "oldest_seconds": 3.5}
@@ -244,7 +257,7 @@ class PretendInstallation:
     async def open_message(self, query: Mapping[str, str]) -> dict[str, Any]:
         return {"complete": self.complete, "message": self.open.get(query.get("place", ""))}
 
-    async def letters(self, queue: str | None, limit: int, filters: Filters) -> list[dict[str, Any]]:
+    async def dead_letters(self, queue: str | None, limit: int, filters: Filters) -> list[dict[str, Any]]:
         wanted = filters.get("id")
         return [each for each in self._fitting(filters) if not wanted or each["id"] in wanted][:limit]
 
@@ -254,11 +267,18 @@ class PretendInstallation:
         ends = len(self.dead) if as_of is None else as_of.ends.get(0, 0)
         return [each for each in self.dead[:ends] if reason in each["reason"]]
 
-    async def kinds(self, queue: str | None, filters: Filters) -> list[Kind]:
+    async def kinds(self, queue: str | None, filters: Filters) -> list[dict[str, Any]]:
         if not self.dead or queue not in (None, "invoices"):
             return []
-        kind = Kind("invoices", "ValueError: no customer N", len(self.dead), NOW - timedelta(hours=3), NOW)
-        return [kind, kind._replace(kind=self.rare_kind, letters=2)]
+        kind = {
+            "queue": "invoices",
+            "kind": "ValueError: no customer N",
+            "dead_letters": len(self.dead),
+            "first_dead_lettered_at": (NOW - timedelta(hours=3)).isoformat(),
+            "last_dead_lettered_at": NOW.isoformat(),
+            "sample": self.dead[-1],
+        }
+        return [kind, {**kind, "kind": self.rare_kind, "dead_letters": 2, "sample": None}]
 
     def dead_counts(self) -> tuple[dict[str, int], float]:
         return ({"invoices": len(self.dead)} if self.dead else {}), NOW.timestamp()
@@ -308,14 +328,14 @@ class PretendInstallation:
             "attempt": 2,
             "error": self.error,
             "holder": 7,
-            "consumer": {"id": self.consumer, "client_id": "billing", "host": "10.0.0.9"},
+            "consumer": {"id": self.consumer, "client_id": "billing", "host": "10.0.0.9", "name": self.consumer},
             "sent": NOW.isoformat(),
             "bytes": len(self.payload),
             "value": self.redaction.text(self.payload, SHOWN_BYTES),
             "headers": {},
         }
 
-    def _letter(self, number: int) -> dict[str, Any]:
+    def dead_letter(self, number: int) -> dict[str, Any]:
         return {
             "id": f"marq.messages/1/{number}",
             "queue": "invoices",
@@ -323,7 +343,7 @@ class PretendInstallation:
             "error": f"ValueError: no customer {number}",
             "attempt": 5,
             "sent": NOW.isoformat(),
-            "died": NOW.isoformat(),
+            "dead_lettered_at": NOW.isoformat(),
             "origin": f"marq.messages/1/{number + 9}",
             "bytes": len(self.payload),
             "value": self.redaction.text(self.payload, SHOWN_BYTES),
@@ -331,38 +351,39 @@ class PretendInstallation:
         }
 
 
-def _event(number: int, kind: str, text: str) -> dict[str, Any]:
+def _event(number: int, kind: str, text: str, detail: str) -> dict[str, Any]:
     at = NOW + timedelta(seconds=3 * number)
-    return {"at": at.isoformat(), "at_ms": int(at.timestamp() * 1000), "kind": kind, "text": text, "queue": "emails",
-            "holder": "00c0ffee00c0ffee", "place": "marq.messages/0/1", "marker": f"2/{number}"}  # fmt: skip
+    return {"at": at.isoformat(), "at_ms": int(at.timestamp() * 1000), "elapsed_seconds": 3.0 * number, "kind": kind,
+            "text": text, "detail": detail, "consumer": None, "late": False, "queue": "emails",
+            "holder": "00c0ffee00c0ffee", "place": "marq.messages/0/1", "markers": [f"2/{number}"]}  # fmt: skip
 
 
 class PretendActor:
     """Notes its calls and applies them to the invented statistics."""
 
-    def __init__(self, installation: PretendInstallation) -> None:
+    def __init__(self, namespace: PretendNamespace) -> None:
         self.asked: list[tuple[str, Any]] = []
         self.fails = False
         #: What purges were given.
         self.extents: list[Extent | None] = []
-        self._installation = installation
+        self._namespace = namespace
 
     async def cancel(self, ids: Sequence[str]) -> Sequence[bool]:
-        return self._take("cancel", ids, self._installation.delayed)
+        return self._take("cancel", ids, self._namespace.delayed)
 
     async def deliver_now(self, ids: Sequence[str]) -> Sequence[bool]:
-        return self._take("deliver-now", ids, self._installation.delayed)
+        return self._take("deliver-now", ids, self._namespace.delayed)
 
     async def release(self, ids: Sequence[str]) -> Sequence[bool]:
-        return self._take("release", ids, self._installation.open)
+        return self._take("release", ids, self._namespace.open)
 
     async def pause(self, queue: str) -> None:
         self.asked.append(("pause", queue))
-        self._installation.paused.add(queue)
+        self._namespace.paused.add(queue)
 
     async def resume(self, queue: str) -> None:
         self.asked.append(("resume", queue))
-        self._installation.paused.discard(queue)
+        self._namespace.paused.discard(queue)
 
     async def extent(self, queue: str, clocks: Mapping[int, int]) -> Extent:
         return Extent({Source("marq.messages", 0): 7}, clocks)
@@ -375,21 +396,21 @@ class PretendActor:
         return Deleted(7, 7, 6, 1)
 
     async def snapshot(self) -> Snapshot:
-        return Snapshot(int(NOW.timestamp() * 1000), {0: len(self._installation.dead)})
+        return Snapshot(int(NOW.timestamp() * 1000), {0: len(self._namespace.dead)})
 
-    async def count(self, action: str, letters: LetterSelection) -> int:
-        return len(self._meant(letters))
+    async def count(self, action: str, selection: DeadLetterSelection) -> int:
+        return len(self._meant(selection))
 
-    async def settle(self, action: str, letters: LetterSelection, progress: Callable[[Reached], None]) -> Reached:
-        self.asked.append((action, letters))
+    async def settle(self, action: str, selection: DeadLetterSelection, progress: Callable[[Reached], None]) -> Reached:
+        self.asked.append((action, selection))
         kind = Redriven if action == "redrive" else Deleted
-        meant = self._meant(letters)
+        meant = self._meant(selection)
         progress(kind(len(meant), 1, 1))
-        self._installation.dead = [each for each in self._installation.dead if each not in meant]
+        self._namespace.dead = [each for each in self._namespace.dead if each not in meant]
         return kind(len(meant), len(meant), len(meant))
 
-    def _meant(self, letters: LetterSelection) -> list[dict[str, Any]]:
-        wanted, fitting = letters.filters.get("id"), self._installation._fitting(letters.filters)
+    def _meant(self, selection: DeadLetterSelection) -> list[dict[str, Any]]:
+        wanted, fitting = selection.filters.get("id"), self._namespace._fitting(selection.filters)
         return [each for each in fitting if not wanted or each["id"] in wanted]
 
     def _take(self, action: str, ids: Sequence[str], there: dict[str, Any]) -> list[bool]:
@@ -399,8 +420,8 @@ class PretendActor:
         return [there.pop(each, None) is not None for each in ids]
 
 
-def site(installation: PretendInstallation, actor: PretendActor, **options: Any) -> web.Application:
+def site(namespace: PretendNamespace, actor: PretendActor, **options: Any) -> web.Application:
     """Return the web application of a Faust app with the dashboard; ``options``: of the web application."""
     app = faust.App("pretend", web_application_options=options)
-    DashboardViews(installation, AuditedActions(actor, Tasks())).attach(app)  # type: ignore[arg-type]
+    DashboardViews(namespace, AuditedActions(actor, Tasks())).attach(app)  # type: ignore[arg-type]
     return app.web.web_app

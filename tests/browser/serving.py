@@ -1,4 +1,4 @@
-"""Serves the pages of a pretended installation, in a thread of its own, with the headers that a worker sends."""
+"""Serves the pages of a pretended namespace, in a thread of its own, with the headers that a worker sends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from app.web.security import HEADERS
-from tests.browser.pretend import PretendActor, PretendInstallation, site
+from tests.browser.pretend import PretendActor, PretendNamespace, site
 
 LIMIT_S = 120.0
 
@@ -39,13 +39,13 @@ class Background:
 class Site:
     """The pages with invented statistics."""
 
-    def __init__(self, installation: PretendInstallation) -> None:
-        self.installation = installation
-        self.actor = PretendActor(installation)
+    def __init__(self, namespace: PretendNamespace) -> None:
+        self.namespace = namespace
+        self.actor = PretendActor(namespace)
         self.url = ""
 
     async def start(self) -> web.AppRunner:
-        application = site(self.installation, self.actor)
+        application = site(self.namespace, self.actor)
         application.on_response_prepare.append(_add_headers)
         runner = web.AppRunner(application, access_log=None)
         await runner.setup()
@@ -61,9 +61,9 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
 
 
 @contextmanager
-def serving(background: Background, installation: PretendInstallation) -> Iterator[Site]:
+def serving(background: Background, namespace: PretendNamespace) -> Iterator[Site]:
     """Serve the pages until the block ends."""
-    site = Site(installation)
+    site = Site(namespace)
     runner = background.run(site.start())
     try:
         yield site

@@ -1,4 +1,4 @@
-"""The pages in a real browser, with figures that no broker is needed for: reading, acting, and who can use them."""
+"""The pages in a real browser, with statistics that need no broker: reading, acting, and who can use them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.pretend import PAGES, QUEUES, PretendInstallation
+from tests.browser.pretend import DEAD_LETTERED, PAGES, QUEUES, PretendNamespace
 from tests.browser.serving import Background, Site, serving
 from tests.browser.windows import examine, violations, width
 
@@ -26,18 +26,18 @@ CELLS = """rows => rows.map(row => [...row.cells].filter(cell => cell.colSpan ==
 
 @pytest.fixture
 def site(background: Background) -> Iterator[Site]:
-    with serving(background, PretendInstallation()) as found:
+    with serving(background, PretendNamespace()) as found:
         yield found
 
 
 @pytest.fixture
 def empty_site(background: Background) -> Iterator[Site]:
-    with serving(background, PretendInstallation(queues=())) as found:
+    with serving(background, PretendNamespace(queues=())) as found:
         yield found
 
 
 def test_each_page_can_be_used_by_all(site: Site, page: Page) -> None:
-    site.installation.story = (*site.installation.story, ("DEAD_LETTERED", "became a dead letter"))
+    site.namespace.story = (*site.namespace.story, DEAD_LETTERED)
 
     for name, address in {**PAGES, "dead message": "/message?id=marq.messages/1/3"}.items():
         answer = page.goto(site.url + address)
@@ -55,7 +55,7 @@ def test_axe_finds_what_nobody_could_read(site: Site, page: Page) -> None:
     assert any("color-contrast" in each for each in violations(page))
 
 
-class LongNames(PretendInstallation):
+class LongNames(PretendNamespace):
     """Names of the maximum length without a place to break the line."""
 
     consumer = "c" * 200
@@ -86,7 +86,7 @@ def test_numbers_of_queues_are_in_view_on_a_phone_and_names_stay_while_they_are_
     background: Background, new_page: Any
 ) -> None:
     page = new_page(viewport=PHONE)
-    with serving(background, PretendInstallation([*QUEUES, LONG])) as site:
+    with serving(background, PretendNamespace([*QUEUES, LONG])) as site:
         page.goto(site.url + "/")
         table = page.get_by_role("region", name="Queues")
 
@@ -136,7 +136,7 @@ def test_queues_are_sorted_and_filtered_by_the_address(site: Site, page: Page) -
     page.goto(site.url + "/")
     expect(names).to_have_text(sorted(QUEUES))
 
-    page.get_by_role("link", name="In flight").click()
+    page.get_by_role("link", name="In flight", exact=True).click()
     expect(page).to_have_url(re.compile("sort=in_flight&order=desc"))
     expect(names.first).to_have_text("webhooks")
 
@@ -150,7 +150,7 @@ def test_a_page_is_refreshed_while_somebody_looks(site: Site, page: Page) -> Non
     page.goto(site.url + "/")
     page.get_by_label("Refresh").select_option("2")
 
-    site.installation.queues.append("new")
+    site.namespace.queues.append("new")
 
     expect(page.locator(".queues tbody")).to_contain_text("new")
     expect(page).to_have_url(site.url + "/")
@@ -162,7 +162,7 @@ def test_pages_of_a_queue_with_a_slash_in_its_name_refresh_themselves_and_have_t
     page.goto(site.url + "/queues/a%2Fb%26c/messages?state=in_flight&error=mail+server")
     page.get_by_label("Refresh").select_option("2")
 
-    site.installation.open.popitem()
+    site.namespace.open.popitem()
 
     expect(page.locator("tbody tr")).to_have_count(3)
     told = page.get_by_role("link", name="This page as JSON").get_attribute("href")
@@ -170,12 +170,58 @@ def test_pages_of_a_queue_with_a_slash_in_its_name_refresh_themselves_and_have_t
     assert page.request.get(site.url + told).json()["queue"] == "a/b&c"
 
 
-def test_charts_are_drawn_and_said_in_a_table(site: Site, page: Page) -> None:
+def test_charts_are_drawn_with_the_last_values_in_their_legend_and_said_in_a_table(site: Site, page: Page) -> None:
     page.goto(site.url + "/")
 
     expect(page.locator(".chart[data-drawn=yes] canvas")).to_have_count(2)
-    page.get_by_text("The last 15 minutes as a table").click()
+    legend = page.locator(".legend").first.get_by_role("listitem")
+    expect(legend).to_have_text([re.compile(rf"{label}\s+\d+") for label in ("waiting", "in flight", "delayed")])
+    page.get_by_text("Show as a table").click()
     expect(page.locator(".past tbody tr").first).to_be_visible()
+
+
+def test_the_legend_shows_the_values_at_the_cursor_and_what_is_not_known_of_a_sum(site: Site, page: Page) -> None:
+    series = {"waiting": [7, 8], "in_flight": [1.25, None], "waiting_for_delivery": [20, 30]}
+    series["waiting_for_redelivery"] = [4, None]
+    page.route("**/api/history", lambda route: route.fulfill(json={"times": [0, 600], "series": series}))
+    page.goto(site.url + "/")
+    values = page.locator(".legend").first.locator("b")
+    # The last ones that are known.
+    expect(values).to_have_text(["8", "1.3", "24"])
+
+    page.locator(".chart .u-over").first.hover(position={"x": 1, "y": 50})
+    expect(values).to_have_text(["7", "1.3", "24"])
+    page.locator(".chart .u-over").first.hover(position={"x": 300, "y": 50})
+    expect(values).to_have_text(["8", "\N{EN DASH}", "\N{EN DASH}"])
+
+
+def test_charts_stay_when_a_page_is_refreshed(site: Site, page: Page) -> None:
+    page.goto(site.url + "/")
+    expect(page.locator(".chart[data-drawn=yes] canvas")).to_have_count(2)
+    page.locator(".chart").first.evaluate("chart => { chart.dataset.kept = 'yes'; }")
+
+    site.namespace.queues.append("new")
+    page.keyboard.press("r")
+
+    expect(page.locator(".queues tbody")).to_contain_text("new")
+    expect(page.locator(".chart[data-kept=yes] canvas")).to_have_count(1)
+
+
+def test_no_column_of_queues_is_out_of_view_on_a_desktop(site: Site, new_page: Any) -> None:
+    page = new_page(viewport={"width": 1180, "height": 780})
+    page.goto(site.url + "/")
+
+    for cells in page.locator(".queues tbody tr").evaluate_all(CELLS):
+        assert cells[-1][2] <= 1180
+
+
+def test_protocol_details_of_a_message_are_folded_away(site: Site, page: Page) -> None:
+    page.goto(site.url + PAGES["message"])
+
+    expect(page.locator(".timeline")).to_contain_text("Delivered to worker-2, attempt 2")
+    expect(page.get_by_text("00c0ffee00c0ffee").first).to_be_hidden()
+    page.get_by_text("Protocol details").click()
+    expect(page.get_by_text("00c0ffee00c0ffee").first).to_be_visible()
 
 
 def test_the_keyboard_filters_and_changes_the_theme_which_stays(site: Site, page: Page) -> None:
@@ -192,7 +238,7 @@ def test_the_keyboard_filters_and_changes_the_theme_which_stays(site: Site, page
     expect(page.locator("html")).to_have_attribute("data-theme", "dark")
 
 
-def test_an_installation_without_queues_says_what_to_do_next(empty_site: Site, page: Page) -> None:
+def test_a_namespace_without_queues_says_what_to_do_next(empty_site: Site, page: Page) -> None:
     for address, said in (
         ("/", "producer.send("),
         ("/dead", "faust -A app dead"),
@@ -255,5 +301,5 @@ def test_a_redrive_to_a_mistyped_queue_is_asked_about_once_more(site: Site, page
     page.get_by_role("button", name="Redrive", exact=True).click()
 
     expect(page.locator("h1")).to_contain_text("done")
-    [(_, letters)] = site.actor.asked
-    assert letters.to == "invoises"
+    [(_, selection)] = site.actor.asked
+    assert selection.to == "invoises"

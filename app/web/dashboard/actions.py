@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from app.web.dashboard.actor import Actor, LetterSelection
+from app.web.dashboard.actor import Actor, DeadLetterSelection
 from app.web.dashboard.tasks import Reached, Tasks
 from marq.admin.purge import Extent
 from marq.dead_letters.dead_letters import Deleted, Redriven
@@ -31,7 +31,7 @@ class NotThere(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """``question``: {} stands for the target; ``on``: messages, letters, or queue; ``past``: the participle."""
+    """``question``: {} stands for the target; ``on``: messages, dead letters, or queue; ``past``: the participle."""
 
     name: str
     label: str
@@ -59,11 +59,11 @@ ACTIONS: Mapping[str, Action] = {
         ),
         Action(
             "redrive", "Redrive", "Send {} back to their queue?",
-            "They are delivered again, starting with their first attempt.", "letters", "redriven",
+            "They are delivered again, starting with their first attempt.", "dead letters", "redriven",
         ),
         Action(
             "delete", "Delete", "Delete {}?",
-            "They can no longer be listed or redriven. This can't be undone.", "letters", "deleted",
+            "They can no longer be listed or redriven. This can't be undone.", "dead letters", "deleted",
         ),
         Action(
             "pause", "Pause", "Pause {}?",
@@ -106,7 +106,7 @@ class AuditedActions:
         return done, len(ids) - done
 
     def to_matching(self, action: Action, queue: str, ids: Sequence[str], who: Mapping[str, str]) -> str:
-        """Start an action on many messages; return the id of its task; raise as :meth:`to_letters`."""
+        """Start an action on many messages; return the id of its task; raise as :meth:`to_dead_letters`."""
 
         async def work(progress: Callable[[Reached], None]) -> Reached:
             reached = Deleted(len(ids))
@@ -129,7 +129,7 @@ class AuditedActions:
         audit(action.name, who, queue=queue)
 
     def purge(self, action: Action, queue: str, who: Mapping[str, str], *, delayed: bool, extent: Extent | None) -> str:
-        """Start to purge a queue; return the id of its task; raise as :meth:`to_letters`."""
+        """Start to purge a queue; return the id of its task; raise as :meth:`to_dead_letters`."""
 
         async def work(progress: Callable[[Reached], None]) -> Reached:
             try:
@@ -145,22 +145,30 @@ class AuditedActions:
         audit(action.name, who, task=task.id, queue=queue, delayed=delayed)
         return task.id
 
-    def to_letters(self, action: Action, letters: LetterSelection, chosen: int, who: Mapping[str, str]) -> str:
+    def to_dead_letters(
+        self, action: Action, selection: DeadLetterSelection, chosen: int, who: Mapping[str, str]
+    ) -> str:
         """Start an action on dead letters; return the id of its task. Raises TooManyTasks."""
         reached = Redriven(chosen) if action.name == "redrive" else Deleted(chosen)
 
         async def work(progress: Callable[[Reached], None]) -> Reached:
-            details: dict[str, Any] = {"queue": letters.queue, "filters": _audited(letters.filters), "to": letters.to}
+            details: dict[str, Any] = {
+                "queue": selection.queue,
+                "filters": _audited(selection.filters),
+                "to": selection.to,
+            }
             try:
-                settled = await self.actor.settle(action.name, letters, progress)
+                settled = await self.actor.settle(action.name, selection, progress)
             except BaseException as error:
                 audit(action.name, who, **details, error=str(error) or type(error).__name__)
                 raise
             audit(action.name, who, **details, done=getattr(settled, action.past), chosen=settled.chosen)
             return settled
 
-        task = self.tasks.begin(action.name, letters.queue, str(letters), reached, work)
-        audit(action.name, who, task=task.id, queue=letters.queue, filters=_audited(letters.filters), to=letters.to)
+        task = self.tasks.begin(action.name, selection.queue, str(selection), reached, work)
+        audit(
+            action.name, who, task=task.id, queue=selection.queue, filters=_audited(selection.filters), to=selection.to
+        )
         return task.id
 
 

@@ -23,11 +23,11 @@ from marq.wire.names import markers_partition
 
 _STOP_S = 2.0
 #: The error that the next consumer of a released message sees.
-_RELEASED = "released by an operator"
+RELEASED_BY_OPERATOR = "released by an operator"
 
 
 @dataclass(frozen=True, slots=True)
-class LetterSelection:
+class DeadLetterSelection:
     """The dead letters of an action: of a queue (None: of all), filtered."""
 
     queue: str | None
@@ -63,12 +63,12 @@ class Actor:
     def __init__(
         self,
         client: ClientSettings,
-        letters: DeadLetters,
+        dead_letters: DeadLetters,
         queues: Queues,
         look: Callable[[str], Coroutine[Any, Any, Mapping[str, Any] | None]],
     ) -> None:
         self._client = client
-        self._letters = letters
+        self._dead_letters = dead_letters
         self._queues = queues
         self._look = look
 
@@ -141,29 +141,31 @@ class Actor:
 
     async def snapshot(self) -> Snapshot:
         """Return which dead letters exist now."""
-        await self._letters.start()
-        return await self._letters.snapshot()
+        await self._dead_letters.start()
+        return await self._dead_letters.snapshot()
 
-    async def count(self, action: str, letters: LetterSelection) -> int:
-        await self._letters.start()
-        queue, limit, filters = letters.queue, letters.limit, letters.filters
+    async def count(self, action: str, selection: DeadLetterSelection) -> int:
+        await self._dead_letters.start()
+        queue, limit, filters = selection.queue, selection.limit, selection.filters
         if action == "delete":
-            return (await self._letters.delete(queue, limit=limit, dry_run=True, **filters)).chosen
+            return (await self._dead_letters.delete(queue, limit=limit, dry_run=True, **filters)).chosen
         # With the rate, so that an invalid one is refused before the redrive begins.
-        return (await self._letters.redrive(queue, limit=limit, rate=letters.rate, dry_run=True, **filters)).chosen
+        return (
+            await self._dead_letters.redrive(queue, limit=limit, rate=selection.rate, dry_run=True, **filters)
+        ).chosen
 
-    async def settle(self, action: str, letters: LetterSelection, progress: Callable[[Reached], None]) -> Reached:
-        await self._letters.start()
-        queue, limit, filters = letters.queue, letters.limit, letters.filters
+    async def settle(self, action: str, selection: DeadLetterSelection, progress: Callable[[Reached], None]) -> Reached:
+        await self._dead_letters.start()
+        queue, limit, filters = selection.queue, selection.limit, selection.filters
         if action == "delete":
-            return await self._letters.delete(queue, limit=limit, progress=progress, **filters)
-        return await self._letters.redrive(
+            return await self._dead_letters.delete(queue, limit=limit, progress=progress, **filters)
+        return await self._dead_letters.redrive(
             queue,
-            to=letters.to,
+            to=selection.to,
             # The page has asked about an unknown queue (Buttons._unknown_target).
             allow_unknown=True,
             limit=limit,
-            rate=letters.rate,
+            rate=selection.rate,
             progress=progress,
             **filters,
         )
@@ -171,4 +173,4 @@ class Actor:
 
 def _release(queue: str, holder: int, source: Source, offsets: Sequence[int]) -> Release:
     count = len(offsets)
-    return Release(queue, holder, source, offsets, [0] * count, counted=False, errors=[_RELEASED] * count)
+    return Release(queue, holder, source, offsets, [0] * count, counted=False, errors=[RELEASED_BY_OPERATOR] * count)

@@ -16,16 +16,23 @@ from aiohttp import web
 
 from agents.listing import MAX_PLACES
 from app.web.dashboard.actions import Action, AuditedActions, audit, read_action
-from app.web.dashboard.actor import LetterSelection
-from app.web.dashboard.forms import read_form, read_ids, read_letters, read_places, refuse_unknown_fields, write_places
-from app.web.dashboard.installation import Installation
+from app.web.dashboard.actor import DeadLetterSelection
+from app.web.dashboard.forms import (
+    read_dead_letters,
+    read_form,
+    read_ids,
+    read_places,
+    refuse_unknown_fields,
+    write_places,
+)
+from app.web.dashboard.namespace import Namespace
 from app.web.security import VISITOR
 from marq.admin.purge import Extent
 from marq.wire.errors import ConfigError, MarqError, UnknownQueue
 from marq.wire.names import check_queue_name
 
 #: Time limit for counting dead letters for a page.
-LETTERS_LIMIT_S = 10.0
+DEAD_LETTERS_LIMIT_S = 10.0
 #: Fields of a redrive that the user fills in on the confirmation page.
 _ADJUSTED = ("to", "limit", "rate")
 
@@ -41,12 +48,12 @@ class Buttons:
 
     def __init__(
         self,
-        installation: Installation,
+        namespace: Namespace,
         actions: AuditedActions,
         render: Render,
         task_of: Callable[[str], Awaitable[Data]],
     ) -> None:
-        self._installation = installation
+        self._namespace = namespace
         self._actions = actions
         self._render = render
         self._task_of = task_of
@@ -60,8 +67,8 @@ class Buttons:
         refuse_unknown_fields(chosen, form)
         if chosen.on == "queue":
             return await self._act_on_queue(request, chosen, form, back, confirmed=confirmed)
-        if chosen.on == "letters":
-            return await self._act_on_letters(request, chosen, form, ids, back, confirmed=confirmed)
+        if chosen.on == "dead letters":
+            return await self._act_on_dead_letters(request, chosen, form, ids, back, confirmed=confirmed)
         if form.get("match"):
             return await self._act_on_matching(request, chosen, form, back, confirmed=confirmed)
         ids = read_ids(ids)
@@ -83,7 +90,7 @@ class Buttons:
             ids = read_places(form["places"])
             return see(f"/tasks/{self._actions.to_matching(action, queue, ids, _who(request))}", {})
         query = {name: form[name] for name in ("state", "error", "attempts", "minutes") if form.get(name)}
-        matching = await self._installation.messages(queue, {**query, "only": "places", "limit": str(MAX_PLACES)})
+        matching = await self._namespace.messages(queue, {**query, "only": "places", "limit": str(MAX_PLACES)})
         ids = [message["place"] for message in matching["messages"]]
         if not confirmed:
             what = (
@@ -117,11 +124,11 @@ class Buttons:
 
     async def _known_queue(self, form: Mapping[str, str]) -> str:
         queue = check_queue_name(form.get("queue", ""))
-        await self._installation.check_known(queue)
+        await self._namespace.check_known(queue)
         return queue
 
     async def _extent(self, queue: str) -> Extent:
-        workers = (await self._installation.statistics())["workers"]
+        workers = (await self._namespace.statistics())["workers"]
         clocks = {
             part["partition"]: part["clock_ms"]
             for worker in workers
@@ -131,31 +138,31 @@ class Buttons:
         }
         return await self._actions.actor.extent(queue, clocks)
 
-    async def _act_on_letters(
+    async def _act_on_dead_letters(
         self, request: web.Request, action: Action, form: Mapping[str, str], ids: Sequence[str], back: str, *,
         confirmed: bool,
     ) -> web.StreamResponse:  # fmt: skip
         if "as_of" not in form:
             form = {**form, "as_of": str(await in_time(self._actions.actor.snapshot()))}
-        letters = read_letters(form, ids)
-        if letters.queue is not None:
-            await self._installation.check_known(letters.queue)
-        unknown = await self._unknown_target(letters)
+        selection = read_dead_letters(form, ids)
+        if selection.queue is not None:
+            await self._namespace.check_known(selection.queue)
+        unknown = await self._unknown_target(selection)
         # The target was checked here, so the count need not check it again.
-        counted = replace(letters, to=None)
+        counted = replace(selection, to=None)
         chosen = await in_time(self._actions.actor.count(action.name, counted))
         if not confirmed or unknown is not None:
             fields = [(name, value) for name, value in form.items() if name not in ("id", "unknown")]
             fields += [("id", message_id) for message_id in ids]
             return self._ask(request, action, ids, back, f"{chosen:,} {counted}", fields, chosen, unknown=unknown)
-        return see(f"/tasks/{self._actions.to_letters(action, letters, chosen, _who(request))}", {})
+        return see(f"/tasks/{self._actions.to_dead_letters(action, selection, chosen, _who(request))}", {})
 
-    async def _unknown_target(self, letters: LetterSelection) -> UnknownQueue | None:
+    async def _unknown_target(self, selection: DeadLetterSelection) -> UnknownQueue | None:
         """Return why a redrive must be confirmed once more; None if its target is known or was confirmed."""
-        if letters.to is None or letters.to == letters.queue or letters.allow_unknown:
+        if selection.to is None or selection.to == selection.queue or selection.allow_unknown:
             return None
         try:
-            await self._installation.check_known(letters.to)
+            await self._namespace.check_known(selection.to)
         except UnknownQueue as error:
             return error
         return None
@@ -178,7 +185,7 @@ class Buttons:
             "nothing": chosen == 0,
             "unknown": unknown,
             # Messages that were selected one by one can't change.
-            "binds": action.name == "purge" or ((action.on == "letters" or chosen is not None) and not ids),
+            "binds": action.name == "purge" or ((action.on == "dead letters" or chosen is not None) and not ids),
         }
         return self._render(request, "confirm.html", data)
 
@@ -195,12 +202,12 @@ class Buttons:
 
 async def in_time(reading: Awaitable[Any]) -> Any:
     try:
-        async with asyncio.timeout(LETTERS_LIMIT_S):
+        async with asyncio.timeout(DEAD_LETTERS_LIMIT_S):
             return await reading
     except TimeoutError:
         raise MarqError(
-            f"the dead letters could not be read within {LETTERS_LIMIT_S:g} s. Without filters, reading continues: try"
-            " again in a moment; with filters, use faust -A app dead --count, or the pipeline"
+            f"the dead letters could not be read within {DEAD_LETTERS_LIMIT_S:g} s. Without filters, reading continues:"
+            " try again in a moment; with filters, use faust -A app dead --count, or the pipeline"
         ) from None
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from agents.listing import SHOWN_BYTES, moment
 from agents.redaction import Redaction
-from marq.client.dead_letter import DeadLetter
+from app.web.dashboard.dead_letters import KindOfError
+from marq.client.dead_letter import DeadLetter, time_of
 from marq.kafka.inspector import Peeked
 from marq.settings.queue import QueueSettings
 from marq.wire.record_headers import record_id
@@ -17,8 +18,26 @@ def consumer_of(message: Mapping[str, Any], members: Sequence[Mapping[str, Any]]
     """Return the member of the group that holds a message; None if it has left, or reports no holders."""
     for member in members:
         if message.get("holder") in member["holders"]:
-            return {name: member[name] for name in ("id", "client_id", "host")}
+            names = consumer_names(members)
+            return {name: member[name] for name in ("id", "client_id", "host")} | {"name": names[member["id"]]}
     return None
+
+
+def consumer_names(members: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the names of a group's members by id: the instance id, or else client and host, and the process if several
+    members have these in common."""
+    places = [(member["client_id"], member["host"]) for member in members]
+    return {
+        member["id"]: member["instance_id"]
+        or f"{place[0]} on {place[1]}" + (f" (process {member['pid']})" if places.count(place) > 1 else "")
+        for member, place in zip(members, places, strict=True)
+    }
+
+
+def names_of_holders(members: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the names of a group's members by the holders of their messages, as the events of a message have them."""
+    names = consumer_names(members)
+    return {f"{holder:016x}": names[member["id"]] for member in members for holder in member["holders"]}
 
 
 def waiting_described(message: Peeked, settings: QueueSettings, redaction: Redaction) -> dict[str, Any]:
@@ -36,19 +55,33 @@ def waiting_described(message: Peeked, settings: QueueSettings, redaction: Redac
     }
 
 
-def letter_described(letter: DeadLetter, redaction: Redaction) -> dict[str, Any]:
+def dead_letter_described(dead_letter: DeadLetter, redaction: Redaction) -> dict[str, Any]:
     return {
-        "id": letter.id,
-        "queue": letter.queue,
-        "reason": letter.reason,
-        "error": letter.last_error,
-        "attempt": letter.attempts,
-        "sent": letter.first_sent.isoformat(timespec="milliseconds"),
-        "died": letter.dead_lettered_at.isoformat(timespec="milliseconds"),
-        "origin": letter.origin,
-        "bytes": len(letter.body),
-        "value": redaction.text(letter.body, SHOWN_BYTES),
-        "headers": redaction.headers(letter.headers.items(), SHOWN_BYTES),
+        "id": dead_letter.id,
+        "queue": dead_letter.queue,
+        "reason": dead_letter.reason,
+        "error": dead_letter.last_error,
+        "attempt": dead_letter.attempts,
+        "sent": dead_letter.first_sent.isoformat(timespec="milliseconds"),
+        "dead_lettered_at": dead_letter.dead_lettered_at.isoformat(timespec="milliseconds"),
+        "origin": dead_letter.origin,
+        "bytes": len(dead_letter.body),
+        "value": redaction.text(dead_letter.body, SHOWN_BYTES),
+        "headers": redaction.headers(dead_letter.headers.items(), SHOWN_BYTES),
+    }
+
+
+def kind_described(kind: KindOfError, sample: Mapping[str, Any] | None) -> dict[str, Any]:
+    first, last = (
+        time_of(spot.dead_lettered_at_ms).isoformat(timespec="seconds") for spot in (kind.oldest, kind.newest)
+    )
+    return {
+        "queue": kind.group.queue,
+        "kind": kind.group.reason,
+        "dead_letters": kind.dead_letters,
+        "first_dead_lettered_at": first.isoformat(timespec="seconds"),
+        "last_dead_lettered_at": last.isoformat(timespec="seconds"),
+        "sample": sample,
     }
 
 

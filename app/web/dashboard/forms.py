@@ -10,7 +10,7 @@ from aiohttp import web
 
 from agents.listing import MAX_MINUTES, MAX_PLACES, read_number
 from app.web.dashboard.actions import MAX_IDS, Action
-from app.web.dashboard.actor import LetterSelection
+from app.web.dashboard.actor import DeadLetterSelection
 from marq.client.receipt import Receipt
 from marq.dead_letters.filters import Filters, Snapshot
 from marq.wire.errors import ConfigError
@@ -25,7 +25,7 @@ _FILTERED = frozenset({"queue", "id", "match", "state", "error", "minutes"})
 _FIELDS: Mapping[str, frozenset[str]] = {
     "queue": frozenset({"queue", "typed", "delayed", "extent"}),
     "messages": _FILTERED | {"attempts", "places"},
-    "letters": _FILTERED | {"kind", "reason", "as_of", "to", "unknown", "limit", "rate"},
+    "dead letters": _FILTERED | {"kind", "reason", "as_of", "to", "unknown", "limit", "rate"},
 }
 
 
@@ -69,7 +69,7 @@ def refuse_unknown_fields(action: Action, form: Mapping[str, str]) -> None:
         )
 
 
-def read_letters(form: Mapping[str, str], ids: Sequence[str]) -> LetterSelection:
+def read_dead_letters(form: Mapping[str, str], ids: Sequence[str]) -> DeadLetterSelection:
     """Return the dead letters that a form selects."""
     filters = read_filters(form, ids)
     queue = check_queue_name(form["queue"]) if form.get("queue") else None
@@ -77,7 +77,7 @@ def read_letters(form: Mapping[str, str], ids: Sequence[str]) -> LetterSelection
     if queue is None and not filters.keys() - {"as_of"}:
         raise ConfigError("which dead letters? name a queue or set a filter")
     # The form repeats the name, so that a confirmation for one unknown queue does not apply to another.
-    return LetterSelection(
+    return DeadLetterSelection(
         queue, filters, to, _number(form, "limit"), _rate(form), to is not None and form.get("unknown") == to
     )
 

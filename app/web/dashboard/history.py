@@ -10,6 +10,7 @@ import logging
 import time
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from math import isnan
 from typing import Any
 
 from mode import Service
@@ -19,22 +20,27 @@ log = logging.getLogger("marq.web")
 SAMPLE_SECONDS = 10
 KEEP_SECONDS = 15 * 60
 SAMPLES = KEEP_SECONDS // SAMPLE_SECONDS
-#: Queues with a history of their own: 8 numbers of 4 bytes per sample, 6 MB in all.
+#: Queues with a history of their own: 10 numbers of 4 bytes per sample, 9 MB in all.
 MAX_QUEUES = 2_000
 #: Share of time to spend on sampling; with many open messages samples become less frequent.
 MAX_SHARE = 0.01
 #: Keys of :mod:`agents.statistics`.
 SERIES = (
+    "waiting",
     "in_flight",
     "waiting_for_delivery",
     "waiting_for_redelivery",
     "waiting_for_dead_letters",
+    "arrived_per_second",
     "acquired_per_second",
     "acked_per_second",
     "redelivered_per_second",
     "dead_per_second",
 )
-_NOTHING = float("nan")
+#: Of these, those that are known only with a backlog counter.
+_COUNTED = ("waiting", "arrived_per_second")
+#: Stands for a value that is not known.
+_UNKNOWN = float("nan")
 
 Statistics = Mapping[str, Mapping[str, float]]
 
@@ -47,19 +53,16 @@ class History:
 
     def add(self, slot: int, statistics: Statistics) -> None:
         """Add a sample; ``slot``: seconds since 1970 // :data:`SAMPLE_SECONDS`."""
-        total = dict.fromkeys(SERIES, 0.0)
         for queue, row in statistics.items():
-            for name in SERIES:
-                total[name] += row[name]
             self._note(queue, slot, row)
-        self._rings[""].put(slot, total)
+        self._rings[""].put(slot, {name: _total(name, statistics) for name in SERIES})
         for queue in [queue for queue, ring in self._rings.items() if queue and slot - ring.last >= SAMPLES]:
             del self._rings[queue]
 
     def _note(self, queue: str, slot: int, row: Mapping[str, float]) -> None:
         ring = self._rings.get(queue)
         if ring is None:
-            if len(self._rings) > MAX_QUEUES or not any(row[name] for name in SERIES):
+            if len(self._rings) > MAX_QUEUES or not any(row.get(name) for name in SERIES):
                 return
             ring = self._rings[queue] = _Ring()
         ring.put(slot, row)
@@ -72,6 +75,11 @@ class History:
         return {"first_slot": slots.start, "series": series}
 
 
+def _total(name: str, statistics: Statistics) -> float:
+    values = [row[name] for row in statistics.values() if name in row]
+    return sum(values) if values or name not in _COUNTED else _UNKNOWN
+
+
 class _Ring:
     """The samples of one queue, by slot."""
 
@@ -79,18 +87,19 @@ class _Ring:
 
     def __init__(self) -> None:
         self._slots = array("q", [-1] * SAMPLES)
-        self._columns = {name: array("f", [_NOTHING] * SAMPLES) for name in SERIES}
+        self._columns = {name: array("f", [_UNKNOWN] * SAMPLES) for name in SERIES}
         self.last = 0
 
     def put(self, slot: int, row: Mapping[str, float]) -> None:
         index = slot % SAMPLES
         self._slots[index] = self.last = slot
         for name, column in self._columns.items():
-            column[index] = row[name]
+            column[index] = row.get(name, _UNKNOWN)
 
     def series(self, name: str, slots: range) -> list[float | None]:
         column = self._columns[name]
-        return [column[slot % SAMPLES] if self._slots[slot % SAMPLES] == slot else None for slot in slots]
+        known = (self._slots[slot % SAMPLES] == slot and not isnan(column[slot % SAMPLES]) for slot in slots)
+        return [column[slot % SAMPLES] if is_known else None for slot, is_known in zip(slots, known, strict=True)]
 
 
 def add_up(answers: Sequence[Mapping[str, Any] | None], now_slot: int) -> dict[str, Any]:

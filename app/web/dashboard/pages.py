@@ -14,25 +14,33 @@ from app.web.dashboard import rows
 from app.web.dashboard.actions import NotThere
 from app.web.dashboard.buttons import in_time
 from app.web.dashboard.forms import read_filters
-from app.web.dashboard.installation import CONSUMERS_WAIT_S, Installation
+from app.web.dashboard.namespace import CONSUMERS_WAIT_S, Namespace
 from app.web.dashboard.tasks import Tasks
-from marq.core.storage.rows import HELD
+from app.web.dashboard.timeline import status_after
+from marq.core.storage.rows import HELD, State
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.names import check_queue_name
 
-#: Kinds of dead letters on the page, the most frequent first.
+#: Kinds of errors of dead letters on the page, the newest first.
 MAX_KINDS = 200
 #: Minutes in the tables next to the charts.
 _TABLE_MINUTES = 15
 #: Actions for messages of a state.
 _OF_STATE: Mapping[str, Sequence[str]] = {
+    "waiting": (),
     "in_flight": ("release",),
     "delayed": ("deliver-now", "cancel"),
     "dead": ("redrive", "delete"),
-    "waiting": (),
 }
 #: Names of the states of messages in flight.
 HELD_STATES = frozenset(state.name.lower() for state in HELD)
+#: Status of an open message that is not in flight, by its state.
+_OPEN_STATUSES = {
+    State.DELAYED.name.lower(): "delayed",
+    State.RELEASED.name.lower(): "delayed until its redelivery",
+    State.REJECTED.name.lower(): "being dead-lettered",
+    State.CANCELLED.name.lower(): "being cancelled",
+}
 #: Filters for messages of a state, besides the id.
 _FILTERS: Mapping[str, Sequence[str]] = {
     "in_flight": ("error", "attempts", "minutes"),
@@ -48,29 +56,32 @@ Query = Mapping[str, str]
 class Pages:
     """Collects the data of pages, from the query of a request and the parameters in its path."""
 
-    def __init__(self, installation: Installation, tasks: Tasks) -> None:
-        self._installation = installation
+    def __init__(self, namespace: Namespace, tasks: Tasks) -> None:
+        self._namespace = namespace
         self._tasks = tasks
 
     async def overview(self, query: Query) -> Data:
         # Concurrently: a worker that does not answer is waited for once.
-        statistics, past = await asyncio.gather(self._installation.statistics(), self._installation.history("", {}))
-        defined = self._installation.defined()
-        documents = self._installation.documents(sorted({*statistics["queues"], *defined}))
-        dead, _ = self._installation.dead_counts()
+        statistics, past = await asyncio.gather(self._namespace.statistics(), self._namespace.history("", {}))
+        defined = self._namespace.defined()
+        documents = self._namespace.documents(sorted({*statistics["queues"], *defined}))
+        dead, _ = self._namespace.dead_counts()
         queue_rows = rows.queue_rows(statistics, defined, documents, dead)
         shown = rows.Shown.read(query)
         fitting = shown.of(queue_rows)
         pages = max(1, -(-len(fitting) // rows.PAGE_ROWS))
         first = (min(shown.page, pages) - 1) * rows.PAGE_ROWS
         here = fitting[first : first + rows.PAGE_ROWS]
-        counts = await self._installation.consumers([row["queue"] for row in here], CONSUMERS_WAIT_S)
+        counts = await self._namespace.consumers([row["queue"] for row in here], CONSUMERS_WAIT_S)
         for row in here:
             row["consumers"] = counts.get(row["queue"])
         return {
             "complete": statistics["complete"],
             "alarms": rows.alarms(statistics),
-            "totals": rows.totals(queue_rows),
+            "totals": {
+                **rows.totals(queue_rows),
+                "p95_seconds": rows.p95_seconds(statistics["handled"].values()),
+            },
             "least": rows.least(statistics["backlog"]),
             "rows": here,
             "fitting": len(fitting),
@@ -88,48 +99,61 @@ class Pages:
     async def queue(self, query: Query, queue: str) -> Data:
         name = check_queue_name(queue)
         if query.get("scope") == "worker":
-            return await self._installation.queue(name, query)
+            return await self._namespace.queue(name, query)
         _, details, past = await asyncio.gather(
-            self._installation.check_known(name),
-            self._installation.queue(name, query),
-            self._installation.history(name, {}),
+            self._namespace.check_known(name),
+            self._namespace.queue(name, query),
+            self._namespace.history(name, {}),
         )
-        statistics = {
-            "queues": {name: details["figures"]} if details["figures"] else {},
-            "handled": {name: details["handled"]},
-            "workers": [],
-            "backlog": details["backlog"],
-        }
-        dead, _ = self._installation.dead_counts()
-        here = None if dead is None else {name: dead.get(name, 0)}
-        [row] = rows.queue_rows(statistics, [name], self._installation.documents([name]), here)
+        metrics = details["statistics"]
+        row = self._row(name, metrics, details["handled"], details["backlog"])
         row["consumers"] = None if details["consumers"] is None else len(details["consumers"])
         return {
             **details,
-            "alarms": rows.no_consumer_alarms(statistics["queues"]) + rows.backlog_alarms(details["backlog"]),
+            "alarms": rows.no_consumer_alarms({name: metrics} if metrics else {})
+            + rows.backlog_alarms(details["backlog"]),
             "least": rows.least(details["backlog"]),
             "row": row,
             "past": minutes(past),
             "possible": _of_queue(row["state"]),
+            "counts": {state: row[state] for state in _OF_STATE},
         }
+
+    def _row(
+        self, queue: str, metrics: Mapping[str, Any] | None, handled: Sequence[int], backlog: Mapping[str, Any]
+    ) -> Data:
+        statistics = {
+            "queues": {queue: metrics} if metrics else {},
+            "handled": {queue: handled},
+            "workers": [],
+            "backlog": backlog,
+        }
+        dead, _ = self._namespace.dead_counts()
+        here = None if dead is None else {queue: dead.get(queue, 0)}
+        [row] = rows.queue_rows(statistics, [queue], self._namespace.documents([queue]), here)
+        return row
 
     async def messages(self, query: Query, queue: str) -> Data:
         name = check_queue_name(queue)
-        # The kind of letters without a reason is empty.
+        # The kind of dead letters without a reason is empty.
         query = {key: value for key, value in query.items() if value or key == "kind"}
         state = query.get("state", "delayed")
         if query.get("scope") == "worker":
-            return await self._installation.messages(name, query)
+            return await self._namespace.messages(name, query)
         if state not in _OF_STATE:
             raise ConfigError(f"state={state}: expected one of {', '.join(_OF_STATE)}")
         limit = read_number(query, "limit", DEFAULT_MESSAGES, MAX_MESSAGES)
-        _, listed = await asyncio.gather(
-            self._installation.check_known(name), self._messages_of(name, state, query, limit)
+        _, listed, statistics = await asyncio.gather(
+            self._namespace.check_known(name),
+            self._messages_of(name, state, query, limit),
+            self._namespace.statistics(),
         )
+        row = self._row(name, statistics["queues"].get(name), (), statistics["backlog"])
         return {
             "queue": name,
             "state": state,
-            "states": ("waiting", "in_flight", "delayed", "dead"),
+            "counts": {each: row[each] for each in _OF_STATE},
+            "least": rows.least(statistics["backlog"]),
             "shown": {name: query.get(name, "") for name in ("error", "reason", "id", "attempts", "minutes")}
             | {"kind": query.get("kind"), "limit": limit},
             "filters": _FILTERS[state],
@@ -139,88 +163,92 @@ class Pages:
 
     async def _messages_of(self, queue: str, state: str, query: Mapping[str, str], limit: int) -> Data:
         if state == "waiting":
-            return await self._installation.waiting(queue, limit)
+            return await self._namespace.waiting(queue, limit)
         if state == "dead":
             filters = read_filters(query, [query["id"]] if "id" in query else [])
-            letters = await in_time(self._installation.letters(queue, limit, filters))
-            return {"complete": True, "messages": letters}
+            dead_letters = await in_time(self._namespace.dead_letters(queue, limit, filters))
+            return {"complete": True, "messages": dead_letters}
         assert state in STATES, "those that trackers list"
         if "id" in query:
             # Not from the list, which has only the first ones.
-            story = await self._installation.message(query["id"].strip(), None)
+            story = await self._namespace.message(query["id"].strip(), None)
             fits = _is_open_in(story["now"], queue, state)
             complete = story["complete"] and story["cut"] is None
             return {"complete": complete, "messages": [story["now"]] if fits else []}
-        return await self._installation.messages(queue, {**query, "state": state, "limit": str(limit)})
+        return await self._namespace.messages(queue, {**query, "state": state, "limit": str(limit)})
 
     async def message(self, query: Query) -> Data:
         identity, since = query.get("id", "").strip(), query.get("since", "")
         since_ms = int(since) if since.isascii() and since.isdigit() and len(since) < 16 else None
-        story = await self._installation.message(identity, since_ms)
-        letter, searched = await self._letter(story)
-        possible = _OF_STATE["dead"] if letter is not None else _possible(story["now"])
-        return {**story, "letter": letter, "looked_for_letter": searched, "possible": possible}
+        story = await self._namespace.message(identity, since_ms)
+        dead_letter, searched = await self._dead_letter(story)
+        possible = _OF_STATE["dead"] if dead_letter is not None else _possible(story["now"])
+        return {
+            **story,
+            "dead_letter": dead_letter,
+            "dead_letters_read": searched,
+            "status": _status(story, dead_letter, dead_letters_read=searched),
+            "possible": possible,
+        }
 
-    async def _letter(self, story: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, bool]:
+    async def _dead_letter(self, story: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, bool]:
         """Return the dead letter of a message, if any, and whether the dead letters could be read."""
         events = [event["kind"] for event in story["events"]]
         if story["now"] is not None or (events and "DEAD_LETTERED" not in events and story["cut"] is None):
             return None, True
         try:
-            letters = await in_time(self._installation.letters(story["queue"] or None, 1, {"id": [story["id"]]}))
+            dead_letters = await in_time(self._namespace.dead_letters(story["queue"] or None, 1, {"id": [story["id"]]}))
         except MarqError:
             return None, False
-        return (letters[0] if letters else None), True
+        return (dead_letters[0] if dead_letters else None), True
 
     async def dead(self, query: Query) -> Data:
         queue = query.get("queue", "").strip() or None
         filters = read_filters({key: value for key, value in query.items() if value}, [])
         if queue is not None:
-            await self._installation.check_known(check_queue_name(queue))
-        kinds = await in_time(self._installation.kinds(queue, filters))
+            await self._namespace.check_known(check_queue_name(queue))
+        kinds = await in_time(self._namespace.kinds(queue, filters))
         return {
             "queue": queue or "",
             "shown": {name: query.get(name, "") for name in ("error", "reason", "minutes")},
-            "letters": sum(kind.letters for kind in kinds),
-            "count": len(kinds),
-            "kinds": [
-                {
-                    "queue": kind.queue,
-                    "kind": kind.kind,
-                    "letters": kind.letters,
-                    "first_died": kind.first_died.isoformat(timespec="seconds"),
-                    "last_died": kind.last_died.isoformat(timespec="seconds"),
-                }
-                for kind in kinds[:MAX_KINDS]
-            ],
-            "read_at": self._installation.dead_counts()[1],
+            "dead_letters": sum(kind["dead_letters"] for kind in kinds),
+            "kinds_in_all": len(kinds),
+            "kinds": kinds[:MAX_KINDS],
+            "read_at": self._namespace.dead_counts()[1],
             "tasks": (await self.tasks(query))["tasks"],
         }
 
     async def schedules(self, query: Query) -> Data:
-        return await self._installation.schedules(query)
+        return await self._namespace.schedules(query)
 
     async def workers(self, query: Query) -> Data:
-        statistics, groups = await asyncio.gather(self._installation.statistics(), self._installation.groups())
-        return {"complete": statistics["complete"], "workers": statistics["workers"], "groups": groups}
+        statistics, groups = await asyncio.gather(self._namespace.statistics(), self._namespace.groups())
+        workers = statistics["workers"]
+        versions = {version for worker in workers if (version := worker["process"]["version"]) is not None}
+        return {
+            "complete": statistics["complete"],
+            "versions": sorted(versions),
+            "workers": workers,
+            "groups": groups,
+        }
 
     async def health(self, query: Query) -> Data:
-        statistics = await self._installation.statistics()
-        markers = await self._installation.markers(statistics)
+        statistics = await self._namespace.statistics()
+        markers = await self._namespace.markers(statistics)
         return {
             "checks": rows.checks(statistics, markers),
             "markers": markers,
-            "configuration": self._installation.configuration(),
+            "configuration": self._namespace.configuration(),
         }
 
     async def history(self, query: Query) -> Data:
-        return await self._installation.history(query.get("queue", ""), query)
+        return await self._namespace.history(query.get("queue", ""), query)
 
     async def open(self, query: Query) -> Data:
-        return await self._installation.open_message(query)
+        return await self._namespace.open_message(query)
 
     async def tasks(self, query: Query) -> Data:
-        return await self._installation.tasks([task.told() for task in self._tasks.all()], query)
+        return await self._namespace.tasks([task.told() for task in self._tasks.all()], query)
 
     async def task(self, query: Query, task: str) -> Data:
         return {"task": await self.task_of_any_worker(task)}
@@ -245,6 +273,18 @@ def _possible(now: Mapping[str, Any] | None) -> Sequence[str]:
     if now is None:
         return ()
     return _OF_STATE["in_flight" if now["state"] in HELD_STATES else "delayed"]
+
+
+def _status(story: Mapping[str, Any], dead_letter: object, *, dead_letters_read: bool) -> str:
+    """Return the status of a message in words; "unknown" if something that may have it could not be read."""
+    if story["now"] is not None:
+        state = story["now"]["state"]
+        return "in flight" if state in HELD_STATES else _OPEN_STATUSES.get(state, state)
+    if dead_letter is not None:
+        return "dead letter"
+    if not (story["known"] and story["complete"] and dead_letters_read) or story["cut"] is not None:
+        return "unknown"
+    return status_after(story["events"])
 
 
 def _is_open_in(now: Mapping[str, Any] | None, queue: str, state: str) -> bool:

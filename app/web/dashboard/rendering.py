@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -16,6 +17,7 @@ _HERE = Path(__file__).parent
 STATIC = _HERE / "static"
 #: Stands for unknown values.
 _UNKNOWN = "\N{EN DASH}"
+_SECONDS = "%Y-%m-%d %H:%M:%S"
 
 
 def environment() -> Environment:
@@ -34,6 +36,9 @@ def environment() -> Environment:
         short=short,
         due=due,
         moment=moment,
+        ago=ago,
+        memory=memory,
+        load=load,
         path=path,
         query=urlencode,
         setting=setting,
@@ -74,15 +79,44 @@ def age(seconds: float | None) -> str:
         return _UNKNOWN
     if abs(seconds) < 10:
         return f"{seconds:.1f} s"
-    left = round(abs(seconds))
-    parts: list[str] = []
+    return ("-" if seconds < 0 else "") + " ".join(islice(_parts(round(abs(seconds))), 2))
+
+
+def _parts(seconds: int) -> Iterator[str]:
+    """Yield the parts of a duration of at least a second, from its largest unit to the first that is 0."""
+    begun = False
     for size, unit in _UNITS:
-        if left >= size and len(parts) < 2:
-            parts.append(f"{left // size} {unit}")
-            left %= size
-        elif parts:
-            break
-    return ("-" if seconds < 0 else "") + " ".join(parts)
+        count, seconds = divmod(seconds, size)
+        if count:
+            begun = True
+            yield f"{count} {unit}"
+        elif begun:
+            return
+
+
+def ago(value: str | float | datetime | None) -> Markup | str:
+    """Return how long ago a moment was, in its largest unit, with the moment itself as a tooltip."""
+    when = _read_moment(value)
+    if when is None:
+        return moment(value)
+    seconds = (datetime.now(UTC) - when).total_seconds()
+    # Clocks may differ a little.
+    text = "just now" if seconds < 1 else f"{next(_parts(int(seconds)))} ago"
+    return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(
+        when.isoformat(timespec="milliseconds"), when.strftime(_SECONDS), text
+    )
+
+
+def memory(size: float | None) -> str:
+    """Return a number of bytes in MiB or GiB."""
+    if size is None:
+        return _UNKNOWN
+    return f"{size / (1 << 20):,.0f} MiB" if size < 1 << 30 else f"{size / (1 << 30):,.1f} GiB"
+
+
+def load(cpu: float | None) -> str:
+    """Return a load in percent of one core."""
+    return _UNKNOWN if cpu is None else f"{cpu * 100:,.0f} %"
 
 
 def due(seconds: float | None) -> str:
@@ -92,18 +126,24 @@ def due(seconds: float | None) -> str:
 
 def moment(value: str | float | datetime | None) -> Markup | str:
     """Return a moment, given in ISO 8601 or in seconds since 1970, in UTC."""
-    if value is None:
-        return _UNKNOWN
+    when = _read_moment(value)
+    if when is None:
+        return _UNKNOWN if value is None else str(value)
+    return Markup('<time datetime="{}">{}</time>').format(
+        when.isoformat(timespec="milliseconds"), when.strftime(_SECONDS)
+    )
+
+
+def _read_moment(value: str | float | datetime | None) -> datetime | None:
+    """Return a moment in UTC; None if there is none, or it is beyond the calendar."""
     try:
         if isinstance(value, str):
             value = datetime.fromisoformat(value)
-        elif not isinstance(value, datetime):
+        elif isinstance(value, int | float):
             value = datetime.fromtimestamp(value, UTC)
+        return None if value is None else value.astimezone(UTC)
     except (ValueError, OverflowError, OSError):
-        return str(value)
-    value = value.astimezone(UTC)
-    shown = value.strftime("%Y-%m-%d %H:%M:%S")
-    return Markup('<time datetime="{}">{}</time>').format(value.isoformat(timespec="milliseconds"), shown)
+        return None
 
 
 def path(text: str) -> str:

@@ -18,24 +18,19 @@ COLUMNS: Sequence[tuple[str, str, str]] = (
     ("queue", "Queue", "the name of the queue"),
     ("state", "State", "busy: in flight or being received; waiting: messages wait; no consumer: nothing reads them"),
     ("waiting", "Waiting", "sent, and not received by any consumer yet"),
-    ("in_flight", "In flight", "leased to a consumer now"),
+    ("in_flight", "In flight", "received by a consumer and not finished"),
     ("oldest_waiting_seconds", "Oldest waiting", "age of the oldest waiting message, since it was sent"),
-    ("delayed", "Delayed", "wait for their time, or to be redelivered"),
-    ("dead", "Dead", "dead letters in their topic; until it is read, by counters that do not know retention"),
-    ("oldest_seconds", "Oldest open", "age of the oldest open message, since it was first received"),
-    ("arrived_per_second", "Sent/s", "messages that arrived per second, redelivered ones included, if counted"),
+    ("delayed", "Delayed", "delivered or redelivered later"),
+    ("dead", "Dead letters", "in their topic; until it is read, by counters that ignore retention"),
+    ("arrived_per_second", "Sent/s", "messages sent to the queue per second, redelivered ones included"),
     ("in_per_second", "Delivered/s", "messages received by consumers per second, over the last 10 s"),
-    ("acked_per_second", "Ack/s", "messages acknowledged per second, over the last 10 s"),
-    ("redelivered_per_second", "Redelivered/s", "messages sent to the queue again per second, over the last 10 s"),
-    (
-        "p95_seconds",
-        "p95",
-        "95 % were handled within this time, from delivery to acknowledgement, over the last minute",
-    ),
+    ("acked_per_second", "Acked/s", "messages acknowledged per second, over the last 10 s"),
+    ("redelivered_per_second", "Redelivered/s", "messages redelivered per second, over the last 10 s"),
+    ("p95_seconds", "p95", "95 % of the last messages were acknowledged within this time from their delivery"),
     ("consumers", "Consumers", "members of the consumer group that reads the queue"),
 )
-#: Sort keys; consumers are only looked up for the rows of a page.
-KEYS = tuple(key for key, _, _ in COLUMNS if key != "consumers")
+#: Sort keys; consumers are only looked up for the rows of a page. The age of unfinished messages has no column.
+KEYS = (*(key for key, _, _ in COLUMNS if key != "consumers"), "oldest_seconds")
 STATES = ("busy", "waiting", "idle", "no consumer", "paused", "breaker open")
 #: Queues that one alarm names.
 _NAMED = 10
@@ -115,7 +110,6 @@ def queue_rows(
 def _row(
     queue: str, row: Mapping[str, Any], breaker: str, document: Mapping[str, Any], handled: Sequence[int]
 ) -> dict[str, Any]:
-    p95_ms = quantile_ms(handled, 0.95)
     return {
         "queue": queue,
         "state": _state(row, breaker, paused=bool(document.get("paused"))),
@@ -131,9 +125,15 @@ def _row(
         "in_per_second": row["acquired_per_second"],
         "acked_per_second": row["acked_per_second"],
         "redelivered_per_second": row["redelivered_per_second"],
-        "p95_seconds": None if p95_ms is None else p95_ms / 1000,
+        "p95_seconds": p95_seconds([handled]),
         "consumers": None,
     }
+
+
+def p95_seconds(handled: Iterable[Sequence[int]]) -> float | None:
+    """Return the time within which 95 % of messages were handled, from the counts of queues; None without any."""
+    p95_ms = quantile_ms([sum(counts) for counts in zip(*filter(None, handled), strict=True)], 0.95)
+    return None if p95_ms is None else p95_ms / 1000
 
 
 def _state(row: Mapping[str, Any], breaker: str, *, paused: bool) -> str:
@@ -260,20 +260,20 @@ def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
          "For the others, run faust -A app check"),
         (bool(parts), "a tracker runs", f"{owners} of {len(parts)} partitions have an owner that works",
          "Start a worker: faust -A app worker -l info"),
-        (not unowned, "each markers partition has an owner", _listed(unowned) or "all",
+        (not unowned, "each markers partition has an owner", f"{_listed(unowned)} have none" if unowned else "all have",
          "A rebalance may be running; if this persists: faust -A app check"),
-        (not stopped, "no partition is stopped", _listed(stopped) or "none does",
+        (not stopped, "no partition is stopped", _listed(stopped) or "none",
          "See the alarm on the overview for the reason and the command to run"),
         (behind < 100_000, "trackers keep up", f"at most {behind:,} marker records behind",
          "Start more workers; messages may come back late meanwhile"),
         (late < 5_000, "leases and delays end on time", f"99 % within {late:,} ms",
          "Check the CPU load of the workers"),
-        (not jumps, "the broker's clock is steady", _listed([part["partition"] for part in jumps]) or "it is",
+        (not jumps, "the broker's clock is steady", _listed([part["partition"] for part in jumps]) or "no jumps",
          "Set the brokers' clocks by NTP"),
-        (not quarantined, "all markers can be read", f"{quarantined:,} were quarantined",
+        (not quarantined, "all markers can be read", f"{quarantined:,} quarantined",
          "Look at the quarantine topic: which client writes invalid markers?"),
-        (not opened, "no circuit breaker is open", ", ".join(sorted(opened)) or "none is",
-         "Repair what the handlers of these queues call"),
+        (not opened, "no circuit breaker is open", ", ".join(sorted(opened)) or "none",
+         "Repair the service that the handlers of these queues call"),
         (not unread, "queues with waiting messages have consumers", _without(unread) or "all have",
          "Start the consumers or handlers of these queues, or purge them"),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The timeline of one message, from its markers.
+"""The timeline of one message in words, from its markers.
 
 The id of a message is the place of its first record. Each redelivery is a record with a place of its own and the id in
 a header, and the ACQUIRE that takes it carries the headers. So one read of the markers in order finds all places and
@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from agents.listing import SHOWN_BYTES, moment
 from agents.redaction import Redaction
+from app.web.dashboard.actor import RELEASED_BY_OPERATOR
 from app.web.dashboard.groups import partitions_of
 from marq.client.receipt import Receipt
 from marq.kafka.connection import client_options, started, stop_consumer
@@ -52,7 +53,7 @@ from marq.wire.markers import (
     Tick,
     payload_of,
 )
-from marq.wire.names import ID_HEADER
+from marq.wire.names import ID_HEADER, is_scheduled, is_synthetic
 from marq.wire.record_headers import has_invalid_deliver_at, origin, record_id
 
 #: Limits of a read: marker records, their bytes, seconds, and events of the message.
@@ -114,7 +115,7 @@ class Timeline:
                 "at": moment(record.timestamp),
                 "at_ms": record.timestamp,
                 "kind": batch.kind.name if isinstance(batch, Fact) else type(batch).__name__.upper(),
-                "text": _told(batch, index),
+                **_told(batch, index)._asdict(),
                 "queue": batch.queue,
                 "holder": f"{batch.holder:016x}",
                 "place": record_id(batch.source, number),
@@ -122,8 +123,45 @@ class Timeline:
             }
         )
 
-    def told(self) -> list[dict[str, Any]]:
-        return sorted(self.events, key=lambda event: event["at_ms"])
+    def told(self, consumers: Mapping[str, str] | None = None, since_ms: int | None = None) -> list[dict[str, Any]]:
+        """Return the events in order, consecutive renewals as one.
+
+        Args:
+            consumers: the names of consumers by holder, as in events.
+            since_ms: when the message was sent; default: at the first event.
+        """
+        events: list[dict[str, Any]] = []
+        ended: set[str] = set()
+        for event in sorted(self.events, key=lambda event: event["at_ms"]):
+            if events and event["kind"] == "RENEW" and _is_next(event, events[-1]):
+                events[-1]["markers"].append(event["marker"])
+                continue
+            begin_ms = since_ms if since_ms is not None else events[0]["at_ms"] if events else event["at_ms"]
+            name = (consumers or {}).get(event["holder"]) if _CONSUMER in event["text"] else None
+            events.append(
+                {key: value for key, value in event.items() if key != "marker"}
+                | {
+                    "text": event["text"].replace(_CONSUMER, name or "a consumer"),
+                    "consumer": name,
+                    # From a consumer whose lease had ended.
+                    "late": event["kind"] in _OF_HOLDERS and event["place"] in ended,
+                    "elapsed_seconds": max(0, event["at_ms"] - begin_ms) / 1000,
+                    "markers": [event["marker"]],
+                }
+            )
+            if event["kind"] in _ENDING:
+                ended.add(event["place"])
+        return events
+
+
+def _is_next(event: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    return all(event[name] == before[name] for name in ("kind", "place", "holder"))
+
+
+def status_after(events: Sequence[Mapping[str, Any]]) -> str:
+    """Return the status of a message that no tracker has and that is not a dead letter."""
+    kinds = [event["kind"] for event in events if not event["late"] and event["kind"] in _STATUSES]
+    return _STATUSES[kinds[-1]] if kinds else "waiting" if not events else "finished"
 
 
 def last_place(events: Sequence[Mapping[str, Any]]) -> str:
@@ -140,73 +178,103 @@ def _index(offsets: Sequence[int], number: int) -> int | None:
 
 #: Kinds of markers that open a message at their place.
 _OPENING = ("ACQUIRE", "DELAY")
+#: Kinds of facts that end it there; consumers' markers that come later do not count.
+_ENDING = ("REDELIVERED", "DEAD_LETTERED", "DELIVERED", "CANCELLED", "ABANDONED")
+_OF_HOLDERS = ("ACK", "RELEASE", "REJECT", "RENEW", "DISPATCH")
+_STATUSES: Mapping[str, str] = {
+    "ACK": "acknowledged",
+    "REDELIVERED": "waiting",
+    "DELIVERED": "waiting",
+    "DEAD_LETTERED": "dead-lettered, and redriven, deleted or removed since",
+    "CANCELLED": "cancelled",
+    "ABANDONED": "abandoned",
+    "DISCARD": "deleted",
+}
 _CAUSES: Mapping[int, str] = {
-    Cause.EXPIRED: "its lease ran out",
+    Cause.EXPIRED: "its lease expired",
     Cause.RELEASED: "it was released",
     Cause.REJECTED: "it was rejected",
     Cause.TOO_LARGE: "its redelivery would have been too large",
-    Cause.DUE: "its time had come",
+    Cause.DUE: "it was due",
     Cause.CANCELLED: "it was cancelled",
     Cause.WITHDRAWN: "its schedule was withdrawn",
 }
 _FACTS = {
-    Kind.REDELIVERED: "redelivered, attempt {attempt}: {cause}",
-    Kind.DEAD_LETTERED: "became a dead letter after attempt {attempt}: {cause}",
-    Kind.DELIVERED: "delivered to its queue: {cause}",
-    Kind.CANCELLED: "will not be delivered: {cause}",
-    Kind.ABANDONED: "will not be delivered: {cause}",
+    Kind.REDELIVERED: "Redelivered for attempt {attempt}, because {cause}",
+    Kind.DEAD_LETTERED: "Dead-lettered after attempt {attempt}, because {cause}",
+    Kind.DELIVERED: "Sent to its queue, because {cause}",
+    Kind.CANCELLED: "Ended without a delivery, because {cause}",
+    Kind.ABANDONED: "Abandoned without a redelivery, because {cause}",
 }
+#: Stands for the name of the holder in the text of an event.
+_CONSUMER = "{consumer}"
 
 
-def _told(batch: Batch, index: int) -> str:
-    """Describe what a marker says about its message at an index."""
+class _Told(NamedTuple):
+    """What a marker says about a message; ``detail``: more, such as the error of a handler."""
+
+    text: str
+    detail: str = ""
+
+
+def _told(batch: Batch, index: int) -> _Told:
     match batch:
         case Acquire():
             return _acquired(batch, index)
-        case Renew() | Dispatch():
-            return f"lease extended to {_seconds(batch.lease_ms)} from now"
+        case Renew():
+            return _Told(f"Lease renewed by {_CONSUMER}", f"for {_seconds(batch.lease_ms)} each time")
+        case Dispatch():
+            return _Told(f"Passed to the handler of {_CONSUMER}", "at most once: no redelivery from here on")
         case Ack():
-            return "acknowledged"
+            return _Told(f"Acknowledged by {_CONSUMER}")
         case Release():
             return _released(batch, index)
         case Reject():
-            return f"rejected: {batch.reasons[index] or 'no reason was given'}"
+            return _Told(f"Rejected by {_CONSUMER}", batch.reasons[index] or "no reason was given")
         case Delay():
-            return f"to be delivered {_time(batch.times_ms[index], relative=batch.relative)}"
+            return _Told(f"{_origin(batch)}, due {_time(batch.times_ms[index], relative=batch.relative)}")
         case Reschedule():
-            return f"requested to be delivered {_time(batch.times_ms[index], relative=batch.relative)}"
+            return _Told(f"Reschedule requested, due {_time(batch.times_ms[index], relative=batch.relative)}")
         case Cancel():
-            return "requested to be cancelled"
+            return _Told("Cancellation requested")
         case Discard():
-            return "dead letter deleted"
+            return _Told("Dead letter deleted")
         case Answer():
-            return "answer: done" if batch.outcomes[index] == Outcome.DONE else "answer: too late, not waiting"
+            done = batch.outcomes[index] == Outcome.DONE
+            return _Told("Request done" if done else "Request refused", "" if done else "too late: no longer delayed")
         case Fact():
-            cause = _CAUSES.get(batch.causes[index], "a cause unknown to this version")
-            return _FACTS.get(batch.kind, "").format(attempt=batch.attempts[index], cause=cause)
+            cause = _CAUSES.get(batch.causes[index], "of a cause unknown to this version")
+            return _Told(_FACTS.get(batch.kind, "").format(attempt=batch.attempts[index], cause=cause))
         case Tick():
-            return ""
+            return _Told("")
 
 
-def _acquired(batch: Acquire, index: int) -> str:
+def _origin(batch: Delay) -> str:
+    if is_scheduled(batch.source.topic):
+        return "Scheduled"
+    return "Delayed by its sender" if is_synthetic(batch.source.topic) else "Redriven"
+
+
+def _acquired(batch: Acquire, index: int) -> _Told:
     due_ms = NOW if batch.dues_ms is None else batch.dues_ms[index]
     if due_ms != NOW:
-        return f"delayed until {moment(due_ms)}"
+        return _Told(f"Delayed by its sender, due {_time(due_ms, relative=False)}")
     attempt = 1 if batch.attempts is None else batch.attempts[index]
-    return f"received by a consumer, attempt {attempt}, lease {_seconds(batch.lease_ms)}"
+    return _Told(f"Delivered to {_CONSUMER}, attempt {attempt}", f"lease of {_seconds(batch.lease_ms)}")
 
 
-def _released(batch: Release, index: int) -> str:
-    delay_ms = batch.delays_ms[index]
+def _released(batch: Release, index: int) -> _Told:
+    delay_ms, error = batch.delays_ms[index], batch.errors[index]
     when = "after its backoff" if delay_ms == BACKOFF else f"in {_seconds(delay_ms)}" if delay_ms else "at once"
-    error = f": {batch.errors[index]}" if batch.errors[index] else ""
-    return f"released, to be delivered {when}{'' if batch.counted else ' (no attempt)'}{error}"
+    by = "an operator" if error == RELEASED_BY_OPERATOR else _CONSUMER
+    uncounted = "" if batch.counted else ", without counting the attempt"
+    return _Told(f"Released by {by}, to be redelivered {when}{uncounted}", "" if by != _CONSUMER else error)
 
 
 def _time(time_ms: int, *, relative: bool) -> str:
     if relative:
         return f"in {_seconds(time_ms)}" if time_ms else "at once"
-    return f"at {moment(time_ms)}"
+    return f"at {moment(time_ms).replace('T', ' ')[:19]} UTC"
 
 
 def _seconds(ms: int) -> str:
@@ -219,16 +287,23 @@ def _seconds(ms: int) -> str:
 class Reading:
     """Reads everything about one message, with limits.
 
-    ``topics`` are the topics of the namespace; messages of other topics are not shown.
+    ``topics`` are the topics of the namespace; messages of other topics are not shown. ``consumers`` returns the names
+    of a queue's consumers by holder.
     """
 
     def __init__(
-        self, client: ClientSettings, topics: Collection[str | None], markers_partitions: int, redaction: Redaction
+        self,
+        client: ClientSettings,
+        topics: Collection[str | None],
+        markers_partitions: int,
+        redaction: Redaction,
+        consumers: Callable[[str], Awaitable[Mapping[str, str]]],
     ) -> None:
         self._client = client
         self._topics = topics
         self._partitions = [TopicPartition(client.names.markers, number) for number in range(markers_partitions)]
         self._redaction = redaction
+        self._consumers = consumers
         self._until_s = 0.0
 
     async def message(self, message_id: str, since_ms: int | None = None) -> dict[str, Any]:
@@ -262,7 +337,8 @@ class Reading:
             ) from error
         finally:
             await stop_consumer(consumer, 0.5)
-        return self._found(timeline, record, cut_ms)
+        consumers = await self._consumers(timeline.queue) if timeline.events and timeline.queue else {}
+        return self._found(timeline, record, None if past is None else past.first_sent_ms, cut_ms, consumers)
 
     def _make(self) -> AIOKafkaConsumer:
         return AIOKafkaConsumer(
@@ -326,7 +402,9 @@ class Reading:
     def _late(self) -> bool:
         return time.monotonic() > self._until_s
 
-    def _found(self, timeline: Timeline, record: Any, cut_ms: int | None) -> dict[str, Any]:
+    def _found(
+        self, timeline: Timeline, record: Any, sent_ms: int | None, cut_ms: int | None, consumers: Mapping[str, str]
+    ) -> dict[str, Any]:
         payload = timeline.payload
         value = payload.value if payload is not None else record.value if record is not None else None
         headers = payload.headers if payload is not None else record.headers if record is not None else ()
@@ -334,10 +412,10 @@ class Reading:
         return {
             "id": timeline.id,
             "queue": queue,
-            "sent": None if record is None else moment(record.timestamp),
-            "sent_ms": None if record is None else record.timestamp,
+            "sent": None if sent_ms is None else moment(sent_ms),
+            "sent_ms": sent_ms,
             "places": sorted(record_id(*place) for place in timeline.places),
-            "events": timeline.told(),
+            "events": timeline.told(consumers, sent_ms),
             "cut": None if cut_ms is None else moment(cut_ms),
             "cut_ms": cut_ms,
             "known": record is not None or bool(timeline.events),

@@ -20,7 +20,7 @@ from app.web.dashboard.actions import ACTIONS, AuditedActions, NotThere
 from app.web.dashboard.actor import Actor
 from app.web.dashboard.buttons import Buttons
 from app.web.dashboard.history import History, HistorySampler
-from app.web.dashboard.installation import Installation
+from app.web.dashboard.namespace import Namespace
 from app.web.dashboard.pages import Data, Pages
 from app.web.dashboard.rendering import STATIC, environment
 from app.web.dashboard.tasks import Tasks
@@ -60,11 +60,11 @@ class PostView(View):
 
 
 class DashboardViews:
-    def __init__(self, installation: Installation, actions: AuditedActions) -> None:
-        self._pages = Pages(installation, actions.tasks)
+    def __init__(self, namespace: Namespace, actions: AuditedActions) -> None:
+        self._pages = Pages(namespace, actions.tasks)
         self._templates = environment()
         self._compiling: asyncio.Future[None] | None = None
-        self._buttons = Buttons(installation, actions, self._render, self._pages.task_of_any_worker)
+        self._buttons = Buttons(namespace, actions, self._render, self._pages.task_of_any_worker)
 
     def attach(self, app: faust.App) -> None:
         pages = self._pages
@@ -217,15 +217,13 @@ class Dashboard(Service):
         queues: Queues,
     ) -> None:
         super().__init__()
-        self._letters = DeadLetters.of(client)
+        self._dead_letters = DeadLetters.of(client)
         self._queues = queues
         self._tasks_of_pages = Tasks()
         history = History()
-        self._installation = Installation(
-            app, statistics, settings, client, lambda: queues.definitions, self._letters, history
-        )
-        actor = Actor(client, self._letters, queues, self._look)
-        DashboardViews(self._installation, AuditedActions(actor, self._tasks_of_pages)).attach(app)
+        self._namespace = Namespace(app, statistics, settings, client, lambda: queues.definitions, history)
+        actor = Actor(client, self._dead_letters, queues, self._look)
+        DashboardViews(self._namespace, AuditedActions(actor, self._tasks_of_pages)).attach(app)
         self.add_dependency(HistorySampler(history, statistics.worker.recent))
 
     async def on_start(self) -> None:
@@ -237,11 +235,11 @@ class Dashboard(Service):
 
     async def on_stop(self) -> None:
         await self._tasks_of_pages.stop()
-        await self._installation.stop()
-        await self._letters.stop()
+        await self._namespace.stop()
+        await self._dead_letters.stop()
 
     async def _look(self, place: str) -> Mapping[str, Any] | None:
-        answer = await self._installation.open_message({"place": place})
+        answer = await self._namespace.open_message({"place": place})
         if not answer["complete"]:
             raise MarqError(
                 f"message {place}: whether it is open is not known, because a worker did not answer or workers are"

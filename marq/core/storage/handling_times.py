@@ -17,6 +17,8 @@ from marq.wire.markers import Ack
 BOUNDS_MS = (5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000, 1_800_000)
 #: Messages of an ACK that are sampled, about.
 SAMPLES = 4
+#: Turns for which the last samples of a queue are kept if there are no newer ones.
+KEPT_TURNS = 30
 
 
 class HandlingTimes:
@@ -25,6 +27,9 @@ class HandlingTimes:
     def __init__(self) -> None:
         self._now: dict[str, list[int]] = {}
         self._before: Mapping[str, Sequence[int]] = {}
+        #: The last counts of each queue from before, and the turn at which they were replaced.
+        self._kept: dict[str, tuple[int, Sequence[int]]] = {}
+        self._turns = 0
         #: Counts of all queues since this owner started.
         self.counts = _no_counts()
         self.sum_ms = 0
@@ -40,7 +45,10 @@ class HandlingTimes:
         self.sum_ms += took_ms * messages
 
     def turn(self) -> None:
-        """Forget samples from before the last call of this."""
+        """Keep samples from before the last call of this only for queues that get no newer ones."""
+        self._turns += 1
+        self._kept.update((queue, (self._turns, counts)) for queue, counts in self._before.items())
+        self._kept = {queue: kept for queue, kept in self._kept.items() if self._turns - kept[0] < KEPT_TURNS}
         self._before, self._now = self._now, {}
 
     def buckets(self) -> Iterator[tuple[str, int]]:
@@ -48,8 +56,9 @@ class HandlingTimes:
         return buckets(BOUNDS_MS, self.counts)
 
     def recent(self) -> dict[str, list[int]]:
-        """Return the counts of each queue since the last turn but one."""
-        return add_counts([self._before, self._now])
+        """Return the counts of each queue since the last turn but one, or else its last ones."""
+        kept = {queue: list(counts) for queue, (_, counts) in self._kept.items()}
+        return kept | add_counts([self._before, self._now])
 
 
 def samples(batch: Ack, leases: Mapping[int, LeaseRow]) -> Iterator[tuple[LeaseRow, int]]:

@@ -1,4 +1,4 @@
-"""What the tour goes through: an installation that has had the demo's load, and of each kind of message some more."""
+"""What the tour goes through: a namespace that has had the demo's load, and of each kind of message some more."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ READY_SECONDS = 100.0
 POLL_SECONDS = 0.1
 #: Messages of one send_many.
 SEND_CHUNK = 2_000
-#: Longer than anybody looks.
+#: Longer than any step takes.
 LEASE_SECONDS = 600.0
 DELAY_SECONDS = 3_600.0
 #: A machine may freeze for this long without losing a lease.
@@ -169,7 +169,7 @@ class Stage:
 
 @contextmanager
 def staged(background: Background, servers: str, folder: Path, plan: Plan) -> Iterator[Stage]:
-    """Make an installation on a broker, and end it; raises as :meth:`Stage.prepare`."""
+    """Make a namespace on a broker, and end it; raises as :meth:`Stage.prepare`."""
     settings = ClientSettings.read(servers, {"prefix": f"tour-{secrets.token_hex(4)}"})
     background.run(ensure_topics(settings))
     queues = folder / "queues.toml"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,22 +14,22 @@ from agents.consumer_watch import NO_CONSUMER_S
 from agents.statistics import add_up, backlog_of, empty_metrics
 from app.web.dashboard import history, rows
 from app.web.dashboard.actions import MAX_IDS, AuditedActions, read_action
-from app.web.dashboard.actor import LetterSelection
+from app.web.dashboard.actor import RELEASED_BY_OPERATOR, DeadLetterSelection
 from app.web.dashboard.buttons import inside, see
 from app.web.dashboard.descriptions import markers_partitions, partitions
-from app.web.dashboard.forms import read_ids, read_letters
+from app.web.dashboard.forms import read_dead_letters, read_ids
 from app.web.dashboard.history import SAMPLES, History
-from app.web.dashboard.installation import public
-from app.web.dashboard.rendering import age, moment, rate
+from app.web.dashboard.namespace import public
+from app.web.dashboard.rendering import age, ago, load, memory, moment, rate
 from app.web.dashboard.tasks import MAX_RUNNING, Tasks, TooManyTasks
-from app.web.dashboard.timeline import Timeline, last_place
+from app.web.dashboard.timeline import Timeline, last_place, status_after
 from marq.core.storage.handling_times import BOUNDS_MS
 from marq.dead_letters.dead_letters import Redriven
 from marq.wire.errors import ConfigError
 from marq.wire.marker_codec import encode
-from marq.wire.markers import Ack, Acquire, Batch, Cause, Delay, Fact, Kind, Payload, Release, Source
-from marq.wire.names import ID_HEADER
-from tests.browser.pretend import PretendActor, PretendInstallation
+from marq.wire.markers import Ack, Acquire, Batch, Cause, Delay, Fact, Kind, Payload, Release, Renew, Source
+from marq.wire.names import ID_HEADER, schedule_topic
+from tests.browser.pretend import PretendActor, PretendNamespace
 
 FIRST, AGAIN = Source("marq.messages", 0), Source("marq.messages", 3)
 
@@ -62,6 +63,20 @@ def test_a_queue_that_was_silent_for_a_quarter_of_an_hour_has_no_history() -> No
     assert set(kept.local("emails", 1_000 + SAMPLES)["series"]["in_flight"]) == {None}
     assert kept.local("", 1_000 + SAMPLES)["series"]["in_flight"][-1] == 0
     assert list(kept._rings) == [""]
+
+
+def test_waiting_messages_have_a_history_where_they_are_counted_and_none_elsewhere() -> None:
+    counting, other = History(), History()
+    counting.add(1_000, {"emails": empty_metrics() | {"waiting": 5}, "webhooks": empty_metrics()})
+    other.add(1_000, {"emails": empty_metrics() | {"in_flight": 1}})
+
+    for queue in ("", "emails"):
+        assert counting.local(queue, 1_000)["series"]["waiting"][-1] == 5
+        assert other.local(queue, 1_000)["series"]["waiting"][-1] is None
+    # A worker of an older version has no such samples.
+    former = {"first_slot": 1_000 - SAMPLES + 1, "series": {"in_flight": [2.0] * SAMPLES}}
+    added = history.add_up([counting.local("", 1_000), other.local("", 1_000), former], 1_000)["series"]
+    assert (added["waiting"][-1], added["in_flight"][-1]) == (5, 3)
 
 
 def test_queues_that_do_nothing_take_no_memory() -> None:
@@ -142,7 +157,7 @@ def test_workers_together_say_how_long_nothing_of_a_queue_was_acquired() -> None
     assert (added["waiting"], added["no_consumer_seconds"], added["idle_seconds"]) == (502, NO_CONSUMER_S, 4.0)
 
 
-def test_where_a_backlog_is_taken_nothing_waits_in_a_queue_without_figures() -> None:
+def test_where_a_backlog_is_taken_nothing_waits_in_a_queue_without_metrics() -> None:
     metrics = found(counted=True, emails={"waiting": 4, "arrived_per_second": 2.0})
 
     assert [row["waiting"] for row in rows.queue_rows(metrics, ["defined"], {})] == [0, 4]
@@ -193,6 +208,8 @@ def test_a_row_has_the_time_within_which_most_messages_are_done() -> None:
     done, idle = rows.queue_rows(metrics, (), {})
 
     assert (done["p95_seconds"], idle["p95_seconds"]) == (0.0975, None)
+    assert rows.p95_seconds([]) is None
+    assert rows.p95_seconds([(), [0] * 4 + [10] + [0] * (len(BOUNDS_MS) - 4), [90] + [0] * len(BOUNDS_MS)]) == 0.075
 
 
 def test_partitions_say_how_far_the_group_is_and_what_is_open_before() -> None:
@@ -256,9 +273,63 @@ def test_a_message_is_followed_through_its_redeliveries() -> None:
     assert kinds == ["ACQUIRE", "RELEASE", "REDELIVERED", "ACQUIRE", "ACK"]
     assert timeline.places == {(FIRST, 5), (AGAIN, 9)}
     assert (timeline.queue, timeline.payload and timeline.payload.value) == ("emails", b"v9")
-    texts = [event["text"] for event in timeline.told()]
-    assert texts[1] == "released, to be delivered after its backoff: ValueError: no"
-    assert texts[3] == "received by a consumer, attempt 2, lease 30 s"
+    events = timeline.told({f"{7:016x}": "worker-2"}, since_ms=5)
+    assert [(event["text"], event["detail"]) for event in events] == [
+        ("Delivered to worker-2, attempt 1", "lease of 30 s"),
+        ("Released by worker-2, to be redelivered after its backoff", "ValueError: no"),
+        ("Redelivered for attempt 2, because it was released", ""),
+        ("Delivered to worker-2, attempt 2", "lease of 30 s"),
+        ("Acknowledged by worker-2", ""),
+    ]
+    assert [event["elapsed_seconds"] for event in events] == [0.005, 0.015, 0.035, 0.055, 0.065]
+    # One that has left its group.
+    assert timeline.told()[0]["text"] == "Delivered to a consumer, attempt 1"
+
+
+def test_renewals_are_one_event_until_something_else_happens() -> None:
+    timeline = Timeline("marq.messages/0/5")
+
+    kinds = read(
+        timeline,
+        (10, acquire(FIRST, [5])),
+        *((10 + second, Renew("emails", 7, FIRST, [5], 30_000)) for second in range(3)),
+        (30, Release("emails", 7, FIRST, [5], [0], False, [RELEASED_BY_OPERATOR])),
+        (40, Renew("emails", 7, FIRST, [5], 30_000)),
+    )
+
+    assert kinds == ["ACQUIRE", "RENEW", "RELEASE", "RENEW"]
+    events = timeline.told()
+    assert [event["markers"] for event in events] == [["0/0"], ["0/1", "0/2", "0/3"], ["0/4"], ["0/5"]]
+    released = "Released by an operator, to be redelivered at once, without counting the attempt"
+    assert (events[2]["text"], events[2]["detail"]) == (released, "")
+
+
+@pytest.mark.parametrize(
+    ("batches", "status"),
+    [
+        ([], "waiting"),
+        ([Ack("emails", 7, FIRST, [5])], "acknowledged"),
+        ([Fact(Kind.REDELIVERED, "emails", 1, FIRST, [5], [2], [Cause.EXPIRED])], "waiting"),
+        # The answer of a consumer whose lease has expired does not count.
+        (
+            [
+                Fact(Kind.REDELIVERED, "emails", 1, FIRST, [5], [2], [Cause.EXPIRED]),
+                Ack("emails", 7, FIRST, [5]),
+            ],
+            "waiting",
+        ),
+        ([Fact(Kind.CANCELLED, "emails", 1, FIRST, [5], [1], [Cause.CANCELLED])], "cancelled"),
+        ([Renew("emails", 7, FIRST, [5], 30_000)], "finished"),
+    ],
+)
+def test_the_last_event_that_counts_tells_the_status_of_a_message(batches: list[Batch], status: str) -> None:
+    timeline = Timeline("marq.messages/0/5")
+    read(timeline, *enumerate(batches))
+
+    events = timeline.told()
+
+    assert status_after(events) == status
+    assert [event["late"] for event in events] == [number == 1 for number, _ in enumerate(events)]
 
 
 def test_a_message_stands_where_it_was_taken_last_whatever_is_told_late_of_a_former_place() -> None:
@@ -286,7 +357,15 @@ def test_a_message_that_was_delayed_is_known_by_its_sender_s_number() -> None:
     delay = Delay("emails", 7, drawn, [3], [60_000], True, 3, [Payload(1, 1, b"emails", [], b"x")])
 
     assert read(timeline, (10, delay)) == ["DELAY"]
-    assert timeline.told()[0]["text"] == "to be delivered in 60 s"
+    assert timeline.told()[0]["text"] == "Delayed by its sender, due in 60 s"
+
+
+def test_a_redrive_and_a_schedule_are_told_from_a_delay() -> None:
+    for topic, text in (("marq.dead-letters", "Redriven, due at once"), (schedule_topic("nightly", "4f"), "Scheduled")):
+        timeline = Timeline(f"{topic}/1/3")
+        read(timeline, (10, Delay("emails", 7, Source(topic, 1), [3], [0], True, 3, [Payload(1, 1, b"e", [], b"x")])))
+
+        assert timeline.told()[0]["text"].startswith(text)
 
 
 def test_what_is_no_marker_is_passed_over() -> None:
@@ -302,9 +381,9 @@ def test_what_is_no_marker_is_passed_over() -> None:
 
 
 def test_a_form_says_which_dead_letters_are_meant() -> None:
-    letters = read_letters({"queue": "emails", "kind": "", "to": "again", "limit": "5", "rate": "0.5"}, [])
+    selection = read_dead_letters({"queue": "emails", "kind": "", "to": "again", "limit": "5", "rate": "0.5"}, [])
 
-    assert letters == LetterSelection("emails", {"kind": ""}, "again", 5, 0.5)
+    assert selection == DeadLetterSelection("emails", {"kind": ""}, "again", 5, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -318,7 +397,7 @@ def test_a_form_says_which_dead_letters_are_meant() -> None:
 )
 def test_a_form_that_means_nothing_or_everything_is_refused(form: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
-        read_letters(form, [])
+        read_dead_letters(form, [])
 
 
 @pytest.mark.parametrize("ids", [[], [" "], ["nonsense"], [f"t/0/{number}" for number in range(MAX_IDS + 1)]])
@@ -350,13 +429,15 @@ async def test_a_task_that_is_stopped_says_how_far_it_came_and_is_audited(caplog
     began = asyncio.Event()
 
     class Slow(PretendActor):
-        async def settle(self, action: str, letters: LetterSelection, progress: Any) -> Any:
+        async def settle(self, action: str, selection: DeadLetterSelection, progress: Any) -> Any:
             progress(Redriven(9, 3, 2))
             began.set()
             await asyncio.Event().wait()
 
-    actions = AuditedActions(Slow(PretendInstallation()), Tasks())
-    number = actions.to_letters(read_action("redrive"), LetterSelection("emails", {}), 9, {"who": "ann", "from": "::1"})
+    actions = AuditedActions(Slow(PretendNamespace()), Tasks())
+    number = actions.to_dead_letters(
+        read_action("redrive"), DeadLetterSelection("emails", {}), 9, {"who": "ann", "from": "::1"}
+    )
     await began.wait()
 
     task = await actions.tasks.stop_one(number)
@@ -375,7 +456,7 @@ async def test_many_messages_are_acted_on_in_pieces_and_what_came_too_late_is_to
             self.asked.append(("cancel", len(ids)))
             return [number != 0 for number, _ in enumerate(ids)]
 
-    actor = Counting(PretendInstallation())
+    actor = Counting(PretendNamespace())
     actions = AuditedActions(actor, Tasks())
     ids = [f"t/0/{number}" for number in range(2 * MAX_IDS + 500)]
 
@@ -415,6 +496,22 @@ def test_durations_have_two_units_at_the_most() -> None:
         "\N{EN DASH}", "0.0 s", "10.0 s", "1 min 15 s", "1 h 1 min", "1 d 1 h", "-12 s",
     ]  # fmt: skip
     assert [rate(value) for value in (None, 0.01, 3.14159, 1_234.5)] == ["\N{EN DASH}", "0", "3.1", "1,234"]
+
+
+def test_a_time_ago_has_one_unit_and_the_moment_as_its_title() -> None:
+    now = datetime.now(UTC)
+    shown = [str(ago(now - timedelta(seconds=seconds))) for seconds in (-5, 0, 59, 200, 7_300, 200_000)]
+
+    assert [text[text.index(">") + 1 : -len("</time>")] for text in shown] == [
+        "just now", "just now", "59 s ago", "3 min ago", "2 h ago", "2 d ago",
+    ]  # fmt: skip
+    assert f'title="{now - timedelta(seconds=200):%Y-%m-%d %H:%M:%S} UTC"' in shown[3]
+    assert [ago(None), ago("never")] == ["\N{EN DASH}", "never"]
+
+
+def test_memory_and_load_have_units_and_unknown_ones_a_dash() -> None:
+    assert [memory(size) for size in (None, 0, 200 << 20, 3 << 29)] == ["\N{EN DASH}", "0 MiB", "200 MiB", "1.5 GiB"]
+    assert [load(share) for share in (None, 0.004, 1.5)] == ["\N{EN DASH}", "0 %", "150 %"]
 
 
 def test_a_moment_that_is_none_is_shown_as_it_is_and_escaped_later() -> None:

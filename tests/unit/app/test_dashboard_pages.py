@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from html.parser import HTMLParser
-from pathlib import Path
+from unittest.mock import AsyncMock
 from urllib.parse import quote, urlencode
 
 import pytest
@@ -17,7 +18,7 @@ from aiokafka.coordinator.protocol import ConsumerProtocolMemberMetadata
 from agents.listing import MAX_PLACES
 from app.web.credentials import Access, Visitor
 from app.web.dashboard import pages
-from app.web.dashboard.descriptions import consumer_of
+from app.web.dashboard.descriptions import consumer_names, consumer_of, names_of_holders
 from app.web.dashboard.forms import read_places, write_places
 from app.web.dashboard.tasks import Task
 from app.web.dashboard.views import Dashboard, twin
@@ -28,7 +29,7 @@ from marq.kafka.assignor import encoded
 from marq.kafka.group_members import _member
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.markers import Source
-from tests.browser.pretend import PAGES, PretendActor, PretendInstallation, site
+from tests.browser.pretend import DEAD_LETTERED, PAGES, PROCESS, PretendActor, PretendNamespace, site
 
 Client = TestClient[web.Request, web.Application]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -36,27 +37,27 @@ Field = tuple[str, str]
 FORM = "application/x-www-form-urlencoded"
 
 
-class Letters(PretendInstallation):
+class Filtered(PretendNamespace):
     """Notes by what dead letters were filtered."""
 
-    async def letters(self, queue, limit, filters):  # type: ignore[no-untyped-def]
+    async def dead_letters(self, queue, limit, filters):  # type: ignore[no-untyped-def]
         self.filters = filters
-        return await super().letters(queue, limit, filters)
+        return await super().dead_letters(queue, limit, filters)
 
 
 @pytest.fixture
-def installation() -> Letters:
-    return Letters()
+def namespace() -> Filtered:
+    return Filtered()
 
 
 @pytest.fixture
-def actor(installation: Letters) -> PretendActor:
-    return PretendActor(installation)
+def actor(namespace: Filtered) -> PretendActor:
+    return PretendActor(namespace)
 
 
 @pytest_asyncio.fixture
-async def client(installation: Letters, actor: PretendActor) -> AsyncIterator[Client]:
-    async with TestClient(TestServer(site(installation, actor))) as client:
+async def client(namespace: Filtered, actor: PretendActor) -> AsyncIterator[Client]:
+    async with TestClient(TestServer(site(namespace, actor))) as client:
         yield client
 
 
@@ -114,9 +115,9 @@ async def test_each_address_answers_its_methods_only(
 
 
 async def test_a_page_says_that_a_worker_did_not_answer_and_which_partition_is_stopped(
-    client: Client, installation: Letters
+    client: Client, namespace: Filtered
 ) -> None:
-    installation.complete, installation.alarm = False, "its retention has removed markers"
+    namespace.complete, namespace.alarm = False, "its retention has removed markers"
 
     overview, health = [await (await client.get(address)).text() for address in ("/", "/health")]
 
@@ -125,13 +126,13 @@ async def test_a_page_says_that_a_worker_did_not_answer_and_which_partition_is_s
     assert health.count('class="state wrong"') == 2
 
 
-async def test_who_may_only_look_finds_no_buttons(client: Client, installation: Letters, actor: PretendActor) -> None:
+async def test_who_may_only_look_finds_no_buttons(client: Client, namespace: Filtered, actor: PretendActor) -> None:
     @web.middleware
     async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
         request[VISITOR] = Visitor("bob", Access.VIEWER)
         return await handler(request)
 
-    async with TestClient(TestServer(site(installation, actor, middlewares=[identify]))) as viewer:
+    async with TestClient(TestServer(site(namespace, actor, middlewares=[identify]))) as viewer:
         for name in ("in flight", "dead", "kinds", "message"):
             seen, possible = [await (await each.get(PAGES[name])).text() for each in (viewer, client)]
 
@@ -157,39 +158,39 @@ async def test_what_is_no_form_is_refused_with_what_is_one(
     assert "the form can&#39;t be read" in await answer.text()
 
 
-async def test_dead_letters_that_say_nothing_are_a_kind_of_their_own(client: Client, installation: Letters) -> None:
+async def test_dead_letters_that_say_nothing_are_a_kind_of_their_own(client: Client, namespace: Filtered) -> None:
     answer = await client.get("/queues/invoices/messages?state=dead&kind=")
 
-    assert installation.filters == {"kind": ""}
+    assert namespace.filters == {"kind": ""}
     # All that match, too, are those alone.
     assert (await answer.text()).count('<input type="hidden" name="kind" value="">') == 2
 
     await client.get("/queues/invoices/messages?state=dead&error=")
 
-    assert installation.filters == {}
+    assert namespace.filters == {}
 
 
 @pytest.mark.parametrize(
     ("queue", "state", "found"), [("emails", "in_flight", 1), ("emails", "delayed", 0), ("reports", "in_flight", 0)]
 )
 async def test_a_message_is_found_by_its_id_behind_those_that_are_listed(
-    client: Client, installation: Letters, queue: str, state: str, found: int
+    client: Client, namespace: Filtered, queue: str, state: str, found: int
 ) -> None:
     wanted = "marq.messages/0/3"
 
     async def first_ones(queue: str, query: object) -> dict[str, object]:
-        return {"complete": True, "messages": [installation.open["marq.messages/0/0"]]}
+        return {"complete": True, "messages": [namespace.open["marq.messages/0/0"]]}
 
-    installation.messages = first_ones  # type: ignore[method-assign]
+    namespace.messages = first_ones  # type: ignore[method-assign]
 
     answer = await client.get(f"/api/queues/{queue}/messages?{urlencode({'state': state, 'id': wanted})}")
 
     assert [each["id"] for each in (await answer.json())["messages"]] == [wanted] * found
 
 
-async def test_what_runs_on_another_worker_is_not_stopped_in_silence(client: Client, installation: Letters) -> None:
+async def test_what_runs_on_another_worker_is_not_stopped_in_silence(client: Client, namespace: Filtered) -> None:
     task = Task("4f", "purge", "emails", "what waits in queue emails", 0.0, Deleted(9)).told()
-    installation.tasks_of_others = [{**task, "worker": "http://10.0.0.8:6066", "here": False}]
+    namespace.tasks_of_others = [{**task, "worker": "http://10.0.0.8:6066", "here": False}]
 
     page = await (await client.get("/tasks/4f")).text()
     answer = await client.post("/tasks/4f/stop")
@@ -201,16 +202,16 @@ async def test_what_runs_on_another_worker_is_not_stopped_in_silence(client: Cli
 
 
 async def test_whether_a_message_is_open_is_not_known_where_a_worker_did_not_answer(
-    client: Client, installation: Letters
+    client: Client, namespace: Filtered
 ) -> None:
-    installation.complete = False
+    namespace.complete = False
     dashboard = Dashboard.__new__(Dashboard)
-    dashboard._installation = installation  # type: ignore[assignment]
+    dashboard._namespace = namespace  # type: ignore[assignment]
 
     page = await (await client.get("/message?id=marq.messages/0/77")).text()
     listed = await (await client.get("/api/queues/emails/messages?state=in_flight&id=marq.messages/0/77")).json()
 
-    assert "not known: a worker did not answer" in page
+    assert "The status is unknown: a worker did not answer" in page
     assert listed["complete"] is False
     # Not "too late", which would say that it is done.
     with pytest.raises(MarqError, match="a worker did not answer"):
@@ -227,10 +228,10 @@ async def test_what_is_known_of_the_rows_of_one_page_alone_sorts_none(client: Cl
 
 @pytest.mark.parametrize("address", ["/", "/queues/emails"])
 async def test_a_worker_that_does_not_answer_is_waited_for_once(
-    client: Client, installation: Letters, address: str, monkeypatch: pytest.MonkeyPatch
+    client: Client, namespace: Filtered, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = asyncio.Event()
-    statistics, queue, history = installation.statistics, installation.queue, installation.history
+    statistics, queue, history = namespace.statistics, namespace.queue, namespace.history
 
     async def waiting(*query: object) -> object:
         await asyncio.wait_for(asked.wait(), 60)
@@ -240,19 +241,19 @@ async def test_a_worker_that_does_not_answer_is_waited_for_once(
         asked.set()
         return await history(*query)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(installation, "statistics" if address == "/" else "queue", waiting)
-    monkeypatch.setattr(installation, "history", noted)
+    monkeypatch.setattr(namespace, "statistics" if address == "/" else "queue", waiting)
+    monkeypatch.setattr(namespace, "history", noted)
 
     assert (await client.get(address)).status == 200
 
 
 async def test_a_question_says_that_a_worker_may_have_more_messages_that_match(
-    client: Client, installation: Letters
+    client: Client, namespace: Filtered
 ) -> None:
     form = {"match": "yes", "queue": "emails", "state": "in_flight"}
     questions = []
 
-    for installation.complete in (True, False):
+    for namespace.complete in (True, False):
         questions.append(await (await client.post("/actions/release", data=form)).text())
 
     assert ["may have more" in question for question in questions] == [False, True]
@@ -363,30 +364,30 @@ async def test_dead_letters_that_are_meant_are_settled_with_progress(
 
     chosen = int(asked.partition(" ")[0])
     assert (told["task"]["state"], told["task"]["chosen"], told["task"]["done"]) == ("done", chosen, chosen)
-    [(did, letters)] = actor.asked
-    assert letters.filters.pop("as_of").ends == {0: 5}
-    assert (did, letters.queue, letters.filters, letters.to) == (action, "invoices", filters, to)
+    [(did, selection)] = actor.asked
+    assert selection.filters.pop("as_of").ends == {0: 5}
+    assert (did, selection.queue, selection.filters, selection.to) == (action, "invoices", filters, to)
 
 
 async def test_dead_letters_that_came_after_the_question_are_not_deleted(
-    client: Client, installation: Letters, actor: PretendActor
+    client: Client, namespace: Filtered, actor: PretendActor
 ) -> None:
     page, fields = await question(client, "delete", ("queue", "invoices"))
     assert "Delete 5 dead letters of queue invoices?" in page
-    installation.dead += [installation._letter(number) for number in range(5, 9)]
+    namespace.dead += [namespace.dead_letter(number) for number in range(5, 9)]
 
     told = await (await client.get(f"/api{await confirm(client, 'delete', fields)}")).json()
 
-    assert (told["task"]["chosen"], len(installation.dead)) == (5, 4)
+    assert (told["task"]["chosen"], len(namespace.dead)) == (5, 4)
 
 
 async def test_open_messages_that_came_after_the_question_are_left_alone(
-    client: Client, installation: Letters, actor: PretendActor
+    client: Client, namespace: Filtered, actor: PretendActor
 ) -> None:
     page, fields = await question(client, "cancel", ("queue", "emails"), ("state", "delayed"), ("match", "yes"))
     assert "all 3 messages of queue emails that match" in page
-    before = list(installation.delayed)
-    installation.delayed["marq.messages/0/99"] = installation._delayed(99)
+    before = list(namespace.delayed)
+    namespace.delayed["marq.messages/0/99"] = namespace._delayed(99)
 
     await confirm(client, "cancel", fields)
 
@@ -420,8 +421,8 @@ async def test_a_redrive_to_an_unknown_queue_is_asked_about_once_more(client: Cl
 
     await confirm(client, "redrive", [*again, ("to", "invoises"), ("unknown", "invoises")])
 
-    [(_, letters)] = actor.asked
-    assert letters.to == "invoises"
+    [(_, selection)] = actor.asked
+    assert selection.to == "invoises"
 
 
 @pytest.mark.parametrize(
@@ -463,7 +464,7 @@ async def test_places_of_many_messages_are_one_field_in_which_each_source_stands
 
 
 async def test_each_filter_of_dead_letters_that_is_shown_holds_for_the_buttons_too(
-    client: Client, installation: Letters, actor: PretendActor
+    client: Client, namespace: Filtered, actor: PretendActor
 ) -> None:
     shown = {"reason": "attempts used", "error": "no customer", "minutes": "5"}
 
@@ -472,7 +473,7 @@ async def test_each_filter_of_dead_letters_that_is_shown_holds_for_the_buttons_t
 
     # Two buttons of each of two kinds.
     assert [kinds.count(field) for field in shown.items()] == [4, 4, 4]
-    assert installation.filters == {"reason": "attempts used", "error": "no customer", "older_than": 300}
+    assert namespace.filters == {"reason": "attempts used", "error": "no customer", "older_than": 300}
     assert set(shown.items()) <= set(Form(listed).fields)
     assert 'name="reason" value="attempts used" aria-label="Reason contains"' in listed
     page, _ = await question(client, "delete", ("queue", "invoices"), ("reason", "nothing like it"))
@@ -512,48 +513,48 @@ async def test_nothing_is_done_to_an_unknown_queue(
 # --- single messages --------------------------------------------------------------------------------------------------
 
 
-async def test_a_dead_message_is_redriven_and_deleted_from_its_page(client: Client, installation: Letters) -> None:
-    installation.story = (*installation.story, ("DEAD_LETTERED", "became a dead letter"))
+async def test_a_dead_message_is_redriven_and_deleted_from_its_page(client: Client, namespace: Filtered) -> None:
+    namespace.story = (*namespace.story, DEAD_LETTERED)
 
     page = await (await client.get("/message?id=marq.messages/1/3")).text()
 
-    assert "dead letter since" in page
-    assert installation.filters == {"id": ["marq.messages/1/3"]}
+    assert "<strong>dead letter</strong>, attempt 5" in page
+    assert namespace.filters == {"id": ["marq.messages/1/3"]}
     for action in ("redrive", "delete"):
         assert f'action="/actions/{action}"' in page
     fields = Form(page).fields
     assert (fields.count(("queue", "invoices")), fields.count(("id", "marq.messages/1/3"))) == (2, 2)
 
 
-async def test_a_message_that_was_redriven_meanwhile_has_no_such_buttons(client: Client, installation: Letters) -> None:
-    installation.story = (*installation.story, ("DEAD_LETTERED", "became a dead letter"))
-    installation.dead = []
+async def test_a_message_that_was_redriven_meanwhile_has_no_such_buttons(client: Client, namespace: Filtered) -> None:
+    namespace.story = (*namespace.story, DEAD_LETTERED)
+    namespace.dead = []
 
     assert "/actions/" not in await (await client.get("/message?id=marq.messages/1/3")).text()
 
 
 async def test_that_dead_letters_can_not_be_read_is_said(
-    client: Client, installation: Letters, monkeypatch: pytest.MonkeyPatch
+    client: Client, namespace: Filtered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def unavailable(*_: object) -> list[dict[str, object]]:
         raise MarqError("away")
 
-    installation.story = (*installation.story, ("DEAD_LETTERED", "became a dead letter"))
-    monkeypatch.setattr(installation, "letters", unavailable)
+    namespace.story = (*namespace.story, DEAD_LETTERED)
+    monkeypatch.setattr(namespace, "dead_letters", unavailable)
 
     page = await (await client.get("/message?id=marq.messages/1/3")).text()
 
-    assert "not known: the dead letters could not be read" in page
+    assert "The status is unknown: the dead letters could not be read" in page
 
 
 async def test_messages_in_flight_name_their_consumer_or_say_that_it_is_unknown(
-    client: Client, installation: Letters
+    client: Client, namespace: Filtered
 ) -> None:
-    installation.open["marq.messages/0/1"]["consumer"] = None
+    namespace.open["marq.messages/0/1"]["consumer"] = None
 
     page = await (await client.get("/queues/emails/messages?state=in_flight")).text()
 
-    assert page.count("billing-1c4f <small>10.0.0.9</small>") == 3
+    assert page.count('<td><span title="billing-1c4f">billing-1c4f</span></td>') == 3
     assert page.count("<td>unknown</td>") == 1
 
 
@@ -568,14 +569,36 @@ def test_the_consumer_of_a_message_is_the_member_that_names_its_holder() -> None
         )
     ]
 
-    assert consumer_of({"holder": 8}, members) == {"id": "billing-2", "client_id": "billing", "host": "10.0.0.2"}
+    name = "billing on 10.0.0.2"
+    assert consumer_of({"holder": 8}, members) == {
+        "id": "billing-2", "client_id": "billing", "host": "10.0.0.2", "name": name,
+    }  # fmt: skip
+    assert names_of_holders(members) == {f"{holder:016x}": name for holder in (7, 8)}
     assert consumer_of({"holder": 9}, members) is None
     # From a worker of an older version.
     assert consumer_of({}, members) is None
 
 
-async def test_what_is_overdue_is_due_now(client: Client, installation: Letters) -> None:
-    for message in (*installation.delayed.values(), *installation.open.values()):
+def test_consumers_have_their_instance_id_or_what_tells_them_apart_as_their_name() -> None:
+    shared = {"client_id": "marq", "host": "10.0.0.1", "instance_id": None}
+    members = [
+        {**shared, "id": "a", "pid": 1},
+        {**shared, "id": "b", "pid": 2},
+        {**shared, "id": "c", "pid": 3, "host": "10.0.0.2"},
+        {**shared, "id": "d", "pid": 4, "instance_id": "worker-2"},
+    ]
+
+    assert list(consumer_names(members[1:]).values()) == [
+        "marq on 10.0.0.1 (process 2)",
+        "marq on 10.0.0.2",
+        "worker-2",
+    ]
+    assert consumer_names(members)["a"] == "marq on 10.0.0.1 (process 1)"
+    assert consumer_names(members[2:3]) == {"c": "marq on 10.0.0.2"}
+
+
+async def test_what_is_overdue_is_due_now(client: Client, namespace: Filtered) -> None:
+    for message in (*namespace.delayed.values(), *namespace.open.values()):
         message["due_in_seconds"] = -0.1
 
     delayed = await (await client.get("/queues/emails/messages?state=delayed")).text()
@@ -583,7 +606,7 @@ async def test_what_is_overdue_is_due_now(client: Client, installation: Letters)
 
     assert delayed.count("<td>due now</td>") == 3
     assert "-0.1" not in delayed + message
-    assert "due now" in message
+    assert "<dt>Lease ends</dt><dd>now</dd>" in message
 
 
 async def test_answers_to_posts_have_no_link_to_a_json_equivalent(client: Client) -> None:
@@ -601,7 +624,117 @@ async def test_answers_to_posts_have_no_link_to_a_json_equivalent(client: Client
 
 @pytest.mark.parametrize("state", State)
 def test_only_a_message_that_a_consumer_holds_can_be_released(state: State) -> None:
-    template = (Path(pages.__file__).parent / "templates" / "message.html").read_text()
+    now = {"state": state.name.lower()}
 
-    assert (pages._possible({"state": state.name.lower()}) == ("release",)) == (state in HELD)
-    assert (f"'{state.name.lower()}'" in template) == (state in HELD)
+    assert (pages._possible(now) == ("release",)) == (state in HELD)
+    assert (pages._status({"now": now}, None, dead_letters_read=True) == "in flight") == (state in HELD)
+
+
+async def test_a_message_that_is_not_known_is_said_to_be_so_with_what_to_try(client: Client) -> None:
+    page = await (await client.get("/message?id=marq.messages/0/999")).text()
+    told = await (await client.get("/api/message?id=marq.messages/0/999")).json()
+
+    assert "No message with this id is known" in page
+    assert "Timeline" not in page
+    assert (told["known"], told["status"]) == (False, "unknown")
+
+
+async def test_each_state_of_a_queue_is_a_tab_with_its_number_of_messages(client: Client) -> None:
+    for address, now in (("/queues/invoices", "Overview"), ("/queues/invoices/messages?state=delayed", "Delayed")):
+        page = await (await client.get(address)).text()
+        told = await (await client.get(f"/api{address}")).json()
+
+        tabs = page[page.index('<nav class="tabs"') : page.index("</nav>", page.index('<nav class="tabs"'))]
+        assert re.findall(r"(?<=>)[A-Z][a-z ]+", tabs) == [
+            "Overview",
+            "Waiting",
+            "In flight",
+            "Delayed",
+            "Dead letters",
+        ]
+        assert [int(count) for count in re.findall(r'class="count[ a-z]*">(\d+)<', tabs)] == [31, 12, 8, 5]
+        assert told["counts"] == {"waiting": 31, "in_flight": 12, "delayed": 8, "dead": 5}
+        assert tabs[tabs.index("aria-current") :].startswith(f'aria-current="page">{now}')
+
+
+async def test_messages_that_no_worker_counts_have_a_dash_and_not_a_zero(
+    client: Client, namespace: Filtered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statistics = await namespace.statistics()
+    for row in statistics["queues"].values():
+        for name in ("waiting", "oldest_waiting_seconds", "arrived", "arrived_per_second"):
+            del row[name]
+    statistics["backlog"] = {**statistics["backlog"], "counted": False, "complete": False}
+    monkeypatch.setattr(namespace, "statistics", AsyncMock(return_value=statistics))
+
+    for address in ("/", "/queues/emails/messages?state=delayed"):
+        page = await (await client.get(address)).text()
+
+        assert re.search(r"Waiting(</dt>)?\s*<(dd|span class=\"count\")>\N{EN DASH}<", page), address
+        assert not re.search(r"\N{GREATER-THAN OR EQUAL TO} [\d\N{EN DASH}]", page)
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+async def test_workers_show_version_uptime_load_and_memory(client: Client) -> None:
+    page = await (await client.get("/workers")).text()
+    told = await (await client.get("/api/workers")).json()
+
+    for text in ("0.1.0", "1 d 2 h", "37 %", "187 MiB", "210 ms", "52 %", "96 MiB", "process 4711"):
+        assert f"{text}<" in page, text
+    assert told["workers"][0]["process"]["uptime_seconds"] == 93_784.0
+    assert told["versions"] == ["0.1.0"]
+    assert "different versions" not in page
+
+
+async def test_a_worker_of_another_version_is_shown_without_what_it_does_not_report(
+    client: Client, namespace: Filtered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues = [f"queue-{number}" for number in range(200)]
+    namespace.old_handlers = [{"group": "old", "queues": queues, "pid": None, "starts": 3, "breakers": {}}]
+
+    page = await (await client.get("/workers")).text()
+
+    # Four of the worker, four of its handlers, and the instance id of a consumer.
+    assert page.count("<td>\N{EN DASH}</td>") == 9
+    assert "not running" in page
+    assert "queue-9 and 190 more" in page
+    assert "queue-10" not in page
+
+    statistics = await namespace.statistics()
+    statistics["workers"][1]["process"] = {**PROCESS, "version": "0.2.0", "loop_lag_seconds": 2.5}
+    monkeypatch.setattr(namespace, "statistics", AsyncMock(return_value=statistics))
+    page = await (await client.get("/workers")).text()
+    assert "different versions: 0.1.0, 0.2.0" in page
+    assert "event loop 2.5 s late" in page
+
+
+async def test_a_worker_that_does_not_answer_and_one_without_handlers_are_said_to_be_so(
+    client: Client, namespace: Filtered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    namespace.complete = False
+    statistics = await namespace.statistics()
+    statistics["workers"][0]["handlers"] = []
+    monkeypatch.setattr(namespace, "statistics", AsyncMock(return_value=statistics))
+
+    page = await (await client.get("/workers")).text()
+
+    assert page.count("no answer") == 1
+    assert "No worker runs handlers" in page
+
+
+# --- kinds of dead letters --------------------------------------------------------------------------------------------
+
+
+async def test_kinds_of_errors_have_a_sample_and_the_time_since_the_last(client: Client, namespace: Filtered) -> None:
+    page = await (await client.get("/dead")).text()
+    told = await (await client.get("/api/dead")).json()
+
+    assert (told["dead_letters"], told["kinds_in_all"]) == (7, 2)
+    assert [kind["sample"] and kind["sample"]["id"] for kind in told["kinds"]] == ["marq.messages/1/4", None]
+    assert page.count("last: ") == 1
+    assert '<a href="/message?id=marq.messages%2F1%2F4">marq.messages/1/4</a>' in page
+    # The value is redacted and escaped as everywhere.
+    assert "4111" not in page
+    assert re.search(r'title="2026-11-22 06:00:00 UTC">\d+ \w+ ago<', page)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marq.core.storage.handling_times import BOUNDS_MS, HandlingTimes, add_counts, quantile_ms
+from marq.core.storage.handling_times import BOUNDS_MS, KEPT_TURNS, HandlingTimes, add_counts, quantile_ms
 from marq.core.tracker import Tracker
 from marq.settings.queue import QueueSettings
 from marq.wire.marker_codec import encode
@@ -40,19 +40,24 @@ def test_acks_of_what_is_not_open_count_nothing_and_those_of_several_queues_coun
     assert {queue: sum(counts) for queue, counts in times.recent().items()} == {QUEUE: 1}
 
 
-def test_what_is_older_than_two_turns_is_forgotten_but_for_the_whole() -> None:
+def test_samples_older_than_two_turns_are_kept_only_while_their_queue_has_no_newer_ones() -> None:
     times = HandlingTimes()
     times.note(QUEUE, 3, 10)
+    times.note("rare", 3, 1)
     times.turn()
     times.note(QUEUE, 3, 5)
     assert sum(times.recent()[QUEUE]) == 15
 
     times.turn()
-    times.turn()
 
+    assert {queue: sum(counts) for queue, counts in times.recent().items()} == {QUEUE: 5, "rare": 1}
+    for _ in range(KEPT_TURNS):
+        times.turn()
+    assert list(times.recent()) == [QUEUE]
+    times.turn()
     assert times.recent() == {}
-    assert next(iter(times.buckets())) == ("0.005", 15)
-    assert list(times.buckets())[-1] == ("+Inf", 15)
+    assert next(iter(times.buckets())) == ("0.005", 16)
+    assert list(times.buckets())[-1] == ("+Inf", 16)
 
 
 def test_a_quantile_is_within_its_bucket_and_what_is_longer_than_all_is_as_the_last() -> None:

@@ -2,15 +2,6 @@
 // What pages can do beyond being read: refresh, themes, charts, keys, selection. All of them work without it.
 
 const HISTORY_MS = 10_000;
-const LABELS = {
-  in_flight: "in flight",
-  waiting_for_delivery: "delayed",
-  waiting_for_redelivery: "to redeliver",
-  acquired_per_second: "delivered",
-  acked_per_second: "acknowledged",
-  redelivered_per_second: "redelivered",
-  dead_per_second: "dead",
-};
 const THEMES = ["", "dark", "light"];
 const byId = (id) => document.getElementById(id);
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -77,32 +68,52 @@ document.addEventListener("click", (event) => {
 
 const charts = [...document.querySelectorAll(".chart")].map((figure) => ({ figure, plot: null, data: null }));
 
+// A name is that of a series, or a sum: a+b. What is not known of one part is not known of the sum.
+function values(data, name) {
+  const parts = name.split("+").map((part) => data.series[part] ?? []);
+  return data.times.map((_, index) => {
+    const found = parts.map((part) => part[index] ?? null);
+    return found.includes(null) ? null : found.reduce((sum, value) => sum + value, 0);
+  });
+}
+const written = (value, unit) =>
+  value === null ? "–" : value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 1 : 0 }) + unit;
+
 function draw(chart) {
   if (!chart.data) return;
   const place = chart.figure.querySelector(".plot");
-  const names = chart.figure.dataset.series.split(" ");
+  const entries = [...chart.figure.querySelectorAll(".legend li")];
+  const columns = entries.map((entry) => values(chart.data, entry.dataset.series));
+  // The legend shows the values at the cursor, or else the last ones.
+  const show = (index) => {
+    entries.forEach((entry, number) => {
+      const last = columns[number].findLast((value) => value !== null) ?? null;
+      entry.querySelector("b").textContent = written(index === null ? last : columns[number][index], chart.figure.dataset.unit);
+    });
+  };
   chart.plot?.destroy();
   const axis = { stroke: colour("--pico-color"), grid: { stroke: colour("--pico-muted-border-color"), width: 1 } };
   const options = {
     width: Math.max(place.clientWidth, 200),
     height: 190,
+    legend: { show: false },
+    hooks: { setCursor: [(plot) => show(plot.cursor.idx ?? null)] },
     scales: { y: { range: (plot, least, most) => [0, Math.max(most ?? 0, 1) * 1.05] } },
     axes: [
       { ...axis, values: (plot, times) => times.map((seconds) => new Date(seconds * 1000).toISOString().slice(11, 16)) },
       { ...axis, size: 60 },
     ],
     series: [
-      { label: "time", value: (plot, seconds) => (seconds === null ? "–" : new Date(seconds * 1000).toISOString().slice(11, 19)) },
-      ...names.map((name, number) => ({
-        label: LABELS[name] ?? name,
-        stroke: colour(`--marq-chart-${number + 1}`),
+      {},
+      ...entries.map((entry) => ({
+        stroke: getComputedStyle(entry).stroke,
         width: 2,
-        dash: [[], [6, 3], [2, 3], [8, 3, 2, 3]][number],
-        value: (plot, value) => (value === null ? "–" : value.toFixed(value < 10 ? 1 : 0) + chart.figure.dataset.unit),
+        dash: (entry.querySelector("line").getAttribute("stroke-dasharray") || "").split(" ").filter(Boolean).map(Number),
       })),
     ],
   };
-  chart.plot = new uPlot(options, [chart.data.times, ...names.map((name) => chart.data.series[name])], place);
+  chart.plot = new uPlot(options, [chart.data.times, ...columns], place);
+  show(null);
 }
 function drawAll() {
   charts.forEach(draw);

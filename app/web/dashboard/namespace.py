@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 from urllib.parse import quote
 
@@ -12,25 +13,26 @@ import faust
 
 from agents.listing import open_message, sources_of
 from app.queue_document import queue_document
+from app.web.dashboard.dead_letters import DeadLetterIndex
 from app.web.dashboard.descriptions import (
     consumer_of,
-    letter_described,
+    dead_letter_described,
+    kind_described,
     markers_partitions,
+    names_of_holders,
     open_elsewhere,
     partitions,
     waiting_described,
 )
 from app.web.dashboard.groups import Groups
 from app.web.dashboard.history import History, add_up, slot_now
-from app.web.dashboard.letters import LetterIndex
 from app.web.dashboard.timeline import Reading, last_place
 from app.web.statistics import InstallationStatistics
 from config.settings import AppSettings
+from marq.client.dead_letter import DeadLetter
 from marq.client.lifecycle import to_its_end
 from marq.client.receipt import Receipt
-from marq.dead_letters.dead_letters import DeadLetters, Kind
 from marq.dead_letters.filters import Filters
-from marq.dead_letters.survey import Group
 from marq.kafka.inspector import Inspector
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
@@ -41,14 +43,16 @@ from marq.wire.names import closest_name
 
 #: Maximum number of records to read for waiting messages, of all queues that share the topic.
 MAX_SCANNED = 200_000
+#: Kinds of errors of which a page shows a dead letter; each may take a request to the broker.
+MAX_SAMPLES = 20
 #: How long the first page waits for consumers; later answers are shown the next time.
 CONSUMERS_WAIT_S = 0.1
 #: Settings whose names contain one of these are secrets, and never shown.
 _SECRET = ("password", "secret", "token", "key", "auth", "user")
 
 
-class Installation:
-    """The data of all pages, as a worker sees it.
+class Namespace:
+    """The namespace as a worker sees it: the data of all pages.
 
     Data of trackers comes from all of them; ``complete`` tells whether all have answered.
     """
@@ -60,7 +64,6 @@ class Installation:
         settings: AppSettings,
         client: ClientSettings,
         definitions: Callable[[], Definitions],
-        letters: DeadLetters,
         history: History,
     ) -> None:
         self._app = app
@@ -69,8 +72,7 @@ class Installation:
         self._client = client
         self._definitions = definitions
         self._groups = Groups(client)
-        self._letters = letters
-        self._index = LetterIndex(client)
+        self._index = DeadLetterIndex(client, self._describe)
         self._history = history
 
     async def stop(self) -> None:
@@ -122,7 +124,7 @@ class Installation:
         return {
             **queue_document(name, definitions, self._client.names),
             "complete": settled and None not in answers and statistics["complete"],
-            "figures": statistics["queues"].get(name),
+            "statistics": statistics["queues"].get(name),
             "backlog": statistics["backlog"],
             "handled": statistics["handled"].get(name, []),
             "messages": partitions(
@@ -184,7 +186,7 @@ class Installation:
         own = [definitions.settings(queue).topic for queue in definitions.names()]
         ends = await self._groups.ends(names.markers)
         topics = frozenset({names.messages, names.dead_letters, *own})
-        reading = Reading(self._client, topics, len(ends), self._statistics.redaction)
+        reading = Reading(self._client, topics, len(ends), self._statistics.redaction, self._names_of_holders)
         story = await reading.message(message_id, since_ms)
         now = await self.open_message({"place": last_place(story["events"]) or story["id"]})
         message = now["message"]
@@ -205,23 +207,18 @@ class Installation:
             return {"complete": True, "message": messages[0]}
         return {"complete": settled and None not in answers, "message": None}
 
-    async def letters(self, queue: str | None, limit: int, filters: Filters) -> list[dict[str, Any]]:
-        fits = _of_groups(queue, filters)
-        if fits is not None:
-            letters = await self._index.letters(fits, limit)
-        else:
-            await self._letters.start()
-            letters = [letter async for letter in self._letters.peek(queue, limit=limit, **filters)]
-        letters.sort(key=lambda letter: letter.dead_lettered_at)
-        return [letter_described(letter, self._statistics.redaction) for letter in letters]
+    async def dead_letters(self, queue: str | None, limit: int, filters: Filters) -> list[dict[str, Any]]:
+        """Return the newest dead letters, the newest first."""
+        return [self._describe(dead_letter) for dead_letter in await self._index.newest(queue, filters, limit)]
 
-    async def kinds(self, queue: str | None, filters: Filters) -> list[Kind]:
-        """Return the errors of dead letters, counted."""
-        fits = _of_groups(queue, filters)
-        if fits is not None:
-            return await self._index.kinds(fits)
-        await self._letters.start()
-        return await self._letters.kinds(queue, **filters)
+    async def kinds(self, queue: str | None, filters: Filters) -> list[dict[str, Any]]:
+        """Return the kinds of errors of dead letters, the newest first; the first ones have a ``sample``."""
+        kinds = await self._index.kinds(queue, filters)
+        samples = await self._index.samples(kinds[:MAX_SAMPLES])
+        return [kind_described(kind, sample) for kind, sample in zip_longest(kinds, samples)]
+
+    def _describe(self, dead_letter: DeadLetter) -> dict[str, Any]:
+        return dead_letter_described(dead_letter, self._statistics.redaction)
 
     def dead_counts(self) -> tuple[Mapping[str, int] | None, float | None]:
         """Return the number of dead letters of each queue, and when they were read; None if not yet."""
@@ -269,6 +266,9 @@ class Installation:
     def _group(self, queue: str) -> str:
         return self._definitions().consumer_group(queue, self._client.names)
 
+    async def _names_of_holders(self, queue: str) -> Mapping[str, str]:
+        return names_of_holders(await self._members_of(queue))
+
     async def _members_of(self, queue: str) -> Sequence[Mapping[str, Any]]:
         group = self._group(queue)
         return (await self._groups.members([group])).get(group, [])
@@ -277,11 +277,3 @@ class Installation:
 def public(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings without secrets."""
     return {name: value for name, value in settings.items() if not any(word in name for word in _SECRET)}
-
-
-def _of_groups(queue: str | None, filters: Filters) -> Callable[[Group], bool] | None:
-    """Return a filter of groups of dead letters; None if the filters tell letters of one group apart."""
-    if filters.keys() - {"kind"}:
-        return None
-    kind = filters.get("kind")
-    return lambda group: queue in (None, group.queue) and kind in (None, group.reason)

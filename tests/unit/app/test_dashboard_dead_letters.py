@@ -9,24 +9,27 @@ from contextlib import asynccontextmanager
 import pytest
 
 import marq
-from app.web.dashboard import letters as letters_module
-from app.web.dashboard.letters import LetterIndex, TooManyLetters
+from app.web.dashboard import dead_letters
+from app.web.dashboard.dead_letters import DeadLetterIndex, TooManyDeadLetters
+from marq.dead_letters.filters import Filters
 from marq.dead_letters.log import Stored
-from marq.dead_letters.survey import Group, Survey
+from marq.dead_letters.survey import Survey
 from marq.settings.client import ClientSettings
 from marq.testing import Broker
 
 
 @asynccontextmanager
-async def installation() -> AsyncIterator[tuple[LetterIndex, marq.Producer, marq.Consumer, marq.DeadLetters]]:
+async def namespace(
+    broker: Broker | None = None,
+) -> AsyncIterator[tuple[DeadLetterIndex, marq.Producer, marq.Consumer, marq.DeadLetters]]:
     """An index, and the clients that make dead letters and settle them."""
     async with (
-        Broker() as broker,
+        broker or Broker() as broker,
         broker.producer() as producer,
         broker.consumer("emails") as consumer,
         marq.DeadLetters(broker.address) as dead,
     ):
-        index = LetterIndex(ClientSettings.read(broker.address))
+        index = DeadLetterIndex(ClientSettings.read(broker.address), lambda dead_letter: {"reason": dead_letter.reason})
         yield index, producer, consumer, dead
         await index.stop()
 
@@ -38,12 +41,8 @@ async def reject(consumer: marq.Consumer, producer: marq.Producer, *reasons: str
         await message.reject(reason)
 
 
-def everything(group: Group) -> bool:
-    return True
-
-
 async def test_what_died_and_what_was_settled_since_the_last_look_is_seen() -> None:
-    async with installation() as (index, producer, consumer, dead):
+    async with namespace() as (index, producer, consumer, dead):
         await reject(consumer, producer, "no customer 1", "no customer 2", "too late")
         await index.read()
         assert index.counts() == {"emails": 3}
@@ -51,25 +50,70 @@ async def test_what_died_and_what_was_settled_since_the_last_look_is_seen() -> N
         await dead.delete("emails", kind="no customer N", limit=1)
         await reject(consumer, producer, "no customer 3", "no customer 4")
 
-        kinds = await index.kinds(everything)
-        assert [(kind.kind, kind.letters) for kind in kinds] == [("no customer N", 3), ("too late", 1)]
-        found = await index.letters(lambda group: group.reason == "no customer N", 2)
-        assert [each.reason for each in found] == ["no customer 2", "no customer 3"]
+        kinds = await index.kinds(None, {})
+        assert [(kind.group.reason, kind.dead_letters) for kind in kinds] == [("no customer N", 3), ("too late", 1)]
+        found = await index.newest("emails", {"kind": "no customer N"}, 2)
+        assert [each.reason for each in found] == ["no customer 4", "no customer 3"]
         assert index.counts() == {"emails": 4}
         assert index.read_at is not None
 
 
+@pytest.mark.parametrize(
+    ("queue", "filters", "reasons"),
+    [
+        (None, {}, ["no customer 5", "too late", "no customer 1"]),
+        ("emails", {"reason": "CUSTOMER"}, ["no customer 5", "no customer 1"]),
+        ("emails", {"kind": "too late"}, ["too late"]),
+        ("others", {}, []),
+        ("others", {"reason": "customer"}, []),
+    ],
+)
+async def test_dead_letters_and_kinds_come_newest_first_whatever_filters_them(
+    queue: str | None, filters: Filters, reasons: list[str]
+) -> None:
+    broker = Broker()
+    async with namespace(broker) as (index, producer, consumer, _):
+        for reason in ("no customer 1", "too late", "no customer 5"):
+            await reject(consumer, producer, reason)
+            await broker.advance(1)
+
+        found = await index.newest(queue, filters, 10)
+        kinds = await index.kinds(queue, filters)
+
+        assert [each.reason for each in found] == reasons
+        assert [sample and sample["reason"] for sample in await index.samples(kinds)] == [
+            reason for reason in reasons if reason != "no customer 1"
+        ]
+
+
+async def test_a_sample_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with namespace() as (index, producer, consumer, _):
+        await reject(consumer, producer, "a", "b")
+        kinds = await index.kinds(None, {})
+        samples = await index.samples(kinds)
+
+        def read_again(_: object) -> None:
+            raise AssertionError
+
+        monkeypatch.setattr(dead_letters, "dead_letter_log", read_again)
+
+        assert await index.samples(kinds) == samples
+        assert await index.samples(kinds[1:]) == samples[1:]
+        with pytest.raises(AssertionError):
+            await index.samples(kinds)
+
+
 async def test_so_many_that_no_page_reads_them_are_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(letters_module, "MAX_UNREAD", 1)
-    async with installation() as (index, producer, consumer, _):
+    monkeypatch.setattr(dead_letters, "MAX_UNREAD", 1)
+    async with namespace() as (index, producer, consumer, _):
         await reject(consumer, producer, "a", "b")
 
-        with pytest.raises(TooManyLetters, match="2 records of dead letters are unread"):
+        with pytest.raises(TooManyDeadLetters, match="2 records of dead letters are unread"):
             await index.read()
 
 
 async def test_who_stops_waiting_does_not_stop_the_reading() -> None:
-    async with installation() as (index, producer, consumer, _):
+    async with namespace() as (index, producer, consumer, _):
         await reject(consumer, producer, "a")
         impatient = asyncio.create_task(index.read())
         await asyncio.sleep(0)
@@ -82,7 +126,7 @@ async def test_who_stops_waiting_does_not_stop_the_reading() -> None:
 
 
 class Log:
-    """Letters of partition 0, from ``first`` on; notes what is asked for."""
+    """Dead letters of partition 0, from ``first`` on; notes what is asked for."""
 
     def __init__(self, first: int, last: int) -> None:
         self.span = range(first, last)
