@@ -74,9 +74,9 @@ class Chances:
 
 @dataclass
 class Truth:
-    """What the audit must find: figures of each queue, and how many rows each table has."""
+    """What the audit must find: counts for each queue, and how many rows each table has."""
 
-    figures: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     causes: Counter[str] = field(default_factory=Counter)
     rows: Counter[str] = field(default_factory=Counter)
 
@@ -202,7 +202,7 @@ class History:
             if len(chosen):
                 fresh[QUEUES[number]] = ((chosen + start).tolist(), [values[index] for index in chosen.tolist()])
         for queue, (offsets, _) in fresh.items():
-            self.truth.figures[queue]["sent"] += len(offsets)
+            self.truth.counts[queue]["sent"] += len(offsets)
         self.truth.rows["messages"] += SENT
         self._consume(lane, fresh, now)
 
@@ -215,7 +215,7 @@ class History:
         payloads = [Payload(now, 1, queue.encode(), (), each.to_bytes(8, "big") + self._padding) for each in offsets]
         frame = (queue, self._number(62), source)
         self._mark(Delay(*frame, offsets, [1_000] * DELAYED, True, None, payloads))
-        self.truth.figures[queue]["sent"] += DELAYED
+        self.truth.counts[queue]["sent"] += DELAYED
         draw = self._chance.random(DELAYED)
         cancelled = draw < self._chances.cancelled
         moved = draw > 1 - self._chances.rescheduled
@@ -237,7 +237,7 @@ class History:
             self._mark(Cancel(*frame, chosen.tolist()))
             lease = LeaseRow(queue, 0, 1, 0, 0, State.CANCELLED)
             self._tell([resolve_due(source, offset, lease, SETTINGS) for offset in chosen.tolist()])
-            self.truth.figures[queue]["cancelled"] += len(chosen)
+            self.truth.counts[queue]["cancelled"] += len(chosen)
 
     # --- consuming ----------------------------------------------------------------------------------------------------
 
@@ -292,7 +292,7 @@ class History:
     def _settle(self, read: _Read, fates: np.ndarray, frame: tuple[str, int, Source], late: list[int]) -> None:
         known = len(read.stories)
         acked = fates == _ACK
-        self.truth.figures[read.queue]["acked"] += int(acked[known:].sum())
+        self.truth.counts[read.queue]["acked"] += int(acked[known:].sum())
         for index in np.flatnonzero(acked[:known]).tolist():
             self._end(read.stories[index], acked=True, dead=False)
         fires = []
@@ -306,12 +306,12 @@ class History:
             self._mark(Ack(*frame, late))
 
     def _end(self, story: _Story, *, acked: bool, dead: bool) -> None:
-        figures = self.truth.figures[story.queue]
+        counts = self.truth.counts[story.queue]
         acked = acked or story.late > 0
-        figures["acked"] += acked
-        figures["dead"] += dead
-        figures["acked_and_dead"] += acked and dead
-        figures["duplicates"] += story.doubled
+        counts["acked"] += acked
+        counts["dead"] += dead
+        counts["acked_and_dead"] += acked and dead
+        counts["duplicates"] += story.doubled
         if story.doubled:
             self.truth.causes["ended while held"] += story.silent
             self.truth.causes["acked late"] += story.late
@@ -346,7 +346,7 @@ class History:
         offset = self._log.write(*lane.source, made.value, made.key, made.headers, now)
         self.truth.rows["messages"] += 1
         delayed = fire.lease.state is State.DELAYED
-        self.truth.figures[story.queue]["redelivered"] += not delayed
+        self.truth.counts[story.queue]["redelivered"] += not delayed
         story.doubled += fire.lease.state is State.LEASED
         story.payload = Payload(now, fire.attempt, made.key, made.headers, made.value)
         lane.copies.append((offset, story))

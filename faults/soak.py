@@ -232,14 +232,14 @@ async def run(minutes: float, seed: int, drawing: Path) -> dict[str, object]:
         stage.forget()
     grown = unbounded(soak.samples)
     top = {name: max(asdict(sample)[name] for sample in soak.samples) for name in SLACK}
-    figures = report.summary()
+    statistics = report.summary()
     wanted = ("accepted", "lost", "duplicates", "causes", "violations", "redelivered", "dead")
     return {
         "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
         "minutes": minutes,
         "seed": seed,
         "faults": len(soak.faults),
-        **{name: figures[name] for name in wanted},
+        **{name: statistics[name] for name in wanted},
         "highest": top,
         "unbounded": grown,
         "recovery_seconds": recovery_seconds(stage.events),

@@ -96,10 +96,10 @@ def causes(judged: DataFrame) -> DataFrame:
     return rows.groupBy("cause").count().orderBy("cause")
 
 
-def balanced(figures: dict[str, int]) -> bool:
+def balanced(counts: dict[str, int]) -> bool:
     """Return whether the equation holds."""
     ends = ("acked", "dead", "open", "delayed", "cancelled", "abandoned", "expired_unread", "lost")
-    return figures["sent"] + figures["acked_and_dead"] == sum(figures[name] for name in ends)
+    return counts["sent"] + counts["acked_and_dead"] == sum(counts[name] for name in ends)
 
 
 def _surplus() -> Column:

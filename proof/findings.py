@@ -65,7 +65,7 @@ class Report:
         done = ("events", "sent", "accepted", "delivered", "acked", "dead", "redelivered", "delayed", "cancelled")
         names = (*done, "abandoned", "redriven")
         ends = ("lost", "expired_unread", "stranded", "waiting", "duplicates", "dead_twice")
-        figures: dict[str, Any] = {name: getattr(self, name) for name in (*names, *ends)}
+        summary: dict[str, Any] = {name: getattr(self, name) for name in (*names, *ends)}
         for name in ("causes", "expiries", "done_and_dead", "violations"):
-            figures[name] = {str(key): count for key, count in sorted(getattr(self, name).items())}
-        return figures
+            summary[name] = {str(key): count for key, count in sorted(getattr(self, name).items())}
+        return summary

@@ -33,8 +33,8 @@ from aiokafka.protocol.transaction import EndTxnRequest
 
 from agents.consumer_watch import unattended
 from app.check.brokers import Appended
+from app.check.permissions import WORKER, Allowed, Use, missing, operations
 from app.check.reading import Place, Reader
-from app.check.rights import WORKER, Allowed, Use, missing, operations
 from app.check.topics import topics_of
 from marq.kafka.connection import abandon_producer, client_options, close_admin, started
 from marq.kafka.group_members import GroupMember, described_members
@@ -216,7 +216,7 @@ class ClusterView:
 log = logging.getLogger("marq.worker")
 
 
-async def ensure_rights(client: ClientSettings, use: Use) -> None:
+async def ensure_permissions(client: ClientSettings, use: Use) -> None:
     """Check that the principal has all permissions of a worker, as far as brokers report them.
 
     Otherwise a missing permission would show as a partition without owner, or as a traceback of Faust. Raises Forbidden
@@ -228,7 +228,7 @@ async def ensure_rights(client: ClientSettings, use: Use) -> None:
             allowed = await _allowed(ClusterView(admin, client), client, use)
     except (KafkaError, TimeoutError) as error:
         # The start itself will report it.
-        log.debug("rights could not be looked at: %r", error)
+        log.debug("cannot read the permissions: %r", error)
         return
     finally:
         await close_admin(admin)

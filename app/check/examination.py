@@ -24,6 +24,7 @@ from app.check.cluster import ClusterView, GroupFacts, Published
 from app.check.findings import Finding, fine, problem, warning
 from app.check.machine import judge_data_directory, judge_exposure, judge_packages, judge_port, look_at_port
 from app.check.members import Page, judge_members, judge_pages
+from app.check.permissions import WORKER, Allowed, Use, judge_permissions
 from app.check.queues import (
     groups_of,
     judge_defined,
@@ -45,7 +46,6 @@ from app.check.reading import (
     told_by,
     unhandled,
 )
-from app.check.rights import WORKER, Allowed, Use, judge_rights
 from app.check.topics import judge_missing, judge_topics, topics_of
 from app.faust_api import VERSIONS
 from app.faust_worker import reachable_name
@@ -167,12 +167,12 @@ class Examination:
         names = topics_of(self._client.names, changelog=self._tracker)
         look = await self._ask("the topics", lambda: view.look_up(names), failed=Look())
         await self._topics(view, look, names, brokers)
-        allowed = await self._ask("the rights on topics", lambda: view.allowed_on_topics(names), failed={})
+        allowed = await self._ask("the permissions on topics", lambda: view.allowed_on_topics(names), failed={})
         published = await self._published(view, look, allowed)
         definitions = published.definitions
         owners = own_topics(definitions)
         own = await self._ask("the queues' own topics", lambda: view.look_up(owners), failed=Look())
-        unseen = {right.name for right in own.forbidden}
+        unseen = {permission.name for permission in own.forbidden}
         self._add(*judge_own_topics(self._client, definitions, {**look.found, **own.found}, unseen))
         self._add(*judge_partitions(self._client, definitions, look.found))
         self._add(*judge_retention(self._client, definitions, look.found))
@@ -182,9 +182,11 @@ class Examination:
         if self._worker and file is not None:
             self._add(*judge_file(definitions, file, published_by=len(trackers.members)))
         await self._handlers(definitions, file)
-        allowed |= await self._ask("the rights on own topics", lambda: view.allowed_on_topics(list(owners)), failed={})
+        allowed |= await self._ask(
+            "the permissions on own topics", lambda: view.allowed_on_topics(list(owners)), failed={}
+        )
         after = definitions if file is None else definitions.after(differences(definitions, file))
-        await self._rights(view, [definitions, after], allowed, trackers)
+        await self._permissions(view, [definitions, after], allowed, trackers)
         await self._clock(view, look, allowed)
         if readers is not None:
             await self._reading(view, definitions, readers, pages, allowed)
@@ -192,7 +194,7 @@ class Examination:
     # --- steps --------------------------------------------------------------------------------------------------------
 
     async def _topics(self, view: ClusterView, look: Look, names: list[str], brokers: int) -> None:
-        forbidden = {right.name for right in look.forbidden}
+        forbidden = {permission.name for permission in look.forbidden}
         missing = [name for name in names if name not in look.found and name not in forbidden]
         if missing:
             plans = planned(self._client, look.found)
@@ -316,7 +318,7 @@ class Examination:
         except Exception as error:
             self._add(problem("handlers", f"their modules can't be imported: {error}"))
 
-    async def _rights(
+    async def _permissions(
         self,
         view: ClusterView,
         definitions: Sequence[Definitions],
@@ -341,7 +343,7 @@ class Examination:
         }
         allowed = Allowed(topics, {name: facts.allowed for name, facts in groups.items()}, transact)
         use = Use.of(definitions[-1], names, self._settings)
-        self._add(*judge_rights(self._client, self._roles, use, allowed))
+        self._add(*judge_permissions(self._client, self._roles, use, allowed))
 
     async def _clock(self, view: ClusterView, look: Look, allowed: dict[str, frozenset[str] | None]) -> None:
         topic = self._client.names.queues

@@ -10,14 +10,14 @@ import click
 
 from app.check.examination import Examination
 from app.check.findings import exit_code, report
-from app.check.rights import WORKER
+from app.check.permissions import WORKER
 from app.commands.command import JSON, command
 from marq.kafka.permissions import ROLES
 
 
 @command(click.option(
         "--role", "roles", multiple=True, type=click.Choice(list(ROLES)), default=[WORKER], show_default=True,
-        help="Whose rights to look for, of the user that the settings name. Repeatable.",
+        help="Role whose permissions to check, for the user in the settings; repeatable.",
     ),
     JSON,
 )  # fmt: skip

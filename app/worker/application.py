@@ -33,8 +33,8 @@ from agents.progress import ProgressReport
 from agents.redaction import Redaction
 from app import commands, identity
 from app.batching import BatchSchema
-from app.check.cluster import ensure_rights
-from app.check.rights import Use
+from app.check.cluster import ensure_permissions
+from app.check.permissions import Use
 from app.faust_app import MarqApp, new_app, or_exit
 from app.faust_worker import reachable_name
 from app.handlers.processes import HandlersProcesses, stop_limit_s
@@ -108,7 +108,7 @@ class WorkerApp(MarqApp):
         identity.show(self, self.client.client_id, file)
         topics = await ensure_topics(self.client, changelog=Role.TRACKER in roles)
         if roles != {Role.WEB}:
-            await self._ensure_rights(file)
+            await self._ensure_permissions(file)
             await self._define(file, topics)
         if Role.TRACKER in roles:
             self.owners.context = self._surroundings(topics)
@@ -136,11 +136,11 @@ class WorkerApp(MarqApp):
         parts += [self.handlers, self.watchdog, self.dashboard]
         return [part for part in parts if part is not None]
 
-    async def _ensure_rights(self, file: QueuesFile) -> None:
+    async def _ensure_permissions(self, file: QueuesFile) -> None:
         ours = file.definitions
         if self.handlers is not None:
             ours = ours.after(self.handlers.publication(ours))
-        await ensure_rights(self.client, Use.of(ours, self.client.names, self.settings))
+        await ensure_permissions(self.client, Use.of(ours, self.client.names, self.settings))
 
     async def _define(self, file: QueuesFile, topics: Topics) -> None:
         """Follow the definitions, and publish this worker's."""

@@ -11,7 +11,7 @@ from bench.clients.drain_share import BROKER_PROPERTIES
 from bench.load import QUEUE, fill
 from bench.processes import Meter, measured
 from bench.rabbitmq import rabbitmq
-from bench.suite import Bar, Bench, Figures, Medians, Row
+from bench.suite import Bar, Bench, Measurements, Medians, Row
 from marq.wire.names import Names
 
 #: Bars of ``run``: its rate divided by the confluent-kafka consumer group's.
@@ -36,40 +36,40 @@ def filled(bench: Bench) -> str:
     return prefix
 
 
-def marq(bench: Bench, way: str = "run", start: str = "marked", work: str = "0", concurrency: int = 64) -> Figures:
+def marq(bench: Bench, way: str = "run", start: str = "marked", work: str = "0", concurrency: int = 64) -> Measurements:
     """Measure Marq with a worker; for ``work`` see :class:`bench.clients.received.Work`."""
     prefix, count = filled(bench), bench.size.messages
     with bench.worker(prefix) as worker:
         meter = Meter({"tracker": [worker.pid], "broker": [bench.broker_pid]})
-        figures = measured("drain_marq", bench.servers, prefix, count, way, start, work, concurrency)
+        measurements = measured("drain_marq", bench.servers, prefix, count, way, start, work, concurrency)
         worker.wait_until_drained(QUEUE, count)
-        behind = max(0.0, time.time() - figures["ended_at"])
-        return {**_client(figures), "tracker_behind_seconds": behind, **_parts(meter)}
+        behind = max(0.0, time.time() - measurements["ended_at"])
+        return {**_client(measurements), "tracker_behind_seconds": behind, **_parts(meter)}
 
 
-def native(bench: Bench, client: str, how: tuple[object, ...] = ()) -> Figures:
+def native(bench: Bench, client: str, how: tuple[object, ...] = ()) -> Measurements:
     """Measure one of Kafka's own clients."""
     topic = f"{filled(bench)}.messages"
     meter = Meter({"broker": [bench.broker_pid]})
     return {**_client(measured(client, bench.servers, topic, bench.size.messages, *how)), **_parts(meter)}
 
 
-def quorum_queue(bench: Bench, work: str = "0") -> Figures:
+def quorum_queue(bench: Bench, work: str = "0") -> Measurements:
     """Measure a quorum queue of RabbitMQ by aio-pika: each message durable, with its own ack."""
     size = bench.size
     with rabbitmq() as url:
         return _client(measured("drain_rabbitmq", url, bench.prefix(), size.messages, size.value_bytes, work, PREFETCH))
 
 
-def memory(bench: Bench) -> Figures:
+def memory(bench: Bench) -> Measurements:
     """Measure the peak memory of consumer and worker, and the bytes that they write to Kafka."""
     prefix, count = filled(bench), bench.size.messages
     names = Names(prefix)
     with bench.worker(prefix) as worker:
-        figures = measured("drain_marq", bench.servers, prefix, count, "run")
+        measurements = measured("drain_marq", bench.servers, prefix, count, "run")
         worker.wait_until_drained(QUEUE, count)
         peaks = {
-            "consumer_peak_mib": figures["peak_bytes"] / MIB,
+            "consumer_peak_mib": measurements["peak_bytes"] / MIB,
             "worker_peak_mib": worker.memory("VmHWM") / MIB,
         }
     # The worker has ended, so its last records are in the log.
@@ -82,11 +82,11 @@ def memory(bench: Bench) -> Figures:
     }
 
 
-def _client(figures: Figures) -> Figures:
-    return {name: figures[name] for name in ("rate", "startup_seconds", "cpu_seconds")}
+def _client(measurements: Measurements) -> Measurements:
+    return {name: measurements[name] for name in ("rate", "startup_seconds", "cpu_seconds")}
 
 
-def _parts(meter: Meter) -> Figures:
+def _parts(meter: Meter) -> Measurements:
     return {f"{part}_cpu_seconds": seconds for part, seconds in meter.seconds().items()}
 
 
@@ -100,11 +100,16 @@ def bars(medians: Medians) -> list[Bar]:
 
 
 def memory_bars(medians: Medians) -> list[Bar]:
-    figures = medians[RUN]
+    run = medians[RUN]
     return [
-        Bar("memory of a consumer, at the most", figures["consumer_peak_mib"], CONSUMER_MIB, "MiB"),
-        Bar("memory of a worker, at the most", figures["worker_peak_mib"], WORKER_MIB, "MiB"),
-        Bar("markers and changelog", figures["markers_and_changelog_of_payload"], MOST_OF_PAYLOAD, "times the payload"),
+        Bar("peak memory of a consumer", run["consumer_peak_mib"], CONSUMER_MIB, "MiB"),
+        Bar("peak memory of a worker", run["worker_peak_mib"], WORKER_MIB, "MiB"),
+        Bar(
+            "markers and changelog",
+            run["markers_and_changelog_of_payload"],
+            MOST_OF_PAYLOAD,
+            "times the payload",
+        ),
     ]
 
 
@@ -118,7 +123,7 @@ def crossings(medians: Medians) -> list[str]:
     ]
 
 
-def crossing(first: str, one: Figures, second: str, other: Figures) -> str:
+def crossing(first: str, one: Measurements, second: str, other: Measurements) -> str:
     """Return the number of messages from which the client with the higher rate is done first."""
     faster, slower = (first, second) if one["rate"] > other["rate"] else (second, first)
     fast, slow = (one, other) if faster == first else (other, one)

@@ -11,7 +11,7 @@ from itertools import count
 from bench.clients.consumers import FORGOTTEN
 from bench.load import QUEUE, fill, place
 from bench.processes import Child, Meter, measured
-from bench.suite import Bar, Bench, Figures, Medians, Row
+from bench.suite import Bar, Bench, Measurements, Medians, Row
 from marq.settings.partitions import subset
 
 #: Seconds that are measured, after some that are not.
@@ -27,7 +27,7 @@ BURSTS = {FAST: 250, STEADY: 1}
 P50_MS, P99_MS = 5.0, 40.0
 
 
-def latency(bench: Bench, name: str) -> Figures:
+def latency(bench: Bench, name: str) -> Measurements:
     prefix, rate = bench.prefix(), RATES[name]
     messages, unmeasured = rate * (SECONDS + UNMEASURED_SECONDS), rate * UNMEASURED_SECONDS
     sending = (bench.servers, prefix, QUEUE, rate, messages, bench.size.value_bytes, BURSTS[name])
@@ -72,7 +72,7 @@ FLOOD_PER_SECOND, BURST = 40_000, 40_000
 MOST_OF_ALONE, MOST_MS = 3.0, 40.0
 
 
-def neighbours(bench: Bench, flood: bool, spread: bool) -> Figures:
+def neighbours(bench: Bench, flood: bool, spread: bool) -> Measurements:
     """Measure a quiet queue while messages of another one, without consumers, arrive in bursts and pile up.
 
     In shared partitions the quiet queue's consumer has to read through them; with spread, the queues share none.
@@ -143,7 +143,7 @@ REDELIVERY_LIMITS = {
 }
 
 
-def redelivery(bench: Bench, traffic: int = 0) -> Figures:
+def redelivery(bench: Bench, traffic: int = 0) -> Measurements:
     prefix = bench.prefix()
     with ExitStack() as stack:
         stack.enter_context(bench.worker(prefix))
@@ -157,9 +157,9 @@ def redelivery(bench: Bench, traffic: int = 0) -> Figures:
 
 def redelivery_bars(medians: Medians) -> list[Bar]:
     return [
-        Bar(f"redelivery, {system}: {what}", figures[figure], limit, unit)
-        for system, figures in medians.items()
-        for figure, (what, limit, unit) in REDELIVERY_LIMITS.items()
+        Bar(f"redelivery, {system}: {what}", measurements[name], limit, unit)
+        for system, measurements in medians.items()
+        for name, (what, limit, unit) in REDELIVERY_LIMITS.items()
     ]
 
 
@@ -177,13 +177,13 @@ REDELIVERY = Row(
 EXPIRED_PER_SECOND = 40_000
 
 
-def expiry(bench: Bench) -> Figures:
+def expiry(bench: Bench) -> Measurements:
     prefix, messages = bench.prefix(), bench.size.messages
     asyncio.run(fill(bench.servers, prefix, messages, bench.size.value_bytes))
     with bench.worker(prefix) as worker:
         meter = Meter({"worker": [worker.pid]})
-        figures = measured("consumers", "expiring", bench.servers, prefix, messages)
-        return {**figures, "worker_cpu_seconds": meter.seconds()["worker"]}
+        measurements = measured("consumers", "expiring", bench.servers, prefix, messages)
+        return {**measurements, "worker_cpu_seconds": meter.seconds()["worker"]}
 
 
 def expiry_bars(medians: Medians) -> list[Bar]:

@@ -11,7 +11,7 @@ from functools import partial
 import marq
 from bench.load import fill_queues, place, queue_name
 from bench.processes import Child, Meter, measured
-from bench.suite import Bar, Bench, Figures, Medians, Row
+from bench.suite import Bar, Bench, Measurements, Medians, Row
 from bench.worker import make_topics
 from marq.settings.definitions import layer_key
 from marq.wire.names import Names
@@ -25,7 +25,7 @@ LEAST_OF_ONE = 0.5
 ONE, MANY = "1 queue", f"{QUEUES:,} queues"
 
 
-def grouped(bench: Bench, count: int) -> Figures:
+def grouped(bench: Bench, count: int) -> Measurements:
     """Measure a consumer of many queues that take turns, so that hardly two messages in a row share a queue."""
     prefix, size = bench.prefix(), bench.size
     queues = [queue_name(number) for number in range(count)]
@@ -33,8 +33,8 @@ def grouped(bench: Bench, count: int) -> Figures:
     asyncio.run(fill_queues(bench.servers, Names(prefix), queues, size.messages, size.value_bytes, size.partitions))
     with bench.worker(prefix) as worker:
         meter = Meter({"worker": [worker.pid]})
-        figures = measured("consumers", "group", bench.servers, prefix, GROUP, size.messages)
-        return {**figures, "worker_cpu_seconds_per_million": meter.seconds()["worker"] / size.messages * 1e6}
+        measurements = measured("consumers", "group", bench.servers, prefix, GROUP, size.messages)
+        return {**measurements, "worker_cpu_seconds_per_million": meter.seconds()["worker"] / size.messages * 1e6}
 
 
 async def define(servers: str, prefix: str, queues: list[str]) -> None:
@@ -67,7 +67,7 @@ MESSAGES = {WITHOUT: 50, WITH: 1_000}
 MOST_OF_PAYLOAD = 4.0
 
 
-def read(bench: Bench, name: str) -> Figures:
+def read(bench: Bench, name: str) -> Measurements:
     """Measure the bytes that consumers read for each message they receive.
 
     Without spread each reads the whole topic. With a spread of 1, it reads one partition, which it shares on average

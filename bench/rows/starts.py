@@ -26,7 +26,7 @@ from bench.clients.producers import transactions
 from bench.load import QUEUE
 from bench.processes import Child
 from bench.rows import drain
-from bench.suite import Bench, Figures, Medians, Row
+from bench.suite import Bench, Measurements, Medians, Row
 from bench.worker import BenchWorker
 from marq.kafka.acquire_strategies import MARKED, STARTS, TRANSACTIONAL
 from marq.wire.marker_codec import decode
@@ -67,7 +67,7 @@ class Victims:
         lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.exists() else []
         return [(int(number), int(attempt)) for number, attempt in map(bytes.split, lines)]
 
-    async def run(self, worker: BenchWorker, kills: int) -> Figures:
+    async def run(self, worker: BenchWorker, kills: int) -> Measurements:
         """Kill consumers, let the last one drain the queue, and count."""
         await asyncio.to_thread(worker.wait_until_owner)
         stopped = asyncio.Event()
@@ -116,7 +116,7 @@ class Victims:
         row = await asyncio.to_thread(worker.row, QUEUE)
         return row.get("in_flight") == 0 and len(dict(self.seen())) >= self.sent
 
-    def count(self) -> Figures:
+    def count(self) -> Measurements:
         attempts: dict[int, list[int]] = {}
         for number, attempt in self.seen():
             attempts.setdefault(number, []).append(attempt)
@@ -128,7 +128,7 @@ class Victims:
             "attempts_unseen": sum(max(each) - len(set(each)) for each in attempts.values()),
         }
 
-    async def _acquired(self) -> Figures:
+    async def _acquired(self) -> Measurements:
         """Count the records that stand in more than one ACQUIRE."""
         times: Counter[tuple[object, int]] = Counter()
         for value in await committed(self.servers, Names(self.prefix).markers):
@@ -157,7 +157,7 @@ async def committed(servers: str, topic: str) -> list[bytes]:
         await consumer.stop()
 
 
-def kill(bench: Bench, start: str, lease_s: float) -> Figures:
+def kill(bench: Bench, start: str, lease_s: float) -> Measurements:
     prefix = bench.prefix()
     with bench.worker(prefix) as worker:
         return asyncio.run(Victims(bench.servers, prefix, bench.folder, start, lease_s).run(worker, KILLS))
@@ -249,7 +249,7 @@ async def one_round(servers: str, prefix: str, state: str) -> list[float]:
         return await late_redeliveries(servers, prefix, open_and_kill)
 
 
-def late(bench: Bench, state: str) -> Figures:
+def late(bench: Bench, state: str) -> Measurements:
     prefix = bench.prefix()
     seconds: list[float] = []
     with bench.worker(prefix):

@@ -219,7 +219,7 @@ def missing_permissions(settings: ClientSettings, permissions: Iterable[Permissi
     missing = sorted(set(permissions))
     lines = "".join(f"\n    {line}" for line in grants(missing, principal(settings), tools(settings)))
     return Forbidden(
-        f"{principal(settings)} has no right to {', '.join(map(str, missing))} at {settings.bootstrap_servers}. An"
+        f"{principal(settings)} lacks permission for {', '.join(map(str, missing))} at {settings.bootstrap_servers}. An"
         f" administrator grants it with:{lines}\n(`faust -A app check` finds all that is missing)"
     )
 

@@ -18,7 +18,7 @@ from bench.report import exit_code, kept
 from bench.rows import ROWS
 from bench.rows.drain import crossing
 from bench.rows.starts import Victims
-from bench.suite import Bar, Bench, Figures, Outcome, Row, Size, Skipped, _take_turns
+from bench.suite import Bar, Bench, Measurements, Outcome, Row, Size, Skipped, _take_turns
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Ack, Acquire
 from marq.wire.names import Names
@@ -34,7 +34,7 @@ def test_systems_take_turns_and_medians_count(tmp_path: Path) -> None:
     order: list[tuple[str, int]] = []
     numbers = {"a": count(10), "b": count(20)}
 
-    def system(name: str, bench: Bench) -> Figures:
+    def system(name: str, bench: Bench) -> Measurements:
         order.append((name, bench.size.messages))
         return {"rate": float(next(numbers[name]))}
 
@@ -49,7 +49,7 @@ def test_systems_take_turns_and_medians_count(tmp_path: Path) -> None:
 def test_a_system_that_is_not_there_is_skipped_once_and_the_others_are_measured(tmp_path: Path) -> None:
     lines: list[str] = []
 
-    def missing(bench: Bench) -> Figures:
+    def missing(bench: Bench) -> Measurements:
         raise Skipped("no broker on this machine")
 
     outcome = Outcome(Row("row", "what", {"missing": missing, "there": lambda bench: {"rate": 1.0}}, runs=2))

@@ -20,7 +20,7 @@ from marq.kafka.permissions import ROLES, Kind, Permission, Tools, consumer
 from marq.wire.names import Names
 from tests.check.checking import Check, allow, make_topics, obey, read_report
 from tests.embedded import kafka_tools
-from tests.worker.harness import LIMIT_SECONDS, Installation
+from tests.worker.harness import LIMIT_SECONDS, Namespace
 
 # aiokafka 0.14 lets go of a refused connection before its transport is closed.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -183,7 +183,7 @@ async def test_definitions_that_contradict_each_other(
     await make_topics(servers, prefix)
     big = f"{prefix}-big"
     await admin.create_topics([NewTopic(big, 1, 1, topic_configs={"max.message.bytes": "5000000"})])
-    async with Installation(servers, names) as installation:
+    async with Namespace(servers, names) as namespace:
         for key, value in {
             "file:absent": f'{{"topic": "{prefix}-absent"}}',
             "file:one": f'{{"topic": "{big}"}}',
@@ -191,7 +191,7 @@ async def test_definitions_that_contradict_each_other(
             "file:broken": '{"lease": "long"}',
             "nonsense": "{}",
         }.items():
-            await installation.producer.send_and_wait(names.queues, value.encode(), key.encode(), partition=0)
+            await namespace.producer.send_and_wait(names.queues, value.encode(), key.encode(), partition=0)
 
     found = await check()
 
@@ -335,10 +335,14 @@ async def test_permissions_are_missing_until_the_commands_were_run(
     await allow(
         secured.bootstrap_servers,
         user,
-        [right for right in needed if (right.kind, right.name, right.operation) not in without],
+        [
+            permission
+            for permission in needed
+            if (permission.kind, permission.name, permission.operation) not in without
+        ],
     )
 
-    found = (await guarded(role)).problem(f"rights as {role}")
+    found = (await guarded(role)).problem(f"permissions as {role}")
 
     lacking = re.findall(r"(\w+) on ([\w-]+) ([^\s*,]+)\*?", found.found)
     assert found.found.startswith(f"User:{user} lacks ")
@@ -348,23 +352,23 @@ async def test_permissions_are_missing_until_the_commands_were_run(
         assert any(f"--operation {operation} --{kind} {name}" in command for command in found.commands), found
     assert all("--command-config admin.properties" in command for command in found.commands)
     await obey(found, secured.bootstrap_servers)
-    again = await guarded.until(lambda outcome: not outcome.has(Level.PROBLEM, "rights"), role)
-    assert role in again.of(Level.OK, "rights").found
+    again = await guarded.until(lambda outcome: not outcome.has(Level.PROBLEM, "permissions"), role)
+    assert role in again.of(Level.OK, "permissions").found
 
 
 async def test_a_literal_permission_on_its_own_group_is_enough_for_a_consumer(
     guarded: Check, secured: EmbeddedBroker, user: str, names: Names
 ) -> None:
-    rights = [right for right in consumer(names) if not right.prefixed]
+    permissions = [permission for permission in consumer(names) if not permission.prefixed]
     own = [
         Permission(Kind.GROUP, names.group("emails"), "Read"),
         Permission(Kind.GROUP, names.named_group("bulk"), "Read"),
     ]
-    await allow(secured.bootstrap_servers, user, [*rights, *own])
-    async with Installation(secured.bootstrap_servers, names) as installation:
+    await allow(secured.bootstrap_servers, user, [*permissions, *own])
+    async with Namespace(secured.bootstrap_servers, names) as namespace:
         for queue, document in {"emails": "{}", "letters": '{"group": "bulk"}'}.items():
-            await installation.producer.send_and_wait(names.queues, document.encode(), f"file:{queue}".encode())
+            await namespace.producer.send_and_wait(names.queues, document.encode(), f"file:{queue}".encode())
 
     found = await guarded("consumer")
 
-    assert not found.has(Level.PROBLEM, "rights"), str(found)
+    assert not found.has(Level.PROBLEM, "permissions"), str(found)

@@ -195,7 +195,7 @@ async def test_a_login_that_is_not_offered(secured: EmbeddedBroker, monkeypatch:
     assert "does not offer the login GSSAPI, but PLAIN, SCRAM-SHA-256, SCRAM-SHA-512" in text
 
 
-# --- rights -----------------------------------------------------------------------------------------------------------
+# --- permissions ------------------------------------------------------------------------------------------------------
 
 
 class Access:
@@ -226,8 +226,10 @@ class Access:
 
     async def allow(self, role: str, *, but: tuple[str, str] = ("", "")) -> None:
         """Grant a role's permissions except one (name, operation)."""
-        rights = [right for right in ROLES[role](self.names, ()) if (right.name, right.operation) != but]
-        await allow(self._administrator, self.user.removeprefix("User:"), rights)
+        permissions = [
+            permission for permission in ROLES[role](self.names, ()) if (permission.name, permission.operation) != but
+        ]
+        await allow(self._administrator, self.user.removeprefix("User:"), permissions)
 
     async def run(self, commands: list[str]) -> None:
         for command in commands:
@@ -300,7 +302,7 @@ async def test_a_right_that_is_missing_comes_with_the_command_that_grants_it(
     with pytest.raises(marq.ConfigError) as caught:
         await use(access)
 
-    assert f"{access.user} has no right to {operation} on {kind} {resource}" in str(caught.value)
+    assert f"{access.user} lacks permission for {operation} on {kind} {resource}" in str(caught.value)
     await access.run_advice(caught.value)
     await use(access)
 
@@ -313,7 +315,9 @@ async def test_a_right_that_is_missing_when_a_message_is_sent_is_named_there(
     # The right to write to any topic suffices for a producer.
     await access.run([Tools("x").allow(access.user, ["Write"], ["--topic", access.names.markers], prefixed=False)])
 
-    with pytest.raises(marq.ConfigError, match=f"no right to Write on topic {access.names.messages}") as caught:
+    with pytest.raises(
+        marq.ConfigError, match=f"lacks permission for Write on topic {access.names.messages}"
+    ) as caught:
         await send(access)
 
     await access.run_advice(caught.value)

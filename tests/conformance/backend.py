@@ -35,7 +35,7 @@ from marq.wire.errors import CorruptMarker
 from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import Batch, Source
 from marq.wire.names import Names, markers_partition
-from tests.worker.harness import Installation, Worker, admin, eventually
+from tests.worker.harness import Namespace, Worker, admin, eventually
 
 QUEUES = Path(__file__).with_name("queues.toml")
 #: How long anything may take that is not what a test is about: virtual seconds in memory.
@@ -105,7 +105,7 @@ class Backend(ABC):
         """Return when something has come about that consumers running in the background do."""
 
     @abstractmethod
-    async def figures(self, queue: str, **expected: int) -> None:
+    async def statistics(self, queue: str, **expected: int) -> None:
         """Return when the trackers count so many messages of a queue, and none of it is open any more."""
 
     @abstractmethod
@@ -137,7 +137,7 @@ class Backend(ABC):
 
     async def dead_letters(self, queue: str, count: int = 1) -> list[DeadLetter]:
         """Return the dead letters of a queue when there are so many."""
-        await self.figures(queue, dead=count)
+        await self.statistics(queue, dead=count)
         found = [each for each in await self.records(self.names.dead_letters) if each.key == queue.encode()]
         assert len(found) == count
         return [dead_letter(Source(self.names.dead_letters, each.partition), each, None) for each in found]
@@ -172,9 +172,9 @@ class MemoryBackend(Backend):
             await self.broker.advance(0.01, settle=False)
             await asyncio.sleep(0.001)
 
-    async def figures(self, queue: str, **expected: int) -> None:
+    async def statistics(self, queue: str, **expected: int) -> None:
         def fits() -> bool:
-            owners = [owner for each in self.memory._installations.values() for owner in each.owners]
+            owners = [owner for each in self.memory._namespaces.values() for owner in each.owners]
             counts = [owner.tracker.book.counts[queue] for owner in owners if queue in owner.tracker.book.counts]
             summed = {name: sum(getattr(each, name) for each in counts) for name in expected}
             opened = self.broker.in_flight(queue) + self.broker.delayed(queue)
@@ -194,8 +194,8 @@ class MemoryBackend(Backend):
         return self.broker.produce(topic, value, key=key, headers=headers, partition=partition)
 
     async def mark(self, batch: Batch) -> None:
-        [installation] = [each for each in self.memory._installations.values() if each.names == self.names]
-        owners, source = installation.owners, batch.source  # type: ignore[union-attr]
+        [namespace] = [each for each in self.memory._namespaces.values() if each.names == self.names]
+        owners, source = namespace.owners, batch.source  # type: ignore[union-attr]
         owners[markers_partition(source.topic, source.partition, len(owners))].append(encode(batch))
 
     async def create_topic(self, partitions: int = 2) -> str:
@@ -213,10 +213,10 @@ class KafkaBackend(Backend):
     never_s = 0.3
     _changes = itertools.count(1)
 
-    def __init__(self, worker: Worker, servers: str, installation: Installation) -> None:
+    def __init__(self, worker: Worker, servers: str, namespace: Namespace) -> None:
         super().__init__(servers, worker.names)
         self._worker = worker
-        self._installation = installation
+        self._namespace = namespace
 
     def now_s(self) -> float:
         return time.monotonic()
@@ -230,24 +230,24 @@ class KafkaBackend(Backend):
 
         await eventually(look, limit=LIMIT_S)
 
-    async def figures(self, queue: str, **expected: int) -> None:
+    async def statistics(self, queue: str, **expected: int) -> None:
         wanted = {"in_flight": 0, "waiting_for_redelivery": 0, "waiting_for_dead_letters": 0, **expected}
         await eventually(lambda: self._worker.queue(queue), lambda found: wanted.items() <= found.items())
 
     async def records(self, topic: str) -> list[Stored]:
         return [
             Stored(each.partition, each.offset, each.timestamp, each.key, each.value, tuple(each.headers))
-            for each in await self._installation.records(topic, wait=True)
+            for each in await self._namespace.records(topic, wait=True)
         ]
 
     async def produce(self, topic, value, key=None, headers=(), partition=0):  # type: ignore[no-untyped-def]
-        kept = await self._installation.producer.send_and_wait(
+        kept = await self._namespace.producer.send_and_wait(
             topic, value, key, partition=partition, headers=list(headers)
         )
         return f"{topic}/{partition}/{kept.offset}"
 
     async def mark(self, batch: Batch) -> None:
-        await self._installation.mark(batch)
+        await self._namespace.mark(batch)
 
     async def create_topic(self, partitions: int = 2) -> str:
         name = self.new_name("topic")

@@ -19,7 +19,7 @@ async def test_one_consumer_serves_all_queues_of_a_group(backend: Backend) -> No
         await backend.until(lambda: len(group.seen) >= 40)
 
     assert Counter(group.seen) == Counter(numbered("group-a", 0, 20) + numbered("group-b", 0, 20))
-    await backend.figures("group-a", acked=20)
+    await backend.statistics("group-a", acked=20)
 
 
 async def test_part_of_a_group_and_unknown_groups_are_refused_with_a_way_out(backend: Backend) -> None:

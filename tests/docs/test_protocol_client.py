@@ -300,11 +300,11 @@ async def test_it_consumes_a_queue_beside_a_real_worker(servers: str, worker: Wo
     assert {message.headers["tenant"] for message in again.values()} == {b"acme"}
     assert {message.source.topic for message in again.values()} == {topic}
 
-    async def figures() -> tuple[float, ...]:
+    async def statistics() -> tuple[float, ...]:
         found = await worker.queue(queue)
         return tuple(found.get(name, 0) for name in ("acked", "dead", "redelivered", "in_flight", "late"))
 
-    await eventually(figures, lambda found: found == (22, 1, 2, 0, 0))
+    await eventually(statistics, lambda found: found == (22, 1, 2, 0, 0))
 
     # Marq's consumer goes on where this one has ended: its commits say the same.
     async with (
@@ -343,11 +343,11 @@ async def test_it_delays_cancels_and_moves_beside_a_real_worker(servers: str, wo
         assert not await delayer.cancel(soon)
         assert not await delayer.move(away, 0, relative=True)
 
-    async def figures() -> tuple[float, ...]:
+    async def statistics() -> tuple[float, ...]:
         found = await worker.queue("later")
         return tuple(found.get(name, 0) for name in ("acked", "in_flight", "dead", "late"))
 
-    await eventually(figures, lambda found: found == (4, 0, 0, 0))
+    await eventually(statistics, lambda found: found == (4, 0, 0, 0))
 
 
 async def make_topic(servers: str, topic: str) -> None:

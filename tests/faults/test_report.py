@@ -27,8 +27,8 @@ def test_scenarios_are_chosen_by_the_beginning_of_their_names() -> None:
 
 
 def result(*, lost: int = 0, wrong: list[str] | None = None) -> Result:
-    figures = {"accepted": 100, "lost": lost, "duplicates": 3, "causes": {"1": 2, "6": 1}}
-    return Result(QUICK[0], 12.0, figures, 1.25, wrong or [])
+    statistics = {"accepted": 100, "lost": lost, "duplicates": 3, "causes": {"1": 2, "6": 1}}
+    return Result(QUICK[0], 12.0, statistics, 1.25, wrong or [])
 
 
 def test_the_last_line_adds_up_and_names_what_failed() -> None:
@@ -40,7 +40,7 @@ def test_the_last_line_adds_up_and_names_what_failed() -> None:
     }  # fmt: skip
 
 
-def test_the_table_has_a_row_with_the_figures_of_each_scenario() -> None:
+def test_the_table_has_a_row_with_the_statistics_of_each_scenario() -> None:
     *_, passed, failed = table([result(), result(lost=1)]).splitlines()
 
     assert passed.endswith("| 100 | 0 | 3 (2 by 1, 1 by 6) | 1.2 s |")
@@ -50,7 +50,7 @@ def test_the_table_has_a_row_with_the_figures_of_each_scenario() -> None:
 
 def test_a_row_names_second_dead_letters_and_messages_that_are_handled_and_dead() -> None:
     ended = result()
-    ended.figures.update(dead_twice=4, done_and_dead={"1": 2, "6": 3})
+    ended.statistics.update(dead_twice=4, done_and_dead={"1": 2, "6": 3})
     *_, row = table([ended]).splitlines()
 
     ends = "4 second dead letters; 5 handled and dead (2 by 1, 3 by 6)"

@@ -15,12 +15,12 @@ from pipeline import redriving
 from pipeline.kafka import Connection
 from pipeline.lake import Lake
 from tests.pipeline.conftest import Command
-from tests.pipeline.installation import Installation, ingest
+from tests.pipeline.namespace import Namespace, ingest
 from tests.pipeline.processes import killed
 from tests.pipeline.test_ingest import assert_each_record_once, made, table
 from tests.pipeline.test_load import delivered
 from tests.unit.core.batches import acquire
-from tests.worker.harness import Installation as Written
+from tests.worker.harness import Namespace as Written
 from tests.worker.harness import Worker, eventually
 from tests.worker.test_dead_letters import yard_of
 
@@ -46,7 +46,7 @@ MOMENTS = [
 
 def test_after_kills_in_mid_batch_a_rerun_gives_what_an_undisturbed_one_gives(
     spark: SparkSession, connection: Connection, environment: dict[str, str], data: Path, tmp_path: Path,
-    made: Installation,
+    made: Namespace,
 ) -> None:  # fmt: skip
     made.mark(*[acquire([number]) for number in range(300)])
     made.many(made.names.messages, [b"v"] * 60)

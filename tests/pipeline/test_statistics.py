@@ -75,7 +75,7 @@ def windows(minutes: int) -> Windows:
     return Windows(NOON_MS, NOON_MS + minutes * MINUTE_MS, MINUTE_MS)
 
 
-def figures(found: DataFrame) -> Found:
+def by_window(found: DataFrame) -> Found:
     return {(row.queue, None if row.scope == "total" else row.starts_at.minute): row for row in found.collect()}
 
 
@@ -115,7 +115,7 @@ MESSAGES = [
 
 @pytest.fixture(scope="module")
 def found(spark: SparkSession) -> Found:
-    return figures(statistics(frame(spark, *MESSAGES), windows(MINUTES)))
+    return by_window(statistics(frame(spark, *MESSAGES), windows(MINUTES)))
 
 
 def test_each_event_counts_in_the_window_in_which_it_happened(found: Found) -> None:
@@ -181,7 +181,7 @@ def test_the_oldest_message_of_each_window_is_found_among_many(found: Found) -> 
 def test_a_range_that_cuts_windows_counts_only_what_is_in_it(spark: SparkSession) -> None:
     rows = frame(spark, *[acked("emails", second, second, second) for second in (10, 40, 70, 110)])
 
-    found = figures(statistics(rows, Windows(NOON_MS + 30_000, NOON_MS + 90_000, MINUTE_MS)))
+    found = by_window(statistics(rows, Windows(NOON_MS + 30_000, NOON_MS + 90_000, MINUTE_MS)))
 
     assert [found["emails", window].sent for window in (0, 1, None)] == [1, 1, 2]
     assert [found["emails", window].seconds for window in (0, 1, None)] == [30, 30, 60]

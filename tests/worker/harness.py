@@ -195,23 +195,23 @@ class Worker(rig.worker.Worker):
         """Status and text of a page; status 0 without an answer."""
         return await asyncio.to_thread(self.get, path)
 
-    async def figures(self, *, scope: str = "") -> dict[str, Any]:
+    async def statistics(self, *, scope: str = "") -> dict[str, Any]:
         """The JSON of /api/queues, or {} without an answer."""
         return await asyncio.to_thread(self.statistics, scope)
 
     async def queue(self, name: str) -> dict[str, Any]:
-        """Figures of one queue, {} before its first marker."""
-        figures = await self.figures()
-        found: dict[str, Any] = figures.get("queues", {}).get(name, {})
+        """Return the statistics of one queue; {} before its first marker."""
+        statistics = await self.statistics()
+        found: dict[str, Any] = statistics.get("queues", {}).get(name, {})
         return found
 
     async def handlers(self) -> dict[str, dict[str, Any]]:
         """What handlers processes this worker has, by group."""
-        figures = await self.figures(scope="worker")
-        return {each["group"]: each for each in figures.get("handlers", [])}
+        statistics = await self.statistics(scope="worker")
+        return {each["group"]: each for each in statistics.get("handlers", [])}
 
     async def partitions(self) -> dict[int, dict[str, Any]]:
-        """Figures of this worker's markers partitions."""
+        """Statistics of this worker's markers partitions."""
         return await asyncio.to_thread(self.owned)
 
 
@@ -228,7 +228,7 @@ class Sent(NamedTuple):
         return record_headers.record_id(self.source, self.offset)
 
 
-class Installation:
+class Namespace:
     """The topics of one prefix: what clients write, and all that has been written so far."""
 
     def __init__(self, bootstrap_servers: str, names: Names, *, markers_partitions: int = 2) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker import EmbeddedBroker
-from tests.worker.harness import Installation, Worker, admin, eventually
+from tests.worker.harness import Namespace, Worker, admin, eventually
 
 pytestmark = pytest.mark.verify
 
@@ -25,7 +25,7 @@ async def test_a_local_table_of_a_changelog_that_was_made_anew_is_not_believed(
     Found by the simulation: mutant "only a table that is ahead of its changelog is thrown away".
     """
     one = await new_worker(environment={"MARQ_DATA_DIR": str(tmp_path / "one")}).start().ready()
-    async with Installation(broker.bootstrap_servers, one.names) as marq:
+    async with Namespace(broker.bootstrap_servers, one.names) as marq:
         ended = await marq.send_many("ended", 5)
         await marq.applied(await marq.acquire(*ended, lease=FOR_LONG))
         await one.stop()
@@ -38,7 +38,7 @@ async def test_a_local_table_of_a_changelog_that_was_made_anew_is_not_believed(
         await marq.acquire(*still_open, lease=FOR_LONG)
 
     one = await new_worker(like=one).start().ready()
-    async with Installation(broker.bootstrap_servers, one.names) as marq:
+    async with Namespace(broker.bootstrap_servers, one.names) as marq:
         others = await marq.send_many("others", 100)
         await marq.applied(await marq.acquire(*others, lease=FOR_LONG))
     await one.stop()

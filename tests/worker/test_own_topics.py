@@ -14,16 +14,16 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 import marq
 from tests.worker.conftest import client_of
-from tests.worker.harness import LIMIT_SECONDS, Installation, Worker, admin
+from tests.worker.harness import LIMIT_SECONDS, Namespace, Worker, admin
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def topic(installation: Installation, queues: marq.Queues, queue: str) -> AsyncIterator[str]:
+async def topic(namespace: Namespace, queues: marq.Queues, queue: str) -> AsyncIterator[str]:
     """The topic of the test's queue."""
-    name = f"{installation.names.prefix}-{queue}"
-    async with admin(installation.bootstrap_servers) as client:
+    name = f"{namespace.names.prefix}-{queue}"
+    async with admin(namespace.bootstrap_servers) as client:
         await client.create_topics([NewTopic(name, 3, 1)])
     await queues.change(queue, topic=name)
     yield name
@@ -32,28 +32,28 @@ async def topic(installation: Installation, queues: marq.Queues, queue: str) -> 
 
 
 async def test_a_page_shows_records_of_queues_and_of_no_other_topic(
-    installation: Installation, shared_worker: Worker, topic: str
+    namespace: Namespace, shared_worker: Worker, topic: str
 ) -> None:
-    other = f"{installation.names.prefix}-salaries"
-    async with admin(installation.bootstrap_servers) as client:
+    other = f"{namespace.names.prefix}-salaries"
+    async with admin(namespace.bootstrap_servers) as client:
         await client.create_topics([NewTopic(other, 1, 1)])
     shown = []
 
     for name in (topic, other):
-        sent = await installation.producer.send_and_wait(name, b"payload-of-somebody", partition=0)
+        sent = await namespace.producer.send_and_wait(name, b"payload-of-somebody", partition=0)
         shown.append(await shared_worker.page(f"/api/message?id={name}/0/{sent.offset}"))
 
     assert ["payload-of-somebody" in text for _, text in shown] == [True, False]
     assert [status for status, _ in shown] == [200, 200]
 
 
-async def delete(installation: Installation, topic: str) -> None:
-    async with admin(installation.bootstrap_servers) as client:
+async def delete(namespace: Namespace, topic: str) -> None:
+    async with admin(namespace.bootstrap_servers) as client:
         await client.delete_topics([topic])
 
 
-async def refuse_records_without_key(installation: Installation, topic: str) -> None:
-    async with admin(installation.bootstrap_servers) as client:
+async def refuse_records_without_key(namespace: Namespace, topic: str) -> None:
+    async with admin(namespace.bootstrap_servers) as client:
         compact = {"cleanup.policy": "compact"}
         await client.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, compact)])
 
@@ -64,18 +64,18 @@ async def refuse_records_without_key(installation: Installation, topic: str) -> 
     ids=["deleted", "refusing", "reset"],
 )
 async def test_a_copy_takes_the_shared_topic(
-    installation: Installation,
+    namespace: Namespace,
     shared_worker: Worker,
     queues: marq.Queues,
     topic: str,
     queue: str,
-    how: Callable[[Installation, str], Awaitable[None]] | None,
+    how: Callable[[Namespace, str], Awaitable[None]] | None,
     key: bytes | None,
 ) -> None:
-    await installation.producer.send_and_wait(topic, b"value", key=key)
+    await namespace.producer.send_and_wait(topic, b"value", key=key)
     async with marq.Consumer(queue, **client_of(shared_worker), lease=600) as consumer:
         [message] = await consumer.receive(1, wait=LIMIT_SECONDS)
-        await (how(installation, topic) if how else queues.reset(queue))
+        await (how(namespace, topic) if how else queues.reset(queue))
         await message.release(0)
 
         [again] = await consumer.receive(1, wait=LIMIT_SECONDS)

@@ -25,7 +25,7 @@ from marq.wire.names import Names
 from tests.worker import standstill
 from tests.worker.conftest import workers
 from tests.worker.handling import Handlers
-from tests.worker.harness import ROOT, Installation, Worker, admin, eventually
+from tests.worker.harness import ROOT, Namespace, Worker, admin, eventually
 
 pytestmark = pytest.mark.verify
 
@@ -79,7 +79,7 @@ class Victim:
 
 
 async def write_markers(broker: EmbeddedBroker, victim: Victim) -> None:
-    async with Installation(broker.bootstrap_servers, victim.worker.names) as marq:
+    async with Namespace(broker.bootstrap_servers, victim.worker.names) as marq:
         for partition in (0, 1):
             await marq.acquire(await marq.send("waits", partition=partition), lease=60)
 
@@ -160,7 +160,7 @@ async def test_a_handlers_process_whose_consumer_brings_nothing_ends_and_is_foll
 async def test_a_worker_whose_broker_hangs_and_one_that_was_stopped_itself_go_on(tmp_path: Path) -> None:
     with EmbeddedBroker() as broker, contextlib.contextmanager(workers)(broker, tmp_path) as new_worker:
         worker = await new_worker(environment={"MARQ_WATCHDOG": "5"}).start().ready(limit=LIMIT_SECONDS)
-        async with Installation(broker.bootstrap_servers, worker.names) as marq_:
+        async with Namespace(broker.bootstrap_servers, worker.names) as marq_:
             sent = await marq_.send_many("waits", 2)
             await marq_.applied(await marq_.acquire(sent[0], lease=1))
             await eventually(lambda: marq_.copies_of(sent[0]))

@@ -12,7 +12,7 @@ from app.check.brokers import APIS, Appended, judge_apis, judge_clock
 from app.check.findings import Finding, Level, exit_code, fine, problem, report, warning
 from app.check.machine import Port, judge_packages, judge_port
 from app.check.members import Page, judge_members, judge_pages
-from app.check.rights import UNKNOWN, Allowed, Use, missing, operations
+from app.check.permissions import UNKNOWN, Allowed, Use, missing, operations
 from app.check.topics import judge_missing, judge_topics
 from app.identity import Identity
 from config.settings import AppSettings, Role
@@ -240,7 +240,7 @@ def test_clocks_are_judged(sent: int, level: Level, said: str) -> None:
     assert (found.level, said in found.found) == (level, True)
 
 
-# --- rights -----------------------------------------------------------------------------------------------------------
+# --- permissions ------------------------------------------------------------------------------------------------------
 
 
 def test_operations_are_read_from_bits() -> None:
@@ -259,7 +259,7 @@ def test_a_worker_needs_its_right_on_every_group_and_a_consumer_on_one() -> None
 
     lacking = missing(CLIENT, "worker", use, Allowed(groups=groups))
 
-    assert [(right.name, right.operation) for right in lacking] == [(NAMES.named_group(""), "Read")]
+    assert [(each.name, each.operation) for each in lacking] == [(NAMES.named_group(""), "Read")]
     assert missing(CLIENT, "consumer", use, Allowed(groups=groups)) == []
 
 
@@ -268,7 +268,7 @@ def test_a_service_needs_nothing_on_topics_of_other_queues() -> None:
 
     lacking = missing(CLIENT, "sender", Use(own_topics=["theirs", "ours"]), allowed)
 
-    assert [(right.name, right.operation) for right in lacking] == [("ours", "Write")]
+    assert [(each.name, each.operation) for each in lacking] == [("ours", "Write")]
 
 
 def test_what_a_worker_uses_follows_from_the_definitions_and_its_roles() -> None:
@@ -293,7 +293,7 @@ def test_a_tracker_that_places_queues_has_to_see_how_far_groups_have_read() -> N
     handlers = Use.of(definitions, NAMES, worker_settings("handlers", backlog=False))
 
     lacking = missing(CLIENT, "worker", tracker, denied)
-    assert [(right.name, right.operation) for right in lacking] == [(NAMES.messages, "Read")]
+    assert [(each.name, each.operation) for each in lacking] == [(NAMES.messages, "Read")]
     assert missing(CLIENT, "worker", handlers, denied) == []
 
 
@@ -306,7 +306,10 @@ def test_a_tracker_that_counts_what_waits_has_to_read_messages() -> None:
     counts_not = Use.of(definitions, NAMES, worker_settings("tracker", backlog=False))
 
     lacking = missing(CLIENT, "worker", counts, denied)
-    assert [(right.name, right.operation) for right in lacking] == [("orders", "Read"), (NAMES.backlog, "Read")]
+    assert [(each.name, each.operation) for each in lacking] == [
+        ("orders", "Read"),
+        (NAMES.backlog, "Read"),
+    ]
     assert missing(CLIENT, "worker", counts_not, denied) == []
 
 

@@ -82,7 +82,7 @@ def part(partition: int, applied: int, **other: object) -> dict[str, object]:
     return {"partition": partition, "applied_offset": applied, "state": "owner", "alarm": "", **other}
 
 
-def test_figures_are_whole_when_the_owners_have_read_each_partition_to_its_end() -> None:
+def test_statistics_are_whole_when_the_owners_have_read_each_partition_to_its_end() -> None:
     first, second = {"partitions": [part(0, 9)]}, {"partitions": [part(1, 4)]}
 
     assert covers([first, second], {0: 10, 1: 5})

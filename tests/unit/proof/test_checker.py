@@ -40,7 +40,7 @@ ZEROTH, ACQUIRED = {"record": f"{LOG}/0"}, {"kind": "ACQUIRE", "offsets": [0]}
 TRUNCATED = {"process": MARKERS, "type": "ok", "op": "truncate", "offset": 3}
 
 
-def test_a_clean_history_passes_and_its_figures_are_right() -> None:
+def test_a_clean_history_passes_and_its_statistics_are_right() -> None:
     report = check(clean())
 
     assert [str(finding) for finding in report.findings] == []

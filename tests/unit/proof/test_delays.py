@@ -142,7 +142,7 @@ def clean() -> Events:
     return events_of(tell, DelayedStory)
 
 
-def test_a_clean_history_passes_and_its_figures_are_right() -> None:
+def test_a_clean_history_passes_and_its_statistics_are_right() -> None:
     report = check(clean())
 
     assert [str(finding) for finding in report.findings] == []

@@ -14,7 +14,7 @@ from proof.findings import Report
 from proof.fold import DEAD_LETTERED, LEASED, REDELIVERED
 from proof.history import Event
 
-#: Figures that the checker and the data pipeline's audit have under the same names.
+#: Statistics that the checker and the data pipeline's audit have under the same names.
 SHARED = ("sent", "acked", "dead", "acked_and_dead", "lost", "duplicates", "redelivered")
 
 
@@ -38,7 +38,7 @@ class Result:
     broken: list[str]
     seconds: float
 
-    def figures(self) -> dict[str, Any]:
+    def statistics(self) -> dict[str, Any]:
         """Return the JSON object: counts, times in ms, and seconds."""
         report = self.report
         return {
