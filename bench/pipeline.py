@@ -115,7 +115,7 @@ def bars(medians: Medians) -> list[Bar]:
     limits = [
         Bar("ingest, at least", markers / largest["ingest_seconds"], INGEST_PER_SECOND, "markers/s", at_least=True),
         Bar("lifecycle and audit together, at least", judged, JUDGED_PER_SECOND, "markers/s", at_least=True),
-        Bar("memory of a job, at the most", memory, MAX_MEMORY_GIB, "GiB"),
+        Bar("peak memory of a job", memory, MAX_MEMORY_GIB, "GiB"),
     ]
     if len(medians) > 1:
         growth = _marker_seconds(largest) / _marker_seconds(smallest)

@@ -144,7 +144,7 @@ def bars(medians: Medians) -> list[Bar]:
     if measurements["pending"] > BARRED_PENDING:
         return []
     return [
-        Bar("memory of the worker, at the most", peak_mib(measurements), MAX_MEMORY_MIB, "MiB"),
+        Bar("peak memory of the worker", peak_mib(measurements), MAX_MEMORY_MIB, "MiB"),
         Bar("restart with its data: delivering after", measurements["restart_seconds"], RESTART_SECONDS, "s"),
         Bar("lateness, 99 of 100 messages", measurements["lateness_p99_ms"], LATENESS_P99_MS, "ms"),
         Bar("scheduled", measurements["scheduled_per_second"], SCHEDULED_PER_SECOND, "a second", at_least=True),

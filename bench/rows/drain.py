@@ -21,7 +21,7 @@ LEAST_OF_SHARE, GOAL_OF_SHARE = 0.45, 1.0
 RUN, RUN_BATCH, ITERATE = "marq run", "marq run_batch", "marq iterate"
 AIOKAFKA, GROUP, SHARE = "aiokafka group", "confluent group", "confluent share group"
 QUORUM = "rabbitmq quorum queue"
-#: Prefetch and concurrency beside RabbitMQ.
+#: Prefetch and concurrency for the comparison with RabbitMQ.
 PREFETCH = 2_000
 CONSUMER_MIB, WORKER_MIB = 250.0, 400.0
 #: Bytes of markers and changelog, divided by the payload's.
@@ -94,8 +94,15 @@ def bars(medians: Medians) -> list[Bar]:
     of_group = medians[RUN]["rate"] / medians[GROUP]["rate"]
     of_share = medians[RUN_BATCH]["rate"] / medians[SHARE]["rate"]
     return [
-        Bar("drain by run: rate, of the confluent group's", of_group, LEAST_OF_GROUP, "times", True, GOAL_OF_GROUP),
-        Bar("drain by run_batch: rate, of the share group's", of_share, LEAST_OF_SHARE, "times", True, GOAL_OF_SHARE),
+        Bar("run: rate relative to the consumer group", of_group, LEAST_OF_GROUP, "times", True, GOAL_OF_GROUP),
+        Bar(
+            "run_batch: rate relative to the share group",
+            of_share,
+            LEAST_OF_SHARE,
+            "times",
+            True,
+            GOAL_OF_SHARE,
+        ),
     ]
 
 
@@ -104,12 +111,7 @@ def memory_bars(medians: Medians) -> list[Bar]:
     return [
         Bar("peak memory of a consumer", run["consumer_peak_mib"], CONSUMER_MIB, "MiB"),
         Bar("peak memory of a worker", run["worker_peak_mib"], WORKER_MIB, "MiB"),
-        Bar(
-            "markers and changelog",
-            run["markers_and_changelog_of_payload"],
-            MOST_OF_PAYLOAD,
-            "times the payload",
-        ),
+        Bar("markers and changelog", run["markers_and_changelog_of_payload"], MOST_OF_PAYLOAD, "times the payload"),
     ]
 
 
@@ -197,7 +199,7 @@ WORK = (
 
 def work_bars(what: str, medians: Medians) -> list[Bar]:
     of_share = medians[RUN]["rate"] / medians[SHARE]["rate"]
-    return [Bar(f"{what}: rate, of the share group's", of_share, 1.0, "times", at_least=True)]
+    return [Bar(f"{what}: rate relative to the share group", of_share, 1.0, "times", at_least=True)]
 
 
 def _work_row(work: Work) -> Row:

@@ -1,4 +1,4 @@
-"""Times of single messages: from send to handler, alone and beside a flooded queue, and of redeliveries."""
+"""Latency of single messages: from send to handler, alone and next to a flooded queue, and of redeliveries."""
 
 from __future__ import annotations
 
@@ -65,21 +65,21 @@ LATENCY = Row(
 
 # --- neighbours -------------------------------------------------------------------------------------------------------
 
-ALONE, BESIDE, APART = "alone", "beside a flood", "beside a flood, spread of 1"
+ALONE, SHARED, APART = "alone", "with a flooded queue", "with a flooded queue, partitions = 1"
 QUIET_QUEUE, QUIET_PER_SECOND = "quiet", 200
 FLOOD_PER_SECOND, BURST = 40_000, 40_000
-#: With spread, the limit of the quiet queue's p99: a multiple of that without a flood, or ms, whichever is more.
+#: Limits of the quiet queue's p99 with `partitions = 1`: a multiple of that without a flood, or ms. The larger counts.
 MOST_OF_ALONE, MOST_MS = 3.0, 40.0
 
 
-def neighbours(bench: Bench, flood: bool, spread: bool) -> Measurements:
+def neighbours(bench: Bench, flood: bool, apart: bool) -> Measurements:
     """Measure a quiet queue while messages of another one, without consumers, arrive in bursts and pile up.
 
-    In shared partitions the quiet queue's consumer has to read through them; with spread, the queues share none.
+    In shared partitions the quiet queue's consumer reads them too. If ``apart``, each queue has its own partition.
     """
     prefix, size = bench.prefix(), bench.size
     flooded = neighbour(QUIET_QUEUE, size.partitions)
-    if spread:
+    if apart:
         asyncio.run(place(bench.servers, prefix, [QUIET_QUEUE, flooded], 1, size.partitions))
     sent, unmeasured = QUIET_PER_SECOND * (SECONDS + UNMEASURED_SECONDS), QUIET_PER_SECOND * UNMEASURED_SECONDS
     with ExitStack() as stack:
@@ -111,7 +111,7 @@ def neighbour(queue: str, partitions: int) -> str:
 def neighbours_bars(medians: Medians) -> list[Bar]:
     limit = max(MOST_OF_ALONE * medians[ALONE]["p99_ms"], MOST_MS)
     return [
-        Bar("a quiet queue beside a flooded one, each with a spread of 1: p99", medians[APART]["p99_ms"], limit, "ms")
+        Bar("a quiet queue next to a flooded one, each with partitions = 1: p99", medians[APART]["p99_ms"], limit, "ms")
     ]
 
 
@@ -119,9 +119,9 @@ NEIGHBOURS = Row(
     "neighbours",
     f"{QUIET_PER_SECOND} messages a second of a queue, and {FLOOD_PER_SECOND:,} of another at once: send to handler",
     {
-        ALONE: partial(neighbours, flood=False, spread=False),
-        BESIDE: partial(neighbours, flood=True, spread=False),
-        APART: partial(neighbours, flood=True, spread=True),
+        ALONE: partial(neighbours, flood=False, apart=False),
+        SHARED: partial(neighbours, flood=True, apart=False),
+        APART: partial(neighbours, flood=True, apart=True),
     },
     neighbours_bars,
     runs=3,
@@ -131,7 +131,7 @@ NEIGHBOURS = Row(
 # --- redelivery -------------------------------------------------------------------------------------------------------
 
 MESSAGES, LEASE_S = 20_000, 5.0
-QUIET, BUSY = "nothing else", "beside other traffic"
+QUIET, BUSY = "nothing else", "with other traffic"
 #: Messages a second of another queue in the same partitions, sent, handled and acked meanwhile.
 TRAFFIC_PER_SECOND = 2_000
 #: Limits by figure: name, limit, unit.
@@ -188,7 +188,7 @@ def expiry(bench: Bench) -> Measurements:
 
 def expiry_bars(medians: Medians) -> list[Bar]:
     rate = medians["marq"]["redelivered_per_second"]
-    name = "leases that end at once: handled again and acked"
+    name = "leases that expire together: redelivered and acked"
     return [Bar(name, rate, EXPIRED_PER_SECOND, "messages/s", at_least=True)]
 
 

@@ -45,12 +45,12 @@ async def define(servers: str, prefix: str, queues: list[str]) -> None:
 
 def queues_bars(medians: Medians) -> list[Bar]:
     of_one = medians[MANY]["messages_per_second"] / medians[ONE]["messages_per_second"]
-    return [Bar(f"{MANY}, of the speed of one", of_one, LEAST_OF_ONE, "times", at_least=True)]
+    return [Bar(f"{MANY}: rate relative to one queue", of_one, LEAST_OF_ONE, "times", at_least=True)]
 
 
 QUEUES_ROW = Row(
     "queues",
-    f"one consumer of a group serves {MANY} that share a topic, beside a group of one",
+    f"one consumer of a group serves {MANY} that share a topic, next to a group with one queue",
     {ONE: partial(grouped, count=1), MANY: partial(grouped, count=QUEUES)},
     queues_bars,
     runs=3,
@@ -60,9 +60,10 @@ QUEUES_ROW = Row(
 # --- readers ----------------------------------------------------------------------------------------------------------
 
 READERS, PROCESSES, PARTITIONS, MARKERS_PARTITIONS = 200, 4, 128, 4
-WITHOUT, WITH = "without spread", "spread of 1"
-#: Messages of each queue. Without spread all consumers read all of them; with it, few would let other bytes dominate.
-MESSAGES = {WITHOUT: 50, WITH: 1_000}
+EVERYWHERE, APART = "all partitions", "partitions = 1"
+#: Messages of each queue. On all partitions, each consumer reads those of all queues. On one partition, other bytes
+#: would dominate if there were few.
+MESSAGES = {EVERYWHERE: 50, APART: 1_000}
 #: Bytes read, divided by the payload's.
 MOST_OF_PAYLOAD = 4.0
 
@@ -70,7 +71,7 @@ MOST_OF_PAYLOAD = 4.0
 def read(bench: Bench, name: str) -> Measurements:
     """Measure the bytes that consumers read for each message they receive.
 
-    Without spread each reads the whole topic. With a spread of 1, it reads one partition, which it shares on average
+    By default each reads the whole topic. With ``partitions = 1`` it reads one partition, which it shares on average
     with (queues - 1) / partitions other queues: of 200 queues in 128 partitions, 2.6 times the bytes of its messages,
     each with some 20 bytes around the payload.
     """
@@ -102,7 +103,7 @@ async def prepare(servers: str, prefix: str, name: str, size: int) -> None:
     """Create the topics, place the queues, and send the messages."""
     await make_topics(servers, prefix, PARTITIONS, markers_partitions=MARKERS_PARTITIONS)
     queues = [queue_name(number) for number in range(READERS)]
-    if name == WITH:
+    if name == APART:
         await place(servers, prefix, queues, 1, PARTITIONS)
     async with marq.Producer(servers, prefix=prefix) as producer:
         for queue in queues:
@@ -110,8 +111,8 @@ async def prepare(servers: str, prefix: str, name: str, size: int) -> None:
 
 
 def readers_bars(medians: Medians) -> list[Bar]:
-    of_payload = medians[WITH]["bytes_read_of_payload"]
-    what = f"{READERS} consumers of a queue each, {PARTITIONS} partitions, spread of 1: bytes read"
+    of_payload = medians[APART]["bytes_read_of_payload"]
+    what = f"{READERS} consumers with a queue each, {PARTITIONS} partitions, partitions = 1: bytes read"
     return [Bar(what, of_payload, MOST_OF_PAYLOAD, "times the payload")]
 
 

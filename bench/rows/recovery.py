@@ -159,7 +159,7 @@ async def recover(bench: Bench) -> Measurements:
 def bars(medians: Medians) -> list[Bar]:
     measurements, limit = medians["marq"], load_settings().session_timeout + TAKEOVER_SECONDS
     return [
-        Bar("memory of a worker, at the most", peak_mib(measurements), MAX_MEMORY_MIB, "MiB"),
+        Bar("peak memory of a worker", peak_mib(measurements), MAX_MEMORY_MIB, "MiB"),
         Bar("restart with its data: firing after", measurements["restart_firing_seconds"], RESTART_SECONDS, "s"),
         Bar("data lost: firing after", measurements["rebuild_firing_seconds"], REBUILD_SECONDS, "s"),
         Bar("standby: firing after", measurements["takeover_seconds"], limit, "s"),

@@ -79,7 +79,15 @@ def concurrent(bench: Bench) -> Measurements:
 
 def concurrency_bars(medians: Medians) -> list[Bar]:
     of_loop = medians["marq"]["of_bare_loop"]
-    return [Bar(f"{CONCURRENCY:,} handlers of {WORK_MS} ms, of a bare loop", of_loop, LEAST_OF_LOOP, "times", True)]
+    return [
+        Bar(
+            f"{CONCURRENCY:,} handlers of {WORK_MS} ms: rate of bare tasks",
+            of_loop,
+            LEAST_OF_LOOP,
+            "times",
+            True,
+        )
+    ]
 
 
 CONCURRENCY_ROW = Row(
@@ -166,7 +174,7 @@ def check_handled(files: list[Path], count: int) -> None:
 
 def scale_bars(medians: Medians) -> list[Bar]:
     of_one = medians[TWO]["messages_per_second"] / medians[ONE]["messages_per_second"]
-    what = f"two consumers and two workers, of the speed of one of each ({LEAST_OF_ONE:g} less {NOISE:.0%} of noise)"
+    what = f"two consumers and two workers: rate relative to one of each ({LEAST_OF_ONE:g} minus {NOISE:.0%} noise)"
     return [Bar(what, of_one, LEAST_OF_ONE - NOISE, "times", at_least=True)]
 
 

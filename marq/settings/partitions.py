@@ -92,15 +92,15 @@ class Placement:
 EVERYWHERE = Placement()
 
 
-def subset(queue: str, partitions: int, spread: int | None) -> Partitions:
-    """Return the partitions of a queue; None for all, if ``partitions`` is None or at least their number.
+def subset(queue: str, partitions: int, count: int | None) -> Partitions:
+    """Return the partitions of a queue that lives on ``count`` of them; None for all of them.
 
     A partition's weight is the first 8 bytes, big-endian, of the SHA-256 of ``partition:queue`` as UTF-8.
     """
-    if spread is None or spread >= partitions:
+    if count is None or count >= partitions:
         return None
     ranked = sorted(range(partitions), key=lambda partition: _weight(queue, partition), reverse=True)
-    return tuple(sorted(ranked[:spread]))
+    return tuple(sorted(ranked[:count]))
 
 
 def union(several: Iterable[Partitions]) -> Partitions:

@@ -335,11 +335,7 @@ async def test_permissions_are_missing_until_the_commands_were_run(
     await allow(
         secured.bootstrap_servers,
         user,
-        [
-            permission
-            for permission in needed
-            if (permission.kind, permission.name, permission.operation) not in without
-        ],
+        [each for each in needed if (each.kind, each.name, each.operation) not in without],
     )
 
     found = (await guarded(role)).problem(f"permissions as {role}")

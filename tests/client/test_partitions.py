@@ -89,8 +89,8 @@ async def readers(servers: str, prefix: str) -> AsyncIterator[Readers]:
     await readers.stop()
 
 
-def of(queue: str, spread: int) -> list[int]:
-    found = subset(queue, PARTITIONS, spread)
+def of(queue: str, count: int) -> list[int]:
+    found = subset(queue, PARTITIONS, count)
     assert found is not None
     return list(found)
 

@@ -237,7 +237,7 @@ class Namespace:
         self.markers_partitions = markers_partitions
         self._readers: dict[str, tuple[AIOKafkaConsumer, list[Record]]] = {}
         self._ends: AIOKafkaConsumer | None = None
-        self._spread = itertools.count()
+        self._next_partition = itertools.count()
 
     async def __aenter__(self) -> Self:
         self.producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap_servers, max_request_size=4 << 20)

@@ -90,7 +90,7 @@ def test_fewer_partitions_than_settings_ask_for() -> None:
     )
 
 
-def test_a_spread_over_more_partitions_than_there_are() -> None:
+def test_a_queue_with_more_partitions_than_its_topic() -> None:
     [found] = judge_partitions(CLIENT, definitions(emails={"partitions": 6}), topics(4))
 
     assert (found.subject, found.expected) == ("queue emails", "at most 4")

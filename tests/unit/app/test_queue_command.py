@@ -127,6 +127,6 @@ def test_a_queue_on_few_partitions_is_shown_with_where_it_is_sent_and_read() -> 
     assert moved["partitions"] == {"sent_to": (3, 7), "read": (3, 7)}
 
 
-def test_a_spread_is_a_number_or_all() -> None:
+def test_partitions_is_a_number_or_all() -> None:
     assert read_changes(["partitions=2"], []) == {"partitions": 2}
     assert read_changes(["partitions=all"], []) == {"partitions": "all"}

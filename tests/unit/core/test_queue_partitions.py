@@ -42,9 +42,9 @@ def test_queues_are_spread_evenly() -> None:
     assert 190 < min(counts.values()) <= max(counts.values()) < 310
 
 
-def test_a_wider_spread_keeps_the_partitions_of_a_narrower_one() -> None:
+def test_more_partitions_include_the_previous_ones() -> None:
     for queue in QUEUES[:100]:
-        for narrow, wide in pairwise(subset(queue, 32, spread) or () for spread in range(1, 32)):
+        for narrow, wide in pairwise(subset(queue, 32, count) or () for count in range(1, 32)):
             assert set(narrow) < set(wide)
 
 
@@ -163,14 +163,14 @@ def test_definitions_have_the_placements_and_tell_when_one_has_changed() -> None
 # --- the setting ------------------------------------------------------------------------------------------------------
 
 
-def test_a_spread_is_a_number_of_partitions_or_all() -> None:
+def test_partitions_is_a_number_or_all() -> None:
     assert queue_settings().partitions is None
     assert queue_settings(check_document({"partitions": 2}, "here")).partitions == 2
     assert queue_settings({"partitions": 2}, check_document({"partitions": "all"}, "here")).partitions is None
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "some", 10_001, None])
-def test_another_spread_is_refused(value: object) -> None:
+def test_other_values_of_partitions_are_refused(value: object) -> None:
     with pytest.raises(
         ConfigError, match='here: partitions: expected a number of partitions from 1 to 10000, or "all"'
     ):
