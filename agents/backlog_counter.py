@@ -81,9 +81,9 @@ class BacklogCounter(Service):
         self.client = client
         self.owners = owners
         self.definitions = definitions
-        #: By queue; computed once a second.
+        #: Backlog by queue, computed once a second.
         self.queues: Mapping[str, QueueBacklog] = {}
-        #: Whether the counter runs. If not, the backlog is not 0 but unknown.
+        #: True while the counter runs; otherwise the backlog is unknown, not 0.
         self.counts = False
         #: Messages of unknown queues beyond the ones listed by name.
         self.others = 0
@@ -146,7 +146,7 @@ class BacklogCounter(Service):
                     await stop_consumer(consumer, STOP_S)
             except (
                 Exception
-            ) as error:  # whatever it is: a backlog counter that ended would leave old metrics for new ones
+            ) as error:  # any error: a stopped backlog counter would leave outdated metrics
                 self._complain("messages can't be read", error)
             if time.monotonic() - began_s > MAX_RETRY_S:
                 wait_s = RETRY_S
@@ -195,7 +195,7 @@ class BacklogCounter(Service):
             upkeep.cancel()
 
     async def _keep_up(self, consumer: AIOKafkaConsumer) -> None:
-        """Learn topics and commit, beside the counting."""
+        """Look up topics and commit positions while the counter runs."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:

@@ -56,7 +56,7 @@ class HandlerGroup:
 
 
 def _handled(reads: Iterable[int] | None, **told: Any) -> HandledQueue:
-    # JSON has no tuples.
+    # JSON has lists only.
     return HandledQueue(reads=None if reads is None else tuple(reads), **told)
 
 

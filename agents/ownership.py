@@ -76,7 +76,7 @@ class Ownership:
     _writer: PartitionWriter = field(init=False)
     _task: asyncio.Task[None] | None = None
     _furthest: int = 0
-    #: Whether the broker or the disk refused the last attempt; reset by the next write of rows.
+    #: True if the broker or the disk refused the last attempt; reset by the next write of rows.
     _refused: bool = False
     #: Folded batches whose rows are not in the changelog yet.
     _unacked: deque[tuple[Event, Fetched]] = field(default_factory=deque)

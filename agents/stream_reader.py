@@ -140,7 +140,7 @@ class StreamReader:
         if end < lane.start:
             self._made_anew = MarqError(
                 f"topic {source.topic}, partition {source.partition}: reading began at offset {lane.start}, and the "
-                f"log ends at {end}: the topic was made anew, or has lost records; beginning again with what is "
+                f"log ends at {end}: the topic was recreated or has lost records; continuing from what is "
                 "committed"
             )
             self._arrived.set()

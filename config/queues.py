@@ -37,7 +37,7 @@ class QueuesFile:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for files with equal definitions, whatever their path and layout."""
+        """Equal for files with equal definitions, independent of path and layout."""
         document = json.dumps(
             [self.defaults, self.queues, *([self.schedules] if self.schedules else [])], sort_keys=True, default=dict
         )

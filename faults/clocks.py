@@ -119,7 +119,7 @@ async def of_a_consumer(stage: Stage, _: Any) -> None:
 @scenario(
     "worker-clock-moved",
     f"the wall clock of the only worker is moved {_STEPS}; each time it is killed and comes back",
-    "nothing; redelivery stands still while there is no worker",
+    "nothing; redelivery stalls while there is no worker",
 )
 async def of_a_worker(stage: Stage, _: Any) -> None:
     """Its tables contain times: it restarts with them and a clock that is an hour behind."""

@@ -141,7 +141,7 @@ _HALF_OPEN = (
     " request arrives; each time the connections are dead afterwards"
 )
 _CONSUMER_SEEN = "its messages go to other consumers when their leases end; its late acks still count"
-_WORKER_SEEN = "redelivery stands still meanwhile"
+_WORKER_SEEN = "redelivery stalls meanwhile"
 
 
 def declare(client: str, slow_seen: str, seen: str) -> None:

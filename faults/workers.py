@@ -82,7 +82,7 @@ async def killed_in_the_transaction(stage: Stage, _: Any) -> None:
 @scenario(
     "worker-paused-past-the-session",
     "SIGSTOP of a worker until another one has its partitions, then SIGCONT",
-    "it is fenced and writes nothing more; redelivery stands still for the session timeout",
+    "it is fenced and writes nothing more; redelivery stalls for the session timeout",
 )
 async def paused_past_the_session(stage: Stage, _: Any) -> None:
     worker = await stage.begin()
@@ -96,7 +96,7 @@ async def paused_past_the_session(stage: Stage, _: Any) -> None:
 @scenario(
     "workers-restarted-one-by-one",
     "two workers are stopped and started again, one after the other",
-    "redelivery stands still for a moment",
+    "redelivery stalls for a moment",
 )
 async def rolling_restart(stage: Stage, _: Any) -> None:
     workers = [await stage.begin(), await stage.worker()]
@@ -109,7 +109,7 @@ async def rolling_restart(stage: Stage, _: Any) -> None:
 @scenario(
     "workers-join-and-leave",
     f"a worker comes and goes every few seconds for {CHURN_SECONDS:.0f} s, every other time by kill -9",
-    "redelivery stands still at each change, for the session timeout after a kill",
+    "redelivery stalls at each change, for the session timeout after a kill",
 )
 async def join_and_leave(stage: Stage, _: Any) -> None:
     await stage.begin()

@@ -1,7 +1,7 @@
 """Prometheus metrics of a service that uses marq: the extra ``marq[metrics]``.
 
-What workers can tell (deliveries, acks, what is open) is told by them. Here is what only the service knows: what its
-clients hold, and how long its handlers take. Nothing is measured unless it is asked for.
+Workers export deliveries, acks and messages in flight. This module exports what only the service knows: the state of
+its clients and the duration of its handlers. Nothing is measured unless you register a collector.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ClientCollector(Collector):
         yield breakers
         yield CounterMetricFamily(
             "marq_producer_messages_sent",
-            "Messages that were sent and confirmed, but for delayed ones.",
+            "Messages sent and confirmed, except delayed ones.",
             sum(each.sent for each in self._producers),
         )
         yield CounterMetricFamily(

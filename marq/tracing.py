@@ -91,7 +91,7 @@ def _with_context(headers: Any) -> Any:
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
     pairs = headers.items() if isinstance(headers, Mapping) else headers or ()
-    # Of a message that is passed on it has that of its sender.
+    # A forwarded message has a trace header from its original sender.
     kept = [pair for pair in pairs if not (isinstance(pair, tuple | list) and pair and pair[0] in carrier)]
     return [*kept, *[(name, value.encode()) for name, value in carrier.items()]]
 

@@ -63,7 +63,7 @@ def judged(messages: DataFrame, handled: DataFrame | None = None) -> DataFrame:
         "duplicates": F.greatest(F.lit(0), duplicates),
         "differences": F.size("differences") > 0,
         "pending": F.size("pending") > 0,
-        "unknown": ~known & (state != "nobody"),
+        "unknown": ~known & (state != "no_queue"),
     }
     return rows.select(
         "queue",

@@ -57,7 +57,7 @@ def lifecycle(parts: DataFrame, cut: Cut) -> DataFrame:
     return _rows(messages, cut)
 
 
-_ENDED = ("lost", "expired_unread", "nobody", "abandoned", "cancelled", "withdrawn")
+_ENDED = ("lost", "expired_unread", "no_queue", "abandoned", "cancelled", "withdrawn")
 _COUNTS = (
     "deaths", "died", "redelivered", "redrives", "copy_facts", "copy_fact_attempts", "copies", "copy_attempts",
 )  # fmt: skip
@@ -80,7 +80,7 @@ def _rows(messages: DataFrame, cut: Cut) -> DataFrame:
         .when(F.col("is_cancelled") | F.col("is_withdrawn"), "cancelled")
         .when(F.col("is_lost"), "lost")
         .when(F.col("is_expired_unread"), "expired_unread")
-        .when(F.col("is_nobody"), "nobody")
+        .when(F.col("is_no_queue"), "no_queue")
         .otherwise("strange")
     )
     open_ = F.col("open_state").isNotNull() | (F.col("state") == "on_the_way")

@@ -40,7 +40,7 @@ REASONS = 20
 _SHOWN_CHARACTERS = 200
 _POLL_S = 0.2
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-#: What is known of a dead letter.
+#: States of a dead letter in a redrive.
 _NOT_ASKED, _ASKED, _DONE, _BEFORE = range(4)
 
 
@@ -134,12 +134,12 @@ class Survey:
     def preview(self) -> dict[str, Any]:
         """Return the count, the time range, the reasons, and the oldest dead letters."""
         if not len(self):
-            return {"letters": 0, "oldest": None, "newest": None, "reasons": {}, "rows": []}
+            return {"dead_letters": 0, "oldest": None, "newest": None, "reasons": {}, "rows": []}
         reasons = self._frame.groupBy("reason").count().orderBy(F.desc("count"), "reason").limit(REASONS).collect()
         shown = self._frame.withColumn("dead_lettered_at", F.unix_millis("dead_lettered_at"))
         rows = shown.orderBy("dead_lettered_at", "partition", "offset").limit(SAMPLE_ROWS).collect()
         return {
-            "letters": len(self),
+            "dead_letters": len(self),
             "oldest": _iso(int(self._died_ms.min())),
             "newest": _iso(int(self._died_ms.max())),
             "reasons": {row["reason"]: row["count"] for row in reasons},

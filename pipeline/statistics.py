@@ -289,7 +289,7 @@ def _oldest(lives: DataFrame) -> DataFrame:
     """Return the oldest open message at the end of each window.
 
     In the order in which messages became available, one matters only if it outlives all before it, and then from the
-    window in which the last of these ended. So each window belongs to one message, whatever the backlog.
+    window in which the last of these ended. So each window belongs to one message, independent of the backlog.
     """
     groups = (
         lives.where(F.col("opened") < F.col("closed"))

@@ -64,10 +64,10 @@ _APPENDED = 1
 
 @dataclass(frozen=True)
 class Refusals:
-    """Why each missing topic could not be created, "" if it could; ``copies``: whether there are too few brokers."""
+    """Why each missing topic could not be created, "" if it could; ``replicas``: whether there are too few brokers."""
 
     reasons: dict[str, str] = field(default_factory=dict)
-    copies: bool = False
+    replicas: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ class ClusterView:
 
     async def refusals(self, missing: Iterable[TopicPlan]) -> Refusals:
         """Return which of the missing topics could not be created, without creating any."""
-        copies = self._client.replication_factor
-        topics = [NewTopic(plan.name, plan.partitions, copies, topic_configs=dict(plan.config)) for plan in missing]
+        replicas = self._client.replication_factor
+        topics = [NewTopic(plan.name, plan.partitions, replicas, topic_configs=dict(plan.config)) for plan in missing]
         answer = await self._admin.create_topics(topics, validate_only=True)
         reasons, too_many = dict.fromkeys((topic.name for topic in topics), ""), False
         for name, code, *text in answer.topic_errors:

@@ -1,4 +1,4 @@
-"""Examines an installation: collects facts from this machine and from the cluster, and judges them.
+"""Examines a namespace: collects facts from this machine and from the cluster, and judges them.
 
 It joins no group, creates no topic and uses no transactional id. It writes one record without a value to the queues
 topic, which means nothing and which compaction removes.
@@ -105,8 +105,8 @@ class Examination:
             self._add(
                 problem(
                     "check",
-                    f"not finished within {LIMIT_S:g} s: {self._step} was under way",
-                    advice="the broker is slow or went away meanwhile: run it again",
+                    f"not finished within {LIMIT_S:g} s; the last step was {self._step}",
+                    advice="the broker is slow or became unreachable: run the check again",
                 )
             )
         return self._findings
@@ -137,13 +137,13 @@ class Examination:
     async def _reached(self) -> bool:
         servers = self._client.bootstrap_servers
         if servers.startswith(MEMORY_SCHEME):
-            self._add(problem("broker", f"{servers} is the memory of one process", advice="set MARQ_BOOTSTRAP_SERVERS"))
+            self._add(problem("broker", f"{servers} is an in-memory broker", advice="set MARQ_BOOTSTRAP_SERVERS"))
             return False
         obstacle = await find_obstacle(self._client, REACH_LIMIT_S)
         if obstacle is not None:
             self._add(problem("broker", obstacle.what, advice=obstacle.advice))
             return False
-        self._add(fine("broker", f"{servers} can be used by {self._client.security_protocol}"))
+        self._add(fine("broker", f"{servers} is reachable with {self._client.security_protocol}"))
         return True
 
     @asynccontextmanager
@@ -199,11 +199,11 @@ class Examination:
         if missing:
             plans = planned(self._client, look.found)
             refusals = await self._ask(
-                "whether topics could be made", lambda: view.refusals(plans[name] for name in missing), failed=None
+                "permission to create topics", lambda: view.refusals(plans[name] for name in missing), failed=None
             )
             if refusals is not None:
-                reasons, copies = refusals.reasons, refusals.copies
-                self._add(*judge_missing(self._client, look.found, reasons, brokers, too_many_copies=copies))
+                reasons, replicas = refusals.reasons, refusals.replicas
+                self._add(*judge_missing(self._client, look.found, reasons, brokers, too_many_replicas=replicas))
         if look.found:
             self._add(*judge_topics(self._client, look.found, brokers, changelog=self._tracker))
 
@@ -312,7 +312,7 @@ class Examination:
                 warning(
                     "handlers",
                     f"their modules were not imported within {IMPORT_LIMIT_S:g} s",
-                    advice="a module must not wait for anything while it is imported",
+                    advice="a module must not block while it is imported",
                 )
             )
         except Exception as error:
@@ -363,9 +363,9 @@ class Examination:
             async with asyncio.timeout(QUESTION_LIMIT_S):
                 return await question()
         except TimeoutError:
-            self._add(problem(step, f"no answer within {QUESTION_LIMIT_S:g} s", advice="look at the broker's log"))
+            self._add(problem(step, f"no answer within {QUESTION_LIMIT_S:g} s", advice="see the broker's log"))
         except Exception as error:
-            self._add(problem(step, f"could not be found out: {str(error) or type(error).__name__}"))
+            self._add(problem(step, f"unknown: {str(error) or type(error).__name__}"))
         return failed
 
     def _add(self, *findings: Finding) -> None:

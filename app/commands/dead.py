@@ -37,7 +37,7 @@ FILTERS: Sequence[Callable[..., Any]] = (
     click.option("--id", "identity", metavar="ID", help="Only the message with this id."),
 )  # fmt: skip
 
-_COUNTS = (Column("queue", least=16), Column("letters", right=True), Column("reason", least=20))
+_COUNTS = (Column("queue", least=16), Column("dead letters", right=True), Column("reason", least=20))
 _LETTERS = (
     Column("id"),
     Column("died", rank=2),
@@ -91,7 +91,7 @@ async def dead(
 
 def _show_counts(counts: Sequence[Count], *, as_json: bool) -> None:
     if as_json:
-        rows = [{"queue": count.queue, "reason": count.reason, "letters": count.letters} for count in counts]
+        rows = [{"queue": count.queue, "reason": count.reason, "dead_letters": count.letters} for count in counts]
         print(json.dumps(rows))
     elif counts:
         show(_COUNTS, [(count.queue, f"{count.letters:,}", count.reason) for count in counts])

@@ -152,7 +152,7 @@ def _messages(metrics: Mapping[str, Any] | None) -> str:
 
 def lines(shown: Mapping[str, Any]) -> list[str]:
     group = "a group of its own" if shown["group"] is None else f"group {shown['group']}"
-    undefined = "" if shown["defined"] else "; nobody has defined it"
+    undefined = "" if shown["defined"] else "; not defined"
     values = {key: _toml(setting["value"]) for key, setting in shown["settings"].items()}
     width = max(map(len, values.values()))
     partitions = shown["partitions"]

@@ -41,7 +41,7 @@ _COUNT_DEAD_S = 30.0
 
 @command(click.option(
         "--scan", default=MAX_SCANNED, show_default=True, type=click.IntRange(1),
-        help="Records to read at the most for counting what waits, where the workers do not count it.",
+        help="Read at most this many records to count waiting messages if the workers do not count them.",
     ),
     WATCH,
     JSON,

@@ -29,7 +29,7 @@ from marq.settings.definitions import Definitions
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Source
 
-NOBODY = "nobody"
+NO_OWNER = "none"
 #: Characters at the end of a member id that tell the members of one process apart.
 _TAIL = 8
 
@@ -191,7 +191,7 @@ def _show(document: dict[str, Any]) -> None:
         [
             (
                 str(each["partition"]),
-                each["owner"] or NOBODY,
+                each["owner"] or NO_OWNER,
                 f"{each['behind']:,}",
                 f"{each['open']:,}",
                 _age(each["oldest_lease_seconds"]),
@@ -206,7 +206,7 @@ def _show(document: dict[str, Any]) -> None:
             group["group"],
             each["topic"],
             str(each["partition"]),
-            each["owner"] or (f"{NOBODY}, last {each['last_owner']}" if each["last_owner"] else NOBODY),
+            each["owner"] or (f"{NO_OWNER}, last {each['last_owner']}" if each["last_owner"] else NO_OWNER),
             (each["owner_id"] or "")[-_TAIL:],
             f"{each['earliest']:,}",
             "" if each["committed"] is None else f"{each['committed']:,}",
@@ -262,7 +262,7 @@ async def _groups(client: ClientSettings) -> dict[str, Group]:
 
 async def _group(admin: AIOKafkaAdminClient, group: DescribedGroup) -> Group:
     if group.error:
-        # Otherwise it would look as if nobody owned anything.
+        # Otherwise all partitions would seem to have no owner.
         raise for_code(group.error)
     owners = {
         Source(topic, number): member

@@ -33,7 +33,7 @@ EXIT_CODE = 75
 LOOK_SECONDS = 1.0
 #: Interval between two reports of the event loop: shorter, so that each look has a new one.
 SAY_SECONDS = 0.5
-#: Time limit of the last log lines: a log that nobody reads may be the reason for the stall.
+#: Time limit of the last log lines: a blocked log may be the reason for the stall.
 LAST_WORDS_SECONDS = 5.0
 
 
@@ -159,7 +159,7 @@ class StallDetector:
         self._cases = {subject: self._case(subject, standing) for subject, standing in sample.standings.items()}
         for subject, standing in sample.standings.items():
             if self._judge(subject, self._cases[subject], standing, passed_s):
-                return f"{subject} stands still: {standing.owes or 'what is there for it is not read'}"
+                return f"{subject} stalled: {standing.owes or 'available records are not read'}"
         return ""
 
     @property

@@ -52,7 +52,7 @@ class Credentials:
     def __init__(self, passwords: list[_Login], tokens: list[_Login], peer_token: str) -> None:
         self._passwords = passwords
         self._tokens = tokens
-        #: The token of workers and commands of this installation; empty if none is needed.
+        #: The token of this namespace's workers and commands; empty if none is needed.
         self.peer_token = peer_token
         self._key = secrets.token_bytes(32)
         self._remembered: dict[bytes, Visitor] = {}

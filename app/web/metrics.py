@@ -1,7 +1,7 @@
 """The metrics of one worker in the format of Prometheus, computed on request, so that messages cost nothing.
 
-Each worker reports the partitions that it owns, so the sum over all workers is that of the installation. Counters begin
-at 0 with the worker (agents/statistics.py). docs/operations/monitoring.md explains each metric; a test compares both.
+Each worker reports the partitions that it owns, so add up the values of all workers. Counters start at 0 with the
+worker (agents/statistics.py). docs/operations/monitoring.md explains each metric; a test compares both.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ _PARTITION_GAUGES = (
 _PARTITION_COUNTERS = (
     ("marq_marker_records_folded", "Records of markers that were folded into the table.", "folded"),
     ("marq_marker_records_skipped", "Records of markers that the table had already.", "skipped"),
-    ("marq_marker_records_quarantined", "Records that are no markers, put aside.", "quarantined"),
+    ("marq_marker_records_quarantined", "Records that are not markers, moved to the quarantine topic.", "quarantined"),
     ("marq_partition_transactions", "Transactions of the partition's owner.", "transactions"),
 )
-#: Of the process of a group's handlers: metric, help, and its key.
+#: Metric, help and key of each gauge of a handlers process.
 _HANDLER_GAUGES = (
     ("marq_handlers_messages_in_flight", "Messages that it has leased.", "held"),
     ("marq_handlers_messages_processing", "Of these, those in handlers.", "taken"),
@@ -226,7 +226,7 @@ _CENSUS_TOTALS = (
     ("marq_backlog_uncounted_records", "Records that the backlog counter has not looked at yet.", "uncounted"),
     (
         "marq_backlog_other_messages",
-        "Messages that wait in queues that nobody has defined or read, together.",
+        "Waiting messages of all unknown queues together.",
         "others",
     ),
 )

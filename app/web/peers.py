@@ -1,6 +1,6 @@
 """The other workers: finds them as members of the trackers' group, and queries them over HTTP.
 
-Faust stores each member's address in the group, and the broker shows it to whoever may describe the group. So a
+Faust stores each member's address in the group, and the broker shows it to clients that may describe the group. So a
 command, which is not a member, can query all workers.
 """
 
@@ -151,7 +151,7 @@ class Group:
         if isinstance(error, GroupAuthorizationFailedError) and not self._refused:
             self._refused = True
             log.warning(
-                "figures of other workers are missing: this one has no right to describe the group %s",
+                "statistics of other workers are missing: this worker lacks permission to describe the group %s",
                 self._client.names.app_id,
             )
         else:

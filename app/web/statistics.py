@@ -24,7 +24,7 @@ _NOTHING: dict[str, Any] = {"queues": {}, "handled": {}, "partitions": [], "hand
 
 
 class MarqWeb(Web):
-    """Faust's web server without its own pages, some of which show table data to everybody."""
+    """Faust's web server without its own pages, some of which show table data without a login."""
 
     default_blueprints = ()
     production_blueprints = ()

@@ -79,7 +79,7 @@ class WorkerApp(MarqApp):
     #: Only with a backlog counter.
     consumer_watch: ConsumerWatch | None = None
     watchdog: Watchdog | None = None
-    #: Whether the group has assigned partitions, possibly none; False without the role tracker.
+    #: True once the group has assigned partitions, possibly none; False without the role tracker.
     assigned = False
     dashboard: Dashboard
     _own_parts: Sequence[Service] = ()

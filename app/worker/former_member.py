@@ -1,7 +1,7 @@
 """Group membership of trackers across restarts: removes a killed worker's member, and accepts a new address.
 
-After a kill -9 the broker waits for the dead member's session to expire, and meanwhile nobody owns its partitions. The
-next worker that locks the folder knows that the former member is dead, and makes it leave.
+After a kill -9 the broker waits for the dead member's session to expire; until then its partitions have no owner. The
+next worker that locks the folder knows that the former member is dead, and removes it from the group.
 
 It does so once it joins itself: an empty group makes the broker wait for more members
 (`group.initial.rebalance.delay.ms`), and the others have one rebalance instead of two.
@@ -26,7 +26,7 @@ from marq.settings.client import ClientSettings
 
 log = logging.getLogger("marq.worker")
 
-#: In the worker's folder: its member id.
+#: File in the worker's folder with its member id.
 _FILE = "member"
 _POLL_SECONDS = 0.05
 

@@ -84,8 +84,8 @@ class Extent:
     """What existed when the user was asked to confirm a purge: a purge with an extent ends no later messages.
 
     ``ends`` are the end offsets of the partitions with the queue's records. ``clocks`` are the log's clocks of the
-    markers partitions: a delayed message has no record, and existed if its lease began by then. ``letters`` are the
-    dead letters at that moment, if the question included them.
+    markers partitions: a delayed message has no record, and existed if its lease began by then. ``letters`` is a
+    snapshot of the dead letters, if they are included.
     """
 
     ends: Mapping[Source, int]

@@ -24,7 +24,7 @@ class Receipt(NamedTuple):
         """Return what is known of a message by its id alone: all but its queue.
 
         Raises:
-            ConfigError: it is no id of a message.
+            ConfigError: it is not a message id.
         """
         topic, _, numbers = message_id.rpartition("/")
         topic, _, partition = topic.rpartition("/")

@@ -100,7 +100,7 @@ class Consumer(Lifecycle[MemberSession]):
         if not isinstance(transactional, bool):
             raise ConfigError(f"transactional={transactional!r}: expected True or False")
         self._start = TRANSACTIONAL if transactional else MARKED
-        #: Whether the next stop releases prefetched messages.
+        #: True if the next stop releases prefetched messages.
         self._release = True
         self._yielded_s = 0.0
 

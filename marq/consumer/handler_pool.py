@@ -1,6 +1,6 @@
 """Tasks that call one handler, message by message or batch by batch.
 
-There is no task for each message: a coroutine handler runs in the pool's own task, a plain function in a thread. When
+Messages share tasks: a coroutine handler runs in the pool's own task, a plain function in a thread. When
 the lease of a message ends, another consumer may have it, so the task is cancelled while it waits in the handler, takes
 the cancellation back afterwards, and continues with the next message. A shutdown cancels the same tasks; the task
 counts its cancellations, and one that is left over is the shutdown's.
@@ -40,7 +40,7 @@ MAX_BURST, BURST_S = 256, 0.005
 #: Defaults of :meth:`marq.Consumer.run_batch`.
 DEFAULT_BATCH_MESSAGES, DEFAULT_BATCH_CONCURRENCY = 1_000, 1
 
-#: What a handler is called with: a message, or a list of them.
+#: Argument of a handler: a message, or a list of them.
 Work = TypeVar("Work")
 
 _held: Callable[[Message], HeldBatch] = attrgetter("_held")

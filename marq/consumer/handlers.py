@@ -1,6 +1,6 @@
 """The decorator that assigns a function to a queue, and the search for decorated functions in modules.
 
-The definition is an attribute of the function. There is no registry that fills during imports: importing a handler
+The definition is an attribute of the function instead of an entry in a registry: importing a handler
 changes nothing, and programs that run handlers name the modules to search.
 """
 

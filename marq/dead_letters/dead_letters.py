@@ -292,7 +292,7 @@ class DeadLetters(CodecClient[Topics]):
         """Check that a queue has a definition, a consumer, messages or dead letters.
 
         Raises:
-            UnknownQueue: it has none of them.
+            UnknownQueue: the queue has none of these.
             BrokerUnavailable: a topic could not be read.
         """
         check_queue_name(queue)

@@ -122,7 +122,7 @@ class Coordinator(GroupCoordinator):  # type: ignore[misc]
 
 
 class GroupConsumer(AIOKafkaConsumer):  # type: ignore[misc]
-    """A consumer whose coordinator is :class:`Coordinator`; aiokafka has no option for that."""
+    """A consumer whose coordinator is :class:`Coordinator`, which aiokafka cannot be told to use."""
 
     #: Called when another client has joined the group with the same instance id; the consumer then receives nothing.
     on_fenced: Callable[[], None] = staticmethod(lambda: None)

@@ -198,7 +198,7 @@ async def log_ranges(consumer: AIOKafkaConsumer, topic: str) -> dict[int, range]
 
 
 async def _ends(consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-    """Return where partitions end; retry, because a new partition has no leader for a moment."""
+    """Return the end offsets of partitions; retry while a new partition lacks a leader."""
     while True:
         try:
             ends: dict[TopicPartition, int] = await consumer.end_offsets(partitions)

@@ -116,7 +116,7 @@ class Batcher:
         self._submit_all()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_LIMIT_S):
-                # In a loop, because a running send_many goes on to its last item.
+                # A running send_many continues to its last item, so loop.
                 while self._sending:
                     await asyncio.wait(self._sending)
 
@@ -172,7 +172,7 @@ class Batcher:
         except BrokerUnavailable as error:
             batch.fail(error)
         except BaseException as error:
-            # Whatever the error is: callers must not wait forever for their receipts.
+            # On any error, because callers must not wait forever for their receipts.
             stopped = isinstance(error, asyncio.CancelledError)
             batch.fail(self._unknown(batch, "the producer was stopped" if stopped else repr(error)))
         else:

@@ -87,12 +87,12 @@ class Schedules(Lifecycle[Queues]):
         """Change some settings of a schedule, as :meth:`define`; None for a key removes a former change of it.
 
         Raises:
-            ConfigError: as for :meth:`define`, or there is no schedule of that name.
+            ConfigError: as for :meth:`define`, or the schedule does not exist.
             BrokerUnavailable: it is not known to be written.
             TypeError: there is no such setting.
         """
         if self.get(name) is None:
-            raise ConfigError(f"there is no schedule {name!r} to change: define it with its queue and its cron")
+            raise ConfigError(f"schedule {name!r} does not exist: define it with a queue and a cron expression")
         return await self._merge(name, settings, keep=True)
 
     async def remove(self, name: str) -> bool:

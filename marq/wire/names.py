@@ -27,9 +27,9 @@ ORIGIN_HEADER = "marq-origin"
 DEAD_LETTERED_AT_HEADER = "marq-dead-lettered-at"
 #: The disposition in a note about dead letters (:mod:`marq.wire.notes`).
 SETTLED_HEADER = "marq-settled"
-#: In a schedule's message: the time of the previous one, in seconds since the epoch.
+#: Header of a schedule's message: the time of the previous one, in seconds since the epoch.
 PREVIOUS_HEADER = "marq-previous-time"
-#: In a replayed message: the place of the original record.
+#: Header of a replayed message: the place of the original record.
 REPLAYED_HEADER = "marq-replayed-from"
 #: The sender's record key, if the redelivery has another.
 KEY_HEADER = "marq-key"
@@ -198,7 +198,7 @@ def closest_name(name: str, known: Iterable[str]) -> str | None:
 
 
 def check_queue_name(name: object) -> str:
-    """Return the name of a queue. Raises ConfigError if it is no text, empty, too long, or has control characters."""
+    """Return the name of a queue. Raises ConfigError if it is not text, empty, too long, or has control characters."""
     return _check_name("queue", name)
 
 

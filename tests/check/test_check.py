@@ -36,7 +36,7 @@ async def test_the_command_prints_findings_and_exits_with_0_for_warnings(
 
     assert code == 0, text
     assert f"WARNING  topics: missing: {names.messages}, {names.markers}" in text
-    assert f"WARNING  trackers: none runs: group {names.app_id} has no members. Start one:\n" in text
+    assert f"WARNING  trackers: none is running: group {names.app_id} has no members. Start one:\n" in text
     assert not [topic for topic in await admin.list_topics() if topic.startswith(names.prefix)]
 
 
@@ -123,7 +123,7 @@ async def test_topics_have_wrong_settings_until_the_commands_were_run(
         lambda outcome: not outcome.has(Level.PROBLEM, "topic") and not outcome.has(Level.WARNING, "topic")
     )
     trackers = again.problem("trackers")
-    assert trackers.found == f"none runs: group {names.app_id} has no members"
+    assert trackers.found == f"none is running: group {names.app_id} has no members"
     assert trackers.commands == ("faust -A app worker",)
 
 
@@ -245,7 +245,7 @@ async def test_queues_without_consumers_and_settings_that_the_topics_do_not_fit(
             )
 
     handlers = found.problem(f"group {names.named_group('handlers')}")
-    assert "nobody runs the handlers of emails" in handlers.found
+    assert "no worker runs the handlers of emails" in handlers.found
     assert handlers.commands == ("faust -A app worker",)
     assert re.fullmatch(
         r"has no consumer; 2 messages wait, the oldest for 1 m.*", found.problem("queue left-alone").found
@@ -286,9 +286,9 @@ async def test_a_data_directory_and_web_addresses_that_can_t_be_used(
     elsewhere = await check(MARQ_WEB_BIND="192.0.2.1")
 
     directory, port = found.problem("data directory"), found.of(Level.WARNING, f"web port {http_server}")
-    assert directory.found == f"{tmp_path / 'file'} is no directory"
+    assert directory.found == f"{tmp_path / 'file'} is not a directory"
     assert "MARQ_DATA_DIR" in directory.advice
-    assert port.found == "is taken by another program"
+    assert port.found == "in use by another program"
     assert "MARQ_WEB_PORT" in port.advice
     assert "MARQ_WEB_BIND" in elsewhere.problem("web port").advice
     # Other machines could reach such an address without authentication.

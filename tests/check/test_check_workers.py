@@ -56,7 +56,7 @@ async def test_a_healthy_installation_has_no_findings_and_is_not_changed(
     assert "1 that read queues" in found.of(Level.OK, "groups").found
     assert "emails" in found.of(Level.OK, "queues").found
     assert found.has(Level.OK, "clock")
-    assert found.of(Level.OK, "web port").found == "is that of a running worker"
+    assert found.of(Level.OK, "web port").found == "in use by a running worker"
     assert after == before
     assert [(record.key, record.value) for record in written] == [(b"check", None)]
     assert all(part["state"] == "owner" for part in (await running.partitions()).values())
@@ -92,7 +92,7 @@ async def test_two_workers_of_different_versions_with_different_queues_files(
 
     shared = found.of(Level.WARNING, "trackers")
     assert shared.found == "they have different versions and definitions of queues"
-    assert f"two sets of workers share MARQ_PREFIX={prefix}, or a rolling deploy is under way" in shared.advice
+    assert f"two sets of workers share MARQ_PREFIX={prefix}, or a rolling deploy is in progress" in shared.advice
     assert "file:emails" in found.of(Level.WARNING, f"{one.directory / 'queues.toml'}").found
     assert found.exit_code == 0, str(found)
 
@@ -122,7 +122,7 @@ async def test_partitions_that_wait_for_a_newer_worker_or_for_the_end_of_a_trans
             await newcomer.abort_transaction()
 
     halted_at, held_up = found.problem("markers partition 1"), found.problem("markers partition 0")
-    assert halted_at.found.startswith("stands still: ")
+    assert halted_at.found.startswith("stalled: ")
     assert "Markers of a newer version" in halted_at.advice
     assert "it is 1 records behind" in held_up.found
     assert "has read none for" in held_up.found

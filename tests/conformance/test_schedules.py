@@ -147,7 +147,7 @@ async def test_what_is_no_schedule_is_refused(backend: Backend, settings: dict[s
         await schedules.define("s", **settings)  # type: ignore[arg-type]
     with pytest.raises(marq.ConfigError, match="expected the name of a schedule"):
         await schedules.define("a/b", queue="q", cron=FAR)
-    with pytest.raises(marq.ConfigError, match="there is no schedule 's' to change"):
+    with pytest.raises(marq.ConfigError, match="schedule 's' does not exist"):
         await schedules.change("s", value="x")
     with pytest.raises(TypeError, match="expression"):
         await schedules.define("s", queue="q", expression=FAR)  # type: ignore[call-arg]

@@ -34,7 +34,7 @@ async def test_send_and_consume(machine: Machine) -> None:
 
     assert "sent 4 more" in sent
     assert len(consumed.splitlines()) == 5
-    assert "b'the first' {'to': b'somebody@example.org'}" in consumed
+    assert "b'the first' {'to': b'ann@example.org'}" in consumed
     assert all(f"b'message {number}'" in consumed for number in range(1, 5))
 
 

@@ -69,7 +69,7 @@ async def test_handlers(machine: Machine, worker: Worker) -> None:
 
     await machine.send(
         "emails",
-        b'{"to": "somebody@example.org", "subject": "hello"}',
+        b'{"to": "ann@example.org", "subject": "hello"}',
         b'{"subject": "without an address"}',
         b"no JSON",
     )
@@ -148,7 +148,7 @@ def mortal_broker() -> Iterator[EmbeddedBroker]:
 
 
 async def test_fastapi_service(mortal_broker: EmbeddedBroker, names: Names) -> None:
-    email = {"to": "somebody@example.org", "subject": "hello"}
+    email = {"to": "ann@example.org", "subject": "hello"}
     port = ports.free_port("127.0.0.1")
     url = f"http://127.0.0.1:{port}"
     async with Machine(mortal_broker.bootstrap_servers, names) as machine:

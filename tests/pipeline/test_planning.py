@@ -63,7 +63,7 @@ def test_other_queues_keep_the_rates_of_their_busiest_minutes() -> None:
     measured = [replace(EMAILS, rate_peak=30.0), replace(REPORTS, rate_peak=10.0)]
 
     assert target_rates(None, {"emails": 2000.0}, measured) == {"emails": 2000, "reports": 10}
-    with pytest.raises(PipelineError, match="--rate email: the table lifecycle has no message of it; it has emails"):
+    with pytest.raises(PipelineError, match="--rate email: not in the table lifecycle, which has emails"):
         target_rates(None, {"email": 2000.0}, measured)
 
 

@@ -133,7 +133,7 @@ async def test_chosen_dead_letters_are_redriven_once_and_the_others_stay(
         assert none_left.code == 0
         assert none_left.json == said | {
             "where": None, "chosen": 0, "asked": 0, "redriven": 0,
-            "preview": {"letters": 0, "oldest": None, "newest": None, "reasons": {}, "rows": []},
+            "preview": {"dead_letters": 0, "oldest": None, "newest": None, "reasons": {}, "rows": []},
         }  # fmt: skip
 
 

@@ -213,7 +213,7 @@ def test_an_invalid_range_is_refused(begin: int, end: int, length: int | None, s
 def test_an_unknown_queue_is_refused_with_similar_names(spark: SparkSession) -> None:
     rows = frame(spark, message("emails", 1), message("reports", 2))
 
-    with pytest.raises(PipelineError, match="--queue email: the table lifecycle has no message of it; it has emails"):
+    with pytest.raises(PipelineError, match="--queue email: not in the table lifecycle, which has emails"):
         chosen(rows, ["email"])
 
 

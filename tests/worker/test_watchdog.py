@@ -109,8 +109,8 @@ async def test_a_worker_that_stands_still_ends_itself_and_says_what_stood_still(
     assert f"watchdog: the event loop has had no turn, for {WATCHDOG_SECONDS} s" in words[0]
     assert "most recent call first" in blocked.worker.log(), "where each thread stood"
     # A consumer may bring what it had fetched before, and so its own TICK is what is missing.
-    assert re.search(r"markers partition \d stands still: (what is there for it is not read|its own TICK)", words[1])
-    assert re.search(r"markers partition \d stands still: ", words[2])
+    assert re.search(r"markers partition \d stalled: (available records are not read|its own TICK)", words[1])
+    assert re.search(r"markers partition \d stalled: ", words[2])
 
 
 @pytest.mark.timeout(600)
@@ -126,7 +126,7 @@ async def test_a_worker_that_does_not_get_out_of_a_rebalance_ends_itself(
     words = await lost.last_words()
 
     # What waits in its partitions may be missed first: nothing is read in a rebalance.
-    assert re.search(r"(a rebalance of the group .*-app|markers partition \d) stands still: ", words), words
+    assert re.search(r"(a rebalance of the group .*-app|markers partition \d) stalled: ", words), words
     assert other.exit_code is None
 
 
@@ -152,7 +152,7 @@ async def test_a_handlers_process_whose_consumer_brings_nothing_ends_and_is_foll
         await patiently(by_others)
 
     assert f"{one['worker']} has ended with exit code {EXIT_CODE}" in victim.worker.log()
-    assert "stands still: what is there for it is not read" in victim.worker.log()
+    assert "stalled: available records are not read" in victim.worker.log()
     assert victim.worker.exit_code is None
 
 

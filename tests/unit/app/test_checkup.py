@@ -95,11 +95,11 @@ def test_a_broker_that_no_longer_speaks_our_versions_is_too_new() -> None:
 
 
 def topics(**settings: Any) -> dict[str, TopicFacts]:
-    """All topics with correct settings, except for the given copies and settings."""
-    copies = settings.pop("copies", 1)
+    """All topics with correct settings, except for the given replicas and settings."""
+    replicas = settings.pop("replicas", 1)
     defaults = {"cleanup.policy": "delete", "max.message.bytes": "1048588", "retention.bytes": "-1"}
     return {
-        name: TopicFacts(plan.partitions, {**defaults, **plan.config, **settings}, copies)
+        name: TopicFacts(plan.partitions, {**defaults, **plan.config, **settings}, replicas)
         for name, plan in planned(CLIENT, {}).items()
     }
 
@@ -109,18 +109,18 @@ def test_topics_as_they_should_be() -> None:
 
 
 @pytest.mark.parametrize(
-    ("copies", "confirming", "level", "said"),
+    ("replicas", "confirming", "level", "said"),
     [
-        (1, "1", Level.WARNING, "(expected: 3 copies)"),
+        (1, "1", Level.WARNING, "(expected: 3 replicas)"),
         (3, "1", Level.WARNING, "--add-config min.insync.replicas=2"),
         (2, "3", Level.PROBLEM, "nothing can be written"),
         (2, "3", Level.PROBLEM, "--add-config min.insync.replicas=1"),
     ],
 )
-def test_too_few_copies_or_confirmations_are_found_at_each_topic(
-    copies: int, confirming: str, level: Level, said: str
+def test_too_few_replicas_or_confirmations_are_found_at_each_topic(
+    replicas: int, confirming: str, level: Level, said: str
 ) -> None:
-    found = judge_topics(CLIENT, topics(copies=copies, **{"min.insync.replicas": confirming}), 3, changelog=True)
+    found = judge_topics(CLIENT, topics(replicas=replicas, **{"min.insync.replicas": confirming}), 3, changelog=True)
 
     assert levels(found) == [level] * 7
     assert all(said in str(finding) for finding in found)
@@ -138,10 +138,10 @@ def test_markers_that_go_by_size() -> None:
 
 
 def test_topics_that_would_be_made_with_one_copy_on_several_brokers() -> None:
-    missing_one, copies = judge_missing(CLIENT, {}, {NAMES.messages: ""}, 5)
+    missing_one, replicas = judge_missing(CLIENT, {}, {NAMES.messages: ""}, 5)
 
-    assert (missing_one.level, copies.level) == (Level.WARNING, Level.WARNING)
-    assert "set MARQ_REPLICATION_FACTOR=3" in copies.advice
+    assert (missing_one.level, replicas.level) == (Level.WARNING, Level.WARNING)
+    assert "set MARQ_REPLICATION_FACTOR=3" in replicas.advice
 
 
 def test_nothing_is_missing() -> None:
@@ -197,8 +197,8 @@ def test_pages_without_alarms_say_nothing() -> None:
 def test_an_alarm_is_a_problem_and_a_jump_of_the_clock_a_warning() -> None:
     alarm, jump = judge_pages([Page("http://a", [partition(alarm="gone", clock_jump_ms=7_000)])])
 
-    assert (alarm.level, alarm.subject, alarm.found) == (Level.PROBLEM, "markers partition 3", "stands still: gone")
-    assert (jump.level, jump.found) == (Level.WARNING, "the broker's clock jumped by 7 s, says http://a")
+    assert (alarm.level, alarm.subject, alarm.found) == (Level.PROBLEM, "markers partition 3", "stalled: gone")
+    assert (jump.level, jump.found) == (Level.WARNING, "the broker's clock jumped by 7 s, as seen by http://a")
 
 
 def test_partitions_without_an_owner_are_named() -> None:
@@ -208,7 +208,7 @@ def test_partitions_without_an_owner_are_named() -> None:
     assert found.found == "it is recovering at http://a, so that no lease ends there"
 
     [_, missing] = judge_pages([*recovering, Page("http://b", [])], 5)
-    assert (missing.level, missing.found) == (Level.WARNING, "nobody owns 0, 1, 2, 4")
+    assert (missing.level, missing.found) == (Level.WARNING, "no worker owns 0, 1, 2, 4")
     # A worker that does not answer may own them.
     assert not [each for each in judge_pages([Page("http://a")], 5) if "owns" in each.found]
 

@@ -47,7 +47,7 @@ def test_a_group_is_not_judged_by_how_its_offsets_move() -> None:
 
 
 @pytest.mark.parametrize(
-    ("waits", "said"), [(0, "0 messages wait"), (1, "1 message waits"), (None, "whether messages wait is not known")]
+    ("waits", "said"), [(0, "0 messages wait"), (1, "1 message waits"), (None, "the number of waiting messages is unknown")]
 )
 def test_handlers_that_nobody_runs_are_a_problem_even_when_nothing_waits(waits: int | None, said: str) -> None:
     reader = Reader(NAMES.named_group("handlers"), 0)
@@ -55,7 +55,7 @@ def test_handlers_that_nobody_runs_are_a_problem_even_when_nothing_waits(waits: 
     [found] = judged(reader, waits=waits, emails={"handler": "shop:send"})
 
     assert found.level is Level.PROBLEM
-    assert found.found == f"nobody runs the handlers of emails; {said}"
+    assert found.found == f"no worker runs the handlers of emails; {said}"
     assert found.commands == ("faust -A app worker",)
     assert unhandled(CLIENT, definitions(emails={"handler": "shop:send"}), [reader]) == ["emails"]
 
@@ -68,7 +68,7 @@ def test_what_retention_took_before_it_was_read_is_a_problem() -> None:
     assert "--topic" in found.commands[0] or "shop.messages" in found.commands[0]
 
 
-def test_the_former_group_of_a_queue_that_moved_is_nobodys_concern() -> None:
+def test_the_former_group_of_a_queue_that_moved_is_ignored() -> None:
     [found] = judged(Reader(EMAILS, 0, {P0: Place(3, 10, 20)}), emails={"group": "background"})
 
     assert found.level is Level.OK

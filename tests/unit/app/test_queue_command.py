@@ -112,7 +112,7 @@ def test_a_queue_that_nobody_defined_is_shown_as_such() -> None:
     shown = queue_document("emails", Definitions(), Names())
 
     assert shown["defined"] is False
-    assert lines(shown)[0] == "queue emails: a group of its own (marq.queue.emails); nobody has defined it"
+    assert lines(shown)[0] == "queue emails: a group of its own (marq.queue.emails); not defined"
 
 
 def test_a_queue_on_few_partitions_is_shown_with_where_it_is_sent_and_read() -> None:

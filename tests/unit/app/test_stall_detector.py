@@ -50,7 +50,7 @@ class Watched:
 def test_what_is_there_and_is_not_read_is_ended_for_after_the_limit() -> None:
     worker = Watched()
 
-    assert worker.lives(600, WAITS) == "markers partition 0 stands still: what is there for it is not read"
+    assert worker.lives(600, WAITS) == "markers partition 0 stalled: available records are not read"
     assert LIMIT_S <= worker.seconds <= LIMIT_S + 2
     assert worker.asked == [False, True]
 
@@ -69,7 +69,7 @@ def test_what_a_witness_found_work_for_is_suspected_before_it_is_ended_for() -> 
 def test_what_is_owed_is_said() -> None:
     owed = ProgressReport((7,), 7, "its own TICK has not come back")
 
-    assert Watched().lives(600, owed) == "markers partition 0 stands still: its own TICK has not come back"
+    assert Watched().lives(600, owed) == "markers partition 0 stalled: its own TICK has not come back"
 
 
 @pytest.mark.parametrize("answer", [Answer.AWAY, Answer.NOTHING_TO_DO])

@@ -90,7 +90,7 @@ def test_statistics_are_whole_when_the_owners_have_read_each_partition_to_its_en
     # Behind, without an owner, or stopped by an alarm.
     assert not covers([first, second], {0: 11, 1: 5})
     assert not covers([first], {0: 10, 1: 5})
-    assert not covers([first, {"partitions": [part(1, 4, alarm="stands still")]}], {0: 10, 1: 5})
+    assert not covers([first, {"partitions": [part(1, 4, alarm="stalled")]}], {0: 10, 1: 5})
     assert not covers([first, {"partitions": [part(1, 4, state="waiting")]}], {0: 10, 1: 5})
     assert not covers([], None)
     # An empty topic has nothing to read.
