@@ -144,9 +144,7 @@ class BacklogCounter(Service):
                     # First: messages that are no longer counted must not look like none.
                     self.counts, self._sources.by_source, self.queues = False, {}, {}
                     await stop_consumer(consumer, STOP_S)
-            except (
-                Exception
-            ) as error:  # any error: a stopped backlog counter would leave outdated metrics
+            except Exception as error:  # any error: a stopped backlog counter would leave outdated metrics
                 self._complain("messages can't be read", error)
             if time.monotonic() - began_s > MAX_RETRY_S:
                 wait_s = RETRY_S

@@ -179,7 +179,7 @@ RELIANCES = (
     # app/web/statistics.py
     Reliance(_WEB, "start_server", "async (self)", "sets the runner up, starts a site of it; ours: limits between"),
     Reliance(_WEB, "_create_site", "(self)", "makes the site of self._runner, which we make"),
-    Reliance(_WEB, "default_blueprints", "class attribute", "emptied: /table and /router are open to anybody"),
+    Reliance(_WEB, "default_blueprints", "class attribute", "emptied: /table and /router need no login"),
     Reliance(_WEB, "production_blueprints", "class attribute", "emptied: our own page is at /"),
     # app/worker/former_member.py
     Reliance(_ASSIGNOR, "on_assignment", "(self, assignment)", "asserts that the assignment names the current address"),

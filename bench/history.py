@@ -56,7 +56,7 @@ LEAST_BATCH, MOST_BATCH = 300, 2_000
 TICK_EVERY = 5
 ERROR = "ConnectionError: the mail server did not answer"
 REASON = "ValueError: no such address"
-#: What a consumer does with a message.
+#: Outcomes of a message.
 _ACK, _RELEASE, _GIVE_BACK, _LET_EXPIRE, _ACK_LATE, _REJECT = range(6)
 
 
@@ -90,13 +90,13 @@ class _Story:
     #: Deliveries that ran out, whose consumers said nothing, or said it late.
     silent: int = 0
     late: int = 0
-    #: Of these, how many led to another delivery.
+    #: How many of these led to another delivery.
     doubled: int = 0
 
 
 @dataclass(slots=True)
 class _Lane:
-    """A partition of the messages topic: where its end is, and the copies that nobody has read yet."""
+    """A partition of the messages topic: its end, and the redeliveries that are still unread."""
 
     source: Source
     read_to: int = 0

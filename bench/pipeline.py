@@ -27,7 +27,7 @@ from bench.processes import run as run_sampled
 from bench.report import exit_code, run
 from bench.suite import Bar, Bench, Measurements, Medians, Row, Size
 from bench.worker import make_topics
-from pipeline.audit import FIGURES
+from pipeline.audit import COUNTS
 
 INGEST_PER_SECOND = 80_000
 JUDGED_PER_SECOND = 60_000
@@ -95,7 +95,7 @@ def compare(truth: Truth, ingested: str, audit: dict[str, Any]) -> None:
         expected, actual = truth.counts[queue], audit["queues"].get(queue, {})
         wrong += [
             f"audit: {queue}: {actual.get(name, 0):,} {name}, expected {expected[name]:,}"
-            for name in FIGURES
+            for name in COUNTS
             if actual.get(name, 0) != expected[name]
         ]
     if dict(audit["causes"]) != dict(truth.causes):

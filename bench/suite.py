@@ -138,7 +138,7 @@ class Row:
 
     Args:
         bars, notes: limits and further lines to print, from the medians of the systems that were not skipped.
-        runs: most measurements of each system, whatever the size says.
+        runs: most measurements of each system, if the size asks for more.
         warm: messages of the unmeasured run; 0 for none.
         of_messages: factor on the size's number of messages.
         broker_properties: settings on top of BROKER_PROPERTIES.

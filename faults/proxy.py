@@ -65,7 +65,7 @@ class Proxy:
         self._call(self._cut())
 
     def freeze(self, direction: Direction = "both") -> None:
-        """Keep connections and take new ones, but forward nothing, ends included: nobody learns of anything."""
+        """Keep connections and take new ones, but forward nothing, not even that they were closed."""
         self._call(self._freeze(direction))
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ class Proxy:
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._open["to broker"].wait()
-        assert self._upstream is not None, "forward_to() names the broker before anybody connects"
+        assert self._upstream is not None, "call forward_to() before clients connect"
         try:
             upstream_reader, upstream_writer = await asyncio.open_connection(*self._upstream)
         except OSError:

@@ -45,7 +45,7 @@ async def delete_topic(stage: Stage, topic: str) -> None:
 scenario(
     "worker-killed",
     "kill -9 of the only worker, twice; its RocksDB is kept",
-    "nothing is redelivered while there is no worker; consumers go on",
+    "no redelivery without a worker; consumers continue",
     quick=True,
 )(killed(2))
 

@@ -31,10 +31,10 @@ BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0
 
 
 class ClientCollector(Collector):
-    """Figures of consumers and producers, looked at when they are scraped.
+    """Collect metrics of consumers and producers at each scrape.
 
-    Register it: ``prometheus_client.REGISTRY.register(ClientCollector(consumer, producer))``. Of a consumer that is
-    stopped nothing is told.
+    Register it: ``prometheus_client.REGISTRY.register(ClientCollector(consumer, producer))``. Stopped
+    consumers are left out.
     """
 
     def __init__(self, *clients: Consumer | Producer) -> None:

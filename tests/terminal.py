@@ -1,4 +1,4 @@
-"""A process on a terminal of its own, as somebody sits at it: what it shows is waited for, and keys are pressed."""
+"""A process on its own terminal, as a user operates it: waits for output and presses keys."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Terminal:
         try:
             data = os.read(self._fd, 1 << 16)
         except OSError:
-            # As Linux says that nobody holds the other end.
+            # Linux raises this when the other end is closed.
             return False
         self.shown += data.decode(errors="replace")
         return bool(data)

@@ -68,9 +68,7 @@ def judge_own_topics(
 
 def _judge_owners(client: ClientSettings, topic: str, queues: Sequence[str]) -> list[Finding]:
     if client.names.is_own_topic(topic):
-        return [
-            problem(f"queue {queues[0]}", f"its topic {topic} belongs to marq", advice="unset its `topic`")
-        ]
+        return [problem(f"queue {queues[0]}", f"its topic {topic} belongs to marq", advice="unset its `topic`")]
     if len(queues) > 1:
         return [
             problem(

@@ -157,7 +157,9 @@ def _show(document: dict[str, Any]) -> None:
     else:
         print("no queue is defined or has had a message: faust -A app send NAME VALUE sends one")
     if not document["workers"]:
-        print("no worker runs: what is in flight or delayed is not known here; start one with faust -A app worker")
+        print(
+            "no worker is running, so messages in flight and delayed messages are unknown: start one with faust -A app worker"
+        )
     elif not document["complete"] and document["waiting_complete"]:
         print("not complete: a worker did not answer, or workers are joining and leaving")
     if not document["waiting_complete"]:

@@ -22,7 +22,7 @@ TAKING_S, LEASE_S = 8.0, 8.0
 CHUNK = 20_000
 #: Session timeout of a consumer that is killed: the shortest that brokers allow.
 SESSION_TIMEOUT_S = 6.0
-#: For busy machines.
+#: Long enough for busy machines.
 CONNECT_TIMEOUT_S = 180.0
 
 

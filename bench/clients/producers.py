@@ -158,7 +158,7 @@ async def leave_open(servers: str, prefix: str) -> None:
     await told()
     await producer.begin_transaction()
     # The content does not matter: it is never committed.
-    marker = encode(Ack("nobody", 1, Source(names.messages, 0), [0]))
+    marker = encode(Ack("unused", 1, Source(names.messages, 0), [0]))
     for partition in sorted(partitions):
         await producer.send_and_wait(names.markers, marker, partition=partition)
     say(open=True)

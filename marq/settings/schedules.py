@@ -148,7 +148,7 @@ def check_schedule(document: object, place: str, *, whole: bool = False) -> dict
     """Return a copy of a document that says something of a schedule; ``whole``: all that there must be.
 
     Raises:
-        ConfigError: it is no table, has an unknown key or a wrong value, or not all; the text names ``place`` and key.
+        ConfigError: not a table, an unknown or missing key, or a wrong value; the text names ``place`` and key.
     """
     if not isinstance(document, Mapping):
         raise ConfigError(f"{place}: expected a table of settings, not {document!r}")

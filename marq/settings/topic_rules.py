@@ -33,11 +33,11 @@ SNAPSHOT_LIMIT_BYTES = 20 << 20
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """The facts of a topic; ``copies`` is the smallest number of replicas, 0 if unknown."""
+    """The facts of a topic; ``replicas`` is the smallest number of replicas, 0 if unknown."""
 
     partitions: int
     config: Mapping[str, str]
-    copies: int = 0
+    replicas: int = 0
 
     @property
     def limit_bytes(self) -> int:

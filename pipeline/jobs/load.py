@@ -211,7 +211,7 @@ def _fields(options: argparse.Namespace) -> Fields:
     check_queue_name(options.queue)
     check_limits(options.rate, options.limit, "rows")
     if options.name is not None and not _NAME.fullmatch(options.name):
-        raise PipelineError(f"--name {options.name}: expected 1 to 100 of a-z A-Z 0-9 . _ -, a letter or digit first")
+        raise PipelineError(f"--name {options.name}: expected 1 to 100 characters (a-z A-Z 0-9 . _ -), not . _ - first")
     headers = []
     for text in options.header:
         name, equals, column = text.partition("=")

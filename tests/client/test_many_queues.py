@@ -28,7 +28,7 @@ Seen = Counter[tuple[str, bytes]]
 
 @asynccontextmanager
 async def served(servers: str, prefix: str, seen: Seen) -> AsyncIterator[None]:
-    """Serve the group, and ack whatever comes."""
+    """Serve the group, and ack all messages."""
 
     async def handle(message: marq.Message) -> None:
         seen[message.queue, message.value] += 1

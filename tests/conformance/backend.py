@@ -129,7 +129,7 @@ class Backend(ABC):
 
     @abstractmethod
     async def create_topic(self, partitions: int = 2) -> str:
-        """Make a topic that is nobody's yet, and return its name."""
+        """Create a topic without a queue, and return its name."""
 
     @abstractmethod
     async def seen_by_all(self) -> None:
@@ -256,7 +256,7 @@ class KafkaBackend(Backend):
         return name
 
     async def seen_by_all(self) -> None:
-        # Changes are one log: whoever knows of the last one knows of all.
+        # Changes are one log: a client that knows the last one knows all.
         queue, lease = "last-change", next(self._changes)
         await self.queues.change(queue, lease=lease)
         page = f"/api/queues/{quote(queue)}"

@@ -1,4 +1,4 @@
-"""Queues that deliver at most once: nobody sees a message twice, and what was lost by that is counted."""
+"""At-most-once queues: no handler sees a message twice, and abandoned messages are counted."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_what_nobody_has_seen_is_given_back(backend: Backend) -> None:
     async with backend.consumer(queue) as consumer:
         rest = await take(consumer, 45)
         assert sorted(message.value for message in [*first, *rest]) == sorted(values)
-        # That nobody saw it before is no attempt.
+        # A prefetched message that no handler saw does not count as an attempt.
         assert {message.attempt for message in rest} == {1}
         await consumer.ack(rest)
         await nothing_comes(backend, consumer)

@@ -160,7 +160,7 @@ async def test_many_ask_at_the_same_moment(backend: Backend) -> None:
 async def test_a_delay_takes_no_lease_and_no_attempt(backend: Backend) -> None:
     queue = await backend.new_queue(max_attempts=1, lease=1)
     async with backend.consumer(queue) as consumer:
-        # Longer than the lease: if a delay were a lease that somebody holds, the message would come twice.
+        # Longer than the lease: if a delay were a consumer's lease, the message would come twice.
         await backend.producer.send(queue, b"later", delay=1.5)
 
         message = await take_one(consumer)

@@ -88,7 +88,7 @@ async def test_a_queue_that_moves_to_another_group_goes_on_where_it_was(backend:
 
     assert {*former.seen, *later.seen} == {*numbered(moves, 0, 30), *numbered(stays, 0, 5)}
     seen = Counter(former.seen + later.seen)
-    # What is sent before everybody knows of the move may come to both groups.
+    # Messages sent before all clients know of the move may come to both groups.
     assert all(seen[each] == 1 for each in [*numbered(moves, 0, 10), *numbered(moves, 20, 30), *numbered(stays, 0, 5)])
     assert set(numbered(moves, 20, 30)) <= set(later.seen)
 

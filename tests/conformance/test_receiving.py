@@ -235,7 +235,7 @@ async def test_a_stop_without_release_leaves_what_was_prefetched_until_its_lease
     await running
 
     async with backend.consumer(queue) as other:
-        # The one in the handler was cancelled and given back, uncounted; the other one comes when its lease is over.
+        # The cancelled one was released without counting its attempt; the other one comes when its lease expires.
         messages = await take(other, 2)
         assert sorted(message.attempt for message in messages) == [1, 2]
         await other.ack(messages)

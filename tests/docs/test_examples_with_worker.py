@@ -1,4 +1,4 @@
-"""Programs of examples/ that work beside a worker, or outlive their broker, do what they say."""
+"""Programs of examples/ that need a worker, or outlive their broker, do what they say."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def test_standalone(machine: Machine) -> None:
 
 
 async def ask(url: str, document: object = None) -> tuple[int, Any]:
-    """POST a document, or GET without one; status 0 when nobody answers."""
+    """POST a document, or GET without one; status 0 if there is no answer."""
 
     def get() -> tuple[int, Any]:
         data = None if document is None else json.dumps(document).encode()

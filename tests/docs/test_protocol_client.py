@@ -1,4 +1,4 @@
-"""docs/protocol.md: a client made from its tables writes what Marq writes, and consumes beside a real worker."""
+"""docs/protocol.md: a client made from its tables writes what Marq writes, and consumes together with a real worker."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def test_a_listener_that_was_not_asked_for_is_named(broker: EmbeddedBroker) -> N
     [
         ({"protocols": ["SASL"]}, "unknown security protocol 'SASL'"),
         ({"protocols": ["SSL"]}, "needs certificates"),
-        ({"users": {"alice": 'se"cret'}}, "may have letters"),
+        ({"users": {"alice": 'se"cret'}}, "may only contain A-Z"),
     ],
 )
 def test_what_the_broker_can_t_be_given_is_refused(security: dict[str, object], reason: str) -> None:

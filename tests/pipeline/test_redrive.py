@@ -115,7 +115,7 @@ async def test_chosen_dead_letters_are_redriven_once_and_the_others_stay(
         assert (done.code, said["chosen"], said["redriven"], said["preview"]["reasons"]) == (0, 5, 0, {"odd": 5})
         refused = command("redrive q --json")
         assert refused.code == 2
-        assert "no terminal to ask on, so nothing was changed: add --yes" in refused.errors
+        assert "this is not a terminal, so nothing was changed: add --yes" in refused.errors
         done = command(f"redrive q --where \"reason = 'odd'\" --to hospital {ANSWERED}")
         said = done.json
         assert [done.code, *(said[name] for name in COUNTS)] == [0, 5, 5, 5, 0]

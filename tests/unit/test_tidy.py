@@ -1,4 +1,4 @@
-"""Rules about the code itself, checked here because nobody remembers them all."""
+"""Rules about the code itself."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ async def throughout(seconds: float, look: Callable[[], Awaitable[Found]], fits:
 
 
 def free_web_port() -> int:
-    """Return a port for a worker; a second one with the same settings takes the next, which is no other test's."""
+    """Return a port for a worker; a second one with the same settings takes the next, which other tests do not use."""
     while True:
         port = ports.free_port("127.0.0.1") // SPACED_PORTS * SPACED_PORTS
         if all(ports.is_free("127.0.0.1", port + further) for further in range(SPACED_PORTS)):

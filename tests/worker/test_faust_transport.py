@@ -28,7 +28,7 @@ async def test_records_of_a_partition_that_becomes_active_during_a_fetch_are_del
 ) -> None:
     """#175, #640: Faust adds to the set of active partitions while a fetch with it is under way, in another thread.
 
-    A TICK that was dropped so stopped its partition for ever: on a quiet partition no later record shows the gap.
+    A TICK that was dropped so stopped its partition for good: on a quiet partition no later record shows the gap.
     """
     known, added = TP("markers", 0), TP("markers", 1)
     active = {known}

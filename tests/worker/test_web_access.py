@@ -1,4 +1,4 @@
-"""Workers whose pages ask for a password, and workers that refuse to be open to anybody."""
+"""Workers whose pages ask for a password, and workers that refuse to start without one."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ steps = st.one_of(
 
 @given(st.lists(steps, max_size=12))
 def test_what_waits_is_what_no_mark_has(steps: list[tuple[str, object, object]]) -> None:
-    # The first interval says where a group began: nothing before it is for anybody.
+    # The first interval says where a group began: earlier records are not counted.
     marks = {queue: AcquiredRanges([(0, 0)]) for queue in QUEUES}
     counted = Waiting(lambda queue: marks.get(queue))
     log: dict[str, list[int]] = {queue: [] for queue in QUEUES}

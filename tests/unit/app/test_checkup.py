@@ -205,7 +205,7 @@ def test_partitions_without_an_owner_are_named() -> None:
     recovering = [Page("http://a", [partition(state="recovering")])]
     [found] = judge_pages(recovering)
     assert (found.level, found.subject) == (Level.WARNING, "markers partition 3")
-    assert found.found == "it is recovering at http://a, so that no lease ends there"
+    assert found.found == "it is recovering at http://a; until it has an owner, its leases do not expire"
 
     [_, missing] = judge_pages([*recovering, Page("http://b", [])], 5)
     assert (missing.level, missing.found) == (Level.WARNING, "no worker owns 0, 1, 2, 4")

@@ -91,7 +91,7 @@ def test_tokens_have_roles(credentials: Settings) -> None:
         "Digest x",
         "Bearer é",
         "Basic " + "A" * 9_999,
-        # Bytes that are no UTF-8, as aiohttp has them.
+        # Bytes that are not valid UTF-8, as aiohttp decodes them.
         "Basic \udcff",
         "Bearer \udcff",
         "\udcff",

@@ -60,7 +60,7 @@ async def test_an_event_loop_that_is_blocked_ends_the_process_with_a_code_of_its
 async def test_a_process_that_was_stopped_and_goes_on_is_no_older_for_it(
     monkeypatch: pytest.MonkeyPatch, ended: threading.Event
 ) -> None:
-    """An hour passes between two looks: the process was stopped, or the machine stood still."""
+    """An hour passes between two samples: the process or the machine was suspended."""
     looks = threading.Semaphore(0)
     clock(monkeypatch, 3600.0)
     dog = Watchdog(3600.0, dict, work_waits)

@@ -36,7 +36,7 @@ class FakeRecord:
 
 
 class Clock:
-    """Time that the test sets; who sleeps by it wakes by :meth:`advance` only."""
+    """A clock that the test sets; sleepers wake by :meth:`advance` only."""
 
     def __init__(self) -> None:
         self.now_s = 100.0

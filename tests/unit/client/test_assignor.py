@@ -1,4 +1,4 @@
-"""Who of a group is assigned what, by what its members say that they read."""
+"""The assignment of partitions in a group, from the queues that its members read."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ async def test_it_opens_at_a_part_of_failures_and_gives_back_what_nobody_has_beg
         assert state(rig) == "closed"
         await end(message, error)
     await rig.settled()
-    # Somebody asks, and gets nothing.
+    # A consumer asks for messages and gets none.
     rig.receiver.demand()
     await spin(50)
 
@@ -68,7 +68,7 @@ async def test_it_opens_at_a_part_of_failures_and_gives_back_what_nobody_has_beg
     assert not rig.buffer.ready
     assert rig.receiver.prefetch.in_flight == 1
     assert released(rig) == {
-        # The first failure after a success is the message's own, as far as anybody knows.
+        # The first failure after a success counts as the message's own.
         2: (True, -1),
         3: (False, 30_000),
         **dict.fromkeys(range(5, 10), (False, 30_000)),

@@ -236,7 +236,7 @@ async def test_a_cycle_of_a_former_assignment_that_ends_late_takes_nothing_of_th
     rig.receiver.demand()
     await spin()
     await rig.receiver.revoked()
-    # Somebody else has the first partition now.
+    # Another member has the first partition now.
     rig.receiver.assigned()
     rig.reader.add(P1, *records(0, 1))
     await spin()

@@ -1,4 +1,4 @@
-"""A queue that is paused: what consumers give back, leave with the tracker, and do not read."""
+"""A paused queue: what consumers release, leave with the tracker, and do not read."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_what_nobody_has_taken_is_given_back_uncounted_and_nothing_is_read
     assert not any(each.counted for each in rig.settler.of(Release))
     assert rig.receiver.prefetch.in_flight == 3
     assert max(max(each.offsets) for each in rig.acquirer.of(Acquire)) == 9
-    # What was being worked on ends as ever.
+    # Running handlers finish as usual.
     await held.ack()
     assert rig.receiver.prefetch.in_flight == 2
 

@@ -34,7 +34,7 @@ STEP_S = 0.05
 
 
 class Network:
-    """A broker that is up or down, and when somebody tried to reach it."""
+    """A broker that is up or down, with the times of all connection attempts."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.up = False
@@ -150,7 +150,7 @@ async def test_when_the_broker_is_back_all_who_wait_connect_at_once() -> None:
 async def test_many_connections_to_a_broker_that_is_up_are_not_delayed(pacer, network) -> None:
     network.up = True
 
-    # On a clock that stands still: nobody waits for a later moment.
+    # On a stopped clock: no client waits for a later time.
     async with asyncio.timeout(LIMIT_S):
         await asyncio.gather(*[pacer.connect(BROKER, network.connect) for _ in range(200)])
 

@@ -1,4 +1,4 @@
-"""Delayed messages in the lease book: a lease that nobody holds."""
+"""Delayed messages in the lease book: leases without a holder."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def test_a_purge_is_read_as_it_was_written() -> None:
 
     assert definitions.purge("emails") == PURGE
     assert definitions.purge("emails").starts == PURGE.starts
-    # It is no definition: a queue that was purged and that nobody defined has defaults, and no name of its own.
+    # A purge does not define the queue: it keeps the defaults and is not listed by name.
     assert definitions.names() == []
     assert definitions.after({}).purge("emails") == PURGE
     definitions.fold(purge_key("emails"), None)

@@ -1,4 +1,4 @@
-"""A queue that moves again and again, in virtual time: what was accepted is read, whoever is late or away."""
+"""A queue that moves again and again, in virtual time: every accepted message is read, even if clients are late."""
 
 from __future__ import annotations
 

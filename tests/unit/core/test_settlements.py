@@ -1,4 +1,4 @@
-"""Dead letters that are redriven or deleted: each once, for ever, and told of by notes."""
+"""Dead letters that are redriven or deleted: each exactly once, and recorded in notes."""
 
 from __future__ import annotations
 

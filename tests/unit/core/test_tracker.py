@@ -186,7 +186,7 @@ def test_a_clock_that_was_set_back_sets_the_estimate_back() -> None:
 def test_after_a_fresh_fencing_an_old_tick_does_not_count() -> None:
     """The simulation's seed 658: a message was sent twice.
 
-    A TICK is written before the facts of a transaction whose outcome is unknown. The owner fences anew, reads the TICK
+    A TICK is written before the facts of a transaction whose outcome is unknown. The owner fences again, reads the TICK
     but not yet the facts, and must not take the messages for unsent.
     """
     partition = Partition()

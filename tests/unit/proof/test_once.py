@@ -80,7 +80,7 @@ def tell_redriven(story: OnceStory) -> None:
 
 
 def tell_spent(story: OnceStory) -> None:
-    """Two are handed out, and one of them is abandoned, for its consumer is killed; a third is given back unseen."""
+    """Two messages are delivered, one is abandoned because its consumer is killed, and a third is released unseen."""
     story.spend_from_now_on()
     for number in range(3):
         story.send(number)

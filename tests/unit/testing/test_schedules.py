@@ -1,4 +1,4 @@
-"""Schedules in memory: they send as time passes, and nobody waits for the last one."""
+"""Schedules in memory: they send as virtual time passes, and the broker does not wait for the last one."""
 
 from __future__ import annotations
 

@@ -344,7 +344,7 @@ async def test_hundreds_of_messages_and_a_day_take_no_time(broker, producer) -> 
 
     assert seen == 900
     assert len(broker.acked("q")) == 300
-    # Some tenths of a second on an idle machine; an hour if anybody waited for it.
+    # Some tenths of a second on an idle machine; an hour if a client waited for it.
     assert time.monotonic() - began_s < 600
 
 
@@ -352,7 +352,7 @@ async def test_hundreds_of_messages_and_a_day_take_no_time(broker, producer) -> 
 async def test_a_message_can_be_kept_for_days_by_its_own_renewals_or_by_a_long_max_lease(
     broker, producer, max_lease, renewed
 ) -> None:
-    """Share groups end an acquisition lock after an hour at the most, SQS a visibility timeout after 12."""
+    """Share groups end an acquisition lock after at most an hour, SQS a visibility timeout after 12."""
     async with broker.consumer("q", lease=3_600, max_lease=max_lease) as consumer:
         await producer.send("q", b"x")
         [message] = await consumer.receive()
