@@ -156,7 +156,7 @@ class BacklogCounter(Service):
         self._trouble = f"{what}: {error!r}"
         if self._is_new(self._trouble):
             defect = None if isinstance(error, _FORESEEN) else error
-            log.warning("the backlog counter counts nothing new, and tries again: %s", self._trouble, exc_info=defect)
+            log.warning("the backlog counter cannot read messages, retrying: %s", self._trouble, exc_info=defect)
 
     def _is_new(self, text: str) -> bool:
         """Return whether the log has not had this text for a while."""
@@ -202,9 +202,7 @@ class BacklogCounter(Service):
                     await self._sources.commit(consumer)
             except (KafkaError, TimeoutError) as error:
                 if self._is_new(repr(error)):
-                    log.warning(
-                        "the backlog counter could not look at topics, or commit where it would begin: %r", error
-                    )
+                    log.warning("the backlog counter could not look up topics or commit its position: %r", error)
 
     async def _read(self, consumer: AIOKafkaConsumer) -> None:
         try:
@@ -276,7 +274,7 @@ class BacklogCounter(Service):
                 raise
             # Keep the counts, because the broker may be back in a moment. Or a topic was deleted.
             self._sources.topics.doubt()
-            self._complain("the broker does not say where partitions end", error)
+            self._complain("the broker does not return end offsets", error)
             self._failed, self._look_s = True, time.monotonic() + (LOOK_S if same else SUM_S)
         else:
             self._failed, self._look_s = False, time.monotonic() + LOOK_S
@@ -290,7 +288,7 @@ class BacklogCounter(Service):
                 self.queues = await self._sums() if self.counts else {}
             except Exception as error:  # as in _read_messages
                 self.counts, self.queues = False, {}
-                self._complain("what waits can't be added up", error)
+                self._complain("waiting messages can't be counted", error)
             await asyncio.sleep(max(SUM_S, _SUMS_REST * (time.monotonic() - began_s)))
 
     async def _sums(self) -> dict[str, QueueBacklog]:

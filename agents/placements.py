@@ -81,7 +81,7 @@ class PlacementKeeper(Service):
                     async with asyncio.timeout(LOOK_LIMIT_S):
                         await self._look()
                 except Exception as error:  # any error: placements must not stop following changes
-                    log.warning("placements of queues are left as they are, trying again: %r", error)
+                    log.warning("placements of queues are unchanged, retrying: %r", error)
             else:
                 self._seen.clear()
                 self._owed.clear()
@@ -209,7 +209,7 @@ class FormerPartitions:
             positions = await positions_of(self._client, self._admin, group, sources.values())
         except (KafkaError, MarqError) as error:
             # A new group lacks a coordinator at first. Other queues can continue.
-            log.info("how far group %s has read is not known: %r", group, error)
+            log.info("the positions of group %s are unknown: %r", group, error)
             positions = {source: Positions() for source in sources.values()}
         return {
             (queue, partition): (start, end)

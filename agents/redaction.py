@@ -90,7 +90,7 @@ def _document(value: bytes) -> tuple[Any] | None:
 
 def _shallow(document: Any, depth: int = 0) -> Any:
     if depth > 50:
-        raise ValueError("too deep for a person")
+        raise ValueError("nested too deeply to show")
     for item in document.values() if isinstance(document, dict) else document if isinstance(document, list) else ():
         _shallow(item, depth + 1)
     return document

@@ -202,7 +202,7 @@ class StreamReader:
                 places = await self._partitions.places(self._serving, wanted)
                 starts = {source: await self._partitions.log_start(source) for source in wanted}
         except (TimeoutError, KafkaError) as error:
-            log.warning("not known yet where to read on, trying again: %r", error)
+            log.warning("position to continue from is still unknown, retrying: %r", error)
             await asyncio.sleep(FETCH_WAIT_SECONDS)
             return
         # Also if a rebalance assigned the same partitions: another member may have read on meanwhile.
@@ -226,7 +226,7 @@ class StreamReader:
             if source not in self._rewound and (self._partitions.returned_to(source) or 0) > lane.position
         }
         for source in [source for source, position in awaited.items() if self._awaited.get(source) == position]:
-            log.warning("topic %s, partition %s: reading again from %s: nothing has come", *source, awaited[source])
+            log.warning("topic %s, partition %s: reading again from %s: no record arrived", *source, awaited[source])
             self._rewound[source] = awaited.pop(source)
         self._awaited = awaited
         await self._seek_back()
@@ -269,7 +269,7 @@ class StreamReader:
         for source, offset in offsets.items():
             lane = self._lanes.get(source)
             if lane is None:
-                raise NotCommitted(f"{source.topic}/{source.partition} is not assigned any more")
+                raise NotCommitted(f"{source.topic}/{source.partition} is no longer assigned")
             after[source] = lane.positions.after(self._serving.queues_in(source.topic), offset)
         try:
             async with asyncio.timeout(COMMIT_SECONDS):

@@ -69,7 +69,7 @@ def refuse_repeated(parsing: click.Command, context: click.Context, arguments: S
     for option, times in Counter(options).items():
         if times > 1 and isinstance(option, click.Option) and not (option.multiple or option.is_flag or option.count):
             name = option.opts[0]
-            raise click.UsageError(f"{name} is given {times} times, but takes one value: give it once", context)
+            raise click.UsageError(f"{name} was given {times} times: give it once", context)
 
 
 def ending(run: Callable[[], int | None]) -> int:
@@ -148,7 +148,7 @@ def confirm(question: str, *, yes: bool, option: str = "--yes") -> None:
     if not answer:
         click.echo(err=True)
     if answer.strip().lower() not in {"y", "yes"}:
-        raise MarqError(f"nothing was changed; to answer yes without a prompt, pass {option}")
+        raise MarqError(f"nothing was changed; pass {option} to confirm without a prompt")
 
 
 @contextmanager

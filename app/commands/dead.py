@@ -66,7 +66,7 @@ async def dead(
     """Show, count or delete the dead letters of a queue."""
     filters = read_filters(**options)
     if dry_run and not delete:
-        raise ConfigError("--dry-run: only with --delete; nothing else changes anything")
+        raise ConfigError("--dry-run: only with --delete")
     if count and (delete or limit):
         raise ConfigError("--count: not with --delete or --limit")
     async with DeadLetters.of(self.app.client) as letters:

@@ -59,7 +59,7 @@ async def _ask(client: ClientSettings, name: str, query: dict[str, str], limit: 
     members, answers = await ask_workers(client, f"api/queues/{quote(name, safe='')}/messages", query)
     if not members.urls:
         raise BrokerUnavailable(
-            f"queue {name!r}: no worker runs, and only workers know its messages: start one with faust -A app worker"
+            f"queue {name!r}: only workers know its delayed messages, but none runs: start one with faust -A app worker"
             if members.settled
             else f"queue {name!r}: only workers know its messages, and the broker ({client.bootstrap_servers}) did not"
             " list them: try again; if that does not help, run faust -A app check"

@@ -65,7 +65,7 @@ async def queue(
     check_queue_name(name)
     changes = read_changes(assignments, unset)
     if (reset, forget, bool(changes)).count(True) > 1:
-        raise ConfigError("--set and --unset, --reset, --forget: each is an answer of its own; give one")
+        raise ConfigError("--set and --unset, --reset, --forget: give one of them")
     client = self.app.client
     async with open_queues(client) as queues:
         if forget:
@@ -105,7 +105,7 @@ def read_changes(assignments: Sequence[str], unset: Sequence[str]) -> dict[str, 
 
 def _once(changes: Mapping[str, Any], key: str, option: str) -> None:
     if key in changes:
-        raise ConfigError(f"{option} {key}: the key is named twice")
+        raise ConfigError(f"{option} {key}: the key is given twice")
 
 
 def _value(key: str, text: str) -> Any:
@@ -115,7 +115,7 @@ def _value(key: str, text: str) -> Any:
     try:
         document = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"--set {key}={text}: the value can't be read as in queues.toml: {error}") from error
+        raise ConfigError(f"--set {key}={text}: expected a value as in queues.toml: {error}") from error
     if len(document) > 1:
         raise ConfigError(f"--set {key}={text}: expected one value")
     return document["value"]

@@ -157,9 +157,7 @@ def _show(document: dict[str, Any]) -> None:
     else:
         print("no queue is defined or has had a message: faust -A app send NAME VALUE sends one")
     if not document["workers"]:
-        print(
-            "no worker is running, so messages in flight and delayed messages are unknown: start one with faust -A app worker"
-        )
+        print("in-flight and delayed messages are unknown, as no worker runs: start one with faust -A app worker")
     elif not document["complete"] and document["waiting_complete"]:
         print("not complete: a worker did not answer, or workers are joining and leaving")
     if not document["waiting_complete"]:
@@ -182,7 +180,7 @@ async def _groups(client: ClientSettings) -> AsyncIterator[AIOKafkaAdminClient]:
     try:
         yield admin
     except KafkaError as error:
-        raise BrokerUnavailable(f"{client.bootstrap_servers}: the groups could not be described: {error}") from error
+        raise BrokerUnavailable(f"{client.bootstrap_servers}: cannot describe the consumer groups: {error}") from error
     finally:
         await close_admin(admin)
 

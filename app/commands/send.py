@@ -39,7 +39,7 @@ async def send(
     """Send VALUE, or `-` for all of the standard input; prints the message's id."""
     check_queue_name(name)
     if lines == (value is not None):
-        raise ConfigError("send: give a VALUE (`-`: the standard input), or --lines; one of the two")
+        raise ConfigError("send: give either a VALUE (`-`: the standard input) or --lines")
     if delay is not None and moment is not None:
         raise ConfigError(f"send: --delay {delay} and --at {moment}: give one of the two")
     options = {"headers": _headers(headers), "delay": _delay(delay), "at": _at(moment)}
@@ -71,7 +71,7 @@ async def _send_lines(producer: Producer, queue: str, limit: int, options: dict[
                     return sent
                 await producer.send_many(queue, values, **options)
             except MarqError as error:
-                raise MarqError(f"after {sent:,} messages that were sent: {error}") from error
+                raise MarqError(f"after {sent:,} sent messages: {error}") from error
             except asyncio.CancelledError:
                 raise Interrupted(f"{sent:,} messages were sent, perhaps some of the next {_LINES:,}, too") from None
             sent += len(values)
@@ -105,7 +105,7 @@ def _all(limit: int) -> bytes:
 def _input() -> BinaryIO:
     if sys.stdin is None:
         # Closed as by `<&-`; an empty message is hardly what is meant.
-        raise ConfigError("send: the standard input is closed: give a VALUE, or send what a file or a pipe has")
+        raise ConfigError("send: the standard input is closed: give a VALUE, or pipe one in")
     return sys.stdin.buffer
 
 

@@ -255,7 +255,7 @@ async def _groups(client: ClientSettings) -> dict[str, Group]:
         ours = {name: listed[name] for name in sorted(listed) if names.is_group(name) or name == names.app_id}
         return {each.name: await _group(admin, each) for each in await described_members(admin, ours)}
     except KafkaError as error:
-        raise BrokerUnavailable(f"{client.bootstrap_servers}: the groups could not be described: {error}") from error
+        raise BrokerUnavailable(f"{client.bootstrap_servers}: cannot describe the consumer groups: {error}") from error
     finally:
         await close_admin(admin)
 

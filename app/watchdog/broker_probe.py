@@ -80,7 +80,7 @@ class BrokerProbe:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await question
         except (KafkaError, OSError, TimeoutError) as error:
-            log.info("the watchdog waits: the broker does not do what is asked of it: %r", error)
+            log.info("the watchdog waits, because the broker does not answer correctly: %r", error)
             return Answer.AWAY
 
     async def _markers(self, markers: Markers, standing: ProgressReport, last: bool) -> Answer:

@@ -75,7 +75,7 @@ class Watchdog(Service):
                 self._said = self._standings()
             except Exception:
                 # A defect here must not look like a blocked event loop.
-                log.exception("the watchdog sees nothing but the event loop")
+                log.exception("the watchdog fails; it now checks only the event loop")
                 self._said = {}
             self._turns += 1
             await asyncio.sleep(SAY_SECONDS)
@@ -97,8 +97,9 @@ class Watchdog(Service):
         timer.start()
         try:
             log.critical(
-                "watchdog: %s, for %g s (MARQ_WATCHDOG), and not for want of a broker. Ending this process with exit "
-                "code %d, so that its supervisor starts it again. Nothing is lost: what was not written is read again",
+                "watchdog: %s, for %g s (MARQ_WATCHDOG), although the broker answers. Ending this process with exit "
+                "code %d, so that its supervisor restarts it. No message is lost: the next owner reads unwritten "
+                "markers again",
                 stalled,
                 self._limit_s,
                 EXIT_CODE,

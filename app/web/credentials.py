@@ -148,9 +148,7 @@ def _logins(variable: str, value: SecretStr | None, access: Access) -> list[_Log
     for number, entry in enumerate(_parts(value), 1):
         name, colon, secret = entry.partition(":")
         if not (name and colon):
-            raise ConfigError(
-                f"{variable}: entry {number} is not of the form NAME:PASSWORD; several are separated by commas"
-            )
+            raise ConfigError(f"{variable}: entry {number} expected NAME:PASSWORD; separate several with commas")
         if secret.startswith(f"{SCHEME}$"):
             _check_hash(variable, name, secret)
         elif len(secret) < MIN_PASSWORD:
@@ -178,4 +176,4 @@ def _check_hash(variable: str, name: str, secret: str) -> None:
     except ValueError:
         lengths = []
     if lengths != [_SALT_BYTES, _HASH_BYTES]:
-        raise ConfigError(f"{variable}: the hash of {name!r} is damaged: make it by `faust -A app web-password`")
+        raise ConfigError(f"{variable}: the hash of {name!r} is damaged: create it with `faust -A app web-password`")

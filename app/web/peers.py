@@ -128,7 +128,7 @@ class Group:
                 async with asyncio.timeout(LOOK_LIMIT_S):
                     return [group for group in groups if (await self._described(group)).reads_nothing]
             except (KafkaError, TimeoutError) as error:
-                log.debug("whether groups have partitions could not be looked up: %r", error)
+                log.debug("cannot look up whether groups have partitions: %r", error)
                 await self.stop()
                 return []
 
@@ -155,7 +155,7 @@ class Group:
                 self._client.names.app_id,
             )
         else:
-            log.debug("the trackers' group could not be looked up: %r", error)
+            log.debug("cannot look up the trackers' group: %r", error)
 
     async def _describe(self) -> list[URL] | None:
         """Return the members' addresses; None during a rebalance, when the broker does not have them."""

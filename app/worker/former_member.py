@@ -35,9 +35,7 @@ def remember(folder: Path, member: str) -> None:
     try:
         (folder / _FILE).write_text(member)
     except OSError as error:
-        log.warning(
-            "after a kill -9 a restart will have to wait for the session timeout: %s: %s", folder / _FILE, error
-        )
+        log.warning("after a kill -9, a restart will wait for the session timeout: %s: %s", folder / _FILE, error)
 
 
 async def expel(client: ClientSettings, folder: Path, limit_s: float) -> None:
@@ -76,7 +74,7 @@ async def _expel(admin: AIOKafkaAdminClient, group: str, former: str) -> None:
     answer = await admin._send_request(LeaveGroupRequest(group, former), coordinator)
     if answer.error_code:
         raise for_code(answer.error_code)
-    log.info("the former member %s was killed: taken out of the group", former)
+    log.info("the former member %s was killed: removed from the group", former)
 
 
 class TrackerAssignor(PartitionAssignor):

@@ -117,9 +117,7 @@ class Model(Generic[M]):
         try:
             from pydantic import BaseModel, ValidationError
         except ImportError as error:
-            raise ConfigError(
-                "marq.Model needs pydantic 2, which marq does not bring: pip install 'pydantic>=2'"
-            ) from error
+            raise ConfigError("marq.Model needs pydantic 2: pip install 'pydantic>=2'") from error
         if not isinstance(model, type) or not issubclass(model, BaseModel) or model is BaseModel:
             raise ConfigError(f"marq.Model({model!r}): expected a class that is derived from pydantic.BaseModel")
         self._model = model

@@ -326,7 +326,7 @@ class Consumer(Lifecycle[MemberSession]):
         lost = [message.id for message, expiry_s in zip(held, expiries, strict=True) if expiry_s <= now_s]
         if lost:
             raise LeaseLost(
-                f"{self._membership}: {len(lost)} of {len(held)} messages were acked after their leases had run out,"
+                f"{self._membership}: {len(lost)} of {len(held)} messages were acked after their leases expired,"
                 f" so they may be delivered again; the first is {lost[0]}"
             )
 

@@ -143,7 +143,7 @@ class HandlerPool(ABC, Generic[Work]):
         for task, work in zip(self.tasks, self._current, strict=True):
             if task in tasks and work is not None:
                 messages = self._messages(work)
-                log.warning("handler goes on although it was cancelled: %s", _describe(messages))
+                log.warning("handler continues although it was cancelled: %s", _describe(messages))
                 settlement.interrupt(messages)
 
     # --- ended leases -------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class HandlerPool(ABC, Generic[Work]):
         elif not (task.done() or task.cancelling()):
             log.warning("lease lost, its handler is cancelled: %s", _describe(lost))
             self._interrupted.add(index)
-            task.cancel(f"the lease ran out: {_describe(lost)}")
+            task.cancel(f"the lease expired: {_describe(lost)}")
 
     def _resumed(self, index: int) -> bool:
         """Take back the cancellation of a task whose lease ended; return whether there was one."""

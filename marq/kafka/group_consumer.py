@@ -79,7 +79,7 @@ class Coordinator(GroupCoordinator):  # type: ignore[misc]
             await asyncio.wait([self._closing], timeout=_PAUSE_S)
             if self._closing.done():
                 # Returning would send the members an empty assignment.
-                raise KafkaError("the consumer was closed before it knew what to assign")
+                raise KafkaError("the consumer was closed before it could assign partitions")
 
     def _unknown(self, topics: Collection[str]) -> list[str]:
         return sorted(topic for topic in topics if self._cluster.partitions_for_topic(topic) is None)

@@ -249,7 +249,7 @@ class Queues(Lifecycle[DefinitionsFollower]):
         names = self._settings.names
         if names.is_own_topic(topic):
             raise ConfigError(
-                f"queue {queue!r}: topic {topic!r} is marq's own; a queue without a topic gets its messages from"
+                f"queue {queue!r}: topic {topic!r} belongs to marq; a queue without a topic gets its messages from"
                 f" {names.messages}"
             )
         owner = self.definitions.queue_of_topic(topic)

@@ -104,8 +104,8 @@ class Schedules(Lifecycle[Queues]):
         """
         if self._layer(self._started().definitions, _FILE, name) is not None:
             raise ConfigError(
-                f"schedule {name!r} is defined in queues.toml: take it away there, or switch it off with"
-                " change(enabled=False); reset() takes back what was changed at run time"
+                f"schedule {name!r} is defined in queues.toml: remove it there, or disable it with"
+                " change(enabled=False); reset() undoes changes made at run time"
             )
         return await self.reset(name)
 

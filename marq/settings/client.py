@@ -130,7 +130,7 @@ def _read(values: _Values) -> ClientSettings:
 def _login(values: _Values, protocol: str, name: str) -> str | None:
     text: str | None = values.text(name, None)
     if text is None and "SASL" in protocol.split("_"):
-        raise ConfigError(f"{name} is missing (MARQ_{name.upper()}): security_protocol={protocol} logs in with it")
+        raise ConfigError(f"{name} is missing (MARQ_{name.upper()}): security_protocol={protocol} needs it to log in")
     return text
 
 

@@ -195,7 +195,7 @@ def _headers(value: object) -> None:
         if not isinstance(name, str) or not isinstance(text, str):
             raise ConfigError(f"{name}: expected text, not {text!r}")
         if name.startswith(RESERVED_HEADER):
-            raise ConfigError(f"{name}: names beginning with {RESERVED_HEADER!r} are marq's own; take another")
+            raise ConfigError(f"{name}: names beginning with {RESERVED_HEADER!r} are reserved; use another name")
     if len(value) > MAX_HEADERS or sum(len(_utf8(name)) + len(_utf8(text)) for name, text in value.items()) > (
         MAX_VALUE_BYTES
     ):

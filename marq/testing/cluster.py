@@ -211,8 +211,8 @@ class MemoryCluster:
         for name in sorted(names):
             if name not in self._memory.topics:
                 raise ConfigError(
-                    f"topic {name} does not exist, but a queue's settings name it as the queue's own: create it"
-                    f" (Broker.create_topic({name!r})), or take `topic` out of the settings of that queue"
+                    f"topic {name} does not exist, but a queue's settings name it: create it"
+                    f" (Broker.create_topic({name!r})), or remove `topic` from those settings"
                 )
             partitions[name] = self._memory.topics[name].partitions
         return partitions

@@ -126,7 +126,7 @@ class Owner:
         was_read = self._engine.read(self._markers.logs[self._partition][start : offset + 1], start, offset + 1)
         assert was_read, "no marker is missing"
         for queue, (count, first) in self.tracker.book.invalid_times.take().items():
-            log.warning("queue=%s messages=%s first=%s: marq-deliver-at can't be read as a time", queue, count, first)
+            log.warning("queue=%s messages=%s first=%s: marq-deliver-at is not a valid time", queue, count, first)
         return offset
 
     def _next_write(self) -> Write | None:

@@ -144,7 +144,7 @@ class Passage:
         busy = self._busy()
         self._hanging &= busy
         if patience.over and busy > self._hanging:
-            log.warning("virtual time passes although handlers still run: %s", _names(busy))
+            log.warning("virtual time advances although handlers still run: %s", _names(busy))
             self._hanging |= busy
         return busy > self._hanging
 

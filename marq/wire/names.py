@@ -214,7 +214,7 @@ def check_topic_name(name: object) -> str:
             f"expected the name of a topic, 1 to {_MAX_TOPIC_NAME} of the characters a-z A-Z 0-9 . _ -, not {name!r}"
         )
     if name in {".", ".."}:
-        raise ConfigError(f"expected the name of a topic, and {name!r} is one that Kafka does not allow")
+        raise ConfigError(f"expected the name of a topic, but Kafka does not allow {name!r}")
     return name
 
 
@@ -232,5 +232,5 @@ def _check_name(noun: str, name: object) -> str:
             f"{noun} {name[:40]!r}…: the name has {size} bytes, at most {MAX_QUEUE_NAME_BYTES} are allowed"
         )
     if not name.isprintable():
-        raise ConfigError(f"{noun} {name!r}: the name has characters that can't be printed; leave them out")
+        raise ConfigError(f"{noun} {name!r}: the name has unprintable characters; remove them")
     return name

@@ -180,7 +180,7 @@ async def test_a_client_without_the_certificate_that_is_wanted(certificates: Cer
     with tls_server(certificates, "127.0.0.1", wants_certificate=True) as address:
         text = await said(address, security_protocol="SSL", ssl_cafile=str(certificates.authority))
 
-    assert f"{address} does not take this client's certificate, or wants one" in text
+    assert f"{address} rejects this client's certificate, or requires one" in text
     assert "set MARQ_SSL_CERTFILE" in text
 
 

@@ -257,7 +257,7 @@ async def test_the_markers_tell_the_whole_story(backend: Backend) -> None:
         ({"delay": float("nan")}, "delay=nan: expected seconds"),
         ({"at": datetime(2030, 1, 1)}, "without a time zone"),  # noqa: DTZ001
         ({"at": 5}, "at=5: expected a datetime with a time zone"),
-        ({"delay": 1, "at": datetime.now(UTC)}, "say one of them"),
+        ({"delay": 1, "at": datetime.now(UTC)}, "pass one of them"),
     ],
 )
 async def test_a_time_that_is_none_is_refused(backend: Backend, times: dict[str, object], said: str) -> None:

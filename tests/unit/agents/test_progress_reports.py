@@ -114,4 +114,4 @@ def test_a_new_owner_owes_its_tick_until_it_is_read_back(owner: Ownership) -> No
     assert due is not None
     assert due.owes == "a TICK is due and not written"
     assert written is not None
-    assert written.owes == "its own TICK has not come back"
+    assert written.owes == "its own TICK has not arrived"

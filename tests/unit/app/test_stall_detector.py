@@ -67,9 +67,9 @@ def test_what_a_witness_found_work_for_is_suspected_before_it_is_ended_for() -> 
 
 
 def test_what_is_owed_is_said() -> None:
-    owed = ProgressReport((7,), 7, "its own TICK has not come back")
+    owed = ProgressReport((7,), 7, "its own TICK has not arrived")
 
-    assert Watched().lives(600, owed) == "markers partition 0 stalled: its own TICK has not come back"
+    assert Watched().lives(600, owed) == "markers partition 0 stalled: its own TICK has not arrived"
 
 
 @pytest.mark.parametrize("answer", [Answer.AWAY, Answer.NOTHING_TO_DO])

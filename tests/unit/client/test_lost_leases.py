@@ -371,7 +371,7 @@ async def test_a_handler_that_ignores_a_stop_is_left_and_its_message_released(
 
     await rig.settler.until(lambda: bool(rig.released))
     assert not rig.released[0][1]
-    assert "handler goes on although it was cancelled: queue=q id=t/0/0 partition=0 offset=0" in caplog.text
+    assert "handler continues although it was cancelled: queue=q id=t/0/0 partition=0 offset=0" in caplog.text
     handler.go_on.set()
     await asyncio.wait(pool.tasks, timeout=LIMIT_S)
     assert rig.acked == []

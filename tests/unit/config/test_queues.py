@@ -55,7 +55,7 @@ def test_the_file_that_comes_with_the_project_says_the_defaults() -> None:
         ("[queues]\nemails = 3", r"\[queues.emails\]: expected a table of settings, not 3"),
         ("defaults = 3", r"\[defaults\]: expected a table of settings, not 3"),
         ('[defaults]\nhandler = "a:b"', r"\[defaults\] can't name 'handler'"),
-        ("[queues.emails", r"is no TOML"),
+        ("[queues.emails", r"is not valid TOML"),
         ('[queues."a\\u0000b"]\nlease = 3', r"can't be printed"),
         ('[queues.a]\ntopic = "t"\n[queues.b]\ntopic = "t"', r"queues 'a' and 'b' have the same topic 't'"),
     ],
