@@ -84,7 +84,7 @@ def check_delivery(group: HandlerGroup, definitions: Definitions) -> None:
         if definitions.settings(queue).delivery == AT_MOST_ONCE:
             raise ConfigError(
                 f"queue {queue!r} delivers at most once, but workers run its handler {handled.handler}. They do not"
-                " dispatch messages in transactions, so one could be delivered twice. Remove the handler and run it with"
+                " dispatch messages in transactions, so one could be delivered twice. Remove the handler; run it with"
                 f" marq.Consumer({queue!r}).run(…), or set delivery = {AT_LEAST_ONCE!r}"
             )
 

@@ -22,7 +22,7 @@ from marq.kafka.permissions import ROLES
     JSON,
 )  # fmt: skip
 async def check(self: Any, roles: Sequence[str], as_json: bool) -> int:
-    """Look for problems and say what to do; changes nothing, and exits 1 if there is a problem."""
+    """Find problems and show how to fix them; changes nothing, and exits 1 if there is a problem."""
     findings = await Examination(self.app.settings, self.app.client, roles).run()
     print(json.dumps(report(findings)) if as_json else "\n".join(map(str, findings)))
     return exit_code(findings)

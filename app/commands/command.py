@@ -34,9 +34,9 @@ class Interrupted(Exception):
 
 
 #: Options that many commands have.
-JSON = click.option("--json", "as_json", is_flag=True, help="Show the answer as JSON.")
-YES = click.option("--yes", is_flag=True, help="Do not ask.")
-DRY_RUN = click.option("--dry-run", is_flag=True, help="Only say how many are meant.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+YES = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Only show how many messages it would affect.")
 
 
 class MarqCommand(AppCommand):

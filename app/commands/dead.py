@@ -52,9 +52,11 @@ _LETTERS = (
 @command(
     click.argument("name", required=False),
     *FILTERS,
-    click.option("--limit", type=click.IntRange(1), help=f"At most N, oldest first; {DEFAULT_LETTERS} are shown."),
-    click.option("--count", is_flag=True, help="Count them by reason; without NAME, of all queues."),
-    click.option("--delete", is_flag=True, help="Delete them for good."),
+    click.option(
+        "--limit", type=click.IntRange(1), help=f"At most N, oldest first; by default {DEFAULT_LETTERS} are shown."
+    ),
+    click.option("--count", is_flag=True, help="Count by reason; without NAME, for all queues."),
+    click.option("--delete", is_flag=True, help="Delete them permanently."),
     DRY_RUN,
     JSON,
     YES,

@@ -90,7 +90,7 @@ _IDS = click.argument("ids", metavar="ID...", nargs=-1, required=True)
 
 @command(_IDS, JSON, YES)
 async def cancel(self: Any, ids: Sequence[str], as_json: bool, yes: bool) -> int:
-    """Cancel delayed messages; exit 1 if one was not waiting any more."""
+    """Cancel delayed messages; exit 1 if one was no longer delayed."""
     receipts = list(map(Receipt.of, ids))
     messages = "this message" if len(ids) == 1 else f"these {len(ids)} messages"
     confirm(f"Cancel {messages} for good?", yes=yes)
@@ -101,7 +101,7 @@ async def cancel(self: Any, ids: Sequence[str], as_json: bool, yes: bool) -> int
 
 @command(_IDS, JSON)
 async def deliver_now(self: Any, ids: Sequence[str], as_json: bool) -> int:
-    """Deliver delayed messages at once; exit 1 if one was not waiting any more."""
+    """Deliver delayed messages at once; exit 1 if one was no longer delayed."""
     receipts = list(map(Receipt.of, ids))
     async with Producer.of(self.app.client) as producer:
         outcomes = await producer.reschedule(receipts, delay=0)

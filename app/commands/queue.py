@@ -37,16 +37,16 @@ _ASKED = frozenset(NAME_KEYS)
 @command(click.argument("name"),
     click.option(
         "--set", "assignments", multiple=True, metavar="KEY=VALUE",
-        help="Change a setting for all workers and clients, at once; VALUE as in queues.toml. Repeatable.",
+        help="Change a setting for all workers and clients; VALUE as in queues.toml. Repeatable.",
     ),
     click.option(
         "--unset", "unset", multiple=True, metavar="KEY",
-        help="Take back what --set changed, so that queues.toml counts again. Repeatable.",
+        help="Undo a change by --set, so that queues.toml applies again. Repeatable.",
     ),
-    click.option("--reset", is_flag=True, help="Take back all that --set changed."),
+    click.option("--reset", is_flag=True, help="Undo all changes by --set."),
     click.option(
         "--forget", is_flag=True,
-        help="Take away all that is said of the queue; workers that define it say it again at their next start.",
+        help="Remove the queue's definition; workers that define it publish it again at their next start.",
     ),
     JSON,
     YES,
@@ -185,7 +185,7 @@ _NAMES = click.argument("names", metavar="NAME...", nargs=-1, required=True)
 
 @command(_NAMES, JSON)
 async def pause(self: Any, names: Sequence[str], as_json: bool) -> None:
-    """Pause queues: deliver no message until `resume`; messages in flight go on."""
+    """Pause queues: stop deliveries until `resume`; messages in flight continue."""
     await _switch(self.app.client, names, as_json, paused=True)
 
 

@@ -26,9 +26,9 @@ _LINES, _BYTES = 5_000, 8 << 20
 @command(
     click.argument("name"),
     click.argument("value", required=False),
-    click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header. Repeatable."),
-    click.option("--delay", metavar="DURATION", help="Deliver it after 90s, 15m, 2h, 7d."),
-    click.option("--at", "moment", metavar="MOMENT", help="Deliver it at 2030-01-31T08:00:00+00:00."),
+    click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header of the message. Repeatable."),
+    click.option("--delay", metavar="DURATION", help="Delay before delivery: 90s, 15m, 2h, 7d."),
+    click.option("--at", "moment", metavar="MOMENT", help="Time of delivery: 2030-01-31T08:00:00+00:00."),
     click.option("--lines", is_flag=True, help="Send each line of the standard input as a message."),
     JSON,
 )

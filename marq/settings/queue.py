@@ -275,7 +275,7 @@ def _breaker_said(name: str, value: object) -> None:
         return
     if not isinstance(value, Mapping):
         raise ConfigError(
-            f"{name}: expected false or a table like {{ failure_rate = 0.5, window = 20, reset_timeout = 30 }}, not {value!r}"
+            f"{name}: expected false or a table like {{ failure_rate = 0.5, reset_timeout = 30 }}, not {value!r}"
         )
     _check_table(name, value, _BREAKER, separator=".")
 
