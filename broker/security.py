@@ -76,7 +76,7 @@ class Certificates:
     def _openssl(self, *arguments: str, name: str | None = "marq embedded broker") -> None:
         tool = shutil.which("openssl")
         if tool is None:
-            raise BrokerError("openssl is not on this machine, but makes the broker's certificates: install it")
+            raise BrokerError("openssl is missing, which creates the broker's certificates: install it")
         subject = [] if name is None else ["-subj", f"/CN={name}"]
         result = subprocess.run(
             [tool, *arguments, *subject],

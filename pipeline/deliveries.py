@@ -308,7 +308,7 @@ def _differences(held_back: Column) -> Column:
     return F.when(text.isNotNull(), F.concat_ws(": ", text, F.col("place")))
 
 
-_NO_RECORD = "acquired, and there is no such record"
+_NO_RECORD = "acquired, but the record does not exist"
 
 
 def _absent() -> Column:

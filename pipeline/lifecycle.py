@@ -108,13 +108,13 @@ def _differences(cut: Cut, held_back: Column) -> tuple[list[Column], list[Column
     earlier = F.coalesce(F.col("before_first"), F.lit(False)) | F.lit(cut.truncated)
     other = (F.col("copy_facts") == F.col("copies")) & (F.col("copy_fact_attempts") != F.col("copy_attempts"))
     tests = {
-        "a copy is missing that a fact tells of": (F.col("lacks_copy"), held_back),
-        "a copy that no fact tells of": ((F.col("copies") > F.col("copy_facts")) & ~earlier, ahead),
-        "copies of other attempts than facts tell of": (other & ~earlier, F.lit(False)),
-        "a dead letter is missing that a fact tells of": (keeps & (F.col("died") > F.col("deaths")), held_back),
-        "a dead letter that no fact tells of": ((F.col("deaths") > F.col("died")) & ~earlier, ahead),
-        "due long ago, and not sent": (F.col("overdue"), F.lit(False)),
-        "its first record is missing": (
+        "a redelivery is missing for a fact": (F.col("lacks_copy"), held_back),
+        "a redelivery without a fact": ((F.col("copies") > F.col("copy_facts")) & ~earlier, ahead),
+        "attempts of redeliveries and facts differ": (other & ~earlier, F.lit(False)),
+        "a dead letter is missing for a fact": (keeps & (F.col("died") > F.col("deaths")), held_back),
+        "a dead letter without a fact": ((F.col("deaths") > F.col("died")) & ~earlier, ahead),
+        "overdue and not sent": (F.col("overdue"), F.lit(False)),
+        "the first record is missing": (
             ~F.col("known") & ~earlier & (F.size("own_differences") + F.size("own_pending") == 0),
             held_back,
         ),

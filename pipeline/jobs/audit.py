@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     rows = judged(chosen(lake.read(TABLE), options.queue, begin, end), handled).cache()
     result = verdict(rows, drained=options.drained)
     if options.queue is not None and not result["queues"]:
-        raise PipelineError(f"queue {options.queue!r}: nothing of it was ingested in that time; check its name")
+        raise PipelineError(f"queue {options.queue!r}: no message of it was ingested in that time; check the name")
     result["duplicates_by"] = "deliveries" if handled is None else "handlers"
     lake.write("audit", rows.where(wrong(drained=options.drained) | (F.col("duplicates") > 0)))
     if options.json:
@@ -88,7 +88,7 @@ def _show(result: dict[str, Any]) -> None:
     if result["wrong_count"] > MAX_LISTED:
         print(f"… and {result['wrong_count'] - MAX_LISTED:,} more; the data directory's table audit has all of them")
     print(
-        f"{'nothing is lost, and nothing differs' if result['right'] else 'DIFFERENCES FOUND'}: {result['sent']:,} sent"
+        f"{'no message is lost, and there are no differences' if result['right'] else 'DIFFERENCES FOUND'}: {result['sent']:,} sent"
     )
 
 

@@ -62,8 +62,8 @@ def test_finished_deliveries_count_duplicates_exactly(audit: Command, tmp_path: 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("--queue nobody", "queue 'nobody': nothing of it was ingested"),
-        ("--queue q --to 2026-01-05", "queue 'q': nothing of it was ingested in that time"),
+        ("--queue nobody", "queue 'nobody': no message of it was ingested"),
+        ("--queue q --to 2026-01-05", "queue 'q': no message of it was ingested in that time"),
         ("--from yesterday-ish", "--from 'yesterday-ish': expected a time such as"),
         ("--handled /nowhere", "--handled /nowhere: can't be read as Parquet or JSON lines"),
     ],

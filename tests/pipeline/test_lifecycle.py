@@ -74,5 +74,5 @@ def test_what_consumers_read_behind_an_open_transaction_is_no_difference(spark: 
     [after] = directory.lake.read(TABLE).collect()
 
     assert (before.id, before.differences) == (id_, [])
-    assert before.pending == [f"acquired, and there is no such record: {id_}"]
+    assert before.pending == [f"acquired, but the record does not exist: {id_}"]
     assert (after.id, after.state, after.known, after.differences, after.pending) == (id_, "acked", True, [], [])
