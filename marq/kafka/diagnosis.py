@@ -246,7 +246,7 @@ class _Path:
         protocol = self._settings.security_protocol
         return Obstacle(
             f"{self._address} does not use TLS, but MARQ_SECURITY_PROTOCOL is {protocol}",
-            f"set MARQ_SECURITY_PROTOCOL={protocol.replace('SSL', 'PLAINTEXT')}, or take the address of a listener"
+            f"set MARQ_SECURITY_PROTOCOL={protocol.replace('SSL', 'PLAINTEXT')}, or use the address of a listener"
             " with TLS",
             lasting=True,
             steps=2,
@@ -308,7 +308,7 @@ class _Path:
         if isinstance(error, IllegalSaslStateError):
             what = f"{self._address} takes no login (SASL), and MARQ_SECURITY_PROTOCOL is {settings.security_protocol}"
             without = "SSL" if self._tls else "PLAINTEXT"
-            advice = f"set MARQ_SECURITY_PROTOCOL={without}, or take the address of a listener with SASL"
+            advice = f"set MARQ_SECURITY_PROTOCOL={without}, or use the address of a listener with SASL"
         else:
             what = (
                 f"authentication failed: {self._address} refuses the login of {settings.sasl_username!r} by"

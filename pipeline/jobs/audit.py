@@ -88,7 +88,7 @@ def _show(result: dict[str, Any]) -> None:
     if result["wrong_count"] > MAX_LISTED:
         print(f"… and {result['wrong_count'] - MAX_LISTED:,} more; the data directory's table audit has all of them")
     print(
-        f"{'no message is lost, and there are no differences' if result['right'] else 'DIFFERENCES FOUND'}: {result['sent']:,} sent"
+        f"{'no message is lost, no differences' if result['right'] else 'DIFFERENCES FOUND'}: {result['sent']:,} sent"
     )
 
 

@@ -121,7 +121,7 @@ class Load:
         # The stage has all rows even if the input is gone.
         if not same or (self._identity is not None and stage.input != self._identity):
             raise PipelineError(
-                f"load {name} was created from another input or with other options: use another --name, or the same options"
+                f"load {name} has another input or other options: use another --name, or the same options"
             )
         return stage
 

@@ -46,7 +46,7 @@ async def said(address: str, **options: object) -> str:
             "nothing listens at 127.0.0.1:1 (Connection refused): start the broker there",
             "MARQ_BOOTSTRAP_SERVERS",
         ),
-        ("no-such-host.invalid:9092", "the name 'no-such-host.invalid' is not known", "correct the address"),
+        ("no-such-host.invalid:9092", "the name 'no-such-host.invalid' cannot be resolved", "correct the address"),
     ],
 )
 async def test_an_address_without_a_server(address: str, reason: str, advice: str) -> None:
@@ -61,15 +61,15 @@ async def test_something_else_listens(http_server: str, certificates: Certificat
     tls = {"security_protocol": "SSL", "ssl_cafile": str(certificates.authority)}
     with_tls = await said(http_server, **tls, connect_timeout=SHORT_LIMIT_S)
 
-    assert f"what listens at {http_server} is an HTTP server: correct the address" in text
-    assert f"what listens at {http_server} is an HTTP server" in with_tls
+    assert f"the server at {http_server} is an HTTP server: correct the address" in text
+    assert f"the server at {http_server} is an HTTP server" in with_tls
 
 
 async def test_something_listens_and_never_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
 
-        assert "takes connections and does not answer" in await said(address, connect_timeout=SHORT_LIMIT_S)
+        assert "accepts connections but does not answer" in await said(address, connect_timeout=SHORT_LIMIT_S)
 
 
 async def test_of_several_addresses_the_one_that_came_furthest_is_named(secured: EmbeddedBroker) -> None:
@@ -95,12 +95,12 @@ async def test_a_wrong_password_ends_the_start_at_once(secured: EmbeddedBroker, 
 @pytest.mark.parametrize(
     ("listener", "protocol", "found", "advised"),
     [
-        ("SSL", "PLAINTEXT", "wants TLS", "set MARQ_SECURITY_PROTOCOL=SSL"),
-        ("SASL_SSL", "SASL_PLAINTEXT", "wants TLS", "set MARQ_SECURITY_PROTOCOL=SASL_SSL"),
-        ("PLAINTEXT", "SSL", "speaks no TLS", "set MARQ_SECURITY_PROTOCOL=PLAINTEXT"),
-        ("SASL_PLAINTEXT", "SASL_SSL", "speaks no TLS", "set MARQ_SECURITY_PROTOCOL=SASL_PLAINTEXT"),
-        ("SASL_PLAINTEXT", "PLAINTEXT", "clients without a login", "set MARQ_SECURITY_PROTOCOL=SASL_PLAINTEXT"),
-        ("SASL_SSL", "SSL", "clients without a login", "set MARQ_SECURITY_PROTOCOL=SASL_SSL"),
+        ("SSL", "PLAINTEXT", "requires TLS", "set MARQ_SECURITY_PROTOCOL=SSL"),
+        ("SASL_SSL", "SASL_PLAINTEXT", "requires TLS", "set MARQ_SECURITY_PROTOCOL=SASL_SSL"),
+        ("PLAINTEXT", "SSL", "does not use TLS", "set MARQ_SECURITY_PROTOCOL=PLAINTEXT"),
+        ("SASL_PLAINTEXT", "SASL_SSL", "does not use TLS", "set MARQ_SECURITY_PROTOCOL=SASL_PLAINTEXT"),
+        ("SASL_PLAINTEXT", "PLAINTEXT", "connections without a login", "set MARQ_SECURITY_PROTOCOL=SASL_PLAINTEXT"),
+        ("SASL_SSL", "SSL", "connections without a login", "set MARQ_SECURITY_PROTOCOL=SASL_SSL"),
         ("PLAINTEXT", "SASL_PLAINTEXT", "takes no login", "set MARQ_SECURITY_PROTOCOL=PLAINTEXT"),
         ("SSL", "SASL_SSL", "takes no login", "set MARQ_SECURITY_PROTOCOL=SSL"),
     ],
@@ -192,7 +192,7 @@ async def test_a_login_that_is_not_offered(secured: EmbeddedBroker, monkeypatch:
 
     text = await said(secured.listener("SASL_PLAINTEXT"), security_protocol="SASL_PLAINTEXT", **login)
 
-    assert "does not offer the login GSSAPI, but PLAIN, SCRAM-SHA-256, SCRAM-SHA-512" in text
+    assert "does not offer GSSAPI logins, only PLAIN, SCRAM-SHA-256, SCRAM-SHA-512" in text
 
 
 # --- permissions ------------------------------------------------------------------------------------------------------

@@ -58,10 +58,10 @@ def test_an_audit_that_comes_to_something_else_makes_the_demo_fail_and_says_what
 
 
 def test_an_audit_that_could_not_be_made_makes_the_demo_fail() -> None:
-    right, text = shown(judged(clean()), Audit(failure="ingest: error: there is no Java on this machine"))
+    right, text = shown(judged(clean()), Audit(failure="ingest: error: Java is not installed"))
 
     assert not right
-    assert "the audit could not be made: ingest: error: there is no Java on this machine" in text
+    assert "the audit could not be made: ingest: error: Java is not installed" in text
 
 
 def test_a_lost_message_is_named_with_its_events() -> None:

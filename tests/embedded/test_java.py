@@ -47,7 +47,7 @@ def test_a_java_too_old_is_named_with_what_to_do(bin_directory: Path, printed: s
 
 
 def test_no_java_at_all_says_what_to_install(bin_directory: Path) -> None:
-    with pytest.raises(BrokerError, match=r"there is no Java on this machine; install Java 17 or newer"):
+    with pytest.raises(BrokerError, match=r"Java is not installed; install Java 17 or newer"):
         java.find()
 
 
@@ -76,7 +76,7 @@ def test_root_gets_java_from_the_systems_package_manager(bin_directory: Path, mo
     runtime = java.ensure(lines.append)
 
     assert runtime == java.Runtime(bin_directory / "java", 17)
-    assert lines == ["there is no Java on this machine", "installing openjdk-17-jre-headless with apt-get"]
+    assert lines == ["Java is not installed", "installing openjdk-17-jre-headless with apt-get"]
 
 
 def test_a_distribution_without_java_17_gives_the_next_one(

@@ -90,7 +90,7 @@ async def test_a_load_that_is_killed_and_forgets_how_far_it_was_sends_each_row_o
     assert found == dict.fromkeys([row.encode() for row in rows], 1)
     assert command(words).json["sent"] == 0
     assert await delivered(written, "killed") == found
-    refusal = "load mine was created from another input or with other options"
+    refusal = "load mine has another input or other options"
     assert refusal in command(words.replace(" killed ", " other ")).refusal
     path.write_text("id,name\n1,another row\n")
     assert refusal in command(words).refusal

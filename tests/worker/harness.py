@@ -195,19 +195,19 @@ class Worker(rig.worker.Worker):
         """Status and text of a page; status 0 without an answer."""
         return await asyncio.to_thread(self.get, path)
 
-    async def statistics(self, *, scope: str = "") -> dict[str, Any]:
+    async def published(self, *, scope: str = "") -> dict[str, Any]:
         """The JSON of /api/queues, or {} without an answer."""
         return await asyncio.to_thread(self.statistics, scope)
 
     async def queue(self, name: str) -> dict[str, Any]:
         """Return the statistics of one queue; {} before its first marker."""
-        statistics = await self.statistics()
+        statistics = await self.published()
         found: dict[str, Any] = statistics.get("queues", {}).get(name, {})
         return found
 
     async def handlers(self) -> dict[str, dict[str, Any]]:
         """What handlers processes this worker has, by group."""
-        statistics = await self.statistics(scope="worker")
+        statistics = await self.published(scope="worker")
         return {each["group"]: each for each in statistics.get("handlers", [])}
 
     async def partitions(self) -> dict[int, dict[str, Any]]:

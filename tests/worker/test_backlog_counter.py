@@ -20,7 +20,7 @@ OWN_TOPIC = '[queues.orders]\ntopic = "{}-orders"\n'
 
 async def counts(worker: Worker, *queues: str) -> dict[str, Any]:
     """What waits of each of these queues, once all is counted."""
-    statistics = await worker.statistics()
+    statistics = await worker.published()
     if not statistics.get("backlog", {}).get("complete") or statistics["backlog"]["uncounted"]:
         return {}
     return {queue: statistics["queues"].get(queue, {}).get("waiting", 0) for queue in queues}
@@ -51,7 +51,7 @@ async def test_what_waits_is_counted_whoever_sent_it(
             await producer.send_many("emails", [b"more"] * 10)
 
         await wait(worker, emails=45, reports=10, orders=3)
-        statistics = await worker.statistics()
+        statistics = await worker.published()
         assert statistics["backlog"]["unknown"] == 1
         assert statistics["queues"]["emails"]["arrived"] == 45
         assert statistics["queues"]["emails"]["oldest_waiting_seconds"] > 0
@@ -64,7 +64,7 @@ async def test_what_waits_is_counted_whoever_sent_it(
         await worker.stop()
         worker = await new_worker(like=worker).start().ready()
         await wait(worker, emails=25, reports=10, orders=3)
-        assert (await worker.statistics())["queues"]["emails"]["arrived"] == 0
+        assert (await worker.published())["queues"]["emails"]["arrived"] == 0
 
         # What retention takes waits no more.
         last = (await namespace.ends(names.messages))[0]
@@ -76,7 +76,7 @@ async def test_what_waits_is_counted_whoever_sent_it(
         await admin.delete_topics([f"{names.prefix}-orders"])
         await namespace.send("emails", partition=1)
         statistics = await eventually(
-            worker.statistics,
+            worker.published,
             lambda found: (
                 any("can't be read" in each for each in found["backlog"]["trouble"])
                 and found["queues"]["emails"]["waiting"] == left[1] + 1
@@ -111,7 +111,7 @@ async def test_a_backlog_that_is_switched_off_counts_nothing(new_worker: Any, na
         sent = await namespace.send("emails")
         await namespace.applied(await namespace.acquire(sent, lease=600))
 
-        statistics = await eventually(worker.statistics, lambda found: "emails" in found["queues"])
+        statistics = await eventually(worker.published, lambda found: "emails" in found["queues"])
 
     assert "waiting" not in statistics["queues"]["emails"]
     assert statistics["backlog"] == {
@@ -127,7 +127,7 @@ async def test_a_queue_with_waiting_messages_and_nobody_who_reads_it_is_noticed(
     client = {"bootstrap_servers": servers, "prefix": names.prefix}
 
     async def without(queue: str) -> float | None:
-        return (await worker.statistics())["queues"].get(queue, {}).get("no_consumer_seconds")
+        return (await worker.published())["queues"].get(queue, {}).get("no_consumer_seconds")
 
     async with marq.Producer(**client) as producer, marq.Consumer("emails", max_in_flight=1, **client) as busy:
         await producer.send_many("emails", [b"held", b"waits", b"waits"])
@@ -136,7 +136,7 @@ async def test_a_queue_with_waiting_messages_and_nobody_who_reads_it_is_noticed(
 
         # Two looks later.
         await eventually(lambda: without("lonely"), bool)
-        statistics = (await worker.statistics())["queues"]
+        statistics = (await worker.published())["queues"]
         assert statistics["emails"]["waiting"] >= 1
         assert statistics["emails"]["no_consumer_seconds"] == 0
 

@@ -116,7 +116,7 @@ async def test_each_role_does_its_own_part_in_a_worker_of_its_own(
     await producer.send_many("coroutine", [b"%d" % number for number in range(20)])
     noted = await handlers.has_noted("coroutine", 20)
     statistics = await eventually(
-        pages.statistics, lambda found: found.get("queues", {}).get("coroutine", {}).get("acked") == 20
+        pages.published, lambda found: found.get("queues", {}).get("coroutine", {}).get("acked") == 20
     )
 
     # The handlers ran where that is the role, in a process below that worker.
@@ -147,7 +147,7 @@ async def test_a_tracker_without_the_role_web_redelivers_and_its_statistics_are_
         sent = await namespace.send("emails")
         await namespace.acquire(sent, lease=0.5)
         copies = await eventually(lambda: namespace.copies_of(sent))
-        statistics = await eventually(pages.statistics, lambda found: len(found.get("workers", [])) == 2)
+        statistics = await eventually(pages.published, lambda found: len(found.get("workers", [])) == 2)
 
     assert len(copies) == 1
     assert not statistics["complete"]

@@ -86,7 +86,7 @@ async def test_a_worker_tracks_and_runs_handlers_over_a_secured_listener(
         await eventually(lambda: namespace.copies_of(orphan))
         # The copy is visible before the tracker has read its fact back.
         statistics = await eventually(
-            worker.statistics, lambda found: found["complete"] and found["queues"].get("emails", {}).get("redelivered")
+            worker.published, lambda found: found["complete"] and found["queues"].get("emails", {}).get("redelivered")
         )
 
     assert [line["value"] for line in await handlers.noted("coroutine")] == ["over a secured connection"]

@@ -132,7 +132,7 @@ async def shared_out(*together: Worker, total: int = 2) -> dict[str, Any]:
         owned = [[p["partition"] for p in w["partitions"] if p["state"] == "owner"] for w in counts.get("workers", [])]
         return len(owned) == len(together) and all(owned) and sum(map(len, owned)) == total
 
-    return await eventually(together[0].statistics, fits)
+    return await eventually(together[0].published, fits)
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +163,7 @@ async def test_two_workers_share_the_partitions_and_one_takes_over_when_the_othe
 
     async with Namespace(broker.bootstrap_servers, first.names) as marq:
         done, still_open = await half_done(marq, "shared", lease=8)
-        from_first, from_second = await first.statistics(), await second.statistics()
+        from_first, from_second = await first.published(), await second.published()
         second.kill()
         returned = await came_back(marq, "shared", still_open)
         await witness(marq)

@@ -19,7 +19,7 @@ async def test_workers_with_logins_know_each_other(new_worker: Callable[..., Wor
     await first.start().ready()
     second = new_worker(like=first, MARQ_WEB_PORT=str(first.web_port + 1)).start()
 
-    statistics = await eventually(first.statistics, lambda found: found.get("complete") and len(found["workers"]) == 2)
+    statistics = await eventually(first.published, lambda found: found.get("complete") and len(found["workers"]) == 2)
 
     assert all(worker["answered"] for worker in statistics["workers"])
     assert second.exit_code is None
