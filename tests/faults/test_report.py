@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from faults.__main__ import SCENARIOS, chosen, summary
-from faults.report import merged, table
+from faults.report import DOCUMENT, merged, table
 from faults.scenario import Result
 from faults.soak import Sample, unbounded
 from faults.stage import recovery_seconds
@@ -56,6 +56,13 @@ def test_a_row_names_second_dead_letters_and_messages_that_are_handled_and_dead(
     ends = "4 second dead letters; 5 handled and dead (2 by 1, 3 by 6)"
     assert row.endswith(f"| 3 (2 by 1, 1 by 6); {ends} | 1.2 s |")
     assert ends.replace(";", ",") in ended.line()
+
+
+def test_the_page_describes_each_scenario_in_its_own_words() -> None:
+    page = DOCUMENT.read_text(encoding="utf-8")
+
+    rows = [f"\n| {scenario.fault} (`{scenario.name}`) | {scenario.seen} |" for scenario in SCENARIOS]
+    assert [row for row in rows if row not in page] == []
 
 
 def test_rows_of_scenarios_that_were_played_alone_go_into_the_table_and_leave_the_others() -> None:
