@@ -297,7 +297,7 @@ class Ownership:
             return "a TICK is due and not written"
         if self._inbox:
             return "markers that were fetched are not folded"
-        return "what was folded is not written" if self.engine.flush_in_ms(now_ms) == 0 else ""
+        return "folded markers are not written" if self.engine.flush_in_ms(now_ms) == 0 else ""
 
     # --- read ---------------------------------------------------------------------------------------------------------
 

@@ -223,5 +223,5 @@ RELIANCES = (
     Reliance(_RECOVERY, "_build_highwaters", "async (self, consumer, tps, destination, title)", "nothing to recover"),
     Reliance(_RECOVERY, "_build_offsets", "async (self, consumer, tps, destination, title)", "nothing to recover"),
     Reliance(_RECOVERY, "_seek_offsets", "async (self, consumer, tps, offsets, title)", "changelogs are not read"),
-    Reliance(_RECOVERY, "need_recovery", "(self)", "never: a rebalance goes on at once"),
+    Reliance(_RECOVERY, "need_recovery", "(self)", "never, so rebalances continue at once"),
 )

@@ -319,7 +319,7 @@ class History:
     # --- the tracker --------------------------------------------------------------------------------------------------
 
     def _fire(self, source: Source, due: Sequence[tuple[int, _Story, LeaseRow]]) -> None:
-        """Send what is due to the queue or to the dead letters, and tell of it."""
+        """Send due messages to the queue or to the dead letters, and record it."""
         fires = []
         for offset, story, lease in due:
             fire = resolve_due(source, offset, lease, SETTINGS)

@@ -69,7 +69,7 @@ def result_of(events: Sequence[Event], kills: Sequence[Kill], least_held: int, s
     """
     consumer, worker = kills
     evidence = gather(events)
-    # Consumers tell of messages, not of ACQUIREs. If no consumer told of a holder, its messages never left the library:
+    # Consumers record messages, not ACQUIREs. If no consumer recorded a holder, its messages never left the library:
     # the killed one had acquired them and died before it received them.
     for event in events:
         if event["op"] == "marker" and event["kind"] == "ACQUIRE":

@@ -1,6 +1,6 @@
 """A TCP proxy in front of a broker: passes, delays, cuts or swallows what goes through it, as a scenario switches it.
 
-It runs in a thread of its own, so that it goes on while the scenario's event loop waits. All methods block only for a
+It runs in its own thread, so it continues while the scenario's event loop waits. All methods block only for a
 moment.
 """
 
@@ -53,7 +53,7 @@ class Proxy:
         self._upstream = ports.split_address(address)
 
     def restore(self) -> None:
-        """Forward everything at once; what was held by `freeze` goes on."""
+        """Forward all data at once, including data that `freeze` held."""
         self._call(self._restore())
 
     def delay(self, seconds: float) -> None:
@@ -119,7 +119,7 @@ class Proxy:
         try:
             await self._connect(reader, writer)
         except asyncio.CancelledError:
-            pass  # a cut: asyncio would tell of a handler that was cancelled
+            pass  # cut: asyncio would report the cancelled handler
         finally:
             writer.close()
             self._connections.discard(writer)

@@ -87,7 +87,7 @@ def _send_many(original: Any) -> Any:
 
 
 def _with_context(headers: Any) -> Any:
-    """Return headers with the context of the current span; what is wrong with them is said where they are sent."""
+    """Return headers with the context of the current span; the producer reports invalid headers."""
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
     pairs = headers.items() if isinstance(headers, Mapping) else headers or ()
@@ -110,7 +110,7 @@ def _receive(original: Any) -> Any:
     async def receive(self: Consumer, *arguments: Any, **options: Any) -> list[Message]:
         began_ns = time_ns()
         messages: list[Message] = await original(self, *arguments, **options)
-        # A wait in which nothing came is nothing to tell of.
+        # An empty wait needs no span.
         if messages:
             span = _tracer.start_span(
                 f"receive {self.name}",

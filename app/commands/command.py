@@ -30,7 +30,7 @@ _UNWRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 class Interrupted(Exception):
-    """Ctrl-C was pressed; the text says what was done until then, "" if there was nothing to do."""
+    """Ctrl-C was pressed; the text says what was done so far, or is empty."""
 
 
 #: Options that many commands have.
@@ -88,7 +88,7 @@ def ending(run: Callable[[], int | None]) -> int:
             say(f"interrupted: {end}")
         return INTERRUPTED
     except KeyboardInterrupt:
-        say("interrupted: what it had asked for by then may still be done")
+        say("interrupted: earlier requests may still be carried out")
         return INTERRUPTED
     except BrokenPipeError:
         _write_no_more()
@@ -97,7 +97,7 @@ def ending(run: Callable[[], int | None]) -> int:
         if error.errno not in _UNWRITTEN:
             raise
         _write_no_more()
-        say(f"the answer could not be written: {error.strerror}; what was asked for may be done all the same")
+        say(f"the answer could not be written: {error.strerror}; the requested action may have been carried out")
         return 1
 
 

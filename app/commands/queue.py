@@ -69,7 +69,7 @@ async def queue(
     client = self.app.client
     async with open_queues(client) as queues:
         if forget:
-            confirm(f"Forget all that is said of queue {name!r}?", yes=yes)
+            confirm(f"Forget the definition of queue {name!r}?", yes=yes)
             await _forget(queues, name)
         elif reset:
             confirm(f"Take back all changes of queue {name!r} that were made at run time?", yes=yes)

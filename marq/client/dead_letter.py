@@ -60,7 +60,7 @@ class DeadLetter:
 
     @property
     def last_error(self) -> str:
-        """What was said at the last release of the message, such as the handler's exception; empty for nothing."""
+        """Error of the last release, such as the handler's exception; empty if there was none."""
         return text_of(self._record.headers, ERROR_HEADER)
 
     @property

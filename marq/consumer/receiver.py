@@ -269,7 +269,7 @@ class Receiver:
     async def _end_cycle(self) -> None:
         """Wait for the first cycle. If it failed, all that follow it fail, too: then pause, longer each time."""
         first = self._cycles[0]
-        # Not `await first.task`: a stop cancels this task, but the cycle must go on.
+        # Not `await first.task`: a stop cancels this task, but the cycle must continue.
         await asyncio.wait([first.task])
         if first.task.result():
             self._cycles.popleft()

@@ -45,7 +45,7 @@ class DefinitionsFollower:
         self._overheard: list[Entry] | None = None
 
     async def start(self, *, create_topics: bool) -> None:
-        """Read to the end of the log, and go on; raises as :meth:`marq.queues.queues.Queues.start`."""
+        """Read to the end of the log, and keep following it; raises as :meth:`marq.queues.queues.Queues.start`."""
         self._log = source = definition_log(self._settings)
         self._moved = asyncio.Event()
         if create_topics:

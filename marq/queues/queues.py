@@ -123,7 +123,7 @@ class Queues(Lifecycle[DefinitionsFollower]):
         """Pause the delivery of a queue, and return the settings in effect; raises as :meth:`change`.
 
         Consumers and trackers follow within about a second. Messages that are being processed end as usual. Waiting and
-        delayed messages, and those to be redelivered, wait for :meth:`resume`. Producers may go on sending.
+        delayed messages, and those to be redelivered, wait for :meth:`resume`. Producers may continue to send.
         """
         return await self.change(queue, paused=True)
 
