@@ -23,7 +23,7 @@ LIMIT_S = 180.0
 #: Far above what an end takes, also on a starved machine.
 AGAIN_S, ATTEMPTS = 15.0, 4
 _ROWS = 24
-#: What moves the cursor or colours.
+#: Control sequences for the cursor and colours.
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 #: Opened by the first process of a session, a terminal becomes that from which Ctrl-C comes. Tests that were started in
 #: the background ignore Ctrl-C, and so would this process.

@@ -142,7 +142,7 @@ def end(servers: str, prefix: str) -> None:
 
 
 if __name__ == "__main__":
-    # That a new topic has no leader yet is an error there; what counts here comes from asyncio: what was left open.
+    # aiokafka logs an error while a new topic has no leader. Only asyncio's warnings of unclosed resources count here.
     logging.getLogger("aiokafka.consumer").setLevel(logging.CRITICAL)
     programs = {program.__name__: program for program in (fork, within_with, multiprocess, end)}
     programs[sys.argv[1]](*sys.argv[2:])

@@ -20,7 +20,7 @@ from tests.client.waiting import until
 
 QUEUES = [f"tenant-{number:04}" for number in range(2_000)]
 PARTITIONS = 2
-#: In which nothing more must come.
+#: Time in which no further message may arrive.
 QUIET_S = 1.5
 
 Seen = Counter[tuple[str, bytes]]

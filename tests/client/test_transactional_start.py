@@ -1,4 +1,4 @@
-"""``transactional=True`` on a real broker: ACQUIRE and offset in one transaction, and who is kept out of it."""
+"""``transactional=True`` on a real broker: ACQUIRE and offset in one transaction, which fences former members."""
 
 from __future__ import annotations
 

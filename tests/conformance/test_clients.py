@@ -15,7 +15,7 @@ async def test_two_consumers_of_a_queue_both_receive_messages(backend: Backend) 
     queue = backend.new_name()
     async with served(backend.consumer(queue)) as one, served(backend.consumer(queue)) as other:
         sent = 0
-        # Until both have partitions.
+        # Wait until both have partitions.
         while not (one.seen and other.seen):
             await send(backend, queue, sent, sent + 10)
             sent += 10

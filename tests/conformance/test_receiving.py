@@ -149,7 +149,7 @@ async def test_consumers_share_a_queue_and_each_message_is_handled_once(backend:
             await backend.producer.send_many(queue, [b"first"] * 2)
             first += 2
             await backend.advance(0.1)
-        # From here on each of them has a partition.
+        # Now each of them has a partition.
         before = [mine.total() for mine in seen]
         values = [b"%d" % number for number in range(100)]
         await backend.producer.send_many(queue, values)

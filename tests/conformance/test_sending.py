@@ -11,7 +11,7 @@ import marq
 from tests.conformance.backend import Backend
 from tests.conformance.receiving import nothing_comes, take, take_one
 
-#: What a broker accepts with its defaults, less the room that redelivery needs.
+#: A broker's default limit, less the room that redelivery needs.
 LARGEST = 1_048_588 - 1_024
 
 

@@ -1,7 +1,7 @@
 """A client that is made from docs/protocol.md: sizes, types, flags, codes and names are those of its tables.
 
-Nothing of Marq is imported here. What the page says in sentences (which value a length has, what a flag's default
-means, the order of the steps) is written as code; what it says in tables is read from them. What talks to a broker is
+This module does not import Marq. It implements the page's sentences (the value of a length, the meaning of a flag's
+default, the order of the steps) as code and reads the page's tables. The part that talks to a broker is
 in protocol_receiver.py.
 """
 

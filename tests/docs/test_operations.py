@@ -20,7 +20,7 @@ from tests.docs.pages import OPERATIONS, ROOT
 PAGES = {page.name: page.read_text(encoding="utf-8") for page in OPERATIONS}
 PAGE = PAGES["troubleshooting.md"]
 PACKAGES = ("marq", "app", "agents", "tables", "config")
-#: What is logged at these levels is for people.
+#: Levels of messages that operators read.
 LEVELS = {"warning", "error", "critical"}
 #: Of a message in the log, so many words in a row must be on the page.
 WORDS = 4

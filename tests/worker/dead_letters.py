@@ -48,7 +48,7 @@ class Yard:
         return Counter(header(each)[ID_HEADER] for each in records if each.key in keys)
 
     async def notes(self) -> Counter[str]:
-        """How many places became what; each is told of once but to those who came too late."""
+        """Count the outcomes of dead letters; each is reported once, except to callers that came too late."""
         found: Counter[str] = Counter()
         told: set[tuple[int, int]] = set()
         for record in await self.namespace.records(self._topic):

@@ -1,4 +1,4 @@
-"""Purges or replays, each in a process that ends by kill -9 as soon as so many of its records are durable.
+"""Purges or replays, each in a process that ends by kill -9 after a given number of durable records.
 
 ``python -m tests.worker.dying SERVERS PREFIX purge|replay QUEUE…``: of the first queue after one record, of the second
 after two, and so on; that of the last one comes to its end. Prints the exit codes as JSON.

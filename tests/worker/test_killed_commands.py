@@ -139,7 +139,7 @@ async def test_a_purge_that_is_killed_after_any_of_its_records_is_called_again(
         for queue, values in zip(PURGES, came, strict=True):
             assert values[b"later"] == LATER
             assert values.keys() <= traffic.values | {b"later"}, "what waited has come"
-            assert max(values[each] for each in traffic.values) <= 1, "what was sent meanwhile comes once at the most"
+            assert max(values[each] for each in traffic.values) <= 1, "messages sent meanwhile come at most once"
             # And all that did not come was ended; what was held has been acked.
             acked = 1 + values.total()
             sent = EARLY + 2 * WAITING + traffic.sent[queue] + LATER

@@ -117,7 +117,7 @@ async def test_a_worker_that_stands_still_ends_itself_and_says_what_stood_still(
 async def test_a_worker_that_does_not_get_out_of_a_rebalance_ends_itself(
     new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
-    # A variable of Faust: until then the broker waits for it, and a rebalance that others are in, too, is none to end
+    # Faust's variable: until then the broker waits for it, and a rebalance with other members is no reason to end
     # for.
     lost = Victim(new_worker, tmp_path / "lost", BROKER_REBALANCE_TIMEOUT="6")
     await lost.starts_and_stands_still(standstill.rebalance)

@@ -162,7 +162,7 @@ class Rig:
     acquirer: FakeWriter
     settler: FakeWriter
     clock: Clock
-    #: What acquires for queues that deliver at most once.
+    #: The acquisition for at-most-once queues.
     once: FakeWriter
 
     @property

@@ -17,7 +17,7 @@ from marq.kafka import group_consumer
 from marq.kafka.assignor import SpreadAssignor
 from marq.kafka.group_consumer import FENCED_INSTANCE_ID, Coordinator
 
-#: What a broker answers that is away.
+#: The answer of an unavailable broker.
 AWAY = None
 MINE = "the id that this member had"
 

@@ -313,7 +313,7 @@ def unused_tcp_port() -> int:
     return ports.free_port("127.0.0.1")
 
 
-# --- who is paced -----------------------------------------------------------------------------------------------------
+# --- paced clients ----------------------------------------------------------------------------------------------------
 
 KINDS = ("AIOKafkaProducer", "AIOKafkaConsumer", "AIOKafkaAdminClient")
 

@@ -63,7 +63,7 @@ def test_a_second_purge_takes_up_what_the_first_one_left_undone() -> None:
     again = Purge(9_000, {P0: 20, P1: 3}, {P0: 10, P1: 2}).after(PURGE)
 
     assert (again.until_ms, again.ends, again.starts) == (9_000, {P0: 20, P1: 3}, {P0: 4, P1: 0})
-    # Of one that came to its end nothing is left to do.
+    # A completed purge leaves nothing to do.
     assert Purge(9_000, {P0: 20}, {P0: 10}).after(PURGE.done()).starts == {P0: 10}
 
 

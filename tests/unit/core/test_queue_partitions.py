@@ -57,7 +57,7 @@ def test_a_topic_that_grows_moves_few_queues_and_only_to_new_partitions() -> Non
         assert set(after) - set(before) <= {16, 17, 18, 19}
         moved += before != after
 
-    # Of two partitions each has a chance of a fifth.
+    # Each of two partitions has a chance of one in five.
     assert moved < 0.45 * len(QUEUES)
 
 

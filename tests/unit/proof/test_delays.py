@@ -187,7 +187,7 @@ def _is_about(event: Event, number: int, copied: int) -> bool:
     return named or (event.get("source") == LOG and event.get("offsets") == [copied])
 
 
-def hand_out_what_a_header_delays(events: Events) -> None:
+def deliver_a_delayed_record(events: Events) -> None:
     story = DelayedStory()
     story.deliver("second", SECOND, 4, 4)
     events.append(story.history.events[-1])
@@ -237,7 +237,7 @@ BROKEN: list[Broken] = [
     ("lost", "a message is never delivered", forget_its_time),
     ("not-drained", "a message stays where it is", forget_its_time),
     ("early", "a message comes before its time", delay(times_ms=[1_000, 100, 100, 100])),
-    ("early", "a message is handed out although a header delays it", hand_out_what_a_header_delays),
+    ("early", "a message is delivered although a header delays it", deliver_a_delayed_record),
     (
         "moved", "a message comes at its old time",
         lambda events: about(events, "RESCHEDULE", 2).update(times_ms=[2 * LATER_MS]),
@@ -247,13 +247,13 @@ BROKEN: list[Broken] = [
     ("attempts", "a delay uses up an attempt", decide(0, "DELIVERED", attempt=2)),
     ("wrong-cause", "what is due is taken for released", decide(0, "DELIVERED", cause="RELEASED")),
     ("cancelled", "what is cancelled is delivered", decide(1, "CANCELLED", kind="DELIVERED", cause="DUE")),
-    ("cancelled", "nobody cancelled", decide(0, "DELIVERED", kind="CANCELLED", cause="CANCELLED")),
-    ("cancelled", "who was too late hears that it is cancelled", change("cancel", TOO_LATE, outcomes=["DONE"])),
-    ("answered", "who was in time hears that it was too late", change("reschedule", DONE, **TOO_LATE)),
+    ("cancelled", "a cancellation without a request", decide(0, "DELIVERED", kind="CANCELLED", cause="CANCELLED")),
+    ("cancelled", "a late cancel is answered with DONE", change("cancel", TOO_LATE, outcomes=["DONE"])),
+    ("answered", "a timely request is answered with TOO_LATE", change("reschedule", DONE, **TOO_LATE)),
     ("answered", "a tracker answers that it was too late", answer(2, **TOO_LATE)),
     ("answered", "a tracker answers that it is moved", answer(3, **DONE)),
     ("answered", "a tracker answers although it has left", answer_although_it_left),
-    ("answered", "a tracker answers somebody else", answer(2, holder=history.holder_name(99))),
+    ("answered", "a tracker answers another client", answer(2, holder=history.holder_name(99))),
     ("fidelity", "a copy has another value", change("record", COPY, content=OTHER_CONTENT)),
     ("fidelity", "a copy was first sent at another time", delay(timestamps_ms=[1, 4_001, 4_002, 4_003])),
 ]  # fmt: skip

@@ -166,7 +166,7 @@ REDRIVEN_BROKEN: list[Broken] = [
 ]
 
 
-def see_it_before_it_is_spent(events: Events) -> None:
+def deliver_before_dispatch(events: Events) -> None:
     seen = find(events, "deliver")
     events.remove(seen)
     events.insert(next(index for index, event in enumerate(events) if event["op"] == "dispatch"), seen)
@@ -187,8 +187,8 @@ SPENT_BROKEN: list[Broken] = [
         "nothing is spent",
         keep(lambda event: event["op"] != "dispatch" and event.get("kind") != "DISPATCH"),
     ),
-    ("dispatched", "a message is handed out before it is spent", see_it_before_it_is_spent),
-    ("dispatched", "a message is handed out twice", repeat("deliver", {})),
+    ("dispatched", "a message is delivered before it is dispatched", deliver_before_dispatch),
+    ("dispatched", "a message is delivered twice", repeat("deliver", {})),
     ("dispatched", "what is spent is delivered again", say_instead("ABANDONED", "REDELIVERED")),
     ("dispatched", "what is not spent is abandoned", say_instead("REDELIVERED", "ABANDONED")),
 ]

@@ -58,7 +58,7 @@ async def test_waiting_for_messages_passes_time_up_to_the_next_one_or_to_the_end
 
         assert elapsed() == DAY + 7.5
         await message.release(5)
-        # In the same moment the message wins.
+        # If both happen at the same time, the message wins.
         assert len(await consumer.receive(wait=5)) == 1
 
 
