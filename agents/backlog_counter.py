@@ -220,7 +220,7 @@ class BacklogCounter(Service):
         """Return how long to leave the event loop to others after a read.
 
         While far behind, that is as long as the read took. Records from before a takeover are counted slowly while
-        there are markers to fold: many of them will not wait any more by then.
+        there are markers to fold: many of them will have been received by then.
         """
         if self.uncounted <= AT_ONCE:
             return 0.0

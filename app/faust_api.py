@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Exact versions: each upgrade is a decision, and this list is what to read then.
+#: Exact versions: review this list before each upgrade.
 VERSIONS = {"faust-streaming": "0.15.3", "mode-streaming": "0.7.1", "aiokafka": "0.14.0", "rocksdict": "0.3.29"}
 
 
@@ -69,7 +69,7 @@ RELIANCES = (
     Reliance(_CONSUMER, "seek_wait", "async (self, partitions)", "to the applied offset, after recovery"),
     Reliance(_CONSUMER, "earliest_offsets", "async (self, *partitions)", "whether retention has taken messages"),
     Reliance(_CONSUMER, "highwaters", "async (self, *partitions)", "whether a topic was recreated"),
-    Reliance(_CONSUMER, "pause_partitions", "(self, tps)", "a partition with an alarm is read no more"),
+    Reliance(_CONSUMER, "pause_partitions", "(self, tps)", "a partition with an alarm is no longer read"),
     Reliance(
         _CONSUMER,
         "resume_partitions",

@@ -112,7 +112,7 @@ def _not_open(report: Report, trail: Trail, applied: int, where: str, events: li
 def _early(
     report: Report, trail: Trail, standing: Standing, applied: int, clock_ms: int, where: str, events: list[int]
 ) -> None:
-    """Of a lease that would have been over, had it not been renewed, and of what was due before it was moved: worse."""
+    """Judge a renewed lease by its former end, and a rescheduled message by its former due time."""
     before = [
         each
         for offset, each in trail.changes

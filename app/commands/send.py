@@ -104,7 +104,7 @@ def _all(limit: int) -> bytes:
 
 def _input() -> BinaryIO:
     if sys.stdin is None:
-        # Closed as by `<&-`; an empty message is hardly what is meant.
+        # Closed as by `<&-`; the user probably does not mean an empty message.
         raise ConfigError("send: the standard input is closed: give a VALUE, or pipe one in")
     return sys.stdin.buffer
 

@@ -308,7 +308,7 @@ class Consumer(Lifecycle[MemberSession]):
         """Ack a message, several, or messages named by their tokens; durable on return.
 
         Raises:
-            LeaseLost: some leases had ended before; their acks were written all the same.
+            LeaseLost: some leases had ended before; their acks were written anyway.
             ValueError: a token can't be read.
         """
         running = self._started()

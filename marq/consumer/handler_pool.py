@@ -300,7 +300,7 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
                 continue
             self._current[index] = batch
             try:
-                # A copy: the handler may remove messages from its list, and they are acked all the same.
+                # A copy: the handler may remove messages from its list, and they are acked anyway.
                 await self._handler(batch.copy())
             except BaseException as error:
                 self._failed(index, batch, error)

@@ -110,7 +110,7 @@ class Message(Hinted):
 
     @property
     def token(self) -> str:
-        """A short text with which another process can ack the message: ``await consumer.ack(token)``."""
+        """A short text that lets another process ack the message: ``await consumer.ack(token)``."""
         held = self._held
         return token.encode(token.Token(held.queue, held.holder, held.source, self._offset))
 
@@ -119,7 +119,7 @@ class Message(Hinted):
         """Ack the message; durable on return, or only queued with ``wait=False``.
 
         Raises:
-            LeaseLost: the lease ended before the ack was durable. The ack was written all the same.
+            LeaseLost: the lease ended before the ack was durable. The ack was written anyway.
         """
         expiry_s = self._expiry_s
         first = settlement.ack(self)

@@ -48,7 +48,7 @@ class PrefetchWindow:
             self._seen_s = now_s
 
     def finished(self, count: int, now_s: float, *, idle: bool) -> None:
-        """Count finished messages; ``idle`` if none is held any more."""
+        """Count finished messages; ``idle`` if none is left."""
         self._pass(now_s)
         self._finished += count
         if idle:

@@ -351,7 +351,7 @@ class MemberSession(ConsumerSession):
             buffer.call_demand -= count
 
     async def take_some(self, count: int) -> list[Message]:
-        """Wait for at most ``count`` messages; return [] when no more will come."""
+        """Wait for at most ``count`` messages; return [] when no further messages will come."""
         while not (messages := self.take(count)) and not self.buffer.closed:
             await self.wait(count)
         return messages

@@ -203,7 +203,7 @@ class OffsetSnapshotKey(NamedTuple):
 def left_over(
     written: Mapping[OffsetSnapshotKey, int], group: str, committed: Mapping[Source, str | None]
 ) -> list[OffsetSnapshotKey]:
-    """Return the snapshots of a group that no commit names any more; ``written`` has their times by the broker, in ms.
+    """Return the snapshots of a group that no commit names; ``written`` has their times by the broker, in ms.
 
     ``committed`` has the snapshot that the group's commit names, for the partitions that we own in the group now.
     """

@@ -28,7 +28,7 @@ DEFAULT_MAX_POLL_INTERVAL_MS = 300_000
 DEFAULT_PARTITIONS = 4
 #: One copy works on every cluster; set MARQ_REPLICATION_FACTOR=3 in production, before the first start.
 DEFAULT_REPLICATION_FACTOR = 1
-#: How long markers are kept: a tracker that is away for longer can't follow any more.
+#: How long markers are kept: a tracker that is away for longer can't continue.
 DEFAULT_MARKERS_RETENTION_MS = 7 * 24 * 3600 * 1000
 
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")

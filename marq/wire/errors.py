@@ -35,7 +35,7 @@ class BrokerUnavailable(MarqError):
 
 
 class Forbidden(ConfigError, BrokerUnavailable):
-    """The broker refused for want of a permission; the message says which, and with which command it is granted."""
+    """The broker denies a permission; the text names it and the command that grants it."""
 
 
 class CorruptMarker(MarqError):
