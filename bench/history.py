@@ -47,7 +47,7 @@ from marq.wire.names import Names, markers_partition, synthetic_topic
 
 QUEUES = ("emails", "invoices", "reports", "thumbnails")
 SETTINGS = QueueSettings(lease_ms=5_000, max_attempts=3)
-#: Messages of a turn: so many are sent at once, and so many delayed.
+#: Messages of a turn: sent at once, and delayed.
 SENT, DELAYED = 1_920, 80
 TURN = SENT + DELAYED
 #: Messages of one ACQUIRE, as consumers have them that are a little, and far, behind.
@@ -148,7 +148,7 @@ class _Read:
 
 
 class History:
-    """Writes the story of so many messages, a multiple of :data:`TURN`, to topics that are there and empty."""
+    """Writes the story of a number of messages, a multiple of :data:`TURN`, to existing empty topics."""
 
     def __init__(
         self, log: Log, names: Names, partitions: int, markers_partitions: int, value_bytes: int, seed: int = 1

@@ -77,7 +77,7 @@ class BenchWorker(rig.worker.Worker):
         self.wait_until(drained)
 
     def wait_until_shared(self, workers: int, partitions: int) -> None:
-        """Wait until all partitions have owners among so many workers."""
+        """Wait until all partitions have owners among this many workers."""
 
         def shared() -> bool:
             parts = [worker["partitions"] for worker in self.statistics().get("workers", [])]

@@ -32,7 +32,7 @@ RATE = 100
 CONSUMERS, WORKERS = 2, 2
 SECONDS_BETWEEN_FAULTS = 60.0
 SAMPLE_SECONDS = 1.0
-#: The last third may have this much more than the first: so many times, and as many on top.
+#: How much more the last third may have than the first: a factor, and a constant on top.
 GROWTH = 1.5
 SLACK = {"worker_mib": 50.0, "consumer_mib": 50.0, "broker_mib": 200.0, "files": 100.0, "open": 500.0, "backlog": 500.0}
 PLOT = Path(__file__).resolve().parent.parent / "docs" / "soak.png"

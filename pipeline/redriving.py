@@ -251,7 +251,7 @@ class Redrive:
         return dead_letters.redrive(self._topic.records(ranges), wanted, self._requester)
 
     def _wait(self, most: int) -> bool:
-        """Wait until at most so many requests are unanswered; return False if no more notes come."""
+        """Wait until at most this many requests are unanswered; return False if no more notes arrive."""
         until_s = time.monotonic() + self._request.wait_s
         while (before := self.result().unanswered) > most:
             self._read_notes()

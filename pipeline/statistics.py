@@ -26,7 +26,7 @@ from pipeline.spans import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, show_moment, s
 
 #: Accuracy of percentile_approx.
 ACCURACY = 10_000
-#: By default, windows have the shortest of these lengths that makes at most so many.
+#: Default windows have the shortest of LENGTHS_MS that yields at most this many.
 DEFAULT_WINDOWS = 120
 LENGTHS_MS = (
     *(SECOND_MS * n for n in (1, 2, 5, 10, 30)),

@@ -112,7 +112,7 @@ def _not_open(report: Report, trail: Trail, applied: int, where: str, events: li
 def _early(
     report: Report, trail: Trail, standing: Standing, applied: int, clock_ms: int, where: str, events: list[int]
 ) -> None:
-    """Judge a renewed lease by its former end, and a rescheduled message by its former due time."""
+    """Report an early decision; name the change if the message was due before it was renewed or moved."""
     before = [
         each
         for offset, each in trail.changes

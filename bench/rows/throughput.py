@@ -149,7 +149,7 @@ def scale(bench: Bench, each: int) -> Measurements:
 
 
 async def wait_until_joined(servers: str, group: str, members: int) -> None:
-    """Wait until a group is stable with so many members."""
+    """Wait until a group is stable with this many members."""
     admin = AIOKafkaAdminClient(bootstrap_servers=servers)
     await admin.start()
     try:

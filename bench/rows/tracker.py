@@ -67,7 +67,7 @@ class Folding:
         return time.monotonic()
 
     def until_written(self, in_flight: int) -> float:
-        """Return when the changelog was complete, with so many messages in flight.
+        """Return when the changelog was complete, with this many messages in flight.
 
         Only then the worker is asked, because counting messages in flight costs it time.
         """

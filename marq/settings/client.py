@@ -21,9 +21,9 @@ DEFAULT_BOOTSTRAP_SERVERS = "127.0.0.1:9092"
 MEMORY_SCHEME = "memory://"
 DEFAULT_CONNECT_TIMEOUT_MS = 10_000
 DEFAULT_REQUEST_TIMEOUT_MS = 30_000
-#: A consumer that does not answer for so long loses its partitions (its leases continue).
+#: A consumer that does not answer for this long loses its partitions (its leases continue).
 DEFAULT_SESSION_TIMEOUT_MS = 10_000
-#: A consumer whose reader is stuck for so long loses its partitions; one that is only full says in time that it lives.
+#: A consumer whose reader is stuck for this long loses its partitions; one that is only full sends a heartbeat in time.
 DEFAULT_MAX_POLL_INTERVAL_MS = 300_000
 DEFAULT_PARTITIONS = 4
 #: One copy works on every cluster; set MARQ_REPLICATION_FACTOR=3 in production, before the first start.

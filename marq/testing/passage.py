@@ -55,7 +55,7 @@ class Passage:
         self._owner: asyncio.Task[Any] | None = None
         #: Tasks that have called the broker: they are not handlers of the messages they hold.
         self._owners: WeakSet[asyncio.Task[Any]] = WeakSet()
-        #: Tasks that have worked for so long that time passes without them.
+        #: Tasks that work for too long: virtual time passes without them.
         self._hanging: WeakSet[asyncio.Task[Any]] = WeakSet()
         #: Waits that let time pass: True if they have a limit, False if only until no message is expected.
         self._waits: dict[object, bool] = {}

@@ -98,7 +98,7 @@ class Backend(ABC):
 
     @abstractmethod
     async def advance(self, seconds: float) -> None:
-        """Let so much time pass."""
+        """Let this much time pass."""
 
     @abstractmethod
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -106,7 +106,7 @@ class Backend(ABC):
 
     @abstractmethod
     async def statistics(self, queue: str, **expected: int) -> None:
-        """Return when the trackers count so many messages of a queue, and none of it is open any more."""
+        """Return when the trackers count this many messages of a queue, and none of it is open any more."""
 
     @abstractmethod
     async def records(self, topic: str) -> list[Stored]:
@@ -136,7 +136,7 @@ class Backend(ABC):
         """Return when consumers and trackers know all settings that were changed before."""
 
     async def dead_letters(self, queue: str, count: int = 1) -> list[DeadLetter]:
-        """Return the dead letters of a queue when there are so many."""
+        """Return the dead letters of a queue when there are this many."""
         await self.statistics(queue, dead=count)
         found = [each for each in await self.records(self.names.dead_letters) if each.key == queue.encode()]
         assert len(found) == count

@@ -12,7 +12,7 @@ from tests.conformance.backend import LIMIT_S, Backend
 
 
 async def take(consumer: marq.Consumer, count: int = 1) -> list[marq.Message]:
-    """Receive exactly so many messages."""
+    """Receive exactly this many messages."""
     messages: list[marq.Message] = []
     while len(messages) < count:
         more = await consumer.receive(count - len(messages), wait=LIMIT_S)

@@ -22,7 +22,7 @@ PAGE = PAGES["troubleshooting.md"]
 PACKAGES = ("marq", "app", "agents", "tables", "config")
 #: Levels of messages that operators read.
 LEVELS = {"warning", "error", "critical"}
-#: Of a message in the log, so many words in a row must be on the page.
+#: Of a message in the log, this many words in a row must be on the page.
 WORDS = 4
 
 

@@ -240,7 +240,7 @@ LEASE_MS = 600_000
 
 
 async def until(receiver: Receiver, count: int) -> list[Message]:
-    """Receive until there are so many messages."""
+    """Receive until there are this many messages."""
     received: list[Message] = []
 
     async def look() -> int:

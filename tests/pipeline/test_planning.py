@@ -161,7 +161,7 @@ def test_a_plan_reads_as_text_with_each_formula() -> None:
 
 
 def ran(queue: str, sent: float, runs: list[float], *waiting: Row, **columns: Any) -> Row:
-    """A message whose deliveries ran so many seconds, one after the other; the last one was acked."""
+    """A message whose deliveries ran this many seconds, one after the other; the last one was acked."""
     each = [
         delivery(sent, run_ms=int(run * 1000), ended_at=at(sent + run), lease_ms=30_000, renewals=1) for run in runs
     ]

@@ -31,7 +31,7 @@ def at(seconds: float) -> datetime:
 
 
 def message(queue: str, sent: float, **columns: Any) -> Row:
-    """A message that is open, and was sent so many seconds after noon."""
+    """A message that is open, and was sent this many seconds after noon."""
     found = {"queue": queue, "sent_at": at(sent), "state": "leased", "open": True, "size": 100, "deliveries": []}
     return {**found, **columns}
 

@@ -26,7 +26,7 @@ PIECE = 2
 
 
 def die_after(records: int) -> None:
-    """Let this process die when so many sends are durable, before the caller learns of the last one."""
+    """Let this process die when this many sends are durable, before the caller learns of the last one."""
     left = records
 
     def dying(name: str) -> None:

@@ -59,7 +59,7 @@ async def eventually(
 
 
 async def take(consumer: marq.Consumer, count: int) -> list[marq.Message]:
-    """Receive exactly so many messages."""
+    """Receive exactly this many messages."""
     messages: list[marq.Message] = []
     while len(messages) < count:
         more = await consumer.receive(count - len(messages), wait=LIMIT_SECONDS)
@@ -137,7 +137,7 @@ class Worker(rig.worker.Worker):
         return self
 
     async def ready(self, partitions: int = 2, *, limit: float = LIMIT_SECONDS) -> Self:
-        """Wait until this worker owns so many markers partitions, at the least."""
+        """Wait until this worker owns this many markers partitions at least."""
 
         async def owned() -> int:
             assert self.exit_code is None, f"the worker ended with exit code {self.exit_code}:\n{self.log()}"

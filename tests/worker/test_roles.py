@@ -191,7 +191,7 @@ class Site:
         return (await running(self.worker, settings["group"]))[settings["group"]]
 
     async def acked(self, queue: str, count: int) -> dict[str, Any]:
-        """Wait until so many messages of a queue are acknowledged; return the statistics of the queue."""
+        """Wait until this many messages of a queue are acknowledged; return the statistics of the queue."""
         return await eventually(lambda: self.worker.queue(queue), lambda found: found.get("acked") == count)
 
 

@@ -36,7 +36,7 @@ async def sent(namespace: Namespace) -> list[tuple[int, bytes | None]]:
 
 
 async def until_sent(namespace: Namespace, count: int) -> list[int]:
-    """Wait until so many times have come; return all of them."""
+    """Wait until this many times have come; return all of them."""
     found = await eventually(lambda: sent(namespace), lambda found: len(found) >= count)
     return [each for each, _ in found]
 

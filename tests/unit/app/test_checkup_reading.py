@@ -29,7 +29,7 @@ def definitions(**queues: Mapping[str, Any]) -> Definitions:
 
 
 def judged(*readers: Reader, waits: int | None = 1, **queues: Mapping[str, Any]) -> list[Finding]:
-    """``waits``: so many messages of emails, None: not known."""
+    """``waits``: this many messages of emails, None: not known."""
     return judge_reading(CLIENT, definitions(**queues), readers, None if waits is None else {"emails": waits})
 
 

@@ -38,7 +38,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 def clock(monkeypatch: pytest.MonkeyPatch, step_s: float) -> None:
-    """Let each look of the watchdog come so long after the one before, by its clock."""
+    """Let each look of the watchdog come this long after the one before, by its clock."""
     times = itertools.count(0.0, step_s)
     monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: next(times)))
     monkeypatch.setattr(watchdog, "LOOK_SECONDS", 0.001)

@@ -170,7 +170,7 @@ class Rig:
         return next(iter(self.receiver.prefetch.buffers.values()))
 
     def add(self, offsets: int | Iterable[int], source: Source = P0, **fields: Any) -> None:
-        """Append records to the log of a partition: at these offsets, or so many from 0 on."""
+        """Append records to the log of a partition: at these offsets, or this many from 0 on."""
         offsets = range(offsets) if isinstance(offsets, int) else offsets
         self.reader.add(source, *[FakeRecord(offset, **fields) for offset in offsets])
 

@@ -23,7 +23,7 @@ PARTITIONS = 4
 
 
 def every(seconds: int) -> Callable[[Schedule, int], int | None]:
-    """Each multiple of so many seconds; the cron expression says them, when it is a number."""
+    """Each multiple of this many seconds; the cron expression says them, when it is a number."""
 
     def next_time(schedule: Schedule, after_s: int) -> int | None:
         step = int(schedule.cron.split()[0].removeprefix("*/")) if schedule.cron.startswith("*/") else seconds
