@@ -22,7 +22,7 @@ _MAX_FAULTS = 5
 
 
 class Codec(Protocol):
-    """What a producer and a consumer take as ``codec=``; any object with these two methods."""
+    """Encodes and decodes values: pass any object with these two methods as ``codec=``."""
 
     def encode(self, value: Any, /) -> bytes:
         """Return the bytes to send.
@@ -35,7 +35,7 @@ class Codec(Protocol):
         """Return the value.
 
         Raises:
-            DecodeError, or anything else: the bytes are no such value; the message becomes a dead letter.
+            DecodeError, or any other exception: the bytes can't be decoded; the message becomes a dead letter.
             Retry, OSError: another attempt may succeed.
         """
 

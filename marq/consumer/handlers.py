@@ -71,7 +71,7 @@ def handler(
 
     Raises:
         ConfigError: a name or a number is not allowed, or the function can't be called with one message.
-        TypeError: the decorator lacks its parentheses, or there is no such keyword.
+        TypeError: the decorator lacks its parentheses, or got an unknown keyword.
     """
     if callable(queue):
         raise TypeError('@marq.handler needs the name of a queue: write @marq.handler("emails"), for example')

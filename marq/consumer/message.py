@@ -25,7 +25,7 @@ class Message(Hinted):
     """A leased message. End it with :meth:`ack`, :meth:`release` or :meth:`reject`; the first call counts.
 
     ``async with message:`` acks at a clean exit. If an exception leaves the block, the message is released with the
-    queue's backoff, and the exception propagates, except ``Retry`` and ``Reject``. The block runs on when the lease
+    queue's backoff, and the exception propagates, except ``Retry`` and ``Reject``. The block continues when the lease
     ends; only handlers called by :meth:`Consumer.run` or a worker are cancelled then.
     """
 
@@ -150,7 +150,7 @@ class Message(Hinted):
 
     @point("reject")
     async def reject(self, reason: str = "rejected", *, wait: bool = True, **unknown: Unknown) -> None:
-        """Dead-letter the message for ``reason``.
+        """Dead-letter the message with ``reason``.
 
         Raises:
             LeaseLost: the lease ended before.
