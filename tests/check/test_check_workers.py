@@ -21,7 +21,7 @@ from tests.worker.harness import LIMIT_SECONDS, Namespace, eventually
 pytestmark = pytest.mark.verify
 
 
-async def test_a_healthy_installation_has_no_findings_and_is_not_changed(
+async def test_a_healthy_namespace_has_no_findings_and_is_not_changed(
     check: Check, new_worker: NewWorker, servers: str, prefix: str, names: Names, admin: AIOKafkaAdminClient
 ) -> None:
     running = await new_worker(prefix=prefix, queues="[queues.emails]\nlease = 60\n").start().ready()

@@ -285,7 +285,7 @@ async def receive_in_transactions(access: Access) -> None:
         ("transactional-consumer", receive_in_transactions, "Write", "transactional-id", "start_ids"),
     ],
 )
-async def test_a_right_that_is_missing_comes_with_the_command_that_grants_it(
+async def test_a_missing_permission_comes_with_the_command_that_grants_it(
     secured: EmbeddedBroker,
     access: Access,
     role: str,
@@ -307,9 +307,7 @@ async def test_a_right_that_is_missing_comes_with_the_command_that_grants_it(
     await use(access)
 
 
-async def test_a_right_that_is_missing_when_a_message_is_sent_is_named_there(
-    secured: EmbeddedBroker, access: Access
-) -> None:
+async def test_a_permission_that_is_missing_for_a_send_is_named_there(secured: EmbeddedBroker, access: Access) -> None:
     async with marq.Producer(secured.bootstrap_servers, prefix=access.names.prefix):
         await access.allow("sender", but=(access.names.messages, "Write"))
     # The right to write to any topic suffices for a producer.

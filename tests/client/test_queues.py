@@ -27,7 +27,7 @@ NOT_DEFINITIONS = [
 ]
 
 
-async def test_two_who_change_a_queue_at_once_lose_nothing_of_each_other(queues, servers, prefix) -> None:
+async def test_concurrent_changes_of_a_queue_are_merged(queues, servers, prefix) -> None:
     async with marq.Queues(servers, prefix=prefix) as other:
         for number in range(1, 11):
             await asyncio.gather(

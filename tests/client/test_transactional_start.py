@@ -181,7 +181,7 @@ async def test_a_member_that_was_thrown_out_does_not_pass_for_an_administrator(p
         reader.commit_of({Source(*partition): 1 for partition in reader._consumer.assignment()})
 
 
-async def test_who_comes_next_waits_for_an_open_transaction_which_a_restart_of_its_member_ends(
+async def test_the_next_owner_waits_for_an_open_transaction_which_a_restart_of_its_member_ends(
     producer, new_consumer, new_transactions, servers, settings, monkeypatch
 ) -> None:
     await producer.send_many("q", [b"value"] * 3)
@@ -210,7 +210,7 @@ async def test_who_comes_next_waits_for_an_open_transaction_which_a_restart_of_i
     assert await committed_acks(servers, names) == 0
 
 
-async def test_after_an_unknown_outcome_the_messages_are_read_again_and_handed_out_once(
+async def test_after_an_unknown_outcome_the_messages_are_read_again_and_delivered_once(
     producer, new_consumer, servers, names: Names, monkeypatch
 ) -> None:
     transact, lost = MarkerTransactions._transact, []

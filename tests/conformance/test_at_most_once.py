@@ -27,7 +27,7 @@ async def dispatches_of(backend: Backend, queue: str, count: int) -> list[Dispat
             await backend.advance(0.02)
 
 
-async def test_a_message_is_dispatched_before_it_is_handed_out(backend: Backend) -> None:
+async def test_a_message_is_dispatched_before_it_is_delivered(backend: Backend) -> None:
     queue = await new_queue(backend)
     async with backend.consumer(queue) as consumer:
         await backend.producer.send(queue, b"x")
@@ -74,7 +74,7 @@ async def test_a_message_that_a_consumer_received_and_left_is_abandoned_and_neve
         await nothing_comes(backend, consumer)
 
 
-async def test_what_nobody_has_seen_is_given_back(backend: Backend) -> None:
+async def test_undelivered_messages_are_released(backend: Backend) -> None:
     queue = await new_queue(backend)
     values = [b"%d" % number for number in range(50)]
     async with backend.consumer(queue) as consumer:
@@ -131,7 +131,7 @@ async def test_a_handler_that_is_interrupted_leaves_a_dead_letter(backend: Backe
     assert letter.reason == "interrupted: it may have been processed in part"
 
 
-async def test_a_message_that_was_handed_out_can_not_be_given_back(backend: Backend) -> None:
+async def test_a_delivered_message_cannot_be_released(backend: Backend) -> None:
     queue = await new_queue(backend)
     async with backend.consumer(queue) as consumer:
         await backend.producer.send(queue, b"x")

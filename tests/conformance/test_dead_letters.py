@@ -107,7 +107,7 @@ async def test_a_redriven_message_comes_as_its_sender_made_it_at_its_first_attem
     await backend.statistics(queue, acked=1, dead=1, redriven=1, delivered=1)
 
 
-async def test_two_redrives_at_the_same_time_redrive_each_letter_once(backend: Backend) -> None:
+async def test_two_concurrent_redrives_redrive_each_dead_letter_once(backend: Backend) -> None:
     queue, other = backend.new_name(), backend.new_name()
     await kill(backend, queue, *[b"%d" % number for number in range(40)])
     async with opened(backend) as one, opened(backend) as two, backend.consumer(other) as consumer:
@@ -272,7 +272,7 @@ async def test_letters_of_a_queue_with_a_topic_of_its_own_come_back_with_their_k
         await again.ack()
 
 
-async def test_notes_and_foreign_records_are_no_letters(backend: Backend) -> None:
+async def test_notes_and_foreign_records_are_not_dead_letters(backend: Backend) -> None:
     queue = backend.new_name()
     topic = backend.names.dead_letters
     await backend.produce(topic, b"?", key=None)

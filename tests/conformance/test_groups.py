@@ -51,7 +51,7 @@ async def test_a_queue_with_a_handler_is_the_workers(backend: Backend) -> None:
         await backend.queues.reset(queue)
 
 
-async def test_a_queue_that_joins_a_running_group_gets_what_it_had_waiting_and_nobody_gets_anything_twice(
+async def test_a_queue_that_joins_a_running_group_keeps_its_messages_and_none_comes_twice(
     backend: Backend,
 ) -> None:
     group, late = backend.new_name("group"), backend.new_name("late")

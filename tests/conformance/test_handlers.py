@@ -138,7 +138,7 @@ async def test_cancelling_run_gives_messages_back_and_the_attempt_does_not_count
     await backend.statistics(queue, acked=1, released=1)
 
 
-async def test_a_stop_lets_handlers_end_within_the_grace(backend: Backend) -> None:
+async def test_a_stop_lets_handlers_end_within_the_shutdown_timeout(backend: Backend) -> None:
     queue, begun, gate = backend.new_name(), asyncio.Event(), asyncio.Event()
 
     async def handle(message: marq.Message) -> None:
@@ -195,7 +195,7 @@ async def test_a_plain_function_may_take_lists_too(backend: Backend) -> None:
     assert sorted(seen) == [b"1", b"2", b"3"]
 
 
-async def test_what_is_no_handler_is_refused(backend: Backend) -> None:
+async def test_other_objects_than_handlers_are_rejected(backend: Backend) -> None:
     async with backend.consumer(backend.new_name()) as consumer:
         with pytest.raises(marq.ConfigError, match="expected a function that takes a message"):
             await consumer.run("handler")  # type: ignore[arg-type]

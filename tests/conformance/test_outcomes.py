@@ -191,7 +191,7 @@ async def test_the_last_error_travels_with_the_message(backend: Backend) -> None
         await third.ack()
 
 
-async def test_without_a_limit_of_attempts_a_message_is_tried_for_ever(backend: Backend) -> None:
+async def test_without_a_limit_of_attempts_a_message_is_tried_forever(backend: Backend) -> None:
     queue = await backend.new_queue(max_attempts="unlimited")
     async with backend.consumer(queue) as consumer:
         await backend.producer.send(queue, b"x")
@@ -239,7 +239,7 @@ async def test_where_a_queue_wants_no_dead_letters_its_messages_end(backend: Bac
     assert not [each for each in await backend.records(backend.names.dead_letters) if each.key == queue.encode()]
 
 
-async def test_outcomes_that_nobody_waits_for_are_written_by_the_stop(backend: Backend) -> None:
+async def test_queued_outcomes_are_written_by_the_stop(backend: Backend) -> None:
     queue = backend.new_name()
     async with backend.consumer(queue) as consumer:
         await backend.producer.send_many(queue, [b"x"] * 3)

@@ -197,7 +197,7 @@ async def test_a_consumer_that_joins_takes_over_partitions_and_nothing_comes_twi
     await backend.statistics(queue, acked=40, redelivered=0)
 
 
-async def test_a_stop_gives_back_what_nobody_took_and_the_attempt_does_not_count(backend: Backend) -> None:
+async def test_a_stop_releases_prefetched_messages_without_counting_the_attempt(backend: Backend) -> None:
     queue, started = backend.new_name(), asyncio.Event()
 
     async def hang(message: marq.Message) -> None:
@@ -272,7 +272,7 @@ async def test_a_consumer_may_be_started_and_stopped_twice_and_again(backend: Ba
             await consumer.receive()
 
 
-async def test_flush_makes_acks_durable_that_nobody_waited_for(backend: Backend) -> None:
+async def test_flush_makes_queued_acks_durable(backend: Backend) -> None:
     queue = backend.new_name()
     async with backend.consumer(queue) as consumer:
         await backend.producer.send_many(queue, [b"x"] * 10)

@@ -140,7 +140,7 @@ async def test_schedules_are_listed_with_all_that_holds(backend: Backend) -> Non
         ({"queue": "q", "cron": FAR, "catch_up": 1}, "schedule 's': catch_up: expected true or false"),
     ],
 )
-async def test_what_is_no_schedule_is_refused(backend: Backend, settings: dict[str, object], said: str) -> None:
+async def test_invalid_schedules_are_rejected(backend: Backend, settings: dict[str, object], said: str) -> None:
     schedules = schedules_of(backend)
 
     with pytest.raises(marq.ConfigError, match=said):

@@ -195,7 +195,7 @@ async def test_a_message_that_its_topic_would_not_take_back_becomes_a_dead_lette
     assert letter.reason.startswith("with the headers that redelivery adds it is larger")
 
 
-async def test_installations_do_not_see_each_other(backend: Backend) -> None:
+async def test_namespaces_do_not_see_each_other(backend: Backend) -> None:
     queue, elsewhere = backend.new_name(), {"prefix": backend.new_name("other")}
     async with (
         backend.new_producer(**elsewhere) as producer,

@@ -67,7 +67,7 @@ def test_what_the_log_warns_of_is_explained(where: str, text: str) -> None:
     assert said(text), text
 
 
-def test_what_nobody_explained_would_be_found() -> None:
+def test_an_unexplained_line_would_be_found() -> None:
     assert len(MESSAGES) > 40
     assert not said("group %s: elephants were seen among the partitions of %s")
 

@@ -270,7 +270,7 @@ async def worker(started: Worker) -> Worker:
 
 
 @pytest.mark.parametrize("queue", ["shared", "own"])
-async def test_it_consumes_a_queue_beside_a_real_worker(servers: str, worker: Worker, queue: str) -> None:
+async def test_it_consumes_a_queue_with_a_real_worker(servers: str, worker: Worker, queue: str) -> None:
     topic = f"{worker.names.prefix}-own" if queue == "own" else worker.names.messages
     await send(PROTOCOL, servers, worker.names.prefix, queue, [b"%d" % number for number in range(20)])
     async with marq.Producer(servers, prefix=worker.names.prefix) as producer:
@@ -315,7 +315,7 @@ async def test_it_consumes_a_queue_beside_a_real_worker(servers: str, worker: Wo
         assert [message.value for message in await consumer.receive()] == [b"after"]
 
 
-async def test_it_delays_cancels_and_moves_beside_a_real_worker(servers: str, worker: Worker) -> None:
+async def test_it_delays_cancels_and_moves_with_a_real_worker(servers: str, worker: Worker) -> None:
     async with (
         Delayer(PROTOCOL, servers, worker.names.prefix, "later") as delayer,
         Receiver(protocol_client.read(), servers, worker.names.prefix, "later", lease_ms=LEASE_MS) as receiver,

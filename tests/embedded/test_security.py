@@ -101,7 +101,7 @@ async def test_a_client_with_a_certificate_is_the_user_that_it_names(
         await send(broker, "certified", "SSL", context=other)
 
 
-async def test_who_does_not_trust_the_authority_gets_no_connection(broker: EmbeddedBroker) -> None:
+async def test_a_client_that_does_not_trust_the_authority_gets_no_connection(broker: EmbeddedBroker) -> None:
     with pytest.raises(KafkaConnectionError):
         await send(broker, "any", "SSL", context=ssl.create_default_context())
 

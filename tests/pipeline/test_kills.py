@@ -99,7 +99,7 @@ async def test_a_load_that_is_killed_and_forgets_how_far_it_was_sends_each_row_o
     assert command(words).json["rows"] == 3_000
 
 
-async def test_a_redrive_that_is_killed_and_two_at_once_after_it_send_each_letter_once(
+async def test_a_killed_redrive_and_two_concurrent_ones_send_each_dead_letter_once(
     spark: SparkSession, worker: Worker, broker: EmbeddedBroker, installed: Mapping[str, str], tmp_path: Path
 ) -> None:
     async with yard_of(worker, broker) as yard:

@@ -30,7 +30,7 @@ async def wait(worker: Worker, **expected: int) -> None:
     await eventually(lambda: counts(worker, *expected), lambda found: found == expected)
 
 
-async def test_what_waits_is_counted_whoever_sent_it(
+async def test_waiting_messages_of_any_sender_are_counted(
     new_worker: Any, names: Names, servers: str, admin: AIOKafkaAdminClient
 ) -> None:
     await admin.create_topics([NewTopic(f"{names.prefix}-orders", 3, 1)])
@@ -120,7 +120,7 @@ async def test_a_backlog_that_is_switched_off_counts_nothing(new_worker: Any, na
     }  # fmt: skip
 
 
-async def test_a_queue_with_waiting_messages_and_nobody_who_reads_it_is_noticed(
+async def test_a_queue_with_waiting_messages_and_no_consumer_is_noticed(
     new_worker: Any, names: Names, servers: str
 ) -> None:
     worker = await new_worker(prefix=names.prefix).start().ready()

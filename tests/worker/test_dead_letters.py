@@ -83,7 +83,7 @@ async def test_a_worker_is_killed_and_started_again_in_the_middle_of_two_redrive
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_redrives_and_deletions_at_random_with_kills_settle_each_letter_in_one_way(
+async def test_random_redrives_and_deletions_with_kills_settle_each_dead_letter_once(
     new_worker: Make, broker: EmbeddedBroker, seed: int
 ) -> None:
     chance = random.Random(seed)

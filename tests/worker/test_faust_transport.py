@@ -103,7 +103,7 @@ async def test_a_seek_forward_during_a_fetch_never_makes_records_pass_for_read(m
     assert (last.start, last.end) == (900, 901)
 
 
-async def test_control_records_are_read_with_what_follows_them_whenever_somebody_seeks(
+async def test_control_records_are_read_with_the_records_after_them_despite_seeks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The mark of a transaction is at 100: a reader that waits for a record there would return to it without end."""

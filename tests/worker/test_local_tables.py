@@ -17,7 +17,7 @@ Make = Callable[..., Worker]
 FOR_LONG = 600.0
 
 
-async def test_a_local_table_of_a_changelog_that_was_made_anew_is_not_believed(
+async def test_a_local_table_of_a_recreated_changelog_is_not_trusted(
     new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
     """The changelog is lost; one worker rebuilds it, and it grows past the position of another worker's old files.

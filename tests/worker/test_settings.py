@@ -77,7 +77,7 @@ async def test_a_restart_publishes_what_changed_in_the_file_and_keeps_changes_at
 # --- namespaces -------------------------------------------------------------------------------------------------------
 
 
-async def test_installations_on_one_cluster_do_not_see_each_other(new_worker: Make, broker: EmbeddedBroker) -> None:
+async def test_namespaces_on_one_cluster_do_not_see_each_other(new_worker: Make, broker: EmbeddedBroker) -> None:
     one = new_worker(queues="[queues.q]\nmax_attempts = 1").start()
     file = one.directory / "other.toml"
     file.write_text("[queues.q]\nmax_attempts = 3")

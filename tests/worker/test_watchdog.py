@@ -85,7 +85,7 @@ async def write_markers(broker: EmbeddedBroker, victim: Victim) -> None:
 
 
 @pytest.mark.timeout(600)
-async def test_a_worker_that_stands_still_ends_itself_and_says_what_stood_still(
+async def test_a_stalled_worker_ends_itself_and_names_what_stalled(
     new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
     """Consumers that die slowly (faust-streaming #175, #640) stay in their group and are never heard of again.

@@ -35,7 +35,7 @@ def owner() -> Ownership:
 
 
 @pytest.mark.parametrize("state", ["recovering", "waiting"])
-def test_who_is_no_owner_owes_to_become_one(owner: Ownership, state: str) -> None:
+def test_a_partition_without_owner_owes_a_takeover(owner: Ownership, state: str) -> None:
     owner.state = state
 
     standing = owner.standing()

@@ -170,7 +170,7 @@ def test_members_of_one_kind() -> None:
         (member("1.1", "def456"), "versions and definitions of queues"),
     ],
 )
-def test_members_that_differ_are_two_installations_or_a_deploy(other: GroupMember, different: str) -> None:
+def test_members_that_differ_are_two_sets_of_workers_or_a_deploy(other: GroupMember, different: str) -> None:
     _, found = judge_members(NAMES, [member(), other], begun=True)
 
     assert (found.level, found.found) == (Level.WARNING, f"they have different {different}")
@@ -253,7 +253,7 @@ def test_what_is_not_known_is_not_said_to_be_missing() -> None:
     assert missing(CLIENT, "worker", Use(handlers=True), Allowed()) == []
 
 
-def test_a_worker_needs_its_right_on_every_group_and_a_consumer_on_one() -> None:
+def test_a_worker_needs_its_permission_on_every_group_and_a_consumer_on_one() -> None:
     groups = {NAMES.named_group("a"): frozenset({"Read", "Describe"}), NAMES.named_group("b"): frozenset[str]()}
     use = Use(handlers=True, handled_groups=list(groups))
 
@@ -327,7 +327,7 @@ def test_a_tracker_that_counts_what_waits_has_to_read_messages() -> None:
         (errno.EADDRNOTAVAIL, [], Level.PROBLEM),
     ],
 )
-def test_a_port_is_judged_by_who_has_it(error: int, workers: list[str] | None, level: Level) -> None:
+def test_a_port_is_judged_by_its_user(error: int, workers: list[str] | None, level: Level) -> None:
     assert judge_port(Port("127.0.0.1", 6066, error), "127.0.0.1", workers).level is level
 
 

@@ -50,7 +50,7 @@ def test_a_group_is_not_judged_by_how_its_offsets_move() -> None:
     ("waits", "said"),
     [(0, "0 messages wait"), (1, "1 message waits"), (None, "the number of waiting messages is unknown")],
 )
-def test_handlers_that_nobody_runs_are_a_problem_even_when_nothing_waits(waits: int | None, said: str) -> None:
+def test_handlers_that_no_worker_runs_are_a_problem_even_without_messages(waits: int | None, said: str) -> None:
     reader = Reader(NAMES.named_group("handlers"), 0)
 
     [found] = judged(reader, waits=waits, emails={"handler": "shop:send"})

@@ -108,7 +108,7 @@ def test_settings_are_shown_with_where_they_come_from() -> None:
     assert lines(shown)[1].split() == ["lease", "20", "[defaults]", "of", "queues.toml"]
 
 
-def test_a_queue_that_nobody_defined_is_shown_as_such() -> None:
+def test_an_undefined_queue_is_shown_as_such() -> None:
     shown = queue_document("emails", Definitions(), Names())
 
     assert shown["defined"] is False

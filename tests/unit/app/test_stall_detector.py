@@ -131,7 +131,7 @@ def test_an_event_loop_without_a_turn_is_ended_for_without_asking_anybody() -> N
     assert worker.asked == []
 
 
-def test_handlers_may_block_their_event_loop_for_ever() -> None:
+def test_handlers_may_block_their_event_loop_forever() -> None:
     worker = Watched(watches_loop=False)
     worker.lives(5, WAITS)
 

@@ -57,9 +57,7 @@ async def test_an_event_loop_that_is_blocked_ends_the_process_with_a_code_of_its
     assert "exit code 75" in caplog.text
 
 
-async def test_a_process_that_was_stopped_and_goes_on_is_no_older_for_it(
-    monkeypatch: pytest.MonkeyPatch, ended: threading.Event
-) -> None:
+async def test_suspended_time_does_not_count(monkeypatch: pytest.MonkeyPatch, ended: threading.Event) -> None:
     """An hour passes between two samples: the process or the machine was suspended."""
     looks = threading.Semaphore(0)
     clock(monkeypatch, 3600.0)
@@ -98,7 +96,7 @@ async def test_a_defect_in_what_is_said_is_logged_and_ends_nothing(
     assert not ended.is_set()
 
 
-async def test_a_watchdog_that_was_stopped_ends_nobody(monkeypatch: pytest.MonkeyPatch, ended: threading.Event) -> None:
+async def test_a_stopped_watchdog_ends_no_process(monkeypatch: pytest.MonkeyPatch, ended: threading.Event) -> None:
     clock(monkeypatch, 1.0)
     dog = Watchdog(0.001, dict, work_waits)
     await dog.stop()

@@ -47,7 +47,7 @@ def statistics_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     return statistics_of
 
 
-async def test_a_worker_that_is_no_tracker_asks_all_of_them(statistics_of: Any) -> None:
+async def test_a_worker_without_the_role_tracker_asks_all_trackers(statistics_of: Any) -> None:
     found = await statistics_of(Trackers(OTHER))
 
     assert found["complete"]

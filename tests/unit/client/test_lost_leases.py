@@ -160,7 +160,7 @@ async def test_a_stop_while_a_cancelled_handler_cleans_up_wins(make_rig) -> None
     assert all(task.cancelled() for task in pool.tasks)
 
 
-async def test_a_lease_that_is_lost_after_the_stop_began_ends_the_handler_within_the_grace(make_rig) -> None:
+async def test_a_lease_lost_during_a_stop_ends_the_handler_within_the_shutdown_timeout(make_rig) -> None:
     handler = Handler()
     rig, pool = await working(make_rig, handler)
 

@@ -242,7 +242,7 @@ async def test_a_change_that_is_never_read_back_is_not_known_to_be_seen(log: Lis
             await queues.change("emails", lease=2)
 
 
-async def test_of_two_who_write_a_layer_at_the_same_moment_the_first_one_holds(queues: Queues, log: ListLog) -> None:
+async def test_of_two_concurrent_writers_of_a_layer_the_first_one_wins(queues: Queues, log: ListLog) -> None:
     placement = {"sends": [1], "reads": None}
 
     def once() -> None:

@@ -126,7 +126,7 @@ async def test_the_pause_grows_and_begins_again_after_a_success(pacer, network, 
     assert network.tried_at[1] - network.tried_at[0] < 0.2
 
 
-async def test_those_who_wait_for_an_attempt_share_its_outcome() -> None:
+async def test_all_waiters_of_an_attempt_share_its_outcome() -> None:
     pacer, network = Pacer(), Network()
     attempts = [asyncio.create_task(pacer.connect(BROKER, network.connect)) for _ in range(20)]
 
@@ -136,7 +136,7 @@ async def test_those_who_wait_for_an_attempt_share_its_outcome() -> None:
     assert all(isinstance(outcome, OSError | KafkaConnectionError) for outcome in outcomes)
 
 
-async def test_when_the_broker_is_back_all_who_wait_connect_at_once() -> None:
+async def test_when_the_broker_is_back_all_waiters_connect_at_once() -> None:
     pacer, network = Pacer(), Network()
     with pytest.raises(ConnectionRefusedError):
         await pacer.connect(BROKER, network.connect)
@@ -157,7 +157,7 @@ async def test_many_connections_to_a_broker_that_is_up_are_not_delayed(pacer, ne
     assert network.most == MAX_CONCURRENT
 
 
-async def test_nobody_waits_for_a_broker_while_another_one_is_up(pacer, network) -> None:
+async def test_clients_do_not_wait_for_a_broker_while_another_one_is_up(pacer, network) -> None:
     with pytest.raises(ConnectionRefusedError):
         await pacer.connect(BROKER, network.connect, [OTHER])
 

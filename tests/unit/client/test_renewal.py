@@ -118,7 +118,7 @@ async def test_until_its_own_renewal_is_durable_the_earlier_end_counts(make_rig)
         await longer
 
 
-async def test_expired_messages_in_the_prefetch_are_not_handed_out(make_rig) -> None:
+async def test_expired_messages_in_the_prefetch_are_not_delivered(make_rig) -> None:
     rig = make_rig()
     rig.add(3)
     rig.buffer.handler_demand = 3

@@ -159,7 +159,7 @@ async def test_retry_and_reject_are_not_logged_as_failures(make_rig, work, caplo
     assert caplog.records == []
 
 
-async def test_a_handler_may_end_within_the_grace_of_a_stop(make_rig, work) -> None:
+async def test_a_handler_may_end_within_the_shutdown_timeout(make_rig, work) -> None:
     rig, handler = make_rig(), Waiting()
     rig.add(1)
 
@@ -173,7 +173,9 @@ async def test_a_handler_may_end_within_the_grace_of_a_stop(make_rig, work) -> N
     await rig.settler.until(lambda: rig.acked == [0])
 
 
-async def test_a_handler_that_outlasts_the_grace_is_cancelled_and_its_attempt_does_not_count(make_rig, work) -> None:
+async def test_a_handler_that_outlasts_the_shutdown_timeout_is_cancelled_without_counting_its_attempt(
+    make_rig, work
+) -> None:
     rig, handler = make_rig(), Waiting()
     rig.add(1)
 

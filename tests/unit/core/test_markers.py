@@ -266,7 +266,7 @@ def test_any_text_can_be_cut(text: str) -> None:
     assert text.startswith(cut.decode())
 
 
-def test_a_text_that_is_no_unicode_is_written_with_replacements() -> None:
+def test_text_that_is_not_unicode_is_written_with_replacements() -> None:
     assert cut_text("a\udc80b") == b"a?b"
 
 

@@ -33,7 +33,7 @@ def test_the_default_names_are_those_of_the_design() -> None:
     assert names.start_id("marq.queue.emails", "a:b") == "marq-start-a%3Ab:marq.queue.emails"
 
 
-def test_a_prefix_keeps_installations_apart() -> None:
+def test_a_prefix_keeps_namespaces_apart() -> None:
     one, other = Names("one"), Names("other")
 
     for name in ("messages", "markers", "dead_letters", "quarantine", "queues", "app_id", "changelog"):
@@ -43,7 +43,7 @@ def test_a_prefix_keeps_installations_apart() -> None:
     assert one.named_group("g") != other.named_group("g")
 
 
-def test_the_installations_own_topics_are_known() -> None:
+def test_the_namespaces_own_topics_are_known() -> None:
     names = Names("shop")
 
     assert names.is_own_topic("shop.messages")

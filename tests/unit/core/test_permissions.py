@@ -20,7 +20,7 @@ def test_a_sender_may_write_messages_and_nothing_else() -> None:
     assert not [permission for permission in sender(NAMES) if permission.kind is not Kind.TOPIC]
 
 
-def test_only_workers_have_rights_on_changelog_dead_letters_and_the_trackers_transactional_ids() -> None:
+def test_only_workers_have_permissions_on_changelog_dead_letters_and_tracker_ids() -> None:
     allowed_ids = {"worker": {NAMES.transactional_ids}, "transactional-consumer": {NAMES.start_ids}}
     for role, needed in ROLES.items():
         permissions = needed(NAMES, ())
@@ -90,5 +90,5 @@ def test_a_prefix_and_a_login_are_in_the_command() -> None:
     ]
 
 
-def test_nothing_to_grant_is_no_command() -> None:
+def test_nothing_to_grant_needs_no_command() -> None:
     assert grants([], "User:x", TOOLS) == []

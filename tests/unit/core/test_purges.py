@@ -84,7 +84,7 @@ def test_what_comes_after_it_is_as_ever() -> None:
     assert unpurged(PURGE, Source("other", 0), own) == (own, 0)
 
 
-def test_a_topic_that_was_made_anew_begins_at_0_and_loses_nothing() -> None:
+def test_a_recreated_topic_starts_at_0_and_loses_nothing() -> None:
     own = records(0, 1, at_ms=5_001)
 
     left, known_to = unpurged(PURGE, P0, own)

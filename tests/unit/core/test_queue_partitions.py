@@ -73,7 +73,7 @@ def test_all_partitions_and_some_are_all() -> None:
     assert union([]) == ()
 
 
-def test_what_is_known_when_a_message_is_sent_is_old_for_a_shorter_time_than_the_grace() -> None:
+def test_senders_use_a_placement_for_less_than_the_grace_period() -> None:
     assert SYNCED_S < SENT_S < GRACE_S
 
 
@@ -94,7 +94,7 @@ def test_a_queue_that_moves_is_read_wherever_it_was_until_that_is_drained() -> N
     assert drained.former(4) == []
 
 
-def test_several_moves_in_a_row_are_read_everywhere_and_ends_are_looked_for_anew() -> None:
+def test_several_moves_in_a_row_are_read_everywhere_and_ends_are_looked_up_again() -> None:
     first = Placement((1,), (1,)).moved((1, 3)).moved((3,))
     assert first == Placement((3,), (1, 3))
     assert first.former(8) == [1]
@@ -177,6 +177,6 @@ def test_other_values_of_partitions_are_refused(value: object) -> None:
         check_document({"partitions": value}, "here")
 
 
-def test_queues_that_nobody_defined_have_all_partitions() -> None:
+def test_undefined_queues_have_all_partitions() -> None:
     with pytest.raises(ConfigError, match=r"\[defaults\] can't name 'partitions'"):
         check_defaults({"partitions": 2}, "[defaults]")

@@ -144,5 +144,5 @@ def test_what_was_accepted_is_read_once(seed: int) -> None:
     assert {each: found for each in range(seed, seed + 50) if (found := lost(each, GRACE_S))} == {}
 
 
-def test_with_a_shorter_grace_messages_would_be_lost() -> None:
+def test_with_a_shorter_limit_messages_would_be_lost() -> None:
     assert any(lost(seed, SYNCED_S / 2) for seed in range(SEEDS))

@@ -76,7 +76,7 @@ def test_nothing_fires_before_an_own_tick_has_been_read() -> None:
     assert offsets(partition.tracker.due()) == [1]
 
 
-def test_nobody_is_answered_before_an_own_tick_has_been_read() -> None:
+def test_requests_are_answered_after_an_own_tick_has_been_read() -> None:
     """The former owner had sent a copy when the message was moved: its fact stands behind the RESCHEDULE."""
     partition = Partition()
     partition.append(delay([1, 2], [0, 0]), T0)

@@ -292,7 +292,7 @@ def test_a_question_while_the_copy_is_on_its_way_is_too_late_when_the_fact_comes
     assert [str(finding) for finding in judged(told, DelayedStory).findings] == []
 
 
-def test_who_finds_the_fact_before_its_question_stands_in_the_log_needs_no_answer() -> None:
+def test_a_client_that_reads_the_fact_before_its_request_needs_no_answer() -> None:
     """A question that was slow, and a tracker that stopped meanwhile: as it happens in the simulation."""
 
     def told(story: DelayedStory) -> None:
@@ -324,7 +324,7 @@ def test_a_cancel_that_comes_while_a_dead_letter_is_on_its_way_is_too_late() -> 
     assert [str(finding) for finding in judged(told, DelayedStory).findings] == []
 
 
-def test_who_asks_again_may_be_answered_again() -> None:
+def test_a_repeated_request_may_be_answered_again() -> None:
     def told(story: DelayedStory) -> None:
         story.delay(0)
         story.ask(MOVER, 0, 50)

@@ -194,7 +194,7 @@ SPENT_BROKEN: list[Broken] = [
 ]
 
 
-def test_what_a_queue_delays_is_not_handed_out_at_once() -> None:
+def test_messages_of_a_queue_with_delay_are_not_delivered_at_once() -> None:
     def told(story: OnceStory) -> None:
         settings = {QUEUE: {**SETTINGS, "delay_ms": 500}}
         story.history.add("marq.queues/0", "ok", "settings", version=1, queues=settings)

@@ -47,6 +47,6 @@ async def test_a_consumer_that_waits_gets_the_message_of_its_time() -> None:
         await message.ack()
 
 
-def test_what_is_no_schedule_is_refused() -> None:
+def test_invalid_schedules_are_rejected() -> None:
     with pytest.raises(marq.ConfigError, match="schedule 'daily': cron: it is missing"):
         Broker(schedules={"daily": {"queue": "reports"}})

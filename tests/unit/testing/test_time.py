@@ -33,7 +33,7 @@ def passed(broker: Broker) -> Callable[[], float]:
     return lambda: (broker.now - began).total_seconds()
 
 
-async def test_time_stands_still_by_itself(broker, producer) -> None:
+async def test_time_does_not_pass_by_itself(broker, producer) -> None:
     elapsed = passed(broker)
     async with broker.consumer("q", lease=30) as consumer:
         await producer.send("q", b"x")
@@ -233,9 +233,7 @@ async def test_a_handler_that_hangs_is_named_and_time_may_pass_over_it(broker, p
         await running
 
 
-async def test_who_waits_for_messages_does_not_wait_for_ever_for_a_handler_that_hangs(
-    broker, producer, monkeypatch, caplog
-) -> None:
+async def test_a_receiver_does_not_wait_forever_for_a_hanging_handler(broker, producer, monkeypatch, caplog) -> None:
     monkeypatch.setattr("marq.testing.passage._PATIENCE_S", 0.1)
     elapsed = passed(broker)
 
