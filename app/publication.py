@@ -62,7 +62,7 @@ def check_topics(definitions: Definitions, names: Names, file: QueuesFile) -> No
             continue
         if names.is_own_topic(topic):
             raise ConfigError(
-                f"{file.path}: [queues.{queue}]: topic: {topic!r} is marq's own; a queue without a topic gets its"
+                f"{file.path}: [queues.{queue}]: topic: {topic!r} belongs to marq; a queue without a topic gets its"
                 f" messages from {names.messages}"
             )
         if owners.setdefault(topic, queue) != queue:

@@ -148,7 +148,7 @@ def _logins(variable: str, value: SecretStr | None, access: Access) -> list[_Log
     for number, entry in enumerate(_parts(value), 1):
         name, colon, secret = entry.partition(":")
         if not (name and colon):
-            raise ConfigError(f"{variable}: entry {number} expected NAME:PASSWORD; separate several with commas")
+            raise ConfigError(f"{variable}: entry {number}: expected NAME:PASSWORD; separate several with commas")
         if secret.startswith(f"{SCHEME}$"):
             _check_hash(variable, name, secret)
         elif len(secret) < MIN_PASSWORD:

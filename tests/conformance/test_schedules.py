@@ -135,7 +135,7 @@ async def test_schedules_are_listed_with_all_that_holds(backend: Backend) -> Non
         ({"queue": "", "cron": FAR}, "schedule 's': queue: a queue's name must not be empty"),
         ({"queue": "q", "cron": FAR, "value": b"x"}, "schedule 's': value: expected text"),
         ({"queue": "q", "cron": FAR, "value": "x" * 70_000}, "schedule 's': value: it has 70000 bytes"),
-        ({"queue": "q", "cron": FAR, "headers": {"marq-id": "x"}}, "schedule 's': headers: marq-id: .* marq's own"),
+        ({"queue": "q", "cron": FAR, "headers": {"marq-id": "x"}}, "schedule 's': headers: marq-id: .* are reserved"),
         ({"queue": "q", "cron": FAR, "headers": {"a": 1}}, "schedule 's': headers: a: expected text"),
         ({"queue": "q", "cron": FAR, "catch_up": 1}, "schedule 's': catch_up: expected true or false"),
     ],

@@ -84,7 +84,7 @@ async def test_wrong_settings_are_named_and_nothing_is_changed(backend: Backend)
         ({"lease": 0}, "lease: expected a number of seconds above 0"),
         ({"max_attempts": "3"}, "max_attempts: expected a whole number"),
         ({"backoff": {"bas": 1}}, r"backoff\.bas: unknown key"),
-        ({"topic": backend.names.markers}, "marq's own"),
+        ({"topic": backend.names.markers}, "belongs to marq"),
     ):
         with pytest.raises(marq.ConfigError, match=f"queue '{queue}'.*{said}"):
             await backend.queues.change(queue, **wrong)  # type: ignore[arg-type]

@@ -113,7 +113,7 @@ def test_if_nothing_helps_every_way_and_the_advice_are_named(
         java.ensure()
 
     assert "Java 11" in str(error.value)
-    assert "the system's package manager was not asked: that takes root" in str(error.value)
+    assert "the system's package manager was not used, because that needs root" in str(error.value)
     assert "the registry cannot be reached: check the network" in str(error.value)
 
 

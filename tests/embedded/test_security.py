@@ -136,5 +136,5 @@ def test_what_the_broker_can_t_be_given_is_refused(security: dict[str, object], 
 def test_without_openssl_the_error_says_what_to_install(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    with pytest.raises(BrokerError, match="openssl is not"):
+    with pytest.raises(BrokerError, match="openssl is missing"):
         Certificates.make(tmp_path / "certificates")

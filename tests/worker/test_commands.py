@@ -231,7 +231,7 @@ async def test_a_change_of_the_group_and_a_reset_are_confirmed_first(shell: Shel
     for arguments in (["--set", "group=background"], ["--reset"], ["--forget"]):
         refused = await shell("queue", queue, *arguments, code=1)
         assert refused.out == ""
-        assert "nothing was changed; to answer yes without a prompt, pass --yes" in refused.err
+        assert "nothing was changed; pass --yes to confirm without a prompt" in refused.err
 
     await shell("queue", queue, "--set", "group=background", "--yes")
     await queues.sync(LIMIT_SECONDS)

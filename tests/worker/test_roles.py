@@ -389,7 +389,7 @@ async def test_when_a_worker_is_killed_its_handlers_processes_release_everything
     assert {line["attempt"] for line in noted} == {1}
     assert len({line["id"] for line in noted}) == 20
     assert statistics["expired"] == 0
-    assert "the worker that started this process is gone" in worker.log()
+    assert "the worker that started this process has died" in worker.log()
 
 
 async def test_a_stop_ends_within_its_limit_although_a_handler_blocks_its_process(

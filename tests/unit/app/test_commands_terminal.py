@@ -44,7 +44,7 @@ def environment() -> dict[str, str]:
 @pytest.mark.parametrize(
     ("arguments", "waits_with", "said"),
     [
-        (["-c", COMMAND.format("drain")], "draining", "what it had asked for by then may still be done"),
+        (["-c", COMMAND.format("drain")], "draining", "earlier requests may still be carried out"),
         (["-m", "faust", "-A", "app", "web-password"], "Password: ", "no password was read"),
     ],
     ids=["drain", "web-password"],
@@ -103,7 +103,7 @@ def test_without_standard_input_there_is_no_question_and_without_output_no_text(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(MarqError, match="nothing was changed; to answer yes"):
+    with pytest.raises(MarqError, match="nothing was changed; pass --yes"):
         confirm("Purge?", yes=False)
     with pytest.raises(ConfigError, match="the standard input is closed"):
         send._all(20)

@@ -118,7 +118,7 @@ def test_workers_of_one_namespace_know_each_other_and_may_only_look(
 @pytest.mark.parametrize(
     ("setting", "value", "message"),
     [
-        ("operators", "secret-password", "MARQ_WEB_OPERATORS: entry 1 is not of the form NAME:PASSWORD"),
+        ("operators", "secret-password", "MARQ_WEB_OPERATORS: entry 1: expected NAME:PASSWORD"),
         ("operators", "alice:short-1", "MARQ_WEB_OPERATORS: the password of 'alice' is too short"),
         ("viewers", "alice:scrypt$12$34", "MARQ_WEB_VIEWERS: the hash of 'alice' is damaged"),
         ("viewer_tokens", "secret-token", "MARQ_WEB_VIEWER_TOKENS: token 1: expected at least 16 ASCII characters"),

@@ -261,4 +261,4 @@ async def test_without_the_library_a_start_says_what_to_install_and_a_change_doe
     await fail(rig, 3)
 
     assert not rig.receiver.rules.breakers
-    assert caplog.text.count("going on without a breaker") == 1
+    assert caplog.text.count("continuing without a circuit breaker") == 1

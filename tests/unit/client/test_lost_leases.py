@@ -89,7 +89,7 @@ async def test_a_handler_that_is_cancelled_sees_why(make_rig) -> None:
     await spin()
     await pool.stop(1)
 
-    assert seen == ["the lease ran out: queue=q id=t/0/0 partition=0 offset=0 attempt=1"]
+    assert seen == ["the lease expired: queue=q id=t/0/0 partition=0 offset=0 attempt=1"]
 
 
 async def test_a_handler_that_swallows_the_cancellation_harms_no_other_message(make_rig) -> None:

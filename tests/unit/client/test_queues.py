@@ -219,7 +219,7 @@ async def test_no_error_ends_the_reading(queues: Queues, log: ListLog, caplog: p
         assert (await queues.change("emails", lease=2)).lease == 2
         await queues.reset("emails")
 
-    assert caplog.text.count("definitions of queues can't be read, trying again") == 2
+    assert caplog.text.count("cannot read the definitions of queues, retrying") == 2
     assert "a bug of somebody's" in caplog.text
 
 
