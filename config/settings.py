@@ -104,7 +104,7 @@ class AppSettings(BaseSettings):
         names = _words(modules)
         for module in names:
             if not all(part.isidentifier() for part in module.split(".")):
-                raise ValueError(f"expected names of modules, separated by commas; {module!r} is not a module's")
+                raise ValueError(f"expected names of modules, separated by commas; {module!r} is not one")
         return tuple(dict.fromkeys(names))
 
     @field_validator("redact", mode="before")
