@@ -62,7 +62,7 @@ def _at(name: str, at: object) -> When:
         raise ConfigError(f"{name}={at!r}: expected a datetime with a time zone, not {type(at).__name__}")
     if at.tzinfo is None:
         raise ConfigError(
-            f"{name}={at!r}: the datetime has no time zone: take datetime.now(timezone.utc) + …, or"
-            " .astimezone() for one of this machine's zone"
+            f"{name}={at!r}: the datetime has no time zone: use datetime.now(timezone.utc) + …, or"
+            " .astimezone() for this machine's zone"
         )
     return When(max(0, round(at.timestamp() * 1000)), False)
