@@ -130,7 +130,7 @@ async def test_schedules_are_listed_with_all_that_holds(backend: Backend) -> Non
         ({"queue": "q", "cron": "every day"}, "schedule 's': cron: expected a cron expression of five fields"),
         ({"queue": "q", "cron": "61 * * * *"}, "schedule 's': cron: .* bad minute"),
         ({"queue": "q", "cron": "0 0 30 2 *"}, "schedule 's': cron:"),
-        ({"queue": "q", "cron": FAR, "timezone": "Berlin"}, "schedule 's': timezone: 'Berlin' is not known"),
+        ({"queue": "q", "cron": FAR, "timezone": "Berlin"}, "schedule 's': timezone: 'Berlin' is unknown"),
         ({"queue": "q", "cron": FAR, "timezone": "../etc"}, "schedule 's': timezone: expected the name"),
         ({"queue": "", "cron": FAR}, "schedule 's': queue: a queue's name must not be empty"),
         ({"queue": "q", "cron": FAR, "value": b"x"}, "schedule 's': value: expected text"),

@@ -54,7 +54,7 @@ def test_no_java_at_all_says_what_to_install(bin_directory: Path) -> None:
 def test_a_java_that_only_offers_to_install_one_does_not_count(bin_directory: Path) -> None:
     shell_script(bin_directory / "java", "echo 'version \"17\" is not installed'; exit 1")
 
-    with pytest.raises(BrokerError, match="no Java"):
+    with pytest.raises(BrokerError, match="Java is not installed"):
         java.find()
 
 
