@@ -60,7 +60,7 @@ lint: packages ## the checks alone: ruff, mypy, import-linter
 	$(call step,mypy --strict marq,.venv/bin/mypy --strict -p marq)
 	$(call step,lint-imports,.venv/bin/lint-imports)
 
-# It fetches Kafka by itself, and nothing of Spark's: who tries the first steps should not wait for that.
+# Downloads Kafka only, not Spark's packages, so that the first steps are quick.
 broker: packages ## Kafka in the foreground, on MARQ_BOOTSTRAP_SERVERS or 127.0.0.1:9092
 	@exec $(RUN) -m broker
 
@@ -103,7 +103,7 @@ rendered := tests/deploy/chart.yaml
 with_all := --set handlers.replicas=2,handlers.modules=tasks,tlsSecret=kafka-tls,clientCertificate=true,trackers.storageClass=ssd
 
 chart: packages ## look at the chart, and render it for its tests; needs helm
-	@command -v helm >/dev/null || { echo "error: there is no helm: install Helm 3" >&2; exit 1; }
+	@command -v helm >/dev/null || { echo "error: helm not found: install Helm 3" >&2; exit 1; }
 	$(call step,helm lint,helm lint --strict deploy/chart)
 	$(call step,helm template,{ $(RUN) -m tests.deploy.digest; helm template marq deploy/chart $(with_all); } > $(rendered))
 
@@ -112,14 +112,14 @@ clean: ## remove .venv, the broker's data and all caches of this checkout
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Apart from `make test`: it asks a service about each package, and where that one does not know them it can only fail.
-# --strict: what could not be asked about is no pass.
+# --strict: a package that could not be checked is a failure.
 audit: python ## known vulnerabilities of the locked packages
 	$(call step,pip-audit,{ test -x .marq/audit/bin/pip-audit \
 		|| { $(PYTHON) -m venv .marq/audit && .marq/audit/bin/pip install --quiet pip-audit; }; } \
 		&& .marq/audit/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off -r requirements.lock)
 
 # Versions stay as they are unless pyproject.toml forbids them; delete a lock file to move all of its packages.
-lock: python ## write the lock files anew from pyproject.toml
+lock: python ## write the lock files from pyproject.toml
 	$(call step,uv,{ test -x .marq/uv/bin/uv || { $(PYTHON) -m venv .marq/uv && .marq/uv/bin/pip install --quiet uv; }; })
 	$(call step,requirements.lock,$(compile) pyproject.toml --extra app --extra bench --extra pipeline --group dev -o requirements.lock)
 	$(call step,deploy/requirements.lock,$(compile) pyproject.toml --extra app --extra otel -c requirements.lock -o deploy/requirements.lock)

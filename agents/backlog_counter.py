@@ -81,9 +81,9 @@ class BacklogCounter(Service):
         self.client = client
         self.owners = owners
         self.definitions = definitions
-        #: By queue; computed once a second.
+        #: Backlog by queue, computed once a second.
         self.queues: Mapping[str, QueueBacklog] = {}
-        #: Whether the counter runs. If not, the backlog is not 0 but unknown.
+        #: True while the counter runs; otherwise the backlog is unknown, not 0.
         self.counts = False
         #: Messages of unknown queues beyond the ones listed by name.
         self.others = 0
@@ -144,9 +144,7 @@ class BacklogCounter(Service):
                     # First: messages that are no longer counted must not look like none.
                     self.counts, self._sources.by_source, self.queues = False, {}, {}
                     await stop_consumer(consumer, STOP_S)
-            except (
-                Exception
-            ) as error:  # whatever it is: a backlog counter that ended would leave old metrics for new ones
+            except Exception as error:  # any error: a stopped backlog counter would leave outdated metrics
                 self._complain("messages can't be read", error)
             if time.monotonic() - began_s > MAX_RETRY_S:
                 wait_s = RETRY_S
@@ -158,7 +156,7 @@ class BacklogCounter(Service):
         self._trouble = f"{what}: {error!r}"
         if self._is_new(self._trouble):
             defect = None if isinstance(error, _FORESEEN) else error
-            log.warning("the backlog counter counts nothing new, and tries again: %s", self._trouble, exc_info=defect)
+            log.warning("the backlog counter cannot read messages, retrying: %s", self._trouble, exc_info=defect)
 
     def _is_new(self, text: str) -> bool:
         """Return whether the log has not had this text for a while."""
@@ -195,7 +193,7 @@ class BacklogCounter(Service):
             upkeep.cancel()
 
     async def _keep_up(self, consumer: AIOKafkaConsumer) -> None:
-        """Learn topics and commit, beside the counting."""
+        """Look up topics and commit positions while the counter runs."""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
@@ -204,9 +202,7 @@ class BacklogCounter(Service):
                     await self._sources.commit(consumer)
             except (KafkaError, TimeoutError) as error:
                 if self._is_new(repr(error)):
-                    log.warning(
-                        "the backlog counter could not look at topics, or commit where it would begin: %r", error
-                    )
+                    log.warning("the backlog counter could not look up topics or commit its position: %r", error)
 
     async def _read(self, consumer: AIOKafkaConsumer) -> None:
         try:
@@ -224,7 +220,7 @@ class BacklogCounter(Service):
         """Return how long to leave the event loop to others after a read.
 
         While far behind, that is as long as the read took. Records from before a takeover are counted slowly while
-        there are markers to fold: many of them will not wait any more by then.
+        there are markers to fold: many of them will have been received by then.
         """
         if self.uncounted <= AT_ONCE:
             return 0.0
@@ -278,7 +274,7 @@ class BacklogCounter(Service):
                 raise
             # Keep the counts, because the broker may be back in a moment. Or a topic was deleted.
             self._sources.topics.doubt()
-            self._complain("the broker does not say where partitions end", error)
+            self._complain("the broker does not return end offsets", error)
             self._failed, self._look_s = True, time.monotonic() + (LOOK_S if same else SUM_S)
         else:
             self._failed, self._look_s = False, time.monotonic() + LOOK_S
@@ -292,7 +288,7 @@ class BacklogCounter(Service):
                 self.queues = await self._sums() if self.counts else {}
             except Exception as error:  # as in _read_messages
                 self.counts, self.queues = False, {}
-                self._complain("what waits can't be added up", error)
+                self._complain("waiting messages can't be counted", error)
             await asyncio.sleep(max(SUM_S, _SUMS_REST * (time.monotonic() - began_s)))
 
     async def _sums(self) -> dict[str, QueueBacklog]:

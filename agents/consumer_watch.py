@@ -139,11 +139,11 @@ class ConsumerWatch(Service):
                 # The times stay as they were, because nothing is known about the consumers now.
                 log.log(
                     logging.DEBUG if self._failed else logging.WARNING,
-                    "consumers of queues with waiting messages could not be looked up: error=%r", error,
+                    "cannot look up the consumers of queues with waiting messages: error=%r", error,
                 )  # fmt: skip
                 self._failed = True
             except Exception:
-                log.exception("consumers of queues with waiting messages could not be looked up")
+                log.exception("cannot look up the consumers of queues with waiting messages")
             await asyncio.sleep(REST * (time.monotonic() - began_s))
 
     async def _look(self, passed_s: float) -> None:

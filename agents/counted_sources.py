@@ -195,7 +195,7 @@ class CountedTopics:
     """The topics that the backlog counter reads, and the number of partitions of each.
 
     A queue's own topic may be missing, deleted, or closed to the worker. Its messages are then not counted, which
-    ``trouble`` reports, and the counting goes on. Nothing can be counted without ``messages``, the topic of the
+    ``trouble`` reports, and counting continues. Nothing can be counted without ``messages``, the topic of the
     namespace.
     """
 

@@ -56,7 +56,7 @@ class HandlerGroup:
 
 
 def _handled(reads: Iterable[int] | None, **told: Any) -> HandledQueue:
-    # JSON has no tuples.
+    # JSON has lists only.
     return HandledQueue(reads=None if reads is None else tuple(reads), **told)
 
 
@@ -83,8 +83,8 @@ def check_delivery(group: HandlerGroup, definitions: Definitions) -> None:
     for queue, handled in group.queues.items():
         if definitions.settings(queue).delivery == AT_MOST_ONCE:
             raise ConfigError(
-                f"queue {queue!r} delivers at most once, and workers run its handler {handled.handler}: they don't"
-                " start messages in transactions, so one could be delivered twice. Take the handler away and run it by"
+                f"queue {queue!r} delivers at most once, but workers run its handler {handled.handler}. They do not"
+                " dispatch messages in transactions, so one could be delivered twice. Remove the handler; run it with"
                 f" marq.Consumer({queue!r}).run(…), or set delivery = {AT_LEAST_ONCE!r}"
             )
 

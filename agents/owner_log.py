@@ -22,8 +22,8 @@ def newer_version_alarm(source: Source, offset: int, error: UnknownVersion) -> s
 
 def log_jump(partition: int, jump_ms: int) -> None:
     log.critical(
-        "markers partition %s: the broker's clock jumped by %s ms; the worker's own clock counts. Messages that were "
-        "acquired right after the jump may be redelivered late by as much",
+        "markers partition %s: the broker's clock jumped by %s ms; the worker uses its own clock. Messages that were "
+        "acquired right after the jump may be redelivered late by that much",
         partition,
         jump_ms,
     )
@@ -34,7 +34,7 @@ def log_refused(write: Write) -> None:
     if len(write.due) == 1:
         fire, _ = write.due[0]
         log.error(
-            "queue %s, record %s: the broker refuses its copy for its size; it becomes a dead letter",
+            "queue %s, record %s: the broker rejects its redelivery as too large; it becomes a dead letter",
             fire.lease.queue,
             record_id(fire.source, fire.offset),
         )
@@ -44,7 +44,7 @@ def log_invalid_times(times: InvalidTimes) -> None:
     """Write one line per queue and flush, because a faulty sender affects thousands of messages."""
     for queue, (count, first) in times.take().items():
         log.warning(
-            "queue=%s messages=%s first=%s: marq-deliver-at can't be read as a time, so they are delivered at once",
+            "queue=%s messages=%s first=%s: marq-deliver-at is not a valid time, so they are delivered now",
             queue,
             count,
             first,

@@ -76,7 +76,7 @@ class Ownership:
     _writer: PartitionWriter = field(init=False)
     _task: asyncio.Task[None] | None = None
     _furthest: int = 0
-    #: Whether the broker or the disk refused the last attempt; reset by the next write of rows.
+    #: True if the broker or the disk refused the last attempt; reset by the next write of rows.
     _refused: bool = False
     #: Folded batches whose rows are not in the changelog yet.
     _unacked: deque[tuple[Event, Fetched]] = field(default_factory=deque)
@@ -142,7 +142,7 @@ class Ownership:
                     await self.perform(self.engine.rows())
                 written = True
             except (KafkaError, OSError) as error:
-                log.info("partition %s: left to the next owner to fold again: %r", self.partition, error)
+                log.info("partition %s: the next owner applies it again: %r", self.partition, error)
         self.state = "stopped"
         self.engine.let_go()
         await self._writer.stop()
@@ -204,7 +204,7 @@ class Ownership:
             if self.state == "owner":
                 await self.perform(self.engine.rows())
         except (KafkaError, OSError) as error:
-            log.warning("markers partition %s: not written before it stopped: %r", self.partition, error)
+            log.warning("markers partition %s: not written before the partition stopped: %r", self.partition, error)
         self.state, self.alarm = "stopped", alarm
         self._inbox.drop()
         self.context.pause(self.partition)
@@ -262,7 +262,7 @@ class Ownership:
         known = self.position is not None
         if not self.engine.fenced(await self._writer.fence(), _monotonic_ms()):
             if known:  # else the owner was fenced, which is logged already
-                log.warning("markers partition %s had another owner meanwhile", self.partition)
+                log.warning("markers partition %s had another owner in between", self.partition)
             self._begin_again()
 
     async def _recover(self) -> None:
@@ -292,12 +292,12 @@ class Ownership:
             return f"it is {self.state}, and no owner"
         now_ms = _monotonic_ms()
         if self.tracker.awaited_ms(now_ms):
-            return "its own TICK has not come back"
+            return "its own TICK has not arrived"
         if self.tracker.tick_in_ms(now_ms) == 0:
             return "a TICK is due and not written"
         if self._inbox:
             return "markers that were fetched are not folded"
-        return "what was folded is not written" if self.engine.flush_in_ms(now_ms) == 0 else ""
+        return "folded markers are not written" if self.engine.flush_in_ms(now_ms) == 0 else ""
 
     # --- read ---------------------------------------------------------------------------------------------------------
 
@@ -316,7 +316,7 @@ class Ownership:
                 await self.context.turn(self, write)
             if self.engine.has_to_read_again(_monotonic_ms()):
                 position = self.partition, self.position
-                log.warning("markers partition %s: reading again from %s: its TICK has not come", *position)
+                log.warning("markers partition %s: reading again from %s: its TICK has not arrived", *position)
                 await self._seek_back()
             if self.engine.flush_in_ms(_monotonic_ms()) == 0:
                 await self.perform(self.engine.rows())

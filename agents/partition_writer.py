@@ -110,7 +110,7 @@ class OwnTopics:
     def close(self, topic: str, error: KafkaError | TimeoutError) -> None:
         """Send no redeliveries to a topic for a while."""
         log.error(
-            "topic %s can't be written (%s): copies of its queue's messages go to the installation's messages topic",
+            "topic %s can't be written (%s): redeliveries of its queue go to the shared messages topic",
             topic,
             type(error).__name__,
         )
@@ -187,7 +187,7 @@ class PartitionWriter:
             await producer.begin_transaction()
             try:
                 sends = await self._sends(producer, write)
-                # Gather: if the first failed, nobody would await the others, and asyncio would report each of them.
+                # gather awaits all of them: if the first failed, asyncio would report the others as not awaited.
                 results = await asyncio.gather(*sends)
             except (MessageSizeTooLargeError, RecordListTooLargeError):
                 await producer.abort_transaction()
@@ -196,7 +196,7 @@ class PartitionWriter:
         marked = max([result.offset for result in results if result.topic == self.context.names.markers], default=-1)
         if write.rows is None:
             return marked, -1
-        # A batch's result tells its first offset; nobody else writes to the changelog in between.
+        # A batch's result has its first offset. Only this owner writes to the changelog, so the rows are contiguous.
         first = min(result.offset for result in results if result.topic == self._changelog)
         return marked, first + len(write.rows) - 1
 

@@ -80,8 +80,8 @@ class PlacementKeeper(Service):
                 try:
                     async with asyncio.timeout(LOOK_LIMIT_S):
                         await self._look()
-                except Exception as error:  # whatever it is: a keeper that ended would leave all as it is
-                    log.warning("placements of queues are left as they are, trying again: %r", error)
+                except Exception as error:  # any error: placements must not stop following changes
+                    log.warning("placements of queues are unchanged, retrying: %r", error)
             else:
                 self._seen.clear()
                 self._owed.clear()
@@ -162,7 +162,7 @@ def _shown(partitions: Partitions) -> str:
 MAX_GAP = 10_000
 _POLL_MS = 100
 
-#: By queue: offsets by partition.
+#: End offsets by queue and partition.
 Ends = Mapping[str, Mapping[int, int]]
 
 
@@ -208,8 +208,8 @@ class FormerPartitions:
         try:
             positions = await positions_of(self._client, self._admin, group, sources.values())
         except (KafkaError, MarqError) as error:
-            # A group without any member so far has no coordinator at first; other queues can go on.
-            log.info("how far group %s has read is not known: %r", group, error)
+            # A new group lacks a coordinator at first. Other queues can continue.
+            log.info("the positions of group %s are unknown: %r", group, error)
             positions = {source: Positions() for source in sources.values()}
         return {
             (queue, partition): (start, end)

@@ -1,7 +1,7 @@
 """The progress of owners of markers partitions: lag, whether it grows or falls, and how late messages are sent.
 
 An owner that reads faster than others write catches up by itself; a slower one never does. So the difference of both
-rates tells whether somebody has to act, not the lag.
+rates, not the lag, tells whether an operator has to act.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Pace:
     end: int | None = None
     read_per_second: float = 0.0
     written_per_second: float = 0.0
-    #: For how long no record was read although records were available.
+    #: Seconds without a record read although records were available.
     stalled_seconds: float = 0.0
 
     @property

@@ -128,7 +128,7 @@ def load_handler(queue: str, name: str) -> Handler:
     module, _, path = name.partition(":")
     try:
         handler: Handler = functools.reduce(getattr, path.split("."), _import(module))  # type: ignore[arg-type]
-    except Exception as error:  # whatever the module does while it is imported
+    except Exception as error:  # importing a module can raise anything
         raise _not_imported(
             f"queue {queue!r}: its handler {name!r} can't be imported ({error!r}); expected "
             "MODULE:FUNCTION, importable from the directory that the worker is started in",
@@ -149,7 +149,7 @@ def load_modules(modules: tuple[str, ...]) -> list[HandlerDefinition]:
 def _load_module(name: str) -> ModuleType:
     try:
         return _import(name)
-    except Exception as error:  # whatever the module does while it is imported
+    except Exception as error:  # importing a module can raise anything
         raise _not_imported(
             f"MARQ_HANDLERS: module {name!r} can't be imported ({error!r}); expected a module that is importable from "
             "the directory that the worker is started in",

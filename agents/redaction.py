@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from marq.wire.names import RESERVED_HEADER
 
 HIDDEN = "[hidden]"
-ALL_HIDDEN = "[hidden: fields are hidden by MARQ_REDACT, and this is no JSON that could be looked through]"
+ALL_HIDDEN = "[hidden: MARQ_REDACT hides fields, and this value is not JSON, so it cannot be searched]"
 #: Payloads up to this size are parsed as JSON; longer ones are shown as text.
 MAX_JSON_BYTES = 65_536
 #: Characters of text, and bytes in hexadecimal, that the page of a message shows.
@@ -90,7 +90,7 @@ def _document(value: bytes) -> tuple[Any] | None:
 
 def _shallow(document: Any, depth: int = 0) -> Any:
     if depth > 50:
-        raise ValueError("too deep for a person")
+        raise ValueError("nested too deeply to show")
     for item in document.values() if isinstance(document, dict) else document if isinstance(document, list) else ():
         _shallow(item, depth + 1)
     return document

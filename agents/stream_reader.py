@@ -141,7 +141,7 @@ class StreamReader:
         if end < lane.start:
             self._made_anew = MarqError(
                 f"topic {source.topic}, partition {source.partition}: reading began at offset {lane.start}, and the "
-                f"log ends at {end}: the topic was made anew, or has lost records; beginning again with what is "
+                f"log ends at {end}: the topic was recreated or has lost records; continuing from what is "
                 "committed"
             )
             self._arrived.set()
@@ -203,7 +203,7 @@ class StreamReader:
                 places = await self._partitions.places(self._serving, wanted)
                 starts = {source: await self._partitions.log_start(source) for source in wanted}
         except (TimeoutError, KafkaError) as error:
-            log.warning("not known yet where to read on, trying again: %r", error)
+            log.warning("position to continue from is still unknown, retrying: %r", error)
             await asyncio.sleep(FETCH_WAIT_SECONDS)
             return
         # Also if a rebalance assigned the same partitions: another member may have read on meanwhile.
@@ -228,7 +228,7 @@ class StreamReader:
             if source not in self._rewound and (self._partitions.returned_to(source) or 0) > lane.position
         }
         for source in [source for source, position in awaited.items() if self._awaited.get(source) == position]:
-            log.warning("topic %s, partition %s: reading again from %s: nothing has come", *source, awaited[source])
+            log.warning("topic %s, partition %s: reading again from %s: no record arrived", *source, awaited[source])
             self._rewound[source] = awaited.pop(source)
         self._awaited = awaited
         await self._seek_back()
@@ -263,7 +263,7 @@ class StreamReader:
     async def commit(self, offsets: Mapping[Source, int]) -> None:
         after = self._progress.after(self._serving, offsets)
         for topic, partition in offsets.keys() - after.keys():
-            raise NotCommitted(f"{topic}/{partition} is not assigned any more")
+            raise NotCommitted(f"{topic}/{partition} is no longer assigned")
         try:
             async with asyncio.timeout(COMMIT_SECONDS):
                 await self._partitions.commit(

@@ -49,7 +49,7 @@ class Turn:
             await redeliver(self._owner, self._write)
         except BaseException as error:
             if not self.over.done():
-                # Whatever ends the turn, the owner must hear of it.
+                # The owner waits for this turn, so it has to learn of every way in which it ends.
                 lost = KafkaError("the turn was cancelled") if isinstance(error, asyncio.CancelledError) else error
                 self.over.set_exception(lost)
             if not isinstance(error, Exception):

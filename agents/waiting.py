@@ -147,7 +147,7 @@ class Waiting:
         self._names: dict[bytes, str] = {}
         #: Records whose key does not name a queue, or one too many.
         self.unknown = 0
-        #: Whether there are too many names: some unknown queues are not counted.
+        #: True if there are too many names: some unknown queues are not counted.
         self.crowded = False
 
     def __len__(self) -> int:

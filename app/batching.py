@@ -45,9 +45,9 @@ _NOTHING = TP("marq", -1)
 class BatchThread(driver.AIOKafkaConsumerThread):
     def __post_init__(self) -> None:
         super().__post_init__()
-        #: By partition, the ranges that the current fetch has read.
+        #: Ranges that the current fetch has read, by partition.
         self._reads: dict[TP, list[tuple[int, int]]] = {}
-        #: By partition, the range that fetches have read without finding records.
+        #: Range that fetches have read without finding records, by partition.
         self._passed: dict[TP, tuple[int, int]] = {}
 
     def _create_worker_consumer(self, transport: driver.Transport) -> aiokafka.AIOKafkaConsumer:

@@ -22,7 +22,7 @@ from marq.wire.errors import MarqError
 
 log = logging.getLogger("marq.worker")
 
-#: Interval to check whether a rebalance is over; Faust has no event for it.
+#: Interval for checking whether a rebalance is over, because Faust does not signal it.
 _POLL_SECONDS = 0.02
 
 #: Time limit of a broker's answer, and by how much it must exceed the session timeout.
@@ -44,11 +44,11 @@ class MarqApp(faust.App):
     settings: AppSettings
     client: ClientSettings
     log_level: str | int | None = None
-    #: Whether its consumer sees records of open or aborted transactions.
+    #: Isolation level of its consumer.
     isolation_level = "read_committed"
     #: None: Faust's.
     group_assignor: SpreadAssignor | None = None
-    #: Whether it needs a folder below the data directory.
+    #: True if it needs a folder below the data directory.
     keeps_tables = False
     #: Exit code after the process has stopped itself.
     exit_code = 0

@@ -80,8 +80,8 @@ class MarqWorker(faust.Worker):
 
     def _end(self) -> None:
         log.error(
-            "not stopped within %s s (MARQ_STOP_TIMEOUT): ending now. Nothing is lost: what was not written is read "
-            "again from the markers",
+            "not stopped within %s s (MARQ_STOP_TIMEOUT): exiting now. No message is lost: the next owner "
+            "reads unwritten markers again",
             self._stop_timeout,
         )
         os._exit(self.app.exit_code or 1)
@@ -102,7 +102,7 @@ def claim_slot(data_dir: Path) -> tuple[int, IO[str]]:
             lock.close()
             continue
         return slot, lock
-    raise ConfigError(f"MARQ_DATA_DIR {data_dir}: {MAX_WORKERS} workers run there already")
+    raise ConfigError(f"MARQ_DATA_DIR {data_dir}: {MAX_WORKERS} workers already use it")
 
 
 def place_worker(app: Any) -> IO[str] | None:

@@ -1,7 +1,7 @@
-"""What a worker tells everybody who may describe its group: its version and a fingerprint of its queues.toml.
+"""The identity that a worker shows in its group: its version and a fingerprint of its queues.toml.
 
-They are part of the client id, which the broker shows with each member. So two installations that share a prefix by
-mistake can be told from one.
+They are part of the client id, which the broker shows with each member. They reveal two sets of workers that share a
+prefix by mistake.
 """
 
 from __future__ import annotations

@@ -62,12 +62,11 @@ def check_topics(definitions: Definitions, names: Names, file: QueuesFile) -> No
             continue
         if names.is_own_topic(topic):
             raise ConfigError(
-                f"{file.path}: [queues.{queue}]: topic: {topic!r} is marq's own; a queue without a topic gets its"
+                f"{file.path}: [queues.{queue}]: topic: {topic!r} belongs to marq; a queue without a topic gets its"
                 f" messages from {names.messages}"
             )
         if owners.setdefault(topic, queue) != queue:
             raise ConfigError(
-                f"{file.path}: queues {owners[topic]!r} and {queue!r} would have the same topic {topic!r}, by what the"
-                " file says and what was changed at run time; `faust -A app queue NAME` shows both, and --unset topic"
-                " takes a change back"
+                f"{file.path}: queues {owners[topic]!r} and {queue!r} would have the same topic {topic!r}, set in"
+                " the file or at run time; `faust -A app queue NAME` shows both, and --unset topic undoes a change"
             )

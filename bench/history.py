@@ -47,7 +47,7 @@ from marq.wire.names import Names, markers_partition, synthetic_topic
 
 QUEUES = ("emails", "invoices", "reports", "thumbnails")
 SETTINGS = QueueSettings(lease_ms=5_000, max_attempts=3)
-#: Messages of a turn: so many are sent at once, and so many delayed.
+#: Messages of a turn: sent at once, and delayed.
 SENT, DELAYED = 1_920, 80
 TURN = SENT + DELAYED
 #: Messages of one ACQUIRE, as consumers have them that are a little, and far, behind.
@@ -56,7 +56,7 @@ LEAST_BATCH, MOST_BATCH = 300, 2_000
 TICK_EVERY = 5
 ERROR = "ConnectionError: the mail server did not answer"
 REASON = "ValueError: no such address"
-#: What a consumer does with a message.
+#: Outcomes of a message.
 _ACK, _RELEASE, _GIVE_BACK, _LET_EXPIRE, _ACK_LATE, _REJECT = range(6)
 
 
@@ -74,9 +74,9 @@ class Chances:
 
 @dataclass
 class Truth:
-    """What the audit must find: figures of each queue, and how many rows each table has."""
+    """What the audit must find: counts for each queue, and how many rows each table has."""
 
-    figures: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     causes: Counter[str] = field(default_factory=Counter)
     rows: Counter[str] = field(default_factory=Counter)
 
@@ -90,13 +90,13 @@ class _Story:
     #: Deliveries that ran out, whose consumers said nothing, or said it late.
     silent: int = 0
     late: int = 0
-    #: Of these, how many led to another delivery.
+    #: How many of these led to another delivery.
     doubled: int = 0
 
 
 @dataclass(slots=True)
 class _Lane:
-    """A partition of the messages topic: where its end is, and the copies that nobody has read yet."""
+    """A partition of the messages topic: its end, and the redeliveries that are still unread."""
 
     source: Source
     read_to: int = 0
@@ -148,7 +148,7 @@ class _Read:
 
 
 class History:
-    """Writes the story of so many messages, a multiple of :data:`TURN`, to topics that are there and empty."""
+    """Writes the story of a number of messages, a multiple of :data:`TURN`, to existing empty topics."""
 
     def __init__(
         self, log: Log, names: Names, partitions: int, markers_partitions: int, value_bytes: int, seed: int = 1
@@ -202,7 +202,7 @@ class History:
             if len(chosen):
                 fresh[QUEUES[number]] = ((chosen + start).tolist(), [values[index] for index in chosen.tolist()])
         for queue, (offsets, _) in fresh.items():
-            self.truth.figures[queue]["sent"] += len(offsets)
+            self.truth.counts[queue]["sent"] += len(offsets)
         self.truth.rows["messages"] += SENT
         self._consume(lane, fresh, now)
 
@@ -215,7 +215,7 @@ class History:
         payloads = [Payload(now, 1, queue.encode(), (), each.to_bytes(8, "big") + self._padding) for each in offsets]
         frame = (queue, self._number(62), source)
         self._mark(Delay(*frame, offsets, [1_000] * DELAYED, True, None, payloads))
-        self.truth.figures[queue]["sent"] += DELAYED
+        self.truth.counts[queue]["sent"] += DELAYED
         draw = self._chance.random(DELAYED)
         cancelled = draw < self._chances.cancelled
         moved = draw > 1 - self._chances.rescheduled
@@ -237,7 +237,7 @@ class History:
             self._mark(Cancel(*frame, chosen.tolist()))
             lease = LeaseRow(queue, 0, 1, 0, 0, State.CANCELLED)
             self._tell([resolve_due(source, offset, lease, SETTINGS) for offset in chosen.tolist()])
-            self.truth.figures[queue]["cancelled"] += len(chosen)
+            self.truth.counts[queue]["cancelled"] += len(chosen)
 
     # --- consuming ----------------------------------------------------------------------------------------------------
 
@@ -292,7 +292,7 @@ class History:
     def _settle(self, read: _Read, fates: np.ndarray, frame: tuple[str, int, Source], late: list[int]) -> None:
         known = len(read.stories)
         acked = fates == _ACK
-        self.truth.figures[read.queue]["acked"] += int(acked[known:].sum())
+        self.truth.counts[read.queue]["acked"] += int(acked[known:].sum())
         for index in np.flatnonzero(acked[:known]).tolist():
             self._end(read.stories[index], acked=True, dead=False)
         fires = []
@@ -306,12 +306,12 @@ class History:
             self._mark(Ack(*frame, late))
 
     def _end(self, story: _Story, *, acked: bool, dead: bool) -> None:
-        figures = self.truth.figures[story.queue]
+        counts = self.truth.counts[story.queue]
         acked = acked or story.late > 0
-        figures["acked"] += acked
-        figures["dead"] += dead
-        figures["acked_and_dead"] += acked and dead
-        figures["duplicates"] += story.doubled
+        counts["acked"] += acked
+        counts["dead"] += dead
+        counts["acked_and_dead"] += acked and dead
+        counts["duplicates"] += story.doubled
         if story.doubled:
             self.truth.causes["ended while held"] += story.silent
             self.truth.causes["acked late"] += story.late
@@ -319,7 +319,7 @@ class History:
     # --- the tracker --------------------------------------------------------------------------------------------------
 
     def _fire(self, source: Source, due: Sequence[tuple[int, _Story, LeaseRow]]) -> None:
-        """Send what is due to the queue or to the dead letters, and tell of it."""
+        """Send due messages to the queue or to the dead letters, and record it."""
         fires = []
         for offset, story, lease in due:
             fire = resolve_due(source, offset, lease, SETTINGS)
@@ -346,7 +346,7 @@ class History:
         offset = self._log.write(*lane.source, made.value, made.key, made.headers, now)
         self.truth.rows["messages"] += 1
         delayed = fire.lease.state is State.DELAYED
-        self.truth.figures[story.queue]["redelivered"] += not delayed
+        self.truth.counts[story.queue]["redelivered"] += not delayed
         story.doubled += fire.lease.state is State.LEASED
         story.payload = Payload(now, fire.attempt, made.key, made.headers, made.value)
         lane.copies.append((offset, story))

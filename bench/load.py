@@ -65,12 +65,12 @@ async def fill_queues(
         await producer.flush()
 
 
-async def place(servers: str, prefix: str, queues: Iterable[str], spread: int, partitions: int) -> None:
+async def place(servers: str, prefix: str, queues: Iterable[str], count: int, partitions: int) -> None:
     """Put queues on few partitions, as they are after a change of ``partitions`` has completed."""
     documents: dict[bytes, Mapping[str, Any] | None] = {}
     for queue in queues:
-        own = subset(queue, partitions, spread)
-        documents[layer_key("change", queue)] = {"partitions": spread}
+        own = subset(queue, partitions, count)
+        documents[layer_key("change", queue)] = {"partitions": count}
         documents[placement_key(queue)] = Placement(own, own).document()
     async with marq.Queues(servers, prefix=prefix) as definitions:
         await definitions.publish(documents)

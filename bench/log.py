@@ -9,7 +9,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from marq.wire.markers import Headers
 
-#: A producer that waits for the broker holds so many records, and so many KiB.
+#: Records, and KiB, that a producer holds while it waits for the broker.
 _WAITING, _WAITING_KIB = 200_000, 128 * 1024
 _FLUSH_SECONDS = 300.0
 

@@ -1,7 +1,7 @@
 """The data pipeline on many messages: ``python -m bench.pipeline --messages 10000000``.
 
 A history with a known truth (:mod:`bench.history`) is written to Kafka. Then ``ingest``, ``lifecycle`` and ``audit``
-run as processes. Any difference between their figures and the truth ends the run. Memory is that of all processes of a
+run as processes. The run ends if their results differ from the truth. Memory is that of all processes of a
 job at a time, with shared pages counted for each. Several sizes in one run show how time grows with size.
 """
 
@@ -22,9 +22,9 @@ from bench.history import TURN, History, Truth
 from bench.log import Log
 from bench.processes import run as run_sampled
 from bench.report import exit_code, run
-from bench.suite import Bar, Bench, Figures, Medians, Row, Size
+from bench.suite import Bar, Bench, Measurements, Medians, Row, Size
 from bench.worker import make_topics
-from pipeline.audit import FIGURES
+from pipeline.audit import COUNTS
 
 INGEST_PER_SECOND = 80_000
 JUDGED_PER_SECOND = 60_000
@@ -37,11 +37,11 @@ _OPTIONS = {"audit": ("--json", "--drained")}
 _INGESTED = re.compile(r"([\d,]+) (markers|corrupt|messages|dead_letters)")
 
 
-def measure(bench: Bench, messages: int) -> Figures:
+def measure(bench: Bench, messages: int) -> Measurements:
     """Measure the jobs on a history of this size.
 
     Raises:
-        SystemExit: a job failed, or its figures differ from the truth.
+        SystemExit: a job failed, or its results differ from the truth.
     """
     prefix, size = bench.prefix(), bench.size
     client, topics = asyncio.run(make_topics(bench.servers, prefix, size.partitions))
@@ -53,7 +53,7 @@ def measure(bench: Bench, messages: int) -> Figures:
     bench.say(f"history: {truth.rows['markers']:,} markers in {time.monotonic() - began:.1f} s")
     environment = {**os.environ, "MARQ_BOOTSTRAP_SERVERS": bench.servers, "MARQ_PREFIX": prefix}
     data = bench.folder / prefix
-    figures: Figures = {"markers": truth.rows["markers"]}
+    measurements: Measurements = {"markers": truth.rows["markers"]}
     output = {}
     for job in JOBS:
         command = [sys.executable, "-m", "pipeline", job, "--data", str(data), *_OPTIONS.get(job, ())]
@@ -61,7 +61,7 @@ def measure(bench: Bench, messages: int) -> Figures:
         if taken.code:
             raise SystemExit(f"bench: {job} ended with exit code {taken.code}:\n{taken.errors}{taken.output[:2_000]}")
         output[job] = taken.output
-        figures |= {
+        measurements |= {
             f"{job}_seconds": taken.seconds,
             f"{job}_cpu_seconds": taken.cpu_seconds,
             f"{job}_peak_mib": taken.peak_bytes / 2**20,
@@ -69,8 +69,8 @@ def measure(bench: Bench, messages: int) -> Figures:
     compare(truth, output["ingest"], json.loads(output["audit"]))
     for table in ("markers", "messages", "lifecycle"):
         files = [file for file in (data / table).rglob("*") if file.is_file()]
-        figures[f"{table}_disk_mib"] = sum(file.stat().st_size for file in files) / 2**20
-    return figures
+        measurements[f"{table}_disk_mib"] = sum(file.stat().st_size for file in files) / 2**20
+    return measurements
 
 
 def compare(truth: Truth, ingested: str, audit: dict[str, Any]) -> None:
@@ -87,11 +87,11 @@ def compare(truth: Truth, ingested: str, audit: dict[str, Any]) -> None:
     ]
     if counts.keys() < truth.rows.keys():
         wrong.append(f"ingest does not mention {sorted(truth.rows.keys() - counts.keys())}: {ingested!r}")
-    for queue in sorted(truth.figures.keys() | audit["queues"].keys()):
-        expected, actual = truth.figures[queue], audit["queues"].get(queue, {})
+    for queue in sorted(truth.counts.keys() | audit["queues"].keys()):
+        expected, actual = truth.counts[queue], audit["queues"].get(queue, {})
         wrong += [
             f"audit: {queue}: {actual.get(name, 0):,} {name}, expected {expected[name]:,}"
-            for name in FIGURES
+            for name in COUNTS
             if actual.get(name, 0) != expected[name]
         ]
     if dict(audit["causes"]) != dict(truth.causes):
@@ -99,7 +99,7 @@ def compare(truth: Truth, ingested: str, audit: dict[str, Any]) -> None:
     if not audit["right"]:
         wrong.append(f"audit: not right: {audit['wrong'][:5]}")
     if wrong:
-        raise SystemExit("\n".join(["bench: the pipeline's figures differ from the truth", *wrong]))
+        raise SystemExit("\n".join(["bench: the pipeline's results differ from the truth", *wrong]))
 
 
 def bars(medians: Medians) -> list[Bar]:
@@ -111,7 +111,7 @@ def bars(medians: Medians) -> list[Bar]:
     limits = [
         Bar("ingest, at least", markers / largest["ingest_seconds"], INGEST_PER_SECOND, "markers/s", at_least=True),
         Bar("lifecycle and audit together, at least", judged, JUDGED_PER_SECOND, "markers/s", at_least=True),
-        Bar("memory of a job, at the most", memory, MAX_MEMORY_GIB, "GiB"),
+        Bar("peak memory of a job", memory, MAX_MEMORY_GIB, "GiB"),
     ]
     if len(medians) > 1:
         growth = _marker_seconds(largest) / _marker_seconds(smallest)
@@ -119,8 +119,8 @@ def bars(medians: Medians) -> list[Bar]:
     return limits
 
 
-def _marker_seconds(figures: Mapping[str, float]) -> float:
-    return sum(figures[f"{job}_seconds"] for job in JOBS) / figures["markers"]
+def _marker_seconds(measurements: Mapping[str, float]) -> float:
+    return sum(measurements[f"{job}_seconds"] for job in JOBS) / measurements["markers"]
 
 
 def main() -> None:

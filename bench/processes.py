@@ -111,15 +111,15 @@ class Child:
 
 
 def measured(client: str, *arguments: object) -> dict[str, float]:
-    """Run a client to its end; return the figures that it writes.
+    """Run a client to its end; return the measurements that it writes.
 
     Raises:
         SystemExit: it failed, or took longer than the limit.
     """
     with Child(client, *arguments) as child:
-        figures = child.read()
+        measurements = child.read()
         child.join()
-    return figures
+    return measurements
 
 
 @dataclass(frozen=True)

@@ -74,14 +74,14 @@ def _medians_table(outcome: Outcome) -> Table:
     medians = outcome.medians
     runs = max(len(runs) for runs in outcome.runs.values())
     table = Table("medians", *medians, title=f"{outcome.row.name} ({runs} runs)", title_justify="left")
-    for key in dict.fromkeys(key for figures in medians.values() for key in figures):
-        cells = (format_number(figures[key]) if key in figures else "" for figures in medians.values())
+    for key in dict.fromkeys(key for measurements in medians.values() for key in measurements):
+        cells = (format_number(measurements[key]) if key in measurements else "" for measurements in medians.values())
         table.add_row(key.replace("_", " "), *cells)
     return table
 
 
 def kept(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Return the figures of all runs, and all bars, as they are written to the result file."""
+    """Return the measurements of all runs, and all bars, as they are written to the result file."""
     fields = ("medians", "runs", "skipped", "notes", "error")
     return {
         "rows": {

@@ -25,8 +25,8 @@ from aiokafka.admin import AIOKafkaAdminClient
 from bench.worker import BenchWorker
 from broker import EmbeddedBroker
 
-Figures = dict[str, float]
-Medians = Mapping[str, Figures]
+Measurements = dict[str, float]
+Medians = Mapping[str, Measurements]
 Say = Callable[[str], None]
 
 #: Messages of the unmeasured run of each system.
@@ -129,7 +129,7 @@ class Bench:
         self._prefixes.clear()
 
 
-System = Callable[[Bench], Figures]
+System = Callable[[Bench], Measurements]
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class Row:
 
     Args:
         bars, notes: limits and further lines to print, from the medians of the systems that were not skipped.
-        runs: most measurements of each system, whatever the size says.
+        runs: most measurements of each system, if the size asks for more.
         warm: messages of the unmeasured run; 0 for none.
         of_messages: factor on the size's number of messages.
         broker_properties: settings on top of BROKER_PROPERTIES.
@@ -166,7 +166,7 @@ class Outcome:
     """The results of a row; without bars if it failed with an ``error``."""
 
     row: Row
-    runs: dict[str, list[Figures]] = field(default_factory=dict)
+    runs: dict[str, list[Measurements]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     bars: list[Bar] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -174,7 +174,7 @@ class Outcome:
     error: str = ""
 
     @property
-    def medians(self) -> dict[str, Figures]:
+    def medians(self) -> dict[str, Measurements]:
         return {name: {key: median(run[key] for run in runs) for key in runs[0]} for name, runs in self.runs.items()}
 
 
@@ -206,14 +206,14 @@ def _take_turns(outcome: Outcome, bench: Bench) -> None:
     runs = min(bench.size.runs, row.runs)
     for turn in range(runs):
         for name in row.systems:
-            figures = _once(outcome, bench, name)
-            if figures is not None:
-                outcome.runs.setdefault(name, []).append(figures)
-                text = ", ".join(f"{key.replace('_', ' ')} {format_number(value)}" for key, value in figures.items())
-                bench.say(f"{row.name} {turn + 1}/{runs} {name}: {text}")
+            measurements = _once(outcome, bench, name)
+            if measurements is not None:
+                outcome.runs.setdefault(name, []).append(measurements)
+                pairs = (f"{key.replace('_', ' ')} {format_number(value)}" for key, value in measurements.items())
+                bench.say(f"{row.name} {turn + 1}/{runs} {name}: {', '.join(pairs)}")
 
 
-def _once(outcome: Outcome, bench: Bench, name: str) -> Figures | None:
+def _once(outcome: Outcome, bench: Bench, name: str) -> Measurements | None:
     if name in outcome.skipped:
         return None
     try:

@@ -77,7 +77,7 @@ class BenchWorker(rig.worker.Worker):
         self.wait_until(drained)
 
     def wait_until_shared(self, workers: int, partitions: int) -> None:
-        """Wait until all partitions have owners among so many workers."""
+        """Wait until all partitions have owners among this many workers."""
 
         def shared() -> bool:
             parts = [worker["partitions"] for worker in self.statistics().get("workers", [])]
@@ -91,13 +91,13 @@ class BenchWorker(rig.worker.Worker):
         return memory_bytes(self.pid, field)
 
     def memory_mib(self, name: str) -> dict[str, float]:
-        """Return peak and present memory as figures whose names begin with ``name``."""
+        """Return peak and present memory under names that begin with ``name``."""
         return {f"{name}_peak_mib": self.memory("VmHWM") / 2**20, f"{name}_mib": self.memory("VmRSS") / 2**20}
 
     def cpu_seconds(self) -> float:
         return cpu_seconds(self.pid)
 
 
-def peak_mib(figures: Mapping[str, float]) -> float:
+def peak_mib(measurements: Mapping[str, float]) -> float:
     """Return the highest of the peaks that `memory_mib` noted."""
-    return max(value for name, value in figures.items() if name.endswith("_peak_mib"))
+    return max(value for name, value in measurements.items() if name.endswith("_peak_mib"))

@@ -113,7 +113,7 @@ def install_system_package(name: str) -> None:
     except ToolFailed:
         if manager != "apt-get":
             raise
-        # A fresh container has no package lists, and those of an old machine name packages that are gone.
+        # A fresh container lacks package lists, and old lists may name packages that were removed.
         run_tool("apt-get update", ["apt-get", "update"], environment=quiet)
         run_tool(what, [*_MANAGERS[manager], name], environment=quiet)
 
@@ -323,7 +323,7 @@ def _by_maven(artifacts: Sequence[Artifact], directory: Path, *options: str) -> 
     # -C: Maven also compares the repository's own checksums, and stops where they differ.
     arguments: list[str | Path] = ["--batch-mode", "--quiet", "-C", "--file", project, *options, _COPY_GOAL]
     layout = ["-Dmdep.useRepositoryLayout=true", f"-DoutputDirectory={directory}"]
-    # By default, Maven colours even empty output.
+    # Maven colours even empty output.
     plain = {"MAVEN_OPTS": f"{os.environ.get('MAVEN_OPTS', '')} -Dstyle.color=never".strip()}
     run_tool("fetching the jars with Maven", ["mvn", *arguments, *layout], environment=plain)
 

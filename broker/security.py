@@ -20,7 +20,7 @@ ADMINISTRATOR = "User:ANONYMOUS"
 _AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 _PLAIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 _SCRAM_MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule"
-# Java's login configuration and the storage tool's list have no escapes in common.
+# Java's login configuration and the storage tool's list use different escapes.
 _WORD = re.compile(r"[A-Za-z0-9._-]+")
 VALID_DAYS = 2
 LIMIT_SECONDS = 30.0
@@ -76,7 +76,7 @@ class Certificates:
     def _openssl(self, *arguments: str, name: str | None = "marq embedded broker") -> None:
         tool = shutil.which("openssl")
         if tool is None:
-            raise BrokerError("openssl is not on this machine, but makes the broker's certificates: install it")
+            raise BrokerError("openssl is missing, which creates the broker's certificates: install it")
         subject = [] if name is None else ["-subj", f"/CN={name}"]
         result = subprocess.run(
             [tool, *arguments, *subject],
@@ -119,7 +119,9 @@ class Security:
             raise BrokerError("a listener with TLS needs certificates: give it Certificates.make(directory)")
         for word in (*self.users, *self.users.values()):
             if not _WORD.fullmatch(word):
-                raise BrokerError(f"a user's name or password may have letters, digits, '.', '_' and '-', got {word!r}")
+                raise BrokerError(
+                    f"a user's name or password may only contain A-Z, a-z, 0-9, '.', '_' and '-', got {word!r}"
+                )
 
     def properties(self) -> dict[str, str]:
         """Return the broker's settings, except the listeners' addresses."""

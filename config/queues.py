@@ -37,7 +37,7 @@ class QueuesFile:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for files with equal definitions, whatever their path and layout."""
+        """Equal for files with equal definitions, independent of path and layout."""
         document = json.dumps(
             [self.defaults, self.queues, *([self.schedules] if self.schedules else [])], sort_keys=True, default=dict
         )
@@ -64,7 +64,7 @@ def load_queues(path: Path, decorated: Collection[str] | None = ()) -> QueuesFil
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from error
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
     unknown = set(document) - {"defaults", "queues", "schedules"}
     if unknown:
         raise ConfigError(
@@ -123,6 +123,6 @@ def _check_groups(file: QueuesFile, decorated: Collection[str]) -> None:
     for group in sorted(handled.keys() & unhandled.keys()):
         raise ConfigError(
             f"{file.path}: group {group!r}: queue {handled[group]!r} has a handler and queue {unhandled[group]!r} has"
-            " none. A group is read as a whole, by workers or by consumers: give both a handler, or take one into"
+            " none. A group is read as a whole, by workers or by consumers: give both a handler, or move one to"
             " another group"
         )

@@ -65,7 +65,7 @@ class AppSettings(BaseSettings):
     stop_timeout: Annotated[float, Field(ge=1, le=300)] = 9.0
     #: A worker without progress for this long ends itself, so that its supervisor restarts it.
     watchdog: Annotated[float, Field(ge=5, le=3600)] = 60.0
-    #: Whether a tracker reads the keys of all messages to count the backlog of each queue.
+    #: If true, trackers read the keys of all messages to count the backlog of each queue.
     count_waiting: bool = True
     #: Static membership: restarts of this worker cause no rebalance.
     instance_id: str | None = None
@@ -104,7 +104,7 @@ class AppSettings(BaseSettings):
         names = _words(modules)
         for module in names:
             if not all(part.isidentifier() for part in module.split(".")):
-                raise ValueError(f"expected names of modules, separated by commas: {module!r} is none")
+                raise ValueError(f"expected names of modules, separated by commas; {module!r} is not one")
         return tuple(dict.fromkeys(names))
 
     @field_validator("redact", mode="before")

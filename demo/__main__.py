@@ -23,10 +23,10 @@ from rich.console import Console
 
 from broker import EmbeddedBroker
 from broker.errors import BrokerError
-from demo.figures import Result, result_of
 from demo.plan import Plan, read_plan
 from demo.progress import Display
 from demo.report import show
+from demo.result import Result, result_of
 from demo.run import Run
 from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings

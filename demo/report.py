@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from demo.figures import SHARED, Result, percentile
+from demo.result import SHARED, Result, percentile
 from proof.causes import Why
 from proof.check import told
 from proof.history import Event
@@ -33,14 +33,14 @@ def show(result: Result, events: Sequence[Event], audit: Audit | None, data: Pat
     Returns:
         Whether the checker and the audit found nothing wrong.
     """
-    figures = result.figures()
-    differences = [] if audit is None else audit.differences(figures, {name: name for name in SHARED})
-    figures["audit"] = "skipped" if audit is None else "differs" if differences else "agrees"
-    console.print(_messages(figures), _attempts(result), _lateness(result), _duplicates(result))
+    statistics = result.statistics()
+    differences = [] if audit is None else audit.differences(statistics, {name: name for name in SHARED})
+    statistics["audit"] = "skipped" if audit is None else "differs" if differences else "agrees"
+    console.print(_messages(statistics), _attempts(result), _lateness(result), _duplicates(result))
     console.print(_verdict(audit, differences, data), highlight=False)
     for line in [*complaints(result, events), *_listed("THE AUDIT DIFFERS", differences)]:
         console.print(line, style="bold red", highlight=False, soft_wrap=True)
-    console.file.write(json.dumps(figures) + "\n")
+    console.file.write(json.dumps(statistics) + "\n")
     console.file.flush()
     return not (result.report.violations or result.broken or differences)
 
@@ -58,7 +58,7 @@ def _verdict(audit: Audit | None, differences: Sequence[str], data: Path) -> str
         return "audit: left out (SPARK=skip)"
     if differences:
         return "audit: the data pipeline's account differs"
-    told = ", ".join(f"{audit.figures[name]:,} {name}" for name in SHARED)
+    told = ", ".join(f"{audit.statistics[name]:,} {name}" for name in SHARED)
     again = f"to see it again: .venv/bin/python -m pipeline audit --data {data}"
     return f"audit: the data pipeline's account is the same: {told}\n  {again}"
 
@@ -70,7 +70,7 @@ def _listed(title: str, items: Sequence[str]) -> list[str]:
     return [f"{title}: {len(items)}", *[f"    {item}" for item in items[:MAX_LISTED]], *more]
 
 
-def _messages(figures: dict[str, Any]) -> Table:
+def _messages(statistics: dict[str, Any]) -> Table:
     table = _table("messages, by id", "", "count")
     for name, text in (
         ("sent", "sent"),
@@ -82,7 +82,7 @@ def _messages(figures: dict[str, Any]) -> Table:
         ("held_at_kill", "leases held by the consumer that got kill -9"),
         ("rows_at_worker_kill", "rows open in the worker that got kill -9"),
     ):
-        table.add_row(text, f"{figures[name]:,}")
+        table.add_row(text, f"{statistics[name]:,}")
     return table
 
 

@@ -73,7 +73,7 @@ def on_page_content(html: str, **_: Any) -> str:
 def site_links(text: str, source: str, target: str) -> str:
     """Return the text of the repository's file ``source`` for its place ``target`` in the site.
 
-    Links to files that are no pages of the site become plain text.
+    Links to files outside the site become plain text.
     """
     linked = _outside_fences(text, lambda part: _LINK.sub(lambda link: _site_link(link, source, target), part))
     return _INFO.sub(r"\1", linked)

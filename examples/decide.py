@@ -29,7 +29,7 @@ async def main(queue: str) -> None:
                 try:
                     print(message.value, await decide(message))
                 except marq.LeaseLost as error:
-                    # Another consumer may have the message by now. The ack was written all the same.
+                    # Another consumer may have the message by now. The ack was written anyway.
                     print("too late:", error)
 
 

@@ -1,6 +1,6 @@
 """A web service that sends messages: ``uvicorn examples.fastapi_service:app --port 8000``.
 
-``curl -i 127.0.0.1:8000/emails --json '{"to": "somebody@example.org", "subject": "Hello"}'``
+``curl -i 127.0.0.1:8000/emails --json '{"to": "ann@example.org", "subject": "Hello"}'``
 """
 
 from collections.abc import AsyncIterator

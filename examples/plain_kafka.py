@@ -23,7 +23,7 @@ async def send(queue: str) -> None:
     # Idempotence implies acks="all", so a confirmed message is as safe as one from marq.Producer.
     async with AIOKafkaProducer(bootstrap_servers=SERVERS, enable_idempotence=True, partitioner=anywhere) as producer:
         for number in range(1, 4):
-            value = b'{"to": "somebody@example.org", "subject": "plain %d"}' % number
+            value = b'{"to": "ann@example.org", "subject": "plain %d"}' % number
             await producer.send_and_wait(MESSAGES, value, key=queue.encode(), headers=[("sender", b"plain")])
     print("sent 3 messages to queue", queue)
 

@@ -55,7 +55,10 @@ def summary(results: Sequence[Result], seconds: float) -> dict[str, object]:
         "scenarios": len(results),
         "passed": sum(result.passed for result in results),
         "failed": [result.scenario.name for result in results if not result.passed],
-        **{name: sum(result.figures.get(name, 0) for result in results) for name in ("accepted", "lost", "duplicates")},
+        **{
+            name: sum(result.statistics.get(name, 0) for result in results)
+            for name in ("accepted", "lost", "duplicates")
+        },
         "seconds": round(seconds),
     }
 

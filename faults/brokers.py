@@ -43,13 +43,13 @@ def down_twice(end: Callable[[EmbeddedBroker], None]) -> Play:
 scenario(
     "broker-restarted",
     "the only broker is stopped cleanly and started again under load, twice",
-    "everything waits; sends are tried again; leases that end meanwhile are redelivered",
+    "everything waits; clients retry sends; messages whose leases end meanwhile are redelivered",
     own_broker,
 )(down_twice(EmbeddedBroker.stop))
 
 scenario(
     "broker-killed",
-    "kill -9 of the only broker, which is started again at once, twice",
+    "kill -9 of the only broker, started again at once, twice",
     "the same",
     own_broker,
     quick=True,
@@ -58,8 +58,8 @@ scenario(
 
 @scenario(
     "broker-away",
-    f"kill -9 of the only broker, which stays away for {AWAY_SECONDS:.0f} s under load",
-    "sends fail with BrokerUnavailable after their time limit; the rest waits",
+    f"kill -9 of the only broker, down for {AWAY_SECONDS:.0f} s under load",
+    "sends fail with `BrokerUnavailable` after their timeout; everything else waits",
     own_broker,
 )
 async def away(stage: Stage, broker: EmbeddedBroker) -> None:
@@ -73,7 +73,7 @@ async def away(stage: Stage, broker: EmbeddedBroker) -> None:
 
 @scenario(
     "leader-killed",
-    "three brokers, replication factor 3: kill -9 of the leader of a markers partition, for each of them",
+    "three brokers, replication factor 3: kill -9 of the leader of each markers partition in turn",
     "a pause until another broker leads",
     partial(Cluster, REPLICAS),
 )
@@ -106,8 +106,8 @@ async def leader_of(stage: Stage, cluster: Cluster, partition: int) -> int:
 
 @scenario(
     "too-few-brokers",
-    f"three brokers, min.insync.replicas=3: one is away for {TOO_FEW_SECONDS:.0f} s, then two",
-    "sends fail with BrokerUnavailable after their time limit; the rest waits until all brokers are back",
+    f"three brokers, `min.insync.replicas=3`: one is down for {TOO_FEW_SECONDS:.0f} s, then two",
+    "sends fail with `BrokerUnavailable` after their timeout; everything else waits until all brokers are back",
     partial(Cluster, REPLICAS, properties={"min.insync.replicas": str(REPLICAS)}),
 )
 async def too_few(stage: Stage, cluster: Cluster) -> None:
@@ -158,7 +158,7 @@ async def no_message_is_dead_twice(stage: Stage) -> None:
 
 scenario(
     "everything-killed",
-    "kill -9 of both workers and both consumers at once, one worker in the middle of a transaction,"
+    "kill -9 of both workers and both consumers at once, one worker inside a transaction,"
     f" {KILLS} times, while many messages fail",
     "nothing is processed until new processes start; redeliveries of the aborted transactions are delivered too,"
     " and some messages have two dead letters",
@@ -167,5 +167,5 @@ scenario(
 scenario(
     "transactional-everything-killed",
     "the same with `transactional=True`",
-    "no consumer receives redeliveries of aborted transactions, and no message has two dead letters",
+    "no consumer receives redeliveries of aborted transactions; no message has two dead letters",
 )(everything_killed(TRANSACTIONAL))

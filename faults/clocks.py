@@ -25,7 +25,7 @@ MOVE_SECONDS = 1
 AHEAD_SECONDS, BACK_SECONDS = 7200.0, -3600.0
 #: Long enough for leases to begin and end by the new clock.
 STAY_SECONDS = 2 * LEASE_SECONDS
-_STEPS = f"by {AHEAD_SECONDS / 3600:+.0f} h, then by {BACK_SECONDS / 3600:+.0f} h"
+_STEPS = f"{AHEAD_SECONDS / 3600:+.0f} h, then {BACK_SECONDS / 3600:+.0f} h"
 
 
 class Clock:
@@ -96,7 +96,7 @@ async def move(stage: Stage, clock: Clock, seconds: float, target: str) -> None:
 
 @scenario(
     "consumer-clock-moved",
-    f"the wall clock of a consumer is moved {_STEPS}; another one starts with it and is killed",
+    f"a consumer's wall clock is set {_STEPS}; another consumer starts with the wrong clock and is killed",
     "nothing",
 )
 async def of_a_consumer(stage: Stage, _: Any) -> None:
@@ -118,8 +118,8 @@ async def of_a_consumer(stage: Stage, _: Any) -> None:
 
 @scenario(
     "worker-clock-moved",
-    f"the wall clock of the only worker is moved {_STEPS}; each time it is killed and comes back",
-    "nothing; redelivery stands still while there is no worker",
+    f"the only worker's wall clock is set {_STEPS}; each time it is killed and restarted",
+    "nothing; redelivery pauses while no worker runs",
 )
 async def of_a_worker(stage: Stage, _: Any) -> None:
     """Its tables contain times: it restarts with them and a clock that is an hour behind."""
@@ -146,8 +146,8 @@ async def of_the_broker(stage: Stage, here: MovableBroker, seconds: float) -> No
 
 @scenario(
     "broker-clock-ahead",
-    f"the wall clock of the broker is moved by {AHEAD_SECONDS / 3600:+.0f} h; then a consumer is killed",
-    "an alarm (`clock_jump_ms`); what was acquired or released at that moment comes back by so much later",
+    f"the broker's wall clock is set {AHEAD_SECONDS / 3600:+.0f} h; then a consumer is killed",
+    "an alarm (`clock_jump_ms`); messages acquired or released at that moment come back later by the jump",
     movable_broker,
 )
 async def of_the_broker_ahead(stage: Stage, here: MovableBroker) -> None:
@@ -165,7 +165,7 @@ async def of_the_broker_ahead(stage: Stage, here: MovableBroker) -> None:
 
 @scenario(
     "broker-clock-back",
-    f"the wall clock of the broker is moved by {BACK_SECONDS / 3600:+.0f} h; then a consumer is killed",
+    f"the broker's wall clock is set {BACK_SECONDS / 3600:+.0f} h; then a consumer is killed",
     "an alarm (`clock_jump_ms`)",
     movable_broker,
 )

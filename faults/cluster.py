@@ -16,7 +16,7 @@ from broker import EmbeddedBroker, ports
 from broker.settings import FIRST_NODE_ID, Membership, new_cluster_id
 
 HOST = "127.0.0.1"
-#: Of each node; two nodes must carry the load of three.
+#: Heap of each node; two nodes must carry the load of three.
 HEAP = "256m"
 MIN_IN_SYNC = 2
 #: Three Java machines start at the same time, and each waits for the others.

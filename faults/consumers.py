@@ -45,22 +45,22 @@ def killed_at_each_point(start: str) -> Play:
 
 scenario(
     "consumer-killed-at-each-point",
-    "kill -9 of a consumer before ACQUIRE, between ACQUIRE and commit, after the commit, in a handler, before ACK",
-    "what it held comes back when its lease ends",
+    "kill -9 of a consumer: before ACQUIRE, between ACQUIRE and commit, after the commit, in a handler, before ACK",
+    "messages in flight are redelivered when their leases end",
     quick=True,
 )(killed_at_each_point(MARKED))
 
 scenario(
     "transactional-consumer-killed",
-    "the same with `transactional=True`: within the transaction of ACQUIRE and commit, and around it",
-    "the same; an open transaction holds up redelivery in its markers partitions until the broker aborts it",
+    "the same with `transactional=True`: inside the transaction, and before and after it",
+    "the same; redelivery in its markers partitions waits until the broker aborts the open transaction",
 )(killed_at_each_point(TRANSACTIONAL))
 
 
 @scenario(
     "all-consumers-killed",
     "kill -9 of all consumers at once, three times",
-    "nothing is received until another one comes; what they held comes back",
+    "nothing is received until a consumer starts; messages in flight are redelivered",
 )
 async def killed_with_all_others(stage: Stage, _: Any) -> None:
     await stage.begin()
@@ -84,21 +84,21 @@ def paused(seconds: float) -> Play:
 scenario(
     "consumer-paused-past-the-lease",
     "SIGSTOP of a consumer for longer than its lease, then SIGCONT",
-    "what it held is delivered to others; its own acks are late",
+    "other consumers receive its messages; its own acks are late",
     quick=True,
 )(paused(LEASE_SECONDS + 1))
 
 scenario(
     "consumer-paused-past-the-session",
-    "SIGSTOP of a consumer for longer than its membership, then SIGCONT",
-    "its partitions go to others meanwhile; what it held is delivered to them",
+    "SIGSTOP of a consumer for longer than its session timeout, then SIGCONT",
+    "other consumers take over its partitions and receive its messages",
 )(paused(SESSION_SECONDS + 2 * LEASE_SECONDS))
 
 
 @scenario(
     "handlers-start-without-broker",
-    f"kill -9 of the only broker while a handlers process starts; it stays away for {AWAY_SECONDS:.0f} s",
-    "messages are handled as soon as the group has joined",
+    f"kill -9 of the only broker while a handler process starts; the broker is down for {AWAY_SECONDS:.0f} s",
+    "handling starts as soon as the group has joined",
     own_broker,
 )
 async def handlers_without_a_broker(stage: Stage, broker: EmbeddedBroker) -> None:
@@ -121,8 +121,8 @@ async def handlers_without_a_broker(stage: Stage, broker: EmbeddedBroker) -> Non
 
 @scenario(
     "static-worker-restarted-elsewhere",
-    "kill -9 of the only worker, which has an instance id; it is started again with another web port, twice",
-    "the new process has the partitions at once, without waiting for the session timeout",
+    "kill -9 of the only worker, which has an instance id; restarted with another web port, twice",
+    "the new process owns the partitions at once, without the session timeout",
 )
 async def static_worker_elsewhere(stage: Stage, _: Any) -> None:
     worker = await stage.worker(**STATIC)
@@ -138,7 +138,7 @@ async def static_worker_elsewhere(stage: Stage, _: Any) -> None:
 
 @scenario(
     "one-instance-id-twice",
-    "a second consumer, and a second worker, start with the instance id of the first",
+    "a second consumer and a second worker start with the instance id of the first",
     "the first one stops with an error that names the id; the second one keeps running",
 )
 async def one_instance_id_twice(stage: Stage, _: Any) -> None:

@@ -94,9 +94,9 @@ async def _redrive_all(letters: DeadLetters) -> None:
 
 @scenario(
     "mixed-at-random",
-    "delays, cancels, moves, retries and rejects at random; kill -9 of a consumer and of the worker; then all dead"
-    " letters are redriven",
-    "later redelivery; nothing early, nothing cancelled delivered, each dead letter redriven once",
+    "random delays, cancels, reschedules, retries and rejects; kill -9 of a consumer and of the worker; then a"
+    " redrive of all dead letters",
+    "later redelivery; nothing early, no cancelled message delivered, each dead letter redriven once",
     quick=True,
 )
 async def in_short(stage: Stage, _: object) -> None:
@@ -106,8 +106,8 @@ async def in_short(stage: Stage, _: object) -> None:
 
 @scenario(
     "delays-under-kills",
-    "the same for longer: two consumers are killed, the worker twice, once without its data, and again while dead"
-    " letters are redriven",
+    "the same for longer: two consumers killed, the worker killed twice (once without its data) and again during"
+    " the redrive",
     "the same",
 )
 async def under_kills(stage: Stage, _: object) -> None:
@@ -122,8 +122,8 @@ async def under_kills(stage: Stage, _: object) -> None:
 
 @scenario(
     "delayed-broker-killed",
-    "kill -9 of the only broker, which is started again at once, twice, while messages are delayed",
-    "everything waits; what became due meanwhile is late",
+    "kill -9 of the only broker, started again at once, twice, while messages are delayed",
+    "everything waits; messages that became due meanwhile are late",
     own_broker,
 )
 async def broker_killed(stage: Stage, broker: EmbeddedBroker) -> None:
@@ -142,8 +142,8 @@ async def broker_killed(stage: Stage, broker: EmbeddedBroker) -> None:
 
 @scenario(
     "queue-with-delay-killed",
-    "kill -9 of consumers and of the worker of a queue that delays all of its messages",
-    "nothing comes before its time; what was delayed and not marked is read again",
+    "kill -9 of consumers and of the worker of a queue with the setting `delay`",
+    "nothing comes early; records that were not yet delayed are read again",
 )
 async def queue_delays(stage: Stage, _: object) -> None:
     """Only the queue delays these records; any producer writes them."""
@@ -162,8 +162,8 @@ async def queue_delays(stage: Stage, _: object) -> None:
 
 @scenario(
     "at-most-once-killed",
-    "kill -9 of consumers of a queue that delivers at most once, before and after each of their steps",
-    "what nobody has seen comes back; what was handed out is abandoned, and counted",
+    "kill -9 of consumers of an at-most-once queue, before and after each of their steps",
+    "undelivered messages come back; delivered ones are abandoned and counted",
 )
 async def at_most_once(stage: Stage, _: object) -> None:
     stage.define(f'delivery = "at-most-once"\n{QUICK_BACKOFF}', delivery="at-most-once")
@@ -197,9 +197,9 @@ async def counted(stage: Stage, worker: WorkerProcess) -> dict[str, float]:
 
 @scenario(
     "at-most-once-worker-killed",
-    "kill -9 of a consumer of such a queue before its messages are spent; then of the worker after it has sent them"
-    " again and before it commits, twice",
-    "the transaction is aborted; nobody sees its copies, and the next owner sends them again",
+    "kill -9 of a consumer of such a queue before DISPATCH; then of the worker after it sent the redeliveries and"
+    " before it committed them, twice",
+    "the transaction is aborted; no consumer sees its redeliveries, and the next owner sends them",
 )
 async def at_most_once_and_the_worker(stage: Stage, _: object) -> None:
     """A worker that dies before it commits redelivers messages that no handler has seen; then the next one does."""

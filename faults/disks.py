@@ -96,7 +96,7 @@ def with_small_disk() -> Iterator[WithSmallDisk]:
 @scenario(
     "worker-disk-full",
     f"the disk under the only worker's RocksDB is full for {FULL_SECONDS:.0f} s",
-    "redelivery stands still and the worker's log says why; it goes on by itself when there is room",
+    "redelivery pauses and the log says why; it resumes when there is space",
     with_small_disk,
 )
 async def full(stage: Stage, here: WithSmallDisk) -> None:

@@ -85,8 +85,9 @@ CLIENTS = ("PRODUCER", "CONSUMER", "WORKER")
 
 @scenario(
     "reconnects-are-few",
-    f"kill -9 of the only broker, which stays away for {GONE_SECONDS:.0f} s; each attempt to reach it is counted",
-    f"each process makes at most {MAX_ATTEMPTS} attempts a second and logs two lines; all continue when it is back",
+    f"kill -9 of the only broker, down for {GONE_SECONDS:.0f} s; connection attempts are counted",
+    f"each process makes at most {MAX_ATTEMPTS} attempts a second and logs two lines; all resume when the broker is"
+    " back",
     partial(behind_proxies, *CLIENTS),
     quick=True,
 )
@@ -137,18 +138,18 @@ def _require(holds: bool, otherwise: str) -> None:
 
 
 _HALF_OPEN = (
-    f"half-open connections between {{}} and broker: for {GONE_SECONDS:.0f} s no answer comes, then for as long no"
-    " request arrives; each time the connections are dead afterwards"
+    f"half-open connections between {{}} and broker: no responses for {GONE_SECONDS:.0f} s, then no requests for"
+    f" {GONE_SECONDS:.0f} s; the connections are dead afterwards"
 )
-_CONSUMER_SEEN = "its messages go to other consumers when their leases end; its late acks still count"
-_WORKER_SEEN = "redelivery stands still meanwhile"
+_CONSUMER_SEEN = "other consumers receive its messages when their leases end; its late acks still count"
+_WORKER_SEEN = "redelivery pauses"
 
 
 def declare(client: str, slow_seen: str, seen: str) -> None:
     place = partial(behind_proxies, "PROXIED")
     slow = f"{DELAY_SECONDS * 1000:.0f} ms in each direction between {client} and broker, for {GONE_SECONDS:.0f} s"
-    cut = f"connections between {client} and broker are cut and refused, for {GONE_SECONDS:.0f} s"
-    held = f"the network between {client} and broker holds everything for {GONE_SECONDS:.0f} s and then delivers it"
+    cut = f"connections between {client} and broker are cut and refused for {GONE_SECONDS:.0f} s"
+    held = f"the network between {client} and broker holds all data for {GONE_SECONDS:.0f} s, then delivers it"
     no_answer, no_request = (partial(Proxy.freeze, direction=way) for way in ("to client", "to broker"))
     scenario(f"{client}-slow-network", slow, slow_seen, place)(
         disturbed(client, partial(Proxy.delay, seconds=DELAY_SECONDS))

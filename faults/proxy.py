@@ -1,6 +1,6 @@
 """A TCP proxy in front of a broker: passes, delays, cuts or swallows what goes through it, as a scenario switches it.
 
-It runs in a thread of its own, so that it goes on while the scenario's event loop waits. All methods block only for a
+It runs in its own thread, so it continues while the scenario's event loop waits. All methods block only for a
 moment.
 """
 
@@ -53,7 +53,7 @@ class Proxy:
         self._upstream = ports.split_address(address)
 
     def restore(self) -> None:
-        """Forward everything at once; what was held by `freeze` goes on."""
+        """Forward all data at once, including data that `freeze` held."""
         self._call(self._restore())
 
     def delay(self, seconds: float) -> None:
@@ -65,7 +65,7 @@ class Proxy:
         self._call(self._cut())
 
     def freeze(self, direction: Direction = "both") -> None:
-        """Keep connections and take new ones, but forward nothing, ends included: nobody learns of anything."""
+        """Keep connections and take new ones, but forward nothing, not even that they were closed."""
         self._call(self._freeze(direction))
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ class Proxy:
         try:
             await self._connect(reader, writer)
         except asyncio.CancelledError:
-            pass  # a cut: asyncio would tell of a handler that was cancelled
+            pass  # cut: asyncio would report the cancelled handler
         finally:
             writer.close()
             self._connections.discard(writer)
@@ -127,7 +127,7 @@ class Proxy:
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._open["to broker"].wait()
-        assert self._upstream is not None, "forward_to() names the broker before anybody connects"
+        assert self._upstream is not None, "call forward_to() before clients connect"
         try:
             upstream_reader, upstream_writer = await asyncio.open_connection(*self._upstream)
         except OSError:

@@ -1,4 +1,4 @@
-"""The table of scenarios and figures in docs/guarantees.md."""
+"""The table of scenarios and statistics in docs/guarantees.md."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def table(results: Sequence[Result]) -> str:
 
 
 def _row(result: Result) -> str:
-    scenario, figures = result.scenario, result.figures
-    causes = ", ".join(f"{count} by {cause}" for cause, count in sorted(figures.get("causes", {}).items()))
-    duplicates = f"{figures.get('duplicates', '?')}{f' ({causes})' if causes else ''}"
-    duplicates = "; ".join([duplicates, *dead_again(figures)])
+    scenario, statistics = result.scenario, result.statistics
+    causes = ", ".join(f"{count} by {cause}" for cause, count in sorted(statistics.get("causes", {}).items()))
+    duplicates = f"{statistics.get('duplicates', '?')}{f' ({causes})' if causes else ''}"
+    duplicates = "; ".join([duplicates, *dead_again(statistics)])
     recovery = "-" if result.recovery_seconds is None else f"{result.recovery_seconds:.1f} s"
     if not result.passed:
         recovery = "**failed**"
-    sent, lost = figures.get("accepted", "?"), figures.get("lost", "?")
+    sent, lost = statistics.get("accepted", "?"), statistics.get("lost", "?")
     return f"| {scenario.fault} (`{scenario.name}`) | {scenario.seen} | {sent} | {lost} | {duplicates} | {recovery} |"

@@ -19,7 +19,7 @@ from proof.check import told
 from proof.checker import check
 from rig.audit import audit as audited
 
-#: Figures of both the checker and the audit: the checker's names, the audit's.
+#: Statistics of both the checker and the audit: the checker's names, the audit's.
 AUDITED = {
     **{name: name for name in ("acked", "lost", "cancelled", "redelivered", "redriven", "expired_unread")},
     "waiting": "delayed",
@@ -98,34 +98,34 @@ class Result:
 
     scenario: Scenario
     seconds: float
-    figures: dict[str, Any] = field(default_factory=dict)
+    statistics: dict[str, Any] = field(default_factory=dict)
     recovery_seconds: float | None = None
     #: Findings with their events, or why the scenario could not be played.
     wrong: list[str] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:
-        return not self.wrong and self.figures.get("lost") == 0 and not self.figures.get("stranded")
+        return not self.wrong and self.statistics.get("lost") == 0 and not self.statistics.get("stranded")
 
     def line(self) -> str:
-        figures = self.figures
-        causes = ", ".join(f"cause {cause}: {count}" for cause, count in sorted(figures.get("causes", {}).items()))
-        again = ", ".join(dead_again(figures))
+        counts = self.statistics
+        causes = ", ".join(f"cause {cause}: {count}" for cause, count in sorted(counts.get("causes", {}).items()))
+        again = ", ".join(dead_again(counts))
         recovery = "-" if self.recovery_seconds is None else f"{self.recovery_seconds:.1f} s"
         return (
-            f"{'passed' if self.passed else 'FAILED':7} {self.scenario.name:36} sent {figures.get('accepted', '?')}, "
-            f"lost {figures.get('lost', '?')}, duplicates {figures.get('duplicates', '?')}"
+            f"{'passed' if self.passed else 'FAILED':7} {self.scenario.name:36} sent {counts.get('accepted', '?')}, "
+            f"lost {counts.get('lost', '?')}, duplicates {counts.get('duplicates', '?')}"
             f"{f' ({causes})' if causes else ''}{f', {again}' if again else ''}, recovery {recovery},"
             f" {self.seconds:.0f} s in all"
         )
 
 
-def dead_again(figures: Mapping[str, Any]) -> list[str]:
+def dead_again(counts: Mapping[str, Any]) -> list[str]:
     """Return how many messages have a second dead letter, and how many are dead although a handler finished them."""
     texts = []
-    if twice := figures.get("dead_twice"):
+    if twice := counts.get("dead_twice"):
         texts.append(f"{twice} second dead letters")
-    if done := figures.get("done_and_dead"):
+    if done := counts.get("done_and_dead"):
         causes = ", ".join(f"{count} by {cause}" for cause, count in sorted(done.items()))
         texts.append(f"{sum(done.values())} handled and dead ({causes})")
     return texts

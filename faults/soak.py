@@ -32,7 +32,7 @@ RATE = 100
 CONSUMERS, WORKERS = 2, 2
 SECONDS_BETWEEN_FAULTS = 60.0
 SAMPLE_SECONDS = 1.0
-#: The last third may have this much more than the first: so many times, and as many on top.
+#: How much more the last third may have than the first: a factor, and a constant on top.
 GROWTH = 1.5
 SLACK = {"worker_mib": 50.0, "consumer_mib": 50.0, "broker_mib": 200.0, "files": 100.0, "open": 500.0, "backlog": 500.0}
 
@@ -207,14 +207,14 @@ async def run(minutes: float, seed: int) -> dict[str, object]:
         stage.forget()
     grown = unbounded(soak.samples)
     top = {name: max(asdict(sample)[name] for sample in soak.samples) for name in SLACK}
-    figures = report.summary()
+    statistics = report.summary()
     wanted = ("accepted", "lost", "duplicates", "causes", "violations", "redelivered", "dead")
     return {
         "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
         "minutes": minutes,
         "seed": seed,
         "faults": len(soak.faults),
-        **{name: figures[name] for name in wanted},
+        **{name: statistics[name] for name in wanted},
         "highest": top,
         "unbounded": grown,
         "recovery_seconds": recovery_seconds(stage.events),

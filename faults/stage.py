@@ -24,7 +24,7 @@ from rig.worker import Worker
 
 QUEUE = "checked"
 PARTITIONS = 2
-#: In the environment: the seed of scenarios that act by chance.
+#: Environment variable with the seed of random scenarios.
 SEED_VARIABLE = "MARQ_FAULTS_SEED"
 LEASE_SECONDS = 3.0
 #: High enough that faults alone cause no dead letters.

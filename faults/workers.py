@@ -44,29 +44,29 @@ async def delete_topic(stage: Stage, topic: str) -> None:
 
 scenario(
     "worker-killed",
-    "kill -9 of the only worker, twice; its RocksDB is kept",
-    "nothing is redelivered while there is no worker; consumers go on",
+    "kill -9 of the only worker, twice; RocksDB data kept",
+    "no redelivery while no worker runs; consumers continue",
     quick=True,
 )(killed(2))
 
 scenario(
     "worker-killed-data-lost",
-    "kill -9 of the only worker, and its data directory is deleted",
-    "the same; the table is read from its changelog",
+    "kill -9 of the only worker; data directory deleted",
+    "the same; the new worker reads the table from the changelog",
 )(killed(data=False))
 
 scenario(
     "worker-killed-changelog-lost",
-    "kill -9 of the only worker; its data directory and the changelog topic are deleted",
-    "the same; the table is built from the markers (if these are gone, too: an alarm)",
+    "kill -9 of the only worker; data directory and changelog topic deleted",
+    "the same; the new worker rebuilds the table from the markers (it raises an alarm if these are gone too)",
     own_broker,
 )(killed(data=False, changelog=False))
 
 
 @scenario(
     "worker-killed-in-the-transaction",
-    "kill -9 of a worker after it has sent copies and facts and before it commits them, three times",
-    "the transaction is aborted; the next owner sends the copies",
+    "kill -9 of a worker after it sent redeliveries and before it committed them, three times",
+    "the transaction is aborted; the next owner sends the redeliveries",
     quick=True,
 )
 async def killed_in_the_transaction(stage: Stage, _: Any) -> None:
@@ -81,8 +81,8 @@ async def killed_in_the_transaction(stage: Stage, _: Any) -> None:
 
 @scenario(
     "worker-paused-past-the-session",
-    "SIGSTOP of a worker until another one has its partitions, then SIGCONT",
-    "it is fenced and writes nothing more; redelivery stands still for the session timeout",
+    "SIGSTOP of a worker until another worker owns its partitions, then SIGCONT",
+    "the paused worker is fenced and writes nothing more; redelivery pauses for the session timeout",
 )
 async def paused_past_the_session(stage: Stage, _: Any) -> None:
     worker = await stage.begin()
@@ -95,8 +95,8 @@ async def paused_past_the_session(stage: Stage, _: Any) -> None:
 
 @scenario(
     "workers-restarted-one-by-one",
-    "two workers are stopped and started again, one after the other",
-    "redelivery stands still for a moment",
+    "two workers are stopped and started, one after the other",
+    "redelivery pauses briefly",
 )
 async def rolling_restart(stage: Stage, _: Any) -> None:
     workers = [await stage.begin(), await stage.worker()]
@@ -108,8 +108,8 @@ async def rolling_restart(stage: Stage, _: Any) -> None:
 
 @scenario(
     "workers-join-and-leave",
-    f"a worker comes and goes every few seconds for {CHURN_SECONDS:.0f} s, every other time by kill -9",
-    "redelivery stands still at each change, for the session timeout after a kill",
+    f"a worker joins and leaves every few seconds for {CHURN_SECONDS:.0f} s, every second time by kill -9",
+    "redelivery pauses at each change, after a kill for the session timeout",
 )
 async def join_and_leave(stage: Stage, _: Any) -> None:
     await stage.begin()
@@ -127,8 +127,8 @@ async def join_and_leave(stage: Stage, _: Any) -> None:
 
 @scenario(
     "upgrade-workers-first",
-    "a newer version comes, process by process: workers, then consumers",
-    "while both kinds of worker run, partitions of the older one may stop with an alarm until it is replaced",
+    "rolling upgrade: workers first, then consumers",
+    "while both versions of the worker run, partitions of the older one may stop with an alarm until it is replaced",
 )
 async def workers_first(stage: Stage, _: Any) -> None:
     """The correct order."""
@@ -148,8 +148,8 @@ async def workers_first(stage: Stage, _: Any) -> None:
 
 @scenario(
     "upgrade-consumers-first",
-    "a newer consumer comes before the workers can read what it writes; then they are replaced",
-    "the partitions that it writes to stop with an alarm; nothing is redelivered there until the worker is newer",
+    "an upgraded consumer starts before the workers can read its markers; then the workers are replaced",
+    "the partitions it writes to stop with an alarm; no redelivery there until the workers are upgraded",
 )
 async def consumers_first(stage: Stage, _: Any) -> None:
     """The wrong order: workers stop at the newer consumer's markers, which they cannot read."""

@@ -1,7 +1,7 @@
 """Prometheus metrics of a service that uses marq: the extra ``marq[metrics]``.
 
-What workers can tell (deliveries, acks, what is open) is told by them. Here is what only the service knows: what its
-clients hold, and how long its handlers take. Nothing is measured unless it is asked for.
+Workers export deliveries, acks and messages in flight. This module exports what only the service knows: the state of
+its clients and the duration of its handlers. Nothing is measured unless you register a collector.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0
 
 
 class ClientCollector(Collector):
-    """Figures of consumers and producers, looked at when they are scraped.
+    """Collect metrics of consumers and producers at each scrape.
 
-    Register it: ``prometheus_client.REGISTRY.register(ClientCollector(consumer, producer))``. Of a consumer that is
-    stopped nothing is told.
+    Register it: ``prometheus_client.REGISTRY.register(ClientCollector(consumer, producer))``. Stopped
+    consumers are left out.
     """
 
     def __init__(self, *clients: Consumer | Producer) -> None:
@@ -56,7 +56,7 @@ class ClientCollector(Collector):
         yield breakers
         yield CounterMetricFamily(
             "marq_producer_messages_sent",
-            "Messages that were sent and confirmed, but for delayed ones.",
+            "Messages sent and confirmed, except delayed ones.",
             sum(each.sent for each in self._producers),
         )
         yield CounterMetricFamily(

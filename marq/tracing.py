@@ -87,11 +87,11 @@ def _send_many(original: Any) -> Any:
 
 
 def _with_context(headers: Any) -> Any:
-    """Return headers with the context of the current span; what is wrong with them is said where they are sent."""
+    """Return headers with the context of the current span; the producer reports invalid headers."""
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
     pairs = headers.items() if isinstance(headers, Mapping) else headers or ()
-    # Of a message that is passed on it has that of its sender.
+    # A forwarded message has a trace header from its original sender.
     kept = [pair for pair in pairs if not (isinstance(pair, tuple | list) and pair and pair[0] in carrier)]
     return [*kept, *[(name, value.encode()) for name, value in carrier.items()]]
 
@@ -110,7 +110,7 @@ def _receive(original: Any) -> Any:
     async def receive(self: Consumer, *arguments: Any, **options: Any) -> list[Message]:
         began_ns = time_ns()
         messages: list[Message] = await original(self, *arguments, **options)
-        # A wait in which nothing came is nothing to tell of.
+        # An empty wait needs no span.
         if messages:
             span = _tracer.start_span(
                 f"receive {self.name}",

@@ -28,7 +28,7 @@ WRITE_LIMIT_SECONDS = 300.0
 KEPT_SECONDS = 30 * 24 * 3600
 #: Silences Java's reports on classes that it leaves out and on archives that do not fit.
 _QUIET = "-Xlog:cds*=off"
-#: What most jobs do: Parquet, grouping, windows, functions in Python.
+#: A typical job: Parquet, grouping, windows, functions in Python.
 _TYPICAL = """
 import sys
 from pipeline.session import session
@@ -58,7 +58,7 @@ def path() -> Path:
 
 
 def flags() -> list[str]:
-    """Return the options that make Java start from the archive; none if there is no archive."""
+    """Return the options that make Java start from the archive; none without an archive."""
     archive = path()
     # An empty file marks a Java that can't write archives.
     usable = archive.exists() and archive.stat().st_size > 0

@@ -19,7 +19,7 @@ from pipeline.lifecycle import OPEN
 from pipeline.parts import KEY
 
 #: Counts of a queue; each is a sum over its messages.
-FIGURES = (
+COUNTS = (
     "sent", "acked", "dead", "acked_and_dead", "open", "delayed", "cancelled", "abandoned", "expired_unread", "lost",
     "redelivered", "redriven", "duplicates", "differences", "pending", "unknown",
 )  # fmt: skip
@@ -43,7 +43,7 @@ def chosen(lifecycle: DataFrame, queue: str | None, begin_ms: int | None, end_ms
 
 
 def judged(messages: DataFrame, handled: DataFrame | None = None) -> DataFrame:
-    """Return a row for each message, with a number for each of :data:`FIGURES`, and ``causes``.
+    """Return a row for each message, with a number for each of :data:`COUNTS`, and ``causes``.
 
     ``handled`` has topic, partition and offset of each delivery that a handler finished.
     """
@@ -63,7 +63,7 @@ def judged(messages: DataFrame, handled: DataFrame | None = None) -> DataFrame:
         "duplicates": F.greatest(F.lit(0), duplicates),
         "differences": F.size("differences") > 0,
         "pending": F.size("pending") > 0,
-        "unknown": ~known & (state != "nobody"),
+        "unknown": ~known & (state != "no_queue"),
     }
     return rows.select(
         "queue",
@@ -86,8 +86,8 @@ def wrong(*, drained: bool) -> Column:
 
 
 def account(judged: DataFrame) -> DataFrame:
-    """Return a row for each queue, with the sums of :data:`FIGURES`."""
-    return judged.groupBy("queue").agg(*[F.sum(name).alias(name) for name in FIGURES]).orderBy("queue")
+    """Return a row for each queue, with the sums of :data:`COUNTS`."""
+    return judged.groupBy("queue").agg(*[F.sum(name).alias(name) for name in COUNTS]).orderBy("queue")
 
 
 def causes(judged: DataFrame) -> DataFrame:
@@ -96,10 +96,10 @@ def causes(judged: DataFrame) -> DataFrame:
     return rows.groupBy("cause").count().orderBy("cause")
 
 
-def balanced(figures: dict[str, int]) -> bool:
+def balanced(counts: dict[str, int]) -> bool:
     """Return whether the equation holds."""
     ends = ("acked", "dead", "open", "delayed", "cancelled", "abandoned", "expired_unread", "lost")
-    return figures["sent"] + figures["acked_and_dead"] == sum(figures[name] for name in ends)
+    return counts["sent"] + counts["acked_and_dead"] == sum(counts[name] for name in ends)
 
 
 def _surplus() -> Column:

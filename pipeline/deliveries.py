@@ -83,7 +83,7 @@ class Cut:
     #: Queues whose last deliveries may leave no dead letter; "*" stands for all.
     without_dead_letters: tuple[str, ...]
     dead_letters_topic: str
-    #: Whether markers had been removed before the first was ingested.
+    #: True if markers had been removed before the first one was ingested.
     truncated: bool
 
 
@@ -264,7 +264,7 @@ def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
 def _state() -> Column:
     unread = (
         F.when(F.col("record").isNull(), "strange")
-        .when(F.col("queue").isNull(), "nobody")
+        .when(F.col("queue").isNull(), "no_queue")
         .when(_passed_over(), "lost")
         .when(F.col("offset") < F.col("begin_offset"), "expired_unread")
         .otherwise("waiting")
@@ -301,14 +301,14 @@ def _differences(held_back: Column) -> Column:
     text = (
         F.when(F.col("records") > 1, "ingested twice")
         .when(F.col("facts") > 1, "two facts")
-        .when(unread & ended & known, "ended, and nobody has acquired or delayed it")
+        .when(unread & ended & known, "ended, but never acquired or delayed")
         .when(unread & record.isNotNull() & F.col("queue").isNotNull() & _passed_over(), "passed over")
         .when(_absent() & ~held_back, _NO_RECORD)
     )
     return F.when(text.isNotNull(), F.concat_ws(": ", text, F.col("place")))
 
 
-_NO_RECORD = "acquired, and there is no such record"
+_NO_RECORD = "acquired, but the record does not exist"
 
 
 def _absent() -> Column:

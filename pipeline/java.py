@@ -47,7 +47,7 @@ def home(environment: Mapping[str, str] = os.environ) -> Path | None:
         problems.append(problem)
     if problems:
         raise PipelineError(f"Spark does not start on the Java of this machine: {'; '.join(problems)}: {ADVICE}")
-    raise PipelineError(f"there is no Java on this machine, and Spark needs one: {ADVICE}")
+    raise PipelineError(f"Java is not installed, but Spark needs it: {ADVICE}")
 
 
 def _candidates(environment: Mapping[str, str]) -> Iterator[tuple[Path, bool]]:

@@ -57,7 +57,7 @@ def lifecycle(parts: DataFrame, cut: Cut) -> DataFrame:
     return _rows(messages, cut)
 
 
-_ENDED = ("lost", "expired_unread", "nobody", "abandoned", "cancelled", "withdrawn")
+_ENDED = ("lost", "expired_unread", "no_queue", "abandoned", "cancelled", "withdrawn")
 _COUNTS = (
     "deaths", "died", "redelivered", "redrives", "copy_facts", "copy_fact_attempts", "copies", "copy_attempts",
 )  # fmt: skip
@@ -80,7 +80,7 @@ def _rows(messages: DataFrame, cut: Cut) -> DataFrame:
         .when(F.col("is_cancelled") | F.col("is_withdrawn"), "cancelled")
         .when(F.col("is_lost"), "lost")
         .when(F.col("is_expired_unread"), "expired_unread")
-        .when(F.col("is_nobody"), "nobody")
+        .when(F.col("is_no_queue"), "no_queue")
         .otherwise("strange")
     )
     open_ = F.col("open_state").isNotNull() | (F.col("state") == "on_the_way")
@@ -108,13 +108,13 @@ def _differences(cut: Cut, held_back: Column) -> tuple[list[Column], list[Column
     earlier = F.coalesce(F.col("before_first"), F.lit(False)) | F.lit(cut.truncated)
     other = (F.col("copy_facts") == F.col("copies")) & (F.col("copy_fact_attempts") != F.col("copy_attempts"))
     tests = {
-        "a copy is missing that a fact tells of": (F.col("lacks_copy"), held_back),
-        "a copy that no fact tells of": ((F.col("copies") > F.col("copy_facts")) & ~earlier, ahead),
-        "copies of other attempts than facts tell of": (other & ~earlier, F.lit(False)),
-        "a dead letter is missing that a fact tells of": (keeps & (F.col("died") > F.col("deaths")), held_back),
-        "a dead letter that no fact tells of": ((F.col("deaths") > F.col("died")) & ~earlier, ahead),
-        "due long ago, and not sent": (F.col("overdue"), F.lit(False)),
-        "its first record is missing": (
+        "a redelivery is missing for a fact": (F.col("lacks_copy"), held_back),
+        "a redelivery without a fact": ((F.col("copies") > F.col("copy_facts")) & ~earlier, ahead),
+        "attempts of redeliveries and facts differ": (other & ~earlier, F.lit(False)),
+        "a dead letter is missing for a fact": (keeps & (F.col("died") > F.col("deaths")), held_back),
+        "a dead letter without a fact": ((F.col("deaths") > F.col("died")) & ~earlier, ahead),
+        "overdue and not sent": (F.col("overdue"), F.lit(False)),
+        "the first record is missing": (
             ~F.col("known") & ~earlier & (F.size("own_differences") + F.size("own_pending") == 0),
             held_back,
         ),

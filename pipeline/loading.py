@@ -25,9 +25,9 @@ from pyspark.sql import functions as F
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Columns, Delay, Source
 from marq.wire.names import ENVELOPE_ROOM_BYTES, HEADER_ROOM_BYTES, RESERVED_HEADER
+from pipeline.dead_letters import records_of
 from pipeline.errors import PipelineError
 from pipeline.inputs import CORRUPT, LINE, Input
-from pipeline.letters import records_of
 from pipeline.writing import HEADERS, RECORDS, Markers, runs
 
 #: Consecutive rows in one partition of the source, and the most in one marker.

@@ -1,8 +1,8 @@
 """Rows from marker batches: ``marq.core``'s own codec decodes the bytes, and its columns become Arrow columns.
 
-Decoding a batch takes some microseconds plus some hundred nanoseconds per marker, because whatever differs between the
-markers of a batch is already in columns. A record that is not a batch becomes a row with only an ``error`` and its
-bytes.
+Decoding a batch takes some microseconds plus some hundred nanoseconds per marker, because all values that differ
+between the markers of a batch are already in columns. A record that is not a batch becomes a row with only an
+``error`` and its bytes.
 
 Numbers that tables can't express are capped, because their markers still count: a time after the year 9999 becomes its
 end, an attempt of 2^31 or more becomes 2^31 - 1. Negative numbers mean absence (a RELEASE without a delay of its own, a

@@ -302,5 +302,5 @@ class _Model:
         if rows > most:
             texts.append(f"{rows:,.0f} open messages of a worker are more than the {most:,.0f} that were measured")
         if values["partitions"] > MANY_PARTITIONS:
-            texts.append(f"{values['partitions']:,.0f} partitions: so many RocksDBs in a worker were not measured")
+            texts.append(f"{values['partitions']:,.0f} partitions: this many RocksDBs in a worker were not measured")
         return texts

@@ -25,10 +25,10 @@ from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
 from marq.wire.notes import Disposition
-from pipeline import letters
+from pipeline import dead_letters
+from pipeline.dead_letters import Requester
 from pipeline.errors import PipelineError
 from pipeline.kafka import Connection, Topics
-from pipeline.letters import Requester
 from pipeline.sentences import sentence
 from pipeline.writing import Pace, Progress, limit_arrow_batches, markers_of, write
 
@@ -40,7 +40,7 @@ REASONS = 20
 _SHOWN_CHARACTERS = 200
 _POLL_S = 0.2
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-#: What is known of a dead letter.
+#: States of a dead letter in a redrive.
 _NOT_ASKED, _ASKED, _DONE, _BEFORE = range(4)
 
 
@@ -101,11 +101,11 @@ class Letters:
     def survey(self, request: Request) -> Survey:
         """Find the dead letters of a request."""
         records = self.records({p: range(begin, max(begin, self.ends[p])) for p, begin in self.begins.items()})
-        rows = letters.chosen(letters.letters(records, request.queue), request.where)
+        rows = dead_letters.chosen(dead_letters.of_queue(records, request.queue), request.where)
         texts = ("reason", "error", "text") if request.show_values else ("reason", "error")
         shown = [F.substring(name, 1, _SHOWN_CHARACTERS).alias(name) for name in texts]
         rows = rows.select("partition", "offset", "dead_lettered_at", "size", "id", "attempts", *shown)
-        left = letters.unsettled(rows, letters.notes(records, self.topic))
+        left = dead_letters.unsettled(rows, dead_letters.notes(records, self.topic))
         if request.limit is not None:
             left = left.orderBy("dead_lettered_at", "partition", "offset").limit(request.limit)
         return Survey(left.persist(StorageLevel.MEMORY_AND_DISK), request)
@@ -134,12 +134,12 @@ class Survey:
     def preview(self) -> dict[str, Any]:
         """Return the count, the time range, the reasons, and the oldest dead letters."""
         if not len(self):
-            return {"letters": 0, "oldest": None, "newest": None, "reasons": {}, "rows": []}
+            return {"dead_letters": 0, "oldest": None, "newest": None, "reasons": {}, "rows": []}
         reasons = self._frame.groupBy("reason").count().orderBy(F.desc("count"), "reason").limit(REASONS).collect()
         shown = self._frame.withColumn("dead_lettered_at", F.unix_millis("dead_lettered_at"))
         rows = shown.orderBy("dead_lettered_at", "partition", "offset").limit(SAMPLE_ROWS).collect()
         return {
-            "letters": len(self),
+            "dead_letters": len(self),
             "oldest": _iso(int(self._died_ms.min())),
             "newest": _iso(int(self._died_ms.max())),
             "reasons": {row["reason"]: row["count"] for row in reasons},
@@ -246,12 +246,12 @@ class Redrive:
 
     def _markers_of(self, wanted: Mapping[int, np.ndarray]) -> DataFrame:
         if self._request.delete:
-            return self._topic.spark.createDataFrame(letters.discard(wanted, self._request.queue, self._requester))
+            return self._topic.spark.createDataFrame(dead_letters.discard(wanted, self._request.queue, self._requester))
         ranges = {partition: range(int(offsets[0]), int(offsets[-1]) + 1) for partition, offsets in wanted.items()}
-        return letters.redrive(self._topic.records(ranges), wanted, self._requester)
+        return dead_letters.redrive(self._topic.records(ranges), wanted, self._requester)
 
     def _wait(self, most: int) -> bool:
-        """Wait until at most so many requests are unanswered; return False if no more notes come."""
+        """Wait until at most this many requests are unanswered; return False if no more notes arrive."""
         until_s = time.monotonic() + self._request.wait_s
         while (before := self.result().unanswered) > most:
             self._read_notes()
@@ -270,7 +270,7 @@ class Redrive:
         starts = {partition: self._positions.get(partition, 0) for partition in ends}
         new = {partition: range(starts[partition], end) for partition, end in ends.items() if end > starts[partition]}
         if new:
-            noted = letters.notes(topic.records(new), topic.topic)
+            noted = dead_letters.notes(topic.records(new), topic.topic)
             mine = noted.where(F.col("by") == f"{self._requester.holder:016x}").toArrow()
             partitions, offsets, became = (mine.column(n).to_numpy() for n in ("partition", "offset", "became"))
             for partition, disposition in product(np.unique(partitions), Disposition):

@@ -32,7 +32,7 @@ class Stage:
 
     name: str
     queue: str
-    installation: str
+    namespace: str
     arguments: dict[str, Any]
     input: str | None
     drawn: str
@@ -54,7 +54,7 @@ class Stage:
         return int.from_bytes(self._digest()[16:24]) >> 1 | 1
 
     def _digest(self) -> bytes:
-        return hashlib.sha256(f"{self.installation} {self.name} {self.drawn}".encode()).digest()
+        return hashlib.sha256(f"{self.namespace} {self.name} {self.drawn}".encode()).digest()
 
 
 class Stages:

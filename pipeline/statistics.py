@@ -26,7 +26,7 @@ from pipeline.spans import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS, show_moment, s
 
 #: Accuracy of percentile_approx.
 ACCURACY = 10_000
-#: By default, windows have the shortest of these lengths that makes at most so many.
+#: Default windows have the shortest of LENGTHS_MS that yields at most this many.
 DEFAULT_WINDOWS = 120
 LENGTHS_MS = (
     *(SECOND_MS * n for n in (1, 2, 5, 10, 30)),
@@ -289,7 +289,7 @@ def _oldest(lives: DataFrame) -> DataFrame:
     """Return the oldest open message at the end of each window.
 
     In the order in which messages became available, one matters only if it outlives all before it, and then from the
-    window in which the last of these ended. So each window belongs to one message, whatever the backlog.
+    window in which the last of these ended. So each window belongs to one message, independent of the backlog.
     """
     groups = (
         lives.where(F.col("opened") < F.col("closed"))

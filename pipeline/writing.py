@@ -80,7 +80,7 @@ def write(frame: DataFrame, connection: Connection, markers: Markers) -> None:
 
 
 def limit_arrow_batches(spark: SparkSession, largest_bytes: int) -> None:
-    """Send Python workers no more rows at once than fit into memory."""
+    """Limit the rows sent to Python workers at once to what fits into memory."""
     rows = max(1, min(_ARROW_ROWS, _ARROW_BYTES // max(1, largest_bytes)))
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(rows))
 

@@ -1,1 +1,1 @@
-"""One history of what everybody did and what the logs say, and one checker of it: see history.py and checker.py."""
+"""One history of all clients' actions and the logs' contents, and one checker of it: see history.py and checker.py."""

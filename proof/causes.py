@@ -85,7 +85,7 @@ def why_read_again(trail: Trail, moved: Collection[str], lost_offsets: bool) -> 
     """Return why one record was delivered more than once; ``moved`` are the queues that changed their groups."""
     if lost_offsets:
         return Why.OFFSETS_LOST
-    # One group hands a record out once, wherever its queue has been meanwhile.
+    # A group delivers a record once, even if its queue has moved meanwhile.
     return Why.MOVED if trail.queue in moved and len(trail.groups) == len(trail.deliveries) else None
 
 

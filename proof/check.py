@@ -1,6 +1,6 @@
 """``python -m proof.check FILE...``: check a history; exit 1 when a property does not hold.
 
-Each finding is printed with the events that show it; the last line is one JSON object with the figures.
+Each finding is printed with the events that show it; the last line is one JSON object with the statistics.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ property            meaning of a violation
 ``lost``            an accepted message is neither acknowledged, dead, cancelled, counted as removed by retention, nor
                     delayed past the end of the history
 ``silent``          retention removed a message before it was read, and no consumer reported that it skipped it
-``from-nowhere``    a delivery, marker, redelivery or dead letter has no send or request behind it
+``from-nowhere``    a delivery, marker, redelivery or dead letter does not result from a send or request
 ``not-durable``     a client was told that its outcome is durable, but the log does not contain it
 ``after-ack``       a redelivery was decided after the message's ack had been read back
 ``early``           a redelivery was decided before the message was due by the log's clock at the tracker's own TICK,

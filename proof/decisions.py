@@ -25,7 +25,7 @@ from proof.fold import (
 )
 from proof.trail import Decision, Fact, MarkersLog, Trail
 
-#: What a copy may not be larger than: the topic's limit without the room that marq's headers need.
+#: Room for marq's headers: a redelivery must be smaller than the topic's limit by this much.
 HEADER_ROOM_BYTES = 1_024
 
 
@@ -69,7 +69,7 @@ def decided_on(trail: Trail, fact: Fact, log: MarkersLog) -> tuple[Standing, int
 
 
 def _fits(cause: str, state: str) -> bool:
-    # Of a message that is cancelled there is no copy that could be too large.
+    # A cancelled message is not redelivered, so its redelivery cannot be too large.
     return cause == _CAUSES[state] or (cause == "TOO_LARGE" and state != CANCELLED)
 
 
@@ -80,7 +80,7 @@ _CAUSES = {
 
 
 def judge_fact(report: Report, trail: Trail, fact: Fact, log: MarkersLog, limits: Collection[int]) -> None:
-    """Judge what stands in the log, where nobody says how the tracker came to it."""
+    """Judge a fact in the log, without the tracker's own account of how it decided."""
     where = f"{trail.key} at {log.name}/{fact.offset}"
     ticks = log.ticks.get(fact.holder)
     last = None if ticks is None else ticks.before(fact.offset)
@@ -106,13 +106,13 @@ def _not_open(report: Report, trail: Trail, applied: int, where: str, events: li
     elif trail.acked_at is not None and trail.acked_at <= applied:
         report.find("after-ack", f"{where}: its ack was read back, at {trail.acked_at}", events)
     else:
-        report.find("not-open", f"{where}: nobody has acquired it", events)
+        report.find("not-open", f"{where}: it was never acquired", events)
 
 
 def _early(
     report: Report, trail: Trail, standing: Standing, applied: int, clock_ms: int, where: str, events: list[int]
 ) -> None:
-    """Of a lease that would have been over, had it not been renewed, and of what was due before it was moved: worse."""
+    """Report an early decision; name the change if the message was due before it was renewed or moved."""
     before = [
         each
         for offset, each in trail.changes

@@ -32,14 +32,14 @@ class Report:
     acked: int = 0
     dead: int = 0
     redelivered: int = 0
-    #: By their senders, or by those who read them; and those of them, or of others that waited, that were cancelled.
+    #: Messages that their sender or reader delayed, and cancelled ones, which were delayed or waiting for redelivery.
     delayed: int = 0
     cancelled: int = 0
-    #: Handed out for the only time, and never finished; dead letters that were sent back.
+    #: Messages delivered at most once and never finished; dead letters that were redriven.
     abandoned: int = 0
     redriven: int = 0
     lost: int = 0
-    #: Removed by retention before anybody had received them, and open in logs that stopped with an alarm.
+    #: Removed by retention before a consumer received them, and open in logs that stopped with an alarm.
     expired_unread: int = 0
     stranded: int = 0
     #: Delayed, and not due when the history ends.
@@ -65,7 +65,7 @@ class Report:
         done = ("events", "sent", "accepted", "delivered", "acked", "dead", "redelivered", "delayed", "cancelled")
         names = (*done, "abandoned", "redriven")
         ends = ("lost", "expired_unread", "stranded", "waiting", "duplicates", "dead_twice")
-        figures: dict[str, Any] = {name: getattr(self, name) for name in (*names, *ends)}
+        summary: dict[str, Any] = {name: getattr(self, name) for name in (*names, *ends)}
         for name in ("causes", "expiries", "done_and_dead", "violations"):
-            figures[name] = {str(key): count for key, count in sorted(getattr(self, name).items())}
-        return figures
+            summary[name] = {str(key): count for key, count in sorted(getattr(self, name).items())}
+        return summary

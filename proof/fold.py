@@ -1,7 +1,7 @@
 """The naive fold of a markers partition: marker by marker and message by message.
 
-It has no heap, index, coalescing, intervals or bytes. It folds the batches as their writers made them, one message at a
-time, and never forgets. It is written from docs/protocol.md and shares nothing with the lease book but the backoff's
+It does without heap, index, coalescing, intervals and bytes. It folds the batches as written, one message at a time,
+and never forgets. It is written from docs/protocol.md and shares nothing with the lease book but the backoff's
 formula: if the two differ, one of them is wrong. The checker, the simulation and the stateful test of the book use it.
 
 A queue's backoff and max_attempts may change while messages are released, and no marker says which ones a tracker used.
@@ -26,7 +26,7 @@ DEFAULT_LIMIT = 5
 TOLERATED_JUMP_MS = 5_000
 
 LEASED, RELEASED, REJECTED = "LEASED", "RELEASED", "REJECTED"
-#: In flight and never delivered again, and the fact that ends it.
+#: State of a message in flight that is never redelivered, and of its end.
 DISPATCHED, ABANDONED = "DISPATCHED", "ABANDONED"
 HELD = (LEASED, DISPATCHED)
 #: CANCELLED is a state, and the fact that ends it.
@@ -102,8 +102,8 @@ class Fold:
         #: By queue and source, a byte for each offset: whether the queue has acquired it; without a queue: whether it
         #: is a dead letter that was redriven or deleted.
         self.acquired: dict[tuple[str, str], bytearray] = {}
-        #: By drawn source what whoever may repeat himself has delayed: from the first number to before the last. A
-        #: schedule's numbers are seconds since the epoch.
+        #: Number ranges that were delayed with possible repetitions, by synthetic source: first inclusive, last
+        #: exclusive. A schedule's numbers are seconds since the epoch.
         self.delayed: dict[str, list[tuple[int, int]]] = {}
         self.counts: dict[str, dict[str, int]] = {}
 
@@ -213,7 +213,7 @@ class Fold:
                 self.put(key, standing._replace(dues_ms=(self.now_ms,), state=CANCELLED))
 
     def ask(self, key: str, event: Event, *, in_time: bool) -> None:
-        """Somebody wants a message to be moved or cancelled."""
+        """Record a request to reschedule or cancel a message."""
 
     def _ack(self, event: Event) -> None:
         source = event["source"]
@@ -243,7 +243,7 @@ class Fold:
     def _held(self, event: Event, index: int) -> tuple[str, Standing | None]:
         key = f"{event['source']}/{event['offsets'][index]}"
         standing = self.open.get(key)
-        # What was spent comes back only where its holder says that nobody has seen it.
+        # A dispatched message comes back only if its holder says that no handler saw it.
         states = (LEASED,) if event["kind"] == "RELEASE" and event["counted"] else HELD
         if standing is not None and standing.state in states and standing.holder == event["holder"]:
             return key, standing

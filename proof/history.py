@@ -6,19 +6,19 @@ monotonic clock, ``time_ms`` a log's. A record of a messages topic is named ``to
 the id of the message that it began; a log is named ``topic/partition``.
 
 =============  ======================================================================================================
-op             fields, and who writes it
+op             fields, and writer
 =============  ======================================================================================================
 ``send``       ``message`` (its sender's name for it), ``queue``, ``content``; ``record`` when ok: of a message that is
                delayed its identity, which names no record. A producer
 ``acquire``    ``holder``, ``source``, ``offsets``; when it is over ``took_ms``. A consumer, as all down to ``hang``
 ``commit``     the same
-``deliver``    ``group``, ``holder``, ``record``, ``queue``, ``attempt``, ``content``: handed out to a handler
+``deliver``    ``group``, ``holder``, ``record``, ``queue``, ``attempt``, ``content``: delivered to a handler
 ``ack``        ``holder``, ``source``, ``offsets``, ``took_ms``; ``lost``: offsets for which it raised LeaseLost. So
                with ``release``, ``reject``, ``renew`` and ``dispatch``
-``cancel``     ``holder``, ``source``, ``offsets``; when ok ``outcomes``, of each DONE or TOO_LATE. Anybody; so with
+``cancel``     ``holder``, ``source``, ``offsets``; when ok ``outcomes``, of each DONE or TOO_LATE. Any client; so with
                ``reschedule``
-``redrive``    ``source``, ``offsets``: all these dead letters are to be sent back. Anybody
-``hang``       ``record``: its handler will not return within its lease, and nobody renews it
+``redrive``    ``source``, ``offsets``: a request to redrive these dead letters. Any client
+``hang``       ``record``: its handler will not return within its lease, which is not renewed
 ``skipped``    ``source``, ``start``, ``end``: records that retention removed before they were read
 ``own``        ``holder``, ``log``, ``fenced_at``: a tracker has fenced its predecessor when the log ended there;
                ``position``: where it begins to read, if it begins
@@ -31,7 +31,7 @@ op             fields, and who writes it
                ``attempt``, ``first_sent_ms``, ``error``; ``deliver_at_ms`` where its sender says so. ``fail``: of an
                aborted transaction. ``process`` is the log
 ``dead``       a dead letter: the same, and ``origin``, ``reason``
-``note``       beside the dead letters: ``offsets`` of those that are settled, what they ``became``
+``note``       a note on dead letters: ``offsets`` of those that are settled, what they ``became``
 ``quarantine`` ``origin`` (a marker's place), ``content``
 ``marker``     a record of the markers topic, see :func:`marker`
 ``truncate``   ``offset``: the log begins there now

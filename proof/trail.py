@@ -87,7 +87,7 @@ class Trail:
     #: Delivery time from a header of the record.
     deliver_at_ms: int | None = None
     committed: bool = False
-    #: Whether this is a redriven dead letter instead of a record.
+    #: True for a redriven dead letter, False for a record.
     redriven: bool = False
     #: Numbers of all events about it.
     events: list[int] = field(default_factory=list)

@@ -24,26 +24,26 @@ LIMIT_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The pipeline's ``figures``, or the reason why there are none."""
+    """The pipeline's ``statistics``, or the reason why there are none."""
 
-    figures: Mapping[str, Any] = field(default_factory=dict)
+    statistics: Mapping[str, Any] = field(default_factory=dict)
     failure: str = ""
 
     def differences(self, own: Mapping[str, Any], shared: Mapping[str, str]) -> list[str]:
-        """Return the audit's findings, and its differences from the checker's figures.
+        """Return the audit's findings, and its differences from the checker's statistics.
 
         Args:
-            own: the checker's figures.
-            shared: names of figures that both have: the checker's, the audit's.
+            own: the checker's statistics.
+            shared: names of statistics that both have: the checker's, the audit's.
         """
         if self.failure:
             return [f"the audit could not be made: {self.failure}"]
         lines = [
-            f"{theirs}: {own[ours]:,} by the checker, {self.figures[theirs]:,} by the audit"
+            f"{theirs}: {own[ours]:,} by the checker, {self.statistics[theirs]:,} by the audit"
             for ours, theirs in shared.items()
-            if own[ours] != self.figures[theirs]
+            if own[ours] != self.statistics[theirs]
         ]
-        return lines + [f"{each['id']}: {each['state']}: {'; '.join(each['why'])}" for each in self.figures["wrong"]]
+        return lines + [f"{each['id']}: {each['state']}: {'; '.join(each['why'])}" for each in self.statistics["wrong"]]
 
 
 def audit(settings: ClientSettings, data: Path, events: Sequence[Event], say: Callable[[str], object] = str) -> Audit:

@@ -35,7 +35,7 @@ class Teller:
         try:
             await settle()
         except marq.LeaseLost:
-            # An ack was written all the same, another outcome perhaps.
+            # An ack was written anyway, another outcome perhaps.
             lost = {"lost": [message.offset]} if op == "ack" else {}
             self._add("ok" if op == "ack" else "unknown", op, **names, **lost)
         except marq.MarqError as error:

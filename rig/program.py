@@ -47,7 +47,7 @@ class Program:
         self.environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
         self.log_file = log_file
         self.directory = directory
-        #: Whether this process ended it; see :meth:`check`.
+        #: True if this process ended it; see :meth:`check`.
         self.ended_by_us = False
         self._temporary = temporary
         self._process: Process | None = None

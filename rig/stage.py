@@ -119,7 +119,7 @@ class Stage:
         await asyncio.to_thread(program.join)
 
     async def pause(self, program: Program, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT after so long."""
+        """SIGSTOP, and SIGCONT after this long."""
         with self.fault("pause", program.name):
             program.pause()
             await self.play(seconds)
@@ -139,7 +139,7 @@ class Stage:
             await asyncio.sleep(POLL_SECONDS)
 
     async def delivered_more(self, count: int = SOME, limit: float = LIMIT_SECONDS) -> None:
-        """Wait for so many further deliveries."""
+        """Wait for this many further deliveries."""
         wanted = self.delivered + count
         await self.until(lambda: self.delivered >= wanted, f"{count} more messages are delivered", limit)
 

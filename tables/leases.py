@@ -104,7 +104,7 @@ class LeaseTable(faust.Table):
     async def recover(self, partition: int, producer: AIOKafkaProducer, client_settings: Mapping[str, Any]) -> int:
         """Bring the local database up to the changelog's end; return the number of records replayed.
 
-        ``producer`` is the partition's transactional one, just taken over: nobody else can write to the changelog. An
+        ``producer`` is the partition's transactional one, just taken over, so it alone can write to the changelog. An
         empty changelog gets its identity from it.
         """
         source = TopicPartition(self.changelog_topic_name, partition)
@@ -155,8 +155,8 @@ class LeaseTable(faust.Table):
         position = self._local_position(partition)
         if position and (position > end or self._database(partition).get(IDENTITY_KEY) != identity):
             self.log.warning(
-                "lease table: local files of partition %s belong to a changelog that was lost or made anew: rebuilding "
-                "them from the one that is there",
+                "lease table: local files of partition %s belong to a changelog that was lost or recreated: rebuilding "
+                "them from the current one",
                 partition,
             )
             self._discard(partition)

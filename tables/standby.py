@@ -58,9 +58,9 @@ class Standby(Service):
                 await self._follow(partitions)
             except (KafkaError, OSError) as error:
                 # This only slows down a takeover.
-                log.warning("local copies of markers partitions %s are not kept up to date: %r", partitions, error)
+                log.warning("local copies of markers partitions %s are not up to date: %r", partitions, error)
             except Exception:
-                log.exception("local copies of markers partitions %s are not kept up to date", partitions)
+                log.exception("local copies of markers partitions %s are not up to date", partitions)
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _follow(self, partitions: list[int]) -> None:
@@ -83,7 +83,7 @@ class Standby(Service):
             for source, records in batches.items():
                 if records[0].offset < positions[source]:
                     # The consumer started again, because its position was missing: these are from a new changelog.
-                    log.warning("%s was recreated: its local copy starts again", source)
+                    log.warning("%s was recreated: rebuilding its local copy", source)
                     return
                 self._table.write_records(source.partition, records)
                 positions[source] = records[-1].offset + 1

@@ -1,4 +1,4 @@
-"""A process on a terminal of its own, as somebody sits at it: what it shows is waited for, and keys are pressed."""
+"""A process on its own terminal, as a user operates it: waits for output and presses keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMIT_S = 180.0
 #: Far above what an end takes, also on a starved machine.
 AGAIN_S, ATTEMPTS = 15.0, 4
 _ROWS = 24
-#: What moves the cursor or colours.
+#: Control sequences for the cursor and colours.
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 #: Opened by the first process of a session, a terminal becomes that from which Ctrl-C comes. Tests that were started in
 #: the background ignore Ctrl-C, and so would this process.
@@ -99,7 +99,7 @@ class Terminal:
         try:
             data = os.read(self._fd, 1 << 16)
         except OSError:
-            # As Linux says that nobody holds the other end.
+            # Linux raises this when the other end is closed.
             return False
         self.shown += data.decode(errors="replace")
         return bool(data)

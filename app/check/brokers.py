@@ -19,7 +19,7 @@ class Api(NamedTuple):
     since: str
 
 
-#: By their numbers in Kafka's protocol.
+#: Requests by their API key in Kafka's protocol.
 APIS: Mapping[int, Api] = {
     0: Api("Produce", 3, 7, "0.11"),
     1: Api("Fetch", 4, 11, "0.11"),
@@ -52,7 +52,7 @@ def judge_apis(spoken: Mapping[int, tuple[int, int]], *, static_member: bool) ->
         findings.append(
             problem(
                 "broker version",
-                f"too old: it does not know {', '.join(api.name for api in old)} as marq needs them",
+                f"too old: it does not support {', '.join(api.name for api in old)} as marq needs them",
                 expected=f"Kafka {newest} or newer",
                 advice="upgrade the brokers",
             )
@@ -61,11 +61,11 @@ def judge_apis(spoken: Mapping[int, tuple[int, int]], *, static_member: bool) ->
         findings.append(
             problem(
                 "broker version",
-                f"too new: it no longer speaks {', '.join(f'{api.name} version {api.largest}' for api in new)}",
+                f"too new: it no longer supports {', '.join(f'{api.name} version {api.largest}' for api in new)}",
                 advice="upgrade marq on this machine",
             )
         )
-    return findings or [fine("broker version", "speaks all that marq uses")]
+    return findings or [fine("broker version", "supports all requests that marq sends")]
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -95,14 +95,14 @@ class Appended:
 def judge_clock(appended: Appended) -> Finding:
     ahead_s = appended.ahead_s
     if abs(ahead_s) <= ALLOWED_S:
-        return fine("clock", f"differs from the broker's by at most {ALLOWED_S:g} s")
+        return fine("clock", f"at most {ALLOWED_S:g} s off the broker's clock")
     return warning(
         "clock",
         f"this machine's is {abs(ahead_s):.0f} s {'ahead of' if ahead_s > 0 else 'behind'} the broker's",
         expected=f"at most {ALLOWED_S:g} s",
         advice=(
-            "set the clocks by NTP (chrony, systemd-timesyncd). Times that this machine's clients write are wrong"
-            " meanwhile (sent_at), and delays until a time of day (at=) end too early or too late. Leases, redelivery"
-            " and delays in seconds do not depend on it: they go by the broker's clock alone"
+            "synchronize the clocks with NTP (chrony, systemd-timesyncd). Until then, clients on this machine write"
+            " wrong send times (sent_at), and delays until a given time (at=) end early or late. Leases, redelivery and"
+            " delays in seconds use only the broker's clock"
         ),
     )

@@ -33,8 +33,8 @@ from aiokafka.protocol.transaction import EndTxnRequest
 
 from agents.consumer_watch import unattended
 from app.check.brokers import Appended
+from app.check.permissions import WORKER, Allowed, Use, missing, operations
 from app.check.reading import Place, Reader
-from app.check.rights import WORKER, Allowed, Use, missing, operations
 from app.check.topics import topics_of
 from marq.kafka.connection import abandon_producer, admin_client, client_options
 from marq.kafka.group_members import GroupMember, described_members
@@ -64,10 +64,10 @@ _APPENDED = 1
 
 @dataclass(frozen=True)
 class Refusals:
-    """Why each missing topic could not be created, "" if it could; ``copies``: whether there are too few brokers."""
+    """Why each missing topic could not be created, "" if it could; ``replicas``: whether there are too few brokers."""
 
     reasons: dict[str, str] = field(default_factory=dict)
-    copies: bool = False
+    replicas: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ class ClusterView:
 
     async def refusals(self, missing: Iterable[TopicPlan]) -> Refusals:
         """Return which of the missing topics could not be created, without creating any."""
-        copies = self._client.replication_factor
-        topics = [NewTopic(plan.name, plan.partitions, copies, topic_configs=dict(plan.config)) for plan in missing]
+        replicas = self._client.replication_factor
+        topics = [NewTopic(plan.name, plan.partitions, replicas, topic_configs=dict(plan.config)) for plan in missing]
         answer = await self._admin.create_topics(topics, validate_only=True)
         reasons, too_many = dict.fromkeys((topic.name for topic in topics), ""), False
         for name, code, *text in answer.topic_errors:
@@ -216,7 +216,7 @@ class ClusterView:
 log = logging.getLogger("marq.worker")
 
 
-async def ensure_rights(client: ClientSettings, use: Use) -> None:
+async def ensure_permissions(client: ClientSettings, use: Use) -> None:
     """Check that the principal has all permissions of a worker, as far as brokers report them.
 
     Otherwise a missing permission would show as a partition without owner, or as a traceback of Faust. Raises Forbidden
@@ -228,7 +228,7 @@ async def ensure_rights(client: ClientSettings, use: Use) -> None:
                 allowed = await _allowed(ClusterView(admin, client), client, use)
         except (KafkaError, TimeoutError) as error:
             # The start itself will report it.
-            log.debug("rights could not be looked at: %r", error)
+            log.debug("cannot read the permissions: %r", error)
             return
     lacking = missing(client, WORKER, use, allowed)
     if lacking:

@@ -1,4 +1,4 @@
-"""Examines an installation: collects facts from this machine and from the cluster, and judges them.
+"""Examines a namespace: collects facts from this machine and from the cluster, and judges them.
 
 It joins no group, creates no topic and uses no transactional id. It writes one record without a value to the queues
 topic, which means nothing and which compaction removes.
@@ -24,6 +24,7 @@ from app.check.cluster import ClusterView, GroupFacts, Published
 from app.check.findings import Finding, fine, problem, warning
 from app.check.machine import VERSIONS, judge_data_directory, judge_exposure, judge_packages, judge_port, look_at_port
 from app.check.members import Page, judge_members, judge_pages
+from app.check.permissions import WORKER, Allowed, Use, judge_permissions
 from app.check.queues import (
     groups_of,
     judge_defined,
@@ -45,7 +46,6 @@ from app.check.reading import (
     told_by,
     unhandled,
 )
-from app.check.rights import WORKER, Allowed, Use, judge_rights
 from app.check.topics import judge_missing, judge_topics, topics_of
 from app.faust_worker import reachable_name
 from app.publication import differences
@@ -104,8 +104,8 @@ class Examination:
             self._add(
                 problem(
                     "check",
-                    f"not finished within {LIMIT_S:g} s: {self._step} was under way",
-                    advice="the broker is slow or went away meanwhile: run it again",
+                    f"not finished within {LIMIT_S:g} s; the last step was {self._step}",
+                    advice="the broker is slow or became unreachable: run the check again",
                 )
             )
         return self._findings
@@ -136,13 +136,13 @@ class Examination:
     async def _reached(self) -> bool:
         servers = self._client.bootstrap_servers
         if servers.startswith(MEMORY_SCHEME):
-            self._add(problem("broker", f"{servers} is the memory of one process", advice="set MARQ_BOOTSTRAP_SERVERS"))
+            self._add(problem("broker", f"{servers} is an in-memory broker", advice="set MARQ_BOOTSTRAP_SERVERS"))
             return False
         obstacle = await find_obstacle(self._client, REACH_LIMIT_S)
         if obstacle is not None:
             self._add(problem("broker", obstacle.what, advice=obstacle.advice))
             return False
-        self._add(fine("broker", f"{servers} can be used by {self._client.security_protocol}"))
+        self._add(fine("broker", f"{servers} is reachable with {self._client.security_protocol}"))
         return True
 
     @asynccontextmanager
@@ -166,12 +166,12 @@ class Examination:
         names = topics_of(self._client.names, changelog=self._tracker)
         look = await self._ask("the topics", lambda: view.look_up(names), failed=Look())
         await self._topics(view, look, names, brokers)
-        allowed = await self._ask("the rights on topics", lambda: view.allowed_on_topics(names), failed={})
+        allowed = await self._ask("the permissions on topics", lambda: view.allowed_on_topics(names), failed={})
         published = await self._published(view, look, allowed)
         definitions = published.definitions
         owners = own_topics(definitions)
         own = await self._ask("the queues' own topics", lambda: view.look_up(owners), failed=Look())
-        unseen = {right.name for right in own.forbidden}
+        unseen = {permission.name for permission in own.forbidden}
         self._add(*judge_own_topics(self._client, definitions, {**look.found, **own.found}, unseen))
         self._add(*judge_partitions(self._client, definitions, look.found))
         self._add(*judge_retention(self._client, definitions, look.found))
@@ -181,9 +181,11 @@ class Examination:
         if self._worker and file is not None:
             self._add(*judge_file(definitions, file, published_by=len(trackers.members)))
         await self._handlers(definitions, file)
-        allowed |= await self._ask("the rights on own topics", lambda: view.allowed_on_topics(list(owners)), failed={})
+        allowed |= await self._ask(
+            "the permissions on own topics", lambda: view.allowed_on_topics(list(owners)), failed={}
+        )
         after = definitions if file is None else definitions.after(differences(definitions, file))
-        await self._rights(view, [definitions, after], allowed, trackers)
+        await self._permissions(view, [definitions, after], allowed, trackers)
         await self._clock(view, look, allowed)
         if readers is not None:
             absent = {queue for topic, queue in owners.items() if topic not in own.found}
@@ -192,16 +194,16 @@ class Examination:
     # --- steps --------------------------------------------------------------------------------------------------------
 
     async def _topics(self, view: ClusterView, look: Look, names: list[str], brokers: int) -> None:
-        forbidden = {right.name for right in look.forbidden}
+        forbidden = {permission.name for permission in look.forbidden}
         missing = [name for name in names if name not in look.found and name not in forbidden]
         if missing:
             plans = planned(self._client, look.found)
             refusals = await self._ask(
-                "whether topics could be made", lambda: view.refusals(plans[name] for name in missing), failed=None
+                "permission to create topics", lambda: view.refusals(plans[name] for name in missing), failed=None
             )
             if refusals is not None:
-                reasons, copies = refusals.reasons, refusals.copies
-                self._add(*judge_missing(self._client, look.found, reasons, brokers, too_many_copies=copies))
+                reasons, replicas = refusals.reasons, refusals.replicas
+                self._add(*judge_missing(self._client, look.found, reasons, brokers, too_many_replicas=replicas))
         if look.found:
             self._add(*judge_topics(self._client, look.found, brokers, changelog=self._tracker))
 
@@ -314,13 +316,13 @@ class Examination:
                 warning(
                     "handlers",
                     f"their modules were not imported within {IMPORT_LIMIT_S:g} s",
-                    advice="a module must not wait for anything while it is imported",
+                    advice="a module must not block while it is imported",
                 )
             )
         except Exception as error:
             self._add(problem("handlers", f"their modules can't be imported: {error}"))
 
-    async def _rights(
+    async def _permissions(
         self,
         view: ClusterView,
         definitions: Sequence[Definitions],
@@ -345,7 +347,7 @@ class Examination:
         }
         allowed = Allowed(topics, {name: facts.allowed for name, facts in groups.items()}, transact)
         use = Use.of(definitions[-1], names, self._settings)
-        self._add(*judge_rights(self._client, self._roles, use, allowed))
+        self._add(*judge_permissions(self._client, self._roles, use, allowed))
 
     async def _clock(self, view: ClusterView, look: Look, allowed: dict[str, frozenset[str] | None]) -> None:
         topic = self._client.names.queues
@@ -365,9 +367,9 @@ class Examination:
             async with asyncio.timeout(QUESTION_LIMIT_S):
                 return await question()
         except TimeoutError:
-            self._add(problem(step, f"no answer within {QUESTION_LIMIT_S:g} s", advice="look at the broker's log"))
+            self._add(problem(step, f"no answer within {QUESTION_LIMIT_S:g} s", advice="see the broker's log"))
         except Exception as error:
-            self._add(problem(step, f"could not be found out: {str(error) or type(error).__name__}"))
+            self._add(problem(step, f"unknown: {str(error) or type(error).__name__}"))
         return failed
 
     def _add(self, *findings: Finding) -> None:

@@ -57,7 +57,7 @@ def problem(subject: str, found: str, *, expected: str = "", advice: str = "", c
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """Return 0 if there are no problems, else 1."""
+    """Return 1 if a finding is a problem, else 0."""
     return int(any(finding.level is Level.PROBLEM for finding in findings))
 
 

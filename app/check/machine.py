@@ -23,10 +23,10 @@ def judge_data_directory(path: Path) -> Finding:
     subject = f"data directory {path}"
     existing = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
     if not existing.is_dir():
-        return problem(subject, f"{existing} is no directory", advice="set MARQ_DATA_DIR to another one")
+        return problem(subject, f"{existing} is not a directory", advice="set MARQ_DATA_DIR to another one")
     if not os.access(existing, os.W_OK | os.X_OK):
         return problem(
-            subject, f"user {os.getuid()} can't write to {existing}", advice="give that right, or set MARQ_DATA_DIR"
+            subject, f"user {os.getuid()} can't write to {existing}", advice="grant that, or set MARQ_DATA_DIR"
         )
     return fine(subject, "can be written")
 
@@ -60,26 +60,26 @@ def judge_port(port: Port, host: str, workers: Iterable[str] | None) -> Finding:
         return fine(subject, "is free")
     if port.error == errno.EADDRINUSE:
         if workers is None:
-            return fine(subject, "is taken, perhaps by a worker")
+            return fine(subject, "in use, perhaps by a worker")
         if f"http://{host}:{port.number}" in {address.rstrip("/") for address in workers}:
-            return fine(subject, "is that of a running worker")
+            return fine(subject, "in use by a running worker")
         return warning(
             subject,
-            "is taken by another program",
+            "in use by another program",
             advice="a worker takes the next free port; set MARQ_WEB_PORT to choose, or MARQ_ROLES without web",
         )
     if port.error == errno.EACCES:
         return problem(subject, f"user {os.getuid()} may not listen there", advice="set MARQ_WEB_PORT above 1023")
     return problem(
         subject,
-        f"can't be listened on ({os.strerror(port.error)})",
+        f"cannot listen there ({os.strerror(port.error)})",
         expected="an address of this machine",
         advice="set MARQ_WEB_BIND",
     )
 
 
 def judge_exposure(settings: AppSettings) -> list[Finding]:
-    """Judge whether the worker's pages are open to everybody."""
+    """Judge whether others can open the worker's pages without a login."""
     try:
         check_exposure(settings, settings.web_bind)
     except ConfigError as error:

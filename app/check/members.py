@@ -29,7 +29,7 @@ def judge_members(names: Names, members: Sequence[GroupMember], *, begun: bool) 
     """Judge the trackers; ``begun``: whether the topics exist, so that something has run before."""
     subject = "trackers"
     if not members:
-        finding = f"none runs: group {names.app_id} has no members"
+        finding = f"none is running: group {names.app_id} has no members"
         start = ["faust -A app worker"]
         if not begun:
             return [warning(subject, finding, advice="start one", commands=start)]
@@ -37,7 +37,7 @@ def judge_members(names: Names, members: Sequence[GroupMember], *, begun: bool) 
             problem(
                 subject,
                 finding,
-                advice="until one does, no lease ends, and nothing that was released or rejected moves. Start one",
+                advice="until one runs, leases do not expire and released messages do not return. Start one",
                 commands=start,
             )
         ]
@@ -63,8 +63,8 @@ def _judge_identities(names: Names, members: Sequence[GroupMember]) -> list[Find
             f"they have different {' and '.join(different)}",
             expected="the same for all, with the same MARQ_QUEUES_FILE",
             advice=(
-                f"two installations share MARQ_PREFIX={names.prefix}, or a rolling deploy is under way. Give each"
-                " installation a prefix of its own; else restart the workers that are not up to date"
+                f"two sets of workers share MARQ_PREFIX={names.prefix}, or a rolling deploy is in progress. Give each"
+                " its own prefix, or restart the outdated workers"
             ),
         )
     ]
@@ -87,8 +87,8 @@ def _judge_owners(pages: Sequence[Page], partitions: int) -> list[Finding]:
     return [
         warning(
             "markers partitions",
-            f"nobody owns {', '.join(map(str, free))}",
-            advice="a worker is just starting or ending (run it again), or it does not get on: look at its log",
+            f"no worker owns {', '.join(map(str, free))}",
+            advice="a worker may be starting or stopping: run the check again. If this persists, see the worker's log",
         )
     ]
 
@@ -98,8 +98,8 @@ def _judge_page(page: Page) -> list[Finding]:
         return [
             warning(
                 f"worker {page.url}",
-                "its page does not answer, so that alarms of its partitions are not seen here",
-                advice="set MARQ_WEB_BIND of each worker to an address that the others can reach, or run this there",
+                "its page does not answer, so alarms of its partitions are unknown",
+                advice="set MARQ_WEB_BIND of each worker to an address that others can reach, or run this there",
             )
         ]
     return [finding for part in page.partitions for finding in _judge_partition(page.url, part)]
@@ -111,15 +111,15 @@ def _judge_partition(url: str, partition: Mapping[str, Any]) -> list[Finding]:
     stalled_s = partition.get("stalled_seconds", 0.0)
     findings = []
     if partition["alarm"]:
-        findings.append(problem(subject, f"stands still: {partition['alarm']}", advice=_mend(str(partition["alarm"]))))
+        findings.append(problem(subject, f"stalled: {partition['alarm']}", advice=_mend(str(partition["alarm"]))))
     elif partition["state"] != "owner":
         findings.append(
             warning(
                 subject,
-                f"it is {partition['state']} at {url}, so that no lease ends there",
+                f"it is {partition['state']} at {url}; until it has an owner, its leases do not expire",
                 advice=(
-                    "a worker that has just taken it over reads its table first (run it again); one that waits gets"
-                    " no answer from the broker, or is refused: look at its log"
+                    "a new owner reads its table first: run the check again. A waiting owner gets no answer from the"
+                    " broker, or is refused: see its log"
                 ),
             )
         )
@@ -129,8 +129,8 @@ def _judge_partition(url: str, partition: Mapping[str, Any]) -> list[Finding]:
                 subject,
                 f"it is {partition['lag']:,} records behind, and {url} has read none for {stalled_s:.0f} s",
                 advice=(
-                    "the worker is starved, its disk is full, or a transaction is open in the markers topic: look at"
-                    " its log and /readyz, and restart it when that says nothing"
+                    "the worker lacks CPU time, its disk is full, or a transaction is open in the markers topic: see"
+                    " its log and /readyz; restart it if they show nothing"
                 ),
             )
         )
@@ -138,8 +138,8 @@ def _judge_partition(url: str, partition: Mapping[str, Any]) -> list[Finding]:
         findings.append(
             warning(
                 subject,
-                f"the broker's clock jumped by {partition['clock_jump_ms'] / 1000:g} s, says {url}",
-                advice="set the brokers' clocks by NTP. Leases go on by the tracker's own clock",
+                f"the broker's clock jumped by {partition['clock_jump_ms'] / 1000:g} s, as seen by {url}",
+                advice="synchronize the brokers' clocks with NTP; meanwhile the tracker uses its own clock for leases",
             )
         )
     return findings
@@ -147,5 +147,5 @@ def _judge_partition(url: str, partition: Mapping[str, Any]) -> list[Finding]:
 
 def _mend(alarm: str) -> str:
     if "app quarantine" in alarm:
-        return "nothing is lost: see docs/operations/troubleshooting.md, 'Markers of a newer version'"
+        return "no message is lost: see docs/operations/troubleshooting.md, 'Markers of a newer version'"
     return "see docs/operations/troubleshooting.md, 'Stopped partitions'"

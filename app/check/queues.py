@@ -23,14 +23,14 @@ def judge_file(definitions: Definitions, file: QueuesFile, *, published_by: int)
     changes = differences(definitions, file)
     if not changes:
         return []
-    listed = ", ".join(f"{key.decode()}{' (taken away)' if value is None else ''}" for key, value in changes.items())
-    who = "the running workers read another file, or it was changed since" if published_by else "no worker has read it"
+    listed = ", ".join(f"{key.decode()}{' (removed)' if value is None else ''}" for key, value in changes.items())
+    reason = "workers read another file, or this one has changed since" if published_by else "no worker has read it"
     return [
         warning(
             f"{file.path}",
-            f"differs from what is published: {listed}; {who}",
+            f"differs from the published definitions: {listed}; {reason}",
             expected="the same MARQ_QUEUES_FILE for all workers",
-            advice="what it says counts after the next start of a worker that reads it",
+            advice="a worker publishes it at its next start",
         )
     ]
 
@@ -68,14 +68,14 @@ def judge_own_topics(
 
 def _judge_owners(client: ClientSettings, topic: str, queues: Sequence[str]) -> list[Finding]:
     if client.names.is_own_topic(topic):
-        return [problem(f"queue {queues[0]}", f"its topic {topic} is marq's own", advice="take `topic` out of it")]
+        return [problem(f"queue {queues[0]}", f"its topic {topic} belongs to marq", advice="unset its `topic`")]
     if len(queues) > 1:
         return [
             problem(
                 f"topic {topic}",
                 f"belongs to several queues: {', '.join(queues)}",
                 expected="one queue for a topic",
-                advice="take `topic` from the others, in queues.toml or with",
+                advice="remove `topic` from the others, in queues.toml or with",
                 commands=[f"faust -A app queue {queue} --unset topic" for queue in queues[1:]],
             )
         ]
@@ -86,7 +86,7 @@ def _absent(client: ClientSettings, topic: str, queue: str) -> Finding:
     return problem(
         f"queue {queue}",
         f"its topic {topic} does not exist",
-        advice="take `topic` out of the queue's settings, or make it with",
+        advice="remove the queue's setting `topic`, or create the topic with",
         commands=[tools(client).create_topic(topic, client.partitions, client.replication_factor, {})],
     )
 
@@ -115,7 +115,7 @@ def _judge_limit(client: ClientSettings, topic: str, found: Mapping[str, TopicFa
 def judge_unreadable(topic: str, unreadable: Iterable[tuple[int, str]]) -> list[Finding]:
     """Judge records of the queues topic that are not definitions."""
     return [
-        warning(f"topic {topic}", f"the record at offset {offset} is no definition and is ignored: {why:.300}")
+        warning(f"topic {topic}", f"the record at offset {offset} is not a definition and is ignored: {why:.300}")
         for offset, why in unreadable
     ]
 
@@ -123,7 +123,7 @@ def judge_unreadable(topic: str, unreadable: Iterable[tuple[int, str]]) -> list[
 def judge_defined(definitions: Definitions) -> Finding:
     names = definitions.names()
     return fine(
-        "queues", f"{len(names)} defined: {', '.join(names)}" if names else "none is defined; all have defaults"
+        "queues", f"{len(names)} defined: {', '.join(names)}" if names else "none are defined; all use the defaults"
     )
 
 

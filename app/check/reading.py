@@ -62,7 +62,7 @@ def judge_reading(
         queues = queues_of(reader.group, client.names, definitions)
         findings += _judge_lost(client, reader)
         findings += _judge_handlers(definitions, reader, queues, waiting)
-    return findings or [fine("groups", f"{len(readers)} that read queues; none has lost a record")]
+    return findings or [fine("groups", f"{len(readers)} read queues; none has lost records")]
 
 
 def _judge_lost(client: ClientSettings, reader: Reader) -> list[Finding]:
@@ -74,10 +74,10 @@ def _judge_lost(client: ClientSettings, reader: Reader) -> list[Finding]:
     return [
         problem(
             f"group {reader.group}",
-            f"the retention of {', '.join(topics)} has removed {sum(lost.values())} records that it had not read",
+            f"the retention of {', '.join(topics)} removed {sum(lost.values())} records before it read them",
             advice=(
-                "messages among them are lost. This is said until the group has read on. Let the topic keep them for"
-                " longer than readers may be away, with"
+                "the messages among them are lost. This problem disappears once the group reads on. Increase the"
+                " topic's retention beyond the longest downtime of consumers, with"
             ),
             commands=[tools(client).alter_topic(topic, RETENTION, FOR_EVER) for topic in topics],
         )
@@ -106,15 +106,15 @@ def _judge_handlers(
         return []
     count = None if waiting is None else sum(waiting.get(queue, 0) for queue in queues)
     waits = (
-        "whether messages wait is not known"
+        "the number of waiting messages is unknown"
         if count is None
         else f"{count:,} message{' waits' if count == 1 else 's wait'}"
     )
     return [
         problem(
             f"group {reader.group}",
-            f"nobody runs the handlers of {_listed(handled)}; {waits}",
-            advice="start a worker with the role handlers (MARQ_ROLES), and their modules in MARQ_HANDLERS",
+            f"no worker runs the handlers of {_listed(handled)}; {waits}",
+            advice="start a worker with the role handlers (MARQ_ROLES) and with their modules in MARQ_HANDLERS",
             commands=["faust -A app worker"],
         )
     ]
@@ -132,10 +132,10 @@ def judge_partitions(
             warning(
                 f"topic {client.names.messages}",
                 f"it has {messages.partitions} partitions, and MARQ_PARTITIONS is {client.partitions}",
-                expected="as many",
+                expected="the same number",
                 advice=(
-                    "MARQ_PARTITIONS only counts when the topic is made. More consumers of a queue than partitions get"
-                    f" nothing: add some, or set MARQ_PARTITIONS={messages.partitions}. Add them with"
+                    "MARQ_PARTITIONS applies only when the topic is created. With more consumers than partitions, some"
+                    f" receive nothing: set MARQ_PARTITIONS={messages.partitions}, or add partitions with"
                 ),
                 commands=[tools(client).add_partitions(client.names.messages, client.partitions)],
             )
@@ -150,7 +150,7 @@ def judge_partitions(
             f"queue {queue}",
             f"it wants {count} partitions, but {client.names.messages} has {messages.partitions} partitions",
             expected=f"at most {messages.partitions}",
-            advice="it lives on all of them. Change it with",
+            advice="the queue uses all of them. Change the setting with",
             commands=[f"faust -A app queue {queue} --set partitions={messages.partitions}"],
         )
         for queue, count in wide.items()
@@ -171,9 +171,9 @@ def judge_retention(client: ClientSettings, definitions: Definitions, found: Map
     return [
         problem(
             f"topic {client.names.messages}",
-            f"{RETENTION} is {kept}, and queue {longest[1]} has messages wait or be held for {longest[0]} ms",
+            f"{RETENTION} is {kept}, but messages of queue {longest[1]} may wait or be in flight for {longest[0]} ms",
             expected=f"{longest[0]} or more",
-            advice="what waits for longer than it is kept is lost. Change it with",
+            advice="messages that wait longer than the retention are lost. Change it with",
             commands=[tools(client).alter_topic(client.names.messages, RETENTION, str(longest[0]))],
         )
     ]
@@ -261,9 +261,7 @@ def judge_backlogs(definitions: Definitions, backlogs: Iterable[Backlog], report
     if len(lonely) > _SHOWN:
         more = len(lonely) - _SHOWN
         findings.append(
-            problem(
-                "queues", f"{more:,} more have waiting messages and no consumer", advice="see the page / of a worker"
-            )
+            problem("queues", f"{more:,} more have waiting messages and no consumer", advice="see the dashboard")
         )
     if len(stalled) > _SHOWN:
         findings.append(warning("queues", f"{len(stalled) - _SHOWN:,} more have consumers that receive nothing"))
@@ -273,7 +271,7 @@ def judge_backlogs(definitions: Definitions, backlogs: Iterable[Backlog], report
 def _no_consumer(backlog: Backlog, definitions: Definitions) -> Finding:
     queue = backlog.queue
     if definitions.settings(queue).handler is not None:
-        start = "start a worker with the role handlers (MARQ_ROLES), and the handler's module in MARQ_HANDLERS"
+        start = "start a worker with the role handlers (MARQ_ROLES) and with the handler's module in MARQ_HANDLERS"
     elif definitions.defines(queue):
         start = f"start its consumer: marq.Consumer({queue!r}), or give the queue a handler"
     else:
@@ -290,7 +288,7 @@ def _stalled(backlog: Backlog) -> Finding:
         f"queue {backlog.queue}",
         f"its consumers have received no message{since}, and none is in flight; {backlog}",
         advice=(
-            "a circuit breaker is open, a handler blocks the event loop of its consumer, or the consumer's process is"
-            " dead and its session has not ended yet: look at its log"
+            "a circuit breaker is open, a handler blocks its consumer's event loop, or the consumer's process has"
+            " died and its session has not expired yet: see its log"
         ),
     )

@@ -13,7 +13,7 @@ from marq.wire.names import Names
 
 MIN_IN_SYNC = "min.insync.replicas"
 RETENTION_BYTES = "retention.bytes"
-_ONE_COPY = "with one copy, a broker that is away stops its partitions, and a disk that dies takes messages along"
+_ONE_REPLICA = "with one replica, a broker's downtime stops its partitions, and a failed disk loses messages"
 
 
 def topics_of(names: Names, *, changelog: bool) -> list[str]:
@@ -28,7 +28,7 @@ def judge_missing(
     refusals: Mapping[str, str],
     brokers: int,
     *,
-    too_many_copies: bool = False,
+    too_many_replicas: bool = False,
 ) -> list[Finding]:
     """Judge missing topics; ``refusals``: why each could not be created, "" if it could."""
     plans = planned(client, found)
@@ -39,32 +39,32 @@ def judge_missing(
     if forbidden:
         missing = problem(
             "topics",
-            f"missing: {listed}; {principal(client)} can't make them ({'; '.join(forbidden)})",
-            advice="an administrator makes them with",
+            f"missing: {listed}; {principal(client)} can't create them ({'; '.join(forbidden)})",
+            advice="an administrator creates them with",
             commands=commands_to_make(client, [plans[name] for name in refusals]),
         )
     else:
-        missing = warning("topics", f"missing: {listed}", advice="the first worker or client that starts makes them")
-    return [missing, *_judge_planned_copies(client, brokers, too_many_copies)]
+        missing = warning("topics", f"missing: {listed}", advice="the first worker or client that starts creates them")
+    return [missing, *_judge_planned_replicas(client, brokers, too_many_replicas)]
 
 
-def _judge_planned_copies(client: ClientSettings, brokers: int, too_many: bool) -> list[Finding]:
-    copies = client.replication_factor
+def _judge_planned_replicas(client: ClientSettings, brokers: int, too_many: bool) -> list[Finding]:
+    replicas = client.replication_factor
     if too_many:
         return [
             problem(
                 "topics",
-                f"they would be made with {copies} copies (MARQ_REPLICATION_FACTOR), which the cluster can't keep",
+                f"they would be created with {replicas} replicas (MARQ_REPLICATION_FACTOR), more than brokers",
                 expected=f"at most {brokers}",
                 advice=f"set MARQ_REPLICATION_FACTOR={brokers}, or add brokers",
             )
         ]
-    if brokers > 1 and copies == 1:
+    if brokers > 1 and replicas == 1:
         return [
             warning(
                 "topics",
-                f"they would be made with one copy (MARQ_REPLICATION_FACTOR=1), on {brokers} brokers",
-                advice=f"set MARQ_REPLICATION_FACTOR={min(3, brokers)} for all before the first start: {_ONE_COPY}",
+                f"they would be created with one replica (MARQ_REPLICATION_FACTOR=1), on {brokers} brokers",
+                advice=f"set MARQ_REPLICATION_FACTOR={min(3, brokers)} before the first start: {_ONE_REPLICA}",
             )
         ]
     return []
@@ -76,10 +76,10 @@ def judge_topics(
     findings = [
         *_judge_rules(client, found, changelog=changelog),
         *(problem("topics", wrong) for wrong in wrong_partitions(client.names, found)),
-        *(finding for name, facts in found.items() for finding in _judge_copies(client, name, facts, brokers)),
+        *(finding for name, facts in found.items() for finding in _judge_replicas(client, name, facts, brokers)),
         *_judge_retention(client, found),
     ]
-    return findings or [fine("topics", f"{len(found)} of {client.names.prefix}, set as marq needs them")]
+    return findings or [fine("topics", f"{len(found)} of {client.names.prefix}, with the settings that marq needs")]
 
 
 def _judge_rules(client: ClientSettings, found: Mapping[str, TopicFacts], *, changelog: bool) -> Iterable[Finding]:
@@ -98,32 +98,32 @@ def _judge_rules(client: ClientSettings, found: Mapping[str, TopicFacts], *, cha
     ]
 
 
-def _judge_copies(client: ClientSettings, name: str, facts: TopicFacts, brokers: int) -> list[Finding]:
+def _judge_replicas(client: ClientSettings, name: str, facts: TopicFacts, brokers: int) -> list[Finding]:
     subject, least = f"topic {name}", int(facts.config.get(MIN_IN_SYNC, "1"))
-    if facts.copies and least > facts.copies:
+    if facts.replicas and least > facts.replicas:
         return [
             problem(
                 subject,
-                f"{MIN_IN_SYNC} is {least}, and a partition has {facts.copies} copies: nothing can be written",
-                expected=f"at most {facts.copies}",
+                f"{MIN_IN_SYNC} is {least}, but a partition has {facts.replicas} replicas: nothing can be written",
+                expected=f"at most {facts.replicas}",
                 advice="change it with",
-                commands=[tools(client).alter_topic(name, MIN_IN_SYNC, str(max(facts.copies - 1, 1)))],
+                commands=[tools(client).alter_topic(name, MIN_IN_SYNC, str(max(facts.replicas - 1, 1)))],
             )
         ]
-    if facts.copies == 1 and brokers > 1:
+    if facts.replicas == 1 and brokers > 1:
         return [
             warning(
                 subject,
-                f"a partition has one copy, on {brokers} brokers",
-                expected=f"{min(3, brokers)} copies",
-                advice=f"add copies with kafka-reassign-partitions.sh: {_ONE_COPY}",
+                f"a partition has one replica, on {brokers} brokers",
+                expected=f"{min(3, brokers)} replicas",
+                advice=f"add replicas with kafka-reassign-partitions.sh: {_ONE_REPLICA}",
             )
         ]
-    if facts.copies > 2 and least == 1:
+    if facts.replicas > 2 and least == 1:
         return [
             warning(
                 subject,
-                f"{MIN_IN_SYNC} is 1: what one broker has confirmed can be lost with it",
+                f"{MIN_IN_SYNC} is 1: a confirmed write can be lost with one broker",
                 expected="2",
                 advice="change it with",
                 commands=[tools(client).alter_topic(name, MIN_IN_SYNC, "2")],
@@ -145,7 +145,7 @@ def _judge_retention(client: ClientSettings, found: Mapping[str, TopicFacts]) ->
             f"topic {name}",
             f"{broken.rule.setting} is {broken.value}",
             expected=f"{broken.rule.needed}{' or more' if broken.rule.at_least else ' (no limit)'}",
-            advice="workers that are all away for longer than markers are kept can't go on. Change it with",
+            advice="if all workers are down for longer than markers are kept, they cannot continue. Change it with",
             commands=[tools(client).alter_topic(name, broken.rule.setting, broken.rule.needed)],
         )
         for broken in broken_rules([rule for rule in wanted if rule.setting in found[name].config], found)

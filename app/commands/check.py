@@ -1,4 +1,4 @@
-"""``faust -A app check``: finds problems of an installation, with advice."""
+"""``faust -A app check``: finds problems, with advice."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import click
 
 from app.check.examination import Examination
 from app.check.findings import exit_code, report
-from app.check.rights import WORKER
+from app.check.permissions import WORKER
 from app.commands.command import JSON, command
 from marq.kafka.permissions import ROLES
 
 
 @command(click.option(
         "--role", "roles", multiple=True, type=click.Choice(list(ROLES)), default=[WORKER], show_default=True,
-        help="Whose rights to look for, of the user that the settings name. Repeatable.",
+        help="Role whose permissions to check, for the user in the settings; repeatable.",
     ),
     JSON,
 )  # fmt: skip
 async def check(self: Any, roles: Sequence[str], as_json: bool) -> int:
-    """Look for problems and say what to do; changes nothing, and exits 1 if there is a problem."""
+    """Find problems and show how to fix them; changes nothing, and exits 1 if there is a problem."""
     findings = await Examination(self.app.settings, self.app.client, roles).run()
     print(json.dumps(report(findings)) if as_json else "\n".join(map(str, findings)))
     return exit_code(findings)

@@ -33,13 +33,13 @@ _UNWRITTEN = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 class Interrupted(Exception):
-    """Ctrl-C was pressed; the text says what was done until then, "" if there was nothing to do."""
+    """Ctrl-C was pressed; the text says what was done so far, or is empty."""
 
 
 #: Options that many commands have.
-JSON = click.option("--json", "as_json", is_flag=True, help="Show the answer as JSON.")
-YES = click.option("--yes", is_flag=True, help="Do not ask.")
-DRY_RUN = click.option("--dry-run", is_flag=True, help="Only say how many are meant.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+YES = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+DRY_RUN = click.option("--dry-run", is_flag=True, help="Only show how many messages it would affect.")
 
 
 class MarqCommand(AppCommand):
@@ -72,7 +72,7 @@ def refuse_repeated(parsing: click.Command, context: click.Context, arguments: S
     for option, times in Counter(options).items():
         if times > 1 and isinstance(option, click.Option) and not (option.multiple or option.is_flag or option.count):
             name = option.opts[0]
-            raise click.UsageError(f"{name} is given {times} times, but takes one value: give it once", context)
+            raise click.UsageError(f"{name} was given {times} times: give it once", context)
 
 
 def ending(run: Callable[[], int | None]) -> int:
@@ -91,7 +91,7 @@ def ending(run: Callable[[], int | None]) -> int:
             say(f"interrupted: {end}")
         return INTERRUPTED
     except KeyboardInterrupt:
-        say("interrupted: what it had asked for by then may still be done")
+        say("interrupted: earlier requests may still be carried out")
         return INTERRUPTED
     except BrokenPipeError:
         _write_no_more()
@@ -100,7 +100,7 @@ def ending(run: Callable[[], int | None]) -> int:
         if error.errno not in _UNWRITTEN:
             raise
         _write_no_more()
-        say(f"the answer could not be written: {error.strerror}; what was asked for may be done all the same")
+        say(f"the answer could not be written: {error.strerror}; the requested action may have been carried out")
         return 1
 
 
@@ -162,7 +162,7 @@ def confirm(question: str, *, yes: bool, option: str = "--yes") -> None:
     if not answer:
         click.echo(err=True)
     if answer.strip().lower() not in {"y", "yes"}:
-        raise MarqError(f"nothing was changed; to answer yes without a prompt, pass {option}")
+        raise MarqError(f"nothing was changed; pass {option} to confirm without a prompt")
 
 
 @contextmanager

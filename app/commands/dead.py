@@ -39,7 +39,7 @@ FILTERS: Sequence[Callable[..., Any]] = (
 
 _COUNTS = (
     Column("queue", lambda count: count.queue, least=16),
-    Column("letters", lambda count: f"{count.letters:,}", right=True),
+    Column("dead letters", lambda count: f"{count.letters:,}", right=True),
     Column("reason", lambda count: count.reason, least=20),
 )
 _LETTERS = (
@@ -56,9 +56,11 @@ _LETTERS = (
 @command(
     click.argument("name", required=False),
     *FILTERS,
-    click.option("--limit", type=click.IntRange(1), help=f"At most N, oldest first; {DEFAULT_LETTERS} are shown."),
-    click.option("--count", is_flag=True, help="Count them by reason; without NAME, of all queues."),
-    click.option("--delete", is_flag=True, help="Delete them for good."),
+    click.option(
+        "--limit", type=click.IntRange(1), help=f"At most N, oldest first; by default {DEFAULT_LETTERS} are shown."
+    ),
+    click.option("--count", is_flag=True, help="Count by reason; without NAME, for all queues."),
+    click.option("--delete", is_flag=True, help="Delete them permanently."),
     DRY_RUN,
     JSON,
     YES,
@@ -70,7 +72,7 @@ async def dead(
     """Show, count or delete the dead letters of a queue."""
     filters = read_filters(**options)
     if dry_run and not delete:
-        raise ConfigError("--dry-run: only with --delete; nothing else changes anything")
+        raise ConfigError("--dry-run: only with --delete")
     if count and (delete or limit):
         raise ConfigError("--count: not with --delete or --limit")
     async with DeadLetters.of(self.app.client) as letters:
@@ -95,7 +97,7 @@ async def dead(
 
 def _show_counts(counts: Sequence[Count], *, as_json: bool) -> None:
     if as_json:
-        rows = [{"queue": count.queue, "reason": count.reason, "letters": count.letters} for count in counts]
+        rows = [{"queue": count.queue, "reason": count.reason, "dead_letters": count.letters} for count in counts]
         print(json.dumps(rows))
     elif counts:
         show(_COUNTS, counts)

@@ -58,7 +58,7 @@ async def _ask(client: ClientSettings, name: str, query: dict[str, str], limit: 
     members, answers = await ask_workers(client, f"api/queues/{quote(name, safe='')}/messages", query)
     if not members.urls:
         raise BrokerUnavailable(
-            f"queue {name!r}: no worker runs, and only workers know its messages: start one with faust -A app worker"
+            f"queue {name!r}: only workers know its delayed messages, but none runs: start one with faust -A app worker"
             if members.settled
             else f"queue {name!r}: only workers know its messages, and the broker ({client.bootstrap_servers}) did not"
             " list them: try again; if that does not help, run faust -A app check"
@@ -83,7 +83,7 @@ _IDS = click.argument("ids", metavar="ID...", nargs=-1, required=True)
 
 @command(_IDS, JSON, YES)
 async def cancel(self: Any, ids: Sequence[str], as_json: bool, yes: bool) -> int:
-    """Cancel delayed messages; exit 1 if one was not waiting any more."""
+    """Cancel delayed messages; exit 1 if one was no longer delayed."""
     receipts = list(map(Receipt.of, ids))
     messages = "this message" if len(ids) == 1 else f"these {len(ids)} messages"
     confirm(f"Cancel {messages} for good?", yes=yes)
@@ -94,7 +94,7 @@ async def cancel(self: Any, ids: Sequence[str], as_json: bool, yes: bool) -> int
 
 @command(_IDS, JSON)
 async def deliver_now(self: Any, ids: Sequence[str], as_json: bool) -> int:
-    """Deliver delayed messages at once; exit 1 if one was not waiting any more."""
+    """Deliver delayed messages at once; exit 1 if one was no longer delayed."""
     receipts = list(map(Receipt.of, ids))
     async with Producer.of(self.app.client) as producer:
         outcomes = await producer.reschedule(receipts, delay=0)

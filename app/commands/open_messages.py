@@ -20,7 +20,7 @@ class Open:
     queues: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     complete: bool = True
     workers: int = 0
-    #: Whether waiting messages were counted too.
+    #: True if waiting messages were counted too.
     backlog: bool = False
 
     def of(self, queue: str) -> dict[str, int]:

@@ -33,7 +33,7 @@ _COLUMNS = (
     click.option("--limit", default=DEFAULT_MESSAGES, show_default=True, type=click.IntRange(1, MAX_MESSAGES)),
     click.option(
         "--scan", default=MAX_SCANNED, show_default=True, type=click.IntRange(1),
-        help="Records of the topic to read at the most, which it shares with other queues.",
+        help="Read at most this many records of the topic, which other queues may share.",
     ),
     JSON,
 )  # fmt: skip

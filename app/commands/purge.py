@@ -22,8 +22,8 @@ from marq.wire.names import check_queue_name
 
 @command(
     click.argument("name"),
-    click.option("--delayed", is_flag=True, help="Delayed messages too."),
-    click.option("--dead", is_flag=True, help="Dead letters too."),
+    click.option("--delayed", is_flag=True, help="Purge delayed messages too."),
+    click.option("--dead", is_flag=True, help="Delete dead letters too."),
     DRY_RUN,
     JSON,
     YES,
@@ -31,7 +31,7 @@ from marq.wire.names import check_queue_name
 async def purge(
     self: Any, name: str, delayed: bool, dead: bool, dry_run: bool, as_json: bool, yes: bool
 ) -> int:  # fmt: skip
-    """Purge a queue for good, except messages in flight. The queue is paused meanwhile."""
+    """Discard all waiting messages of a queue; messages in flight continue, and the queue is paused meanwhile."""
     check_queue_name(name)
     client, interrupted = self.app.client, False
     purged, extent = await purging.meant(client, name, delayed=delayed, dead=dead)
@@ -70,7 +70,13 @@ _PAUSE_S = 0.5
 
 @command(
     click.argument("name"),
-    click.option("--timeout", default="10m", show_default=True, metavar="DURATION", help="90s, 15m, 2h, 7d."),
+    click.option(
+        "--timeout",
+        default="10m",
+        show_default=True,
+        metavar="DURATION",
+        help="Wait at most this long: 90s, 15m, 2h, 7d.",
+    ),
     JSON,
 )
 async def drain(self: Any, name: str, timeout: str, as_json: bool) -> int:

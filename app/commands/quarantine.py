@@ -44,7 +44,7 @@ _ORDERS = (
 @command(
     click.argument("partition", required=False, type=click.IntRange(0)),
     click.argument("offset", required=False, type=click.IntRange(0)),
-    click.option("--why", default="", metavar="TEXT", help="The reason, which is kept with the order."),
+    click.option("--why", default="", metavar="TEXT", help="Reason, stored with the order."),
     JSON,
     YES,
 )

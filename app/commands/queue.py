@@ -37,16 +37,16 @@ _ASKED = frozenset(NAME_KEYS)
 @command(click.argument("name"),
     click.option(
         "--set", "assignments", multiple=True, metavar="KEY=VALUE",
-        help="Change a setting for all workers and clients, at once; VALUE as in queues.toml. Repeatable.",
+        help="Change a setting for all workers and clients; VALUE as in queues.toml. Repeatable.",
     ),
     click.option(
         "--unset", "unset", multiple=True, metavar="KEY",
-        help="Take back what --set changed, so that queues.toml counts again. Repeatable.",
+        help="Undo a change by --set, so that queues.toml applies again. Repeatable.",
     ),
-    click.option("--reset", is_flag=True, help="Take back all that --set changed."),
+    click.option("--reset", is_flag=True, help="Undo all changes by --set."),
     click.option(
         "--forget", is_flag=True,
-        help="Take away all that is said of the queue; workers that define it say it again at their next start.",
+        help="Remove the queue's definition; workers that define it publish it again at their next start.",
     ),
     JSON,
     YES,
@@ -65,11 +65,11 @@ async def queue(
     check_queue_name(name)
     changes = read_changes(assignments, unset)
     if (reset, forget, bool(changes)).count(True) > 1:
-        raise ConfigError("--set and --unset, --reset, --forget: each is an answer of its own; give one")
+        raise ConfigError("--set and --unset, --reset, --forget: give one of them")
     client = self.app.client
     async with open_queues(client) as queues:
         if forget:
-            confirm(f"Forget all that is said of queue {name!r}?", yes=yes)
+            confirm(f"Forget the definition of queue {name!r}?", yes=yes)
             await _forget(queues, name)
         elif reset:
             confirm(f"Take back all changes of queue {name!r} that were made at run time?", yes=yes)
@@ -105,7 +105,7 @@ def read_changes(assignments: Sequence[str], unset: Sequence[str]) -> dict[str, 
 
 def _once(changes: Mapping[str, Any], key: str, option: str) -> None:
     if key in changes:
-        raise ConfigError(f"{option} {key}: the key is named twice")
+        raise ConfigError(f"{option} {key}: the key is given twice")
 
 
 def _value(key: str, text: str) -> Any:
@@ -115,7 +115,7 @@ def _value(key: str, text: str) -> Any:
     try:
         document = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"--set {key}={text}: the value can't be read as in queues.toml: {error}") from error
+        raise ConfigError(f"--set {key}={text}: expected a value as in queues.toml: {error}") from error
     if len(document) > 1:
         raise ConfigError(f"--set {key}={text}: expected one value")
     return document["value"]
@@ -152,7 +152,7 @@ def _messages(metrics: Mapping[str, Any] | None) -> str:
 
 def lines(shown: Mapping[str, Any]) -> list[str]:
     group = "a group of its own" if shown["group"] is None else f"group {shown['group']}"
-    undefined = "" if shown["defined"] else "; nobody has defined it"
+    undefined = "" if shown["defined"] else "; not defined"
     values = {key: _toml(setting["value"]) for key, setting in shown["settings"].items()}
     width = max(map(len, values.values()))
     partitions = shown["partitions"]
@@ -185,7 +185,7 @@ _NAMES = click.argument("names", metavar="NAME...", nargs=-1, required=True)
 
 @command(_NAMES, JSON)
 async def pause(self: Any, names: Sequence[str], as_json: bool) -> None:
-    """Pause queues: deliver no message until `resume`; messages in flight go on."""
+    """Pause queues: stop deliveries until `resume`; messages in flight continue."""
     await _switch(self.app.client, names, as_json, paused=True)
 
 

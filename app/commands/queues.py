@@ -42,7 +42,7 @@ _COUNT_DEAD_S = 30.0
 
 @command(click.option(
         "--scan", default=MAX_SCANNED, show_default=True, type=click.IntRange(1),
-        help="Records to read at the most for counting what waits, where the workers do not count it.",
+        help="Read at most this many records to count waiting messages if the workers do not count them.",
     ),
     WATCH,
     JSON,
@@ -145,7 +145,7 @@ def _show(document: dict[str, Any]) -> None:
     else:
         print("no queue is defined or has had a message: faust -A app send NAME VALUE sends one")
     if not document["workers"]:
-        print("no worker runs: what is in flight or delayed is not known here; start one with faust -A app worker")
+        print("in-flight and delayed messages are unknown, as no worker runs: start one with faust -A app worker")
     elif not document["complete"] and document["waiting_complete"]:
         print("not complete: a worker did not answer, or workers are joining and leaving")
     if not document["waiting_complete"]:

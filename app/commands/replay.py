@@ -36,7 +36,7 @@ async def replay(
     self: Any, name: str, since: str | None, place: str | None, identity: str | None, dry_run: bool, as_json: bool,
     yes: bool,
 ) -> int:  # fmt: skip
-    """Deliver messages of a queue again; open messages are left alone."""
+    """Deliver finished messages of a queue again; unfinished ones are left alone."""
     check_queue_name(name)
     start, identity = read_start(since, place), identity or new_id()
     client, interrupted = self.app.client, False

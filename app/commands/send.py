@@ -26,9 +26,9 @@ _LINES, _BYTES = 5_000, 8 << 20
 @command(
     click.argument("name"),
     click.argument("value", required=False),
-    click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="A header. Repeatable."),
-    click.option("--delay", metavar="DURATION", help="Deliver it after 90s, 15m, 2h, 7d."),
-    click.option("--at", "moment", metavar="MOMENT", help="Deliver it at 2030-01-31T08:00:00+00:00."),
+    click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Header of the message. Repeatable."),
+    click.option("--delay", metavar="DURATION", help="Delay before delivery: 90s, 15m, 2h, 7d."),
+    click.option("--at", "moment", metavar="MOMENT", help="Time of delivery: 2030-01-31T08:00:00+00:00."),
     click.option("--lines", is_flag=True, help="Send each line of the standard input as a message."),
     JSON,
 )
@@ -39,7 +39,7 @@ async def send(
     """Send VALUE, or `-` for all of the standard input; prints the message's id."""
     check_queue_name(name)
     if lines == (value is not None):
-        raise ConfigError("send: give a VALUE (`-`: the standard input), or --lines; one of the two")
+        raise ConfigError("send: give either a VALUE (`-`: the standard input) or --lines")
     if delay is not None and moment is not None:
         raise ConfigError(f"send: --delay {delay} and --at {moment}: give one of the two")
     options = {"headers": _headers(headers), "delay": _delay(delay), "at": _at(moment)}
@@ -71,7 +71,7 @@ async def _send_lines(producer: Producer, queue: str, limit: int, options: dict[
                     return sent
                 await producer.send_many(queue, values, **options)
             except MarqError as error:
-                raise MarqError(f"after {sent:,} messages that were sent: {error}") from error
+                raise MarqError(f"after {sent:,} sent messages: {error}") from error
             except asyncio.CancelledError:
                 raise Interrupted(f"{sent:,} messages were sent, perhaps some of the next {_LINES:,}, too") from None
             sent += len(values)
@@ -104,8 +104,8 @@ def _all(limit: int) -> bytes:
 
 def _input() -> BinaryIO:
     if sys.stdin is None:
-        # Closed as by `<&-`; an empty message is hardly what is meant.
-        raise ConfigError("send: the standard input is closed: give a VALUE, or send what a file or a pipe has")
+        # Closed as by `<&-`; the user probably does not mean an empty message.
+        raise ConfigError("send: the standard input is closed: give a VALUE, or pipe one in")
     return sys.stdin.buffer
 
 

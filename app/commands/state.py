@@ -26,18 +26,18 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.markers import Source
 
-NOBODY = "nobody"
+NO_OWNER = "none"
 #: Characters at the end of a member id that tell the members of one process apart.
 _TAIL = 8
 
 
 def _owner_or_last(row: Mapping[str, Any]) -> str:
-    return row["owner"] or (f"{NOBODY}, last {row['last_owner']}" if row["last_owner"] else NOBODY)
+    return row["owner"] or (f"{NO_OWNER}, last {row['last_owner']}" if row["last_owner"] else NO_OWNER)
 
 
 _MARKERS = (
     Column("markers", cell("partition"), right=True),
-    Column("owner", lambda row: row["owner"] or NOBODY, least=16),
+    Column("owner", lambda row: row["owner"] or NO_OWNER, least=16),
     Column("behind", number("behind"), right=True, rank=1),
     Column("open", number("open"), right=True, rank=1),
     Column("oldest lease", duration("oldest_lease_seconds"), right=True, rank=2),
@@ -213,7 +213,7 @@ async def _groups(client: ClientSettings) -> dict[str, Group]:
 
 async def _group(admin: AIOKafkaAdminClient, group: DescribedGroup) -> Group:
     if group.error:
-        # Otherwise it would look as if nobody owned anything.
+        # Otherwise all partitions would seem to have no owner.
         raise for_code(group.error)
     owners = {
         Source(topic, number): member

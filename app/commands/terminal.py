@@ -139,7 +139,7 @@ def _shared(columns: Sequence[Column], wanted: Sequence[int], kept: Sequence[int
 
 
 WATCH = click.option(
-    "--watch", metavar="SECONDS", type=click.FloatRange(0.1, 3_600), help="Look again every N seconds, until Ctrl-C."
+    "--watch", metavar="SECONDS", type=click.FloatRange(0.1, 3_600), help="Repeat every N seconds, until Ctrl-C."
 )
 
 Found = TypeVar("Found", bound="dict[str, Any]")

@@ -114,7 +114,7 @@ class HandlersApp(MarqApp):
 
     async def failed(self, error: MarqError) -> None:
         """End the process; the worker restarts it."""
-        log.critical("group %s: its handlers can't go on: %s", self.group.name, error)
+        log.critical("group %s: its handlers cannot continue: %s", self.group.name, error)
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _partitions(self) -> Partitions:

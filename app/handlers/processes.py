@@ -171,8 +171,8 @@ class _GroupProcess:
         _, late = await asyncio.wait([living], timeout=limit_s)
         if late and process is not None:
             log.error(
-                "group %s: its handlers process %d has not stopped within %g s: ending it. Nothing is lost: what it "
-                "held comes back when the leases end",
+                "group %s: its handlers process %d has not stopped within %g s: ending it. No message is "
+                "lost: its messages are redelivered when their leases expire",
                 self.group.name, process.pid, limit_s,
             )  # fmt: skip
             with contextlib.suppress(ProcessLookupError):

@@ -91,7 +91,7 @@ def follow_parent(pipe: int, stop_limit_s: float) -> None:
 def _wait(pipe: int, stop_limit_s: float) -> None:
     while os.read(pipe, 1):
         pass
-    log.error("the worker that started this process is gone: stopping")
+    log.error("the worker that started this process has died: stopping")
     # Handlers may finish, and prefetched messages are released.
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(stop_limit_s)

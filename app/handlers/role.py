@@ -27,7 +27,7 @@ class HandlersRole(Service):
         super().__init__()
         decorated = load_modules(modules)
         self._modules = modules
-        #: What the decorated handlers of our modules define.
+        #: Settings from the decorators in our modules, by queue.
         self.documents = {handler.queue: handler.document for handler in decorated}
         self._own = {handler.queue: handler.name for handler in decorated}
         self._processes = processes
@@ -103,8 +103,8 @@ def check(definitions: Definitions, groups: Mapping[str, HandlerGroup], own: Map
         named = (definitions.layer("file", queue) or {}).get("handler")
         if named not in (None, name):
             raise ConfigError(
-                f"queue {queue!r} has two handlers: {named} in queues.toml, and {name}, which is decorated for it; "
-                "a queue has one: take one of them away"
+                f"queue {queue!r} has two handlers: {named} in queues.toml, and {name}, by its "
+                "decorator: remove one of them"
             )
     for group in groups.values():
         check_delivery(group, definitions)
@@ -119,14 +119,14 @@ def part_of_group(group: HandlerGroup, rest: list[str], definitions: Definitions
     """Explain which queues of a group have no handler in this worker."""
     elsewhere = [f"{queue!r} ({name})" for queue in rest if (name := definitions.settings(queue).handler) is not None]
     modules = (
-        f" Of {', '.join(elsewhere)} the module is not in MARQ_HANDLERS: name it there; or, if that handler is no more,"
+        f" MARQ_HANDLERS does not list the modules of {', '.join(elsewhere)}: add them; or, if a handler was removed,"
         " run `faust -A app queue NAME --forget`."
         if elsewhere
         else ""
     )
     return (
-        f"group {group.name!r}: this worker has handlers for {', '.join(map(repr, group.queues))}, and none for "
-        f"{', '.join(map(repr, rest))}, whose messages wait in the partitions that it is given. Whoever reads for a "
-        f"group does so for all of its queues: give each a handler, or put those without one into another group "
+        f"group {group.name!r}: this worker has handlers for {', '.join(map(repr, group.queues))}, but none for "
+        f"{', '.join(map(repr, rest))}, whose messages wait in the partitions assigned to it. A worker reads all "
+        f"queues of a group: define a handler for each, or move queues without one to another group "
         f"(`group` in their settings).{modules}"
     )

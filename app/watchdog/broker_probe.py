@@ -71,14 +71,14 @@ class BrokerProbe:
                 return asyncio.run(self._answer(self._records(source, standing.position, "read_uncommitted")))
             case Rebalance():
                 return asyncio.run(self._answer(self._rebalance(subject.group)))
-        raise TypeError(f"nobody knows how to ask about {subject!r}")
+        raise TypeError(f"cannot probe {subject!r}")
 
     async def _answer(self, question: Coroutine[Any, Any, Answer]) -> Answer:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await question
         except (KafkaError, OSError, TimeoutError) as error:
-            log.info("the watchdog waits: the broker does not do what is asked of it: %r", error)
+            log.info("the watchdog waits, because the broker does not answer correctly: %r", error)
             return Answer.AWAY
 
     async def _markers(self, markers: Markers, standing: ProgressReport, last: bool) -> Answer:
@@ -118,7 +118,7 @@ class BrokerProbe:
             await stop_consumer(consumer, STOP_SECONDS)
 
     async def _write(self, source: TopicPartition) -> None:
-        """Write as the owner would, and abort; this fences whoever still owns the partition."""
+        """Write as the owner would, and abort; this fences a previous owner of the partition."""
         producer = paced(
             AIOKafkaProducer(
                 transactional_id=self.client.names.transactional_id(source.partition),

@@ -33,7 +33,7 @@ EXIT_CODE = 75
 LOOK_SECONDS = 1.0
 #: Interval between two reports of the event loop: shorter, so that each look has a new one.
 SAY_SECONDS = 0.5
-#: Time limit of the last log lines: a log that nobody reads may be the reason for the stall.
+#: Time limit of the last log lines: a blocked log may be the reason for the stall.
 LAST_WORDS_SECONDS = 5.0
 
 
@@ -75,7 +75,7 @@ class Watchdog(Service):
                 self._said = self._standings()
             except Exception:
                 # A defect here must not look like a blocked event loop.
-                log.exception("the watchdog sees nothing but the event loop")
+                log.exception("the watchdog fails; it now checks only the event loop")
                 self._said = {}
             self._turns += 1
             await asyncio.sleep(SAY_SECONDS)
@@ -97,8 +97,9 @@ class Watchdog(Service):
         timer.start()
         try:
             log.critical(
-                "watchdog: %s, for %g s (MARQ_WATCHDOG), and not for want of a broker. Ending this process with exit "
-                "code %d, so that its supervisor starts it again. Nothing is lost: what was not written is read again",
+                "watchdog: %s, for %g s (MARQ_WATCHDOG), although the broker answers. Ending this process with exit "
+                "code %d, so that its supervisor restarts it. No message is lost: the next owner reads unwritten "
+                "markers again",
                 stalled,
                 self._limit_s,
                 EXIT_CODE,
@@ -159,7 +160,7 @@ class StallDetector:
         self._cases = {subject: self._case(subject, standing) for subject, standing in sample.standings.items()}
         for subject, standing in sample.standings.items():
             if self._judge(subject, self._cases[subject], standing, passed_s):
-                return f"{subject} stands still: {standing.owes or 'what is there for it is not read'}"
+                return f"{subject} stalled: {standing.owes or 'available records are not read'}"
         return ""
 
     @property

@@ -52,7 +52,7 @@ class Credentials:
     def __init__(self, passwords: list[_Login], tokens: list[_Login], peer_token: str) -> None:
         self._passwords = passwords
         self._tokens = tokens
-        #: The token of workers and commands of this installation; empty if none is needed.
+        #: The token of this namespace's workers and commands; empty if none is needed.
         self.peer_token = peer_token
         self._key = secrets.token_bytes(32)
         self._remembered: dict[bytes, Visitor] = {}
@@ -76,7 +76,7 @@ class Credentials:
             return cls([], [], "")
         # All workers have the same settings, so all derive the same token.
         joined = "\n".join([settings.prefix, *[login.secret for login in [*passwords, *tokens]]])
-        peer = hmac.new(joined.encode(), b"workers of one installation", "sha256").hexdigest()
+        peer = hmac.new(joined.encode(), b"workers of one namespace", "sha256").hexdigest()
         return cls(passwords, [*tokens, _Login(Visitor("another worker", Access.VIEWER), peer)], peer)
 
     @property
@@ -148,9 +148,7 @@ def _logins(variable: str, value: SecretStr | None, access: Access) -> list[_Log
     for number, entry in enumerate(_parts(value), 1):
         name, colon, secret = entry.partition(":")
         if not (name and colon):
-            raise ConfigError(
-                f"{variable}: entry {number} is not of the form NAME:PASSWORD; several are separated by commas"
-            )
+            raise ConfigError(f"{variable}: entry {number}: expected NAME:PASSWORD; separate several with commas")
         if secret.startswith(f"{SCHEME}$"):
             _check_hash(variable, name, secret)
         elif len(secret) < MIN_PASSWORD:
@@ -178,4 +176,4 @@ def _check_hash(variable: str, name: str, secret: str) -> None:
     except ValueError:
         lengths = []
     if lengths != [_SALT_BYTES, _HASH_BYTES]:
-        raise ConfigError(f"{variable}: the hash of {name!r} is damaged: make it by `faust -A app web-password`")
+        raise ConfigError(f"{variable}: the hash of {name!r} is damaged: create it with `faust -A app web-password`")

@@ -33,10 +33,10 @@ class Condition:
 
     roles: Collection[Role]
     stopping: bool = False
-    #: Whether the group has assigned partitions to this worker, possibly none.
+    #: True once the group has assigned partitions to this worker, possibly none.
     assigned: bool = True
     rebalancing: bool = False
-    #: Whether the broker has answered within the last seconds.
+    #: True if the broker has answered within the last seconds.
     broker_answers: bool = True
     #: State and alarm of each owned partition.
     partitions: Mapping[int, tuple[str, str]] = field(default_factory=dict)
@@ -57,7 +57,7 @@ def not_live(condition: Condition) -> list[Reason]:
     stalled = "makes no progress, although it has work and the broker lets it; the watchdog is about to end the worker"
     reasons = [Reason(subject, stalled) for subject in condition.stalled]
     if condition.loop_lag_seconds > MAX_LOOP_LAG_SECONDS:
-        lag = f"gave nobody a turn for {condition.loop_lag_seconds:.1f} s (at most {MAX_LOOP_LAG_SECONDS:g} s)"
+        lag = f"blocked for {condition.loop_lag_seconds:.1f} s (at most {MAX_LOOP_LAG_SECONDS:g} s)"
         reasons.append(Reason("event loop", lag))
     # Coroutine handlers that await, and plain functions (in threads), do not block the event loop. A blocked event loop
     # renews no lease, so its messages are redelivered.

@@ -77,7 +77,7 @@ class Rate:
         self._burst = burst
         self._per_second = per_second
         self._clock = clock
-        #: By address: the tokens left, and when that was.
+        #: Remaining tokens and the time of that count, by address.
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def wait_s(self, address: str) -> float:

@@ -1,7 +1,7 @@
 """The metrics of one worker in the format of Prometheus, computed on request, so that messages cost nothing.
 
-Each worker reports the partitions that it owns, so the sum over all workers is that of the installation. Counters begin
-at 0 with the worker (agents/statistics.py). docs/operations/monitoring.md explains each metric; a test compares both.
+Each worker reports the partitions that it owns, so add up the values of all workers. Counters start at 0 with the
+worker (agents/statistics.py). docs/operations/monitoring.md explains each metric; a test compares both.
 """
 
 from __future__ import annotations
@@ -26,41 +26,45 @@ BREAKER_STATES = ("closed", "open", "half-open")
 
 #: Metric, help, and the counter of a queue.
 _QUEUE_COUNTERS = (
-    ("marq_messages_acquired", "Deliveries: messages that a consumer has taken.", "acquired"),
-    ("marq_messages_redelivered", "Messages that were sent to their queue again.", "redelivered"),
+    ("marq_messages_acquired", "Deliveries to consumers.", "acquired"),
+    ("marq_messages_redelivered", "Redeliveries.", "redelivered"),
     ("marq_messages_dead_lettered", "Messages that became dead letters.", "dead"),
     ("marq_messages_delayed", "Messages that were sent with a delay.", "delayed"),
-    ("marq_messages_delivered", "Delayed messages that were due and sent to their queue.", "delivered"),
+    ("marq_messages_delivered", "Delayed messages that became due and were sent to their queue.", "delivered"),
     ("marq_messages_cancelled", "Delayed messages that were cancelled.", "cancelled"),
-    ("marq_messages_abandoned", "Messages of queues that deliver at most once whose consumer was lost.", "abandoned"),
+    ("marq_messages_abandoned", "Messages of at-most-once queues whose consumer was lost.", "abandoned"),
     (
         "marq_messages_invalid_deliver_at",
-        "Messages delivered immediately because their marq-deliver-at can't be read.",
+        "Messages delivered immediately because marq-deliver-at is unreadable.",
         "invalid_deliver_at",
     ),
-    ("marq_messages_reacquired", "Messages that were taken again, for a commit had failed.", "reacquired"),
+    ("marq_messages_reacquired", "Messages acquired again because a commit had failed.", "reacquired"),
     ("marq_leases_renewed", "Renewals of leases.", "renewed"),
-    ("marq_settlements_late", "Acks, releases and rejects that came after the end of the lease.", "late"),
-    ("marq_dead_letters_redriven", "Dead letters that were sent to their queue again.", "redriven"),
-    ("marq_dead_letters_discarded", "Dead letters that were deleted.", "discarded"),
+    ("marq_settlements_late", "Acks, releases and rejects after the end of the lease.", "late"),
+    ("marq_dead_letters_redriven", "Redriven dead letters.", "redriven"),
+    ("marq_dead_letters_discarded", "Deleted dead letters.", "discarded"),
 )
 #: Metric, help, and its key among the metrics of a partition.
 _PARTITION_GAUGES = (
-    ("marq_partition_messages", "Open messages whose markers are in this partition.", "open"),
-    ("marq_partition_lag_records", "Records of the markers topic that are not read yet.", "lag"),
-    ("marq_partition_lag_velocity_records_per_second", "By how much the lag grows, or falls.", "lag_per_second"),
-    ("marq_partition_takeover_seconds", "How long the last takeover took.", "takeover_seconds"),
+    ("marq_partition_messages", "Unfinished messages.", "open"),
+    ("marq_partition_lag_records", "Unread marker records.", "lag"),
+    (
+        "marq_partition_lag_velocity_records_per_second",
+        "Growth of the lag over the last 30 s; below 0, it shrinks.",
+        "lag_per_second",
+    ),
+    ("marq_partition_takeover_seconds", "Duration of the last takeover, including recovery.", "takeover_seconds"),
 )
 _PARTITION_COUNTERS = (
-    ("marq_marker_records_folded", "Records of markers that were folded into the table.", "folded"),
-    ("marq_marker_records_skipped", "Records of markers that the table had already.", "skipped"),
-    ("marq_marker_records_quarantined", "Records that are no markers, put aside.", "quarantined"),
+    ("marq_marker_records_folded", "Marker records applied to the table.", "folded"),
+    ("marq_marker_records_skipped", "Marker records that the table already contained.", "skipped"),
+    ("marq_marker_records_quarantined", "Records that are not markers, moved to the quarantine topic.", "quarantined"),
     ("marq_partition_transactions", "Transactions of the partition's owner.", "transactions"),
 )
-#: Of the process of a group's handlers: metric, help, and its key.
+#: Metric, help and key of each gauge of a handlers process.
 _HANDLER_GAUGES = (
-    ("marq_handlers_messages_in_flight", "Messages that it has leased.", "held"),
-    ("marq_handlers_messages_processing", "Of these, those in handlers.", "taken"),
+    ("marq_handlers_messages_in_flight", "Messages that the handlers process has leased.", "held"),
+    ("marq_handlers_messages_processing", "Messages passed to handlers.", "taken"),
     ("marq_handlers_blocked_seconds", "How long a handler has blocked the event loop.", "blocked_seconds"),
 )
 #: Outcomes of one metric.
@@ -148,11 +152,11 @@ def _filled(family: GaugeMetricFamily | CounterMetricFamily, samples: _Samples) 
 
 def _worker(snapshot: Snapshot) -> Iterator[Metric]:
     build = {"version": VERSION, "python": platform.python_version(), "faust": version("faust-streaming")}
-    yield InfoMetricFamily("marq_build", "What this worker is made of.", build)
+    yield InfoMetricFamily("marq_build", "Versions of this worker.", build)
     roles = (([role], 1) for role in sorted(snapshot.roles))
     yield _gauge("marq_worker_role", "1 for each role of this worker.", ["role"], roles)
-    yield GaugeMetricFamily("marq_worker_ready", "Whether /readyz says so.", snapshot.ready)
-    lag = "How late the event loop's last look at its metrics came."
+    yield GaugeMetricFamily("marq_worker_ready", "Whether /readyz returns 200.", snapshot.ready)
+    lag = "Lateness of the event loop's last sampling timer."
     yield GaugeMetricFamily("marq_event_loop_lag_seconds", lag, snapshot.loop_lag_seconds)
     yield CounterMetricFamily("marq_rebalances", "Rebalances of the trackers' group.", snapshot.rebalances)
 
@@ -162,12 +166,12 @@ def _queues(snapshot: Snapshot) -> Iterator[Metric]:
     for name, what, key in _QUEUE_COUNTERS:
         yield _counter(name, what, ["queue"], (([queue], getattr(counts, key)) for queue, counts in totals))
     settled = (([queue, each], getattr(counts, each)) for queue, counts in totals for each in _OUTCOMES)
-    what = "Ends of deliveries, expired ones included."
+    what = "Ends of deliveries, by outcome."
     yield _counter("marq_messages_settled", what, ["queue", "outcome"], settled)
     states = (([queue, state], found[key]) for queue, found in queues for state, key in _STATES.items())
-    yield _gauge("marq_queue_messages", "Open messages.", ["queue", "state"], states)
+    yield _gauge("marq_queue_messages", "Unfinished messages, by state.", ["queue", "state"], states)
     ages = (([queue], found["oldest_lease_seconds"]) for queue, found in queues)
-    what = "Age of the oldest open message since it was taken."
+    what = "Age of the oldest unfinished message, since its first delivery."
     yield _gauge("marq_queue_oldest_message_age_seconds", what, ["queue"], ages)
     paused = (([queue], is_paused) for queue, is_paused in snapshot.paused.items())
     yield _gauge("marq_queue_paused", "Whether a defined queue is paused.", ["queue"], paused)
@@ -175,14 +179,14 @@ def _queues(snapshot: Snapshot) -> Iterator[Metric]:
     lateness = snapshot.lateness
     yield HistogramMetricFamily(
         "marq_redelivery_lateness_seconds",
-        "How long after their due time messages were sent: redeliveries, delayed ones, dead letters.",
+        "Time from due to sent, for redelivered, delayed and dead-lettered messages.",
         list(lateness.buckets()),
         lateness.sum_ms / 1000,
     )
     handling = snapshot.handling
     yield HistogramMetricFamily(
         "marq_message_handling_seconds",
-        "How long messages were worked on, from delivery to acknowledgement: estimated from samples.",
+        "Time from delivery to acknowledgement, estimated from samples.",
         list(handling.buckets()),
         handling.sum_ms / 1000,
     )
@@ -199,34 +203,39 @@ def _backlog(snapshot: Snapshot) -> Iterator[Metric]:
         # Senders can write any key, which must not become a series each.
         unknown = sum(row["waiting"] for queue, row in counted.items() if queue not in known)
         totals = {**backlog, "others": unknown + backlog["others"]}
-    for name, what, key in _CENSUS_TOTALS:
+    for name, what, key in _BACKLOG_TOTALS:
         yield _gauge(name, what, [], [([], totals[key])] if totals else [])
 
 
 #: Metric, help, and its key among the metrics of a queue that is counted.
 _BACKLOG = (
-    (_gauge, "marq_queue_waiting_messages", "Messages that no consumer has taken yet.", "waiting"),
+    (_gauge, "marq_queue_waiting_messages", "Waiting messages.", "waiting"),
     (
         _gauge,
         "marq_queue_oldest_waiting_age_seconds",
-        "Age of the oldest of them since it was sent.",
+        "Age of the oldest waiting message, since it was sent.",
         "oldest_waiting_seconds",
     ),
-    (_counter, "marq_messages_arrived", "Messages that came, copies and redriven ones included.", "arrived"),
+    (
+        _counter,
+        "marq_messages_arrived",
+        "Messages sent to the queue, including redelivered and redriven ones.",
+        "arrived",
+    ),
     (
         _gauge,
         "marq_queue_no_consumer_seconds",
-        "How long they have had no consumer; 0 if they have one.",
+        "Time with waiting messages and no consumer; 0 if there is one.",
         "no_consumer_seconds",
     ),
 )
 #: Metric, help, and its key in the state of the backlog counter.
-_CENSUS_TOTALS = (
-    ("marq_backlog_complete", "Whether the backlog counter has counted all that waits.", "complete"),
-    ("marq_backlog_uncounted_records", "Records that the backlog counter has not looked at yet.", "uncounted"),
+_BACKLOG_TOTALS = (
+    ("marq_backlog_complete", "Whether all waiting messages are counted.", "complete"),
+    ("marq_backlog_uncounted_records", "Records not counted yet.", "uncounted"),
     (
         "marq_backlog_other_messages",
-        "Messages that wait in queues that nobody has defined or read, together.",
+        "Waiting messages of all unknown queues together.",
         "others",
     ),
 )
@@ -238,26 +247,28 @@ def _partitions(snapshot: Snapshot) -> Iterator[Metric]:
         for name, what, key in table:
             yield kind(name, what, ["partition"], ((label, part[key]) for label, part in parts))
     states = (([*label, state], state == part["state"]) for label, part in parts for state in PARTITION_STATES)
-    yield _gauge("marq_partition_state", "1 for the state of its owner.", ["partition", "state"], states)
+    yield _gauge(
+        "marq_partition_state", "1 for the current state of the partition's owner.", ["partition", "state"], states
+    )
     stalled = ((label, part["partition"] in snapshot.stalled) for label, part in parts)
-    what = "1: it has work that could be done, and makes no progress."
+    what = "1 without progress although work is possible."
     yield _gauge("marq_partition_stalled", what, ["partition"], stalled)
     jumps = ((label, part["clock_jump_ms"] / 1000) for label, part in parts)
-    what = "By how much the broker's clock last jumped."
+    what = "Last jump of the broker's clock."
     yield _gauge("marq_partition_clock_jump_seconds", what, ["partition"], jumps)
 
 
 def _handlers(snapshot: Snapshot) -> Iterator[Metric]:
     groups = [([process["group"]], process) for process in snapshot.handlers]
     up = ((label, process["pid"] is not None) for label, process in groups)
-    yield _gauge("marq_handlers_up", "Whether the process of a group's handlers runs.", ["group"], up)
+    yield _gauge("marq_handlers_up", "Whether the group's handlers process runs.", ["group"], up)
     starts = ((label, process["starts"]) for label, process in groups)
-    yield _counter("marq_handlers_starts", "How often it was started.", ["group"], starts)
+    yield _counter("marq_handlers_starts", "Starts of the handlers process.", ["group"], starts)
     for name, what, key in _HANDLER_GAUGES:
         yield _gauge(name, what, ["group"], ((label, process[key]) for label, process in groups))
     breakers = [each for _, process in groups for each in process["breakers"].items()]
     states = (([queue, state], state == found["state"]) for queue, found in breakers for state in BREAKER_STATES)
-    what = "1 for the state of a queue's circuit breaker."
+    what = "1 for the current state of the queue's circuit breaker."
     yield _gauge("marq_breaker_state", what, ["queue", "state"], states)
     openings = (([queue], found["openings"]) for queue, found in breakers)
-    yield _counter("marq_breaker_openings", "How often it has opened.", ["queue"], openings)
+    yield _counter("marq_breaker_openings", "Openings of the circuit breaker.", ["queue"], openings)

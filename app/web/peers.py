@@ -1,6 +1,6 @@
 """The other workers: finds them as members of the trackers' group, and queries them over HTTP.
 
-Faust stores each member's address in the group, and the broker shows it to whoever may describe the group. So a
+Faust stores each member's address in the group, and the broker shows it to clients that may describe the group. So a
 command, which is not a member, can query all workers.
 """
 
@@ -129,7 +129,7 @@ class Group:
                 async with asyncio.timeout(LOOK_LIMIT_S):
                     return [group.name for group in await self._described(groups) if group.reads_nothing]
             except (KafkaError, TimeoutError) as error:
-                log.debug("whether groups have partitions could not be looked up: %r", error)
+                log.debug("cannot look up whether groups have partitions: %r", error)
                 await self.stop()
                 return []
 
@@ -153,11 +153,11 @@ class Group:
         if isinstance(error, GroupAuthorizationFailedError) and not self._refused:
             self._refused = True
             log.warning(
-                "figures of other workers are missing: this one has no right to describe the group %s",
+                "statistics of other workers are missing: this worker lacks permission to describe the group %s",
                 self._client.names.app_id,
             )
         else:
-            log.debug("the trackers' group could not be looked up: %r", error)
+            log.debug("cannot look up the trackers' group: %r", error)
 
     async def _describe(self) -> list[URL] | None:
         """Return the members' addresses; None during a rebalance, when the broker does not have them."""

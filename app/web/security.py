@@ -1,9 +1,8 @@
 """What every request to a worker's web server passes before a page sees it.
 
-In this order: how often this address asks; how large the request is; that a browser meant this server (a page of a
-newcomer whose name leads to 127.0.0.1 has his name in ``Host``); who it is; what he may do (what changes something, so
-all but GET and HEAD, takes the operator); that a request which changes something comes from one of our own pages. Every
-answer has headers by which a browser runs and loads nothing but ours.
+The checks, in order: the rate of the address; the size of the request; the ``Host`` header (DNS rebinding puts a
+foreign name there); the login; its role (all methods but GET and HEAD need the operator); and, for changes, that the
+request comes from one of our own pages. Headers of every response let the browser load and run only our own resources.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ MAX_BODY_BYTES = 1 << 20
 REQUESTS = 500, 100.0
 #: Wrong passwords and tokens per address: burst, and per second.
 FAILURES = 10, 0.1
-#: Open to everybody: a supervisor that checks health has no password.
+#: Open without a login, because supervisors check health without one.
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 SAFE_METHODS = frozenset({"GET", "HEAD"})
 CHALLENGE = 'Basic realm="marq", charset="UTF-8"'
@@ -70,7 +69,7 @@ def check_exposure(settings: AppSettings, bind: str) -> None:
     required = Credentials.of(settings).required
     if Role.WEB in settings.roles and not is_loopback(bind) and not required:
         raise ConfigError(
-            f"MARQ_WEB_BIND={bind}: others can reach this address, and nobody would be asked who he is."
+            f"MARQ_WEB_BIND={bind}: others can reach this address, but no login is required."
             " Set MARQ_WEB_OPERATORS=NAME:PASSWORD (and MARQ_WEB_VIEWERS, MARQ_WEB_VIEWER_TOKENS …, the same on all"
             " workers), or bind to 127.0.0.1, or leave web out of MARQ_ROLES"
         )

@@ -27,7 +27,7 @@ _NOTHING: dict[str, Any] = {
 
 
 class MarqWeb(Web):
-    """Faust's web server without its own pages, some of which show table data to everybody."""
+    """Faust's web server without its own pages, some of which show table data without a login."""
 
     default_blueprints = ()
     production_blueprints = ()
@@ -45,7 +45,7 @@ class MarqWeb(Web):
 
 
 @dataclass(frozen=True)
-class InstallationStatistics:
+class NamespaceStatistics:
     """Collects the statistics of this process and of all trackers."""
 
     worker: Statistics
@@ -135,7 +135,7 @@ def _worker(url: URL, answer: dict[str, Any] | None) -> dict[str, Any]:
     return {**worker, "process": {**UNKNOWN, **worker["process"]}}
 
 
-def attach(app: faust.App, statistics: InstallationStatistics) -> None:
+def attach(app: faust.App, statistics: NamespaceStatistics) -> None:
     @app.page("/api/queues", name="queues")
     async def queues(self: View, request: Any) -> Any:
         local = request.query.get("scope") == "worker"

@@ -33,8 +33,8 @@ from agents.progress import ProgressReport
 from agents.redaction import Redaction
 from app import commands, identity
 from app.batching import BatchSchema
-from app.check.cluster import ensure_rights
-from app.check.rights import Use
+from app.check.cluster import ensure_permissions
+from app.check.permissions import Use
 from app.faust_app import MarqApp, new_app, or_exit
 from app.faust_worker import reachable_name
 from app.handlers.processes import HandlersProcesses, stop_limit_s
@@ -47,7 +47,7 @@ from app.web import security as web_security
 from app.web.dashboard.views import Dashboard
 from app.web.peers import Group, authorization
 from app.web.process_usage import ProcessUsage
-from app.web.statistics import InstallationStatistics, MarqWeb
+from app.web.statistics import MarqWeb, NamespaceStatistics
 from app.web.statistics import attach as attach_web
 from app.worker import former_member
 from app.worker.former_member import TrackerAssignor
@@ -80,7 +80,7 @@ class WorkerApp(MarqApp):
     #: Only with a backlog counter.
     consumer_watch: ConsumerWatch | None = None
     watchdog: Watchdog | None = None
-    #: Whether the group has assigned partitions, possibly none; False without the role tracker.
+    #: True once the group has assigned partitions, possibly none; False without the role tracker.
     assigned = False
     dashboard: Dashboard
     usage: ProcessUsage
@@ -110,7 +110,7 @@ class WorkerApp(MarqApp):
         identity.show(self, self.client.client_id, file)
         topics = await ensure_topics(self.client, changelog=Role.TRACKER in roles)
         if roles != {Role.WEB}:
-            await self._ensure_rights(file)
+            await self._ensure_permissions(file)
             await self._define(file, topics)
         if Role.TRACKER in roles:
             self.owners.context = self._surroundings(topics)
@@ -138,11 +138,11 @@ class WorkerApp(MarqApp):
         parts += [self.handlers, self.watchdog, self.dashboard, self.usage]
         return [part for part in parts if part is not None]
 
-    async def _ensure_rights(self, file: QueuesFile) -> None:
+    async def _ensure_permissions(self, file: QueuesFile) -> None:
         ours = file.definitions
         if self.handlers is not None:
             ours = ours.after(self.handlers.publication(ours))
-        await ensure_rights(self.client, Use.of(ours, self.client.names, self.settings))
+        await ensure_permissions(self.client, Use.of(ours, self.client.names, self.settings))
 
     async def _define(self, file: QueuesFile, topics: Topics) -> None:
         """Follow the definitions, and publish this worker's."""
@@ -267,11 +267,9 @@ def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerAp
     statistics.paces.end_of = app.markers_end
     probes.attach(app, statistics)
     app.usage = ProcessUsage(app.handlers_pids)
-    installation = InstallationStatistics(
-        statistics, app.group, app.handlers_metrics, Redaction(settings.redact), app.usage
-    )
-    attach_web(app, installation)
-    app.dashboard = Dashboard(app, installation, settings, client, app.queues)
+    totals = NamespaceStatistics(statistics, app.group, app.handlers_metrics, Redaction(settings.redact), app.usage)
+    attach_web(app, totals)
+    app.dashboard = Dashboard(app, totals, settings, client, app.queues)
     commands.attach(app)
     return app
 

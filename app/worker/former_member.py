@@ -1,7 +1,7 @@
 """Group membership of trackers across restarts: removes a killed worker's member, and accepts a new address.
 
-After a kill -9 the broker waits for the dead member's session to expire, and meanwhile nobody owns its partitions. The
-next worker that locks the folder knows that the former member is dead, and makes it leave.
+After a kill -9 the broker waits for the dead member's session to expire; until then its partitions have no owner. The
+next worker that locks the folder knows that the former member is dead, and removes it from the group.
 
 It does so once it joins itself: an empty group makes the broker wait for more members
 (`group.initial.rebalance.delay.ms`), and the others have one rebalance instead of two.
@@ -26,7 +26,7 @@ from marq.settings.client import ClientSettings
 
 log = logging.getLogger("marq.worker")
 
-#: In the worker's folder: its member id.
+#: File in the worker's folder with its member id.
 _FILE = "member"
 _POLL_SECONDS = 0.05
 
@@ -35,9 +35,7 @@ def remember(folder: Path, member: str) -> None:
     try:
         (folder / _FILE).write_text(member)
     except OSError as error:
-        log.warning(
-            "after a kill -9 a restart will have to wait for the session timeout: %s: %s", folder / _FILE, error
-        )
+        log.warning("after a kill -9, a restart will wait for the session timeout: %s: %s", folder / _FILE, error)
 
 
 async def expel(client: ClientSettings, folder: Path, limit_s: float) -> None:
@@ -76,7 +74,7 @@ async def _expel(admin: AIOKafkaAdminClient, group: str, former: str) -> None:
     answer = await admin._send_request(LeaveGroupRequest(group, former), coordinator)
     if answer.error_code:
         raise for_code(answer.error_code)
-    log.info("the former member %s was killed: taken out of the group", former)
+    log.info("the former member %s was killed: removed from the group", former)
 
 
 class TrackerAssignor(PartitionAssignor):

@@ -34,9 +34,9 @@ def call(*functions: Callable[..., Any]) -> None:
         asyncio.run(result)
 
 
-def say(**figures: object) -> None:
+def say(**measurements: object) -> None:
     """Send a line to the row."""
-    print(json.dumps(figures), flush=True)
+    print(json.dumps(measurements), flush=True)
 
 
 async def told() -> None:

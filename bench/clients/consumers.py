@@ -11,7 +11,7 @@ import marq
 from bench.clients.client import call, percentiles, read_stamp, say, told, until_handled
 from bench.load import QUEUE, check, queue_name
 
-#: One in so many messages is forgotten.
+#: One in this many messages is forgotten.
 FORGOTTEN = 10
 #: Consumers that start at a time.
 STARTING = 10

@@ -69,7 +69,7 @@ class Received:
         self._peak_bytes = memory_bytes(os.getpid(), "VmHWM")
 
     def report(self) -> None:
-        """Send the figures to the row.
+        """Send the measurements to the row.
 
         Raises:
             SystemExit: a message is missing, or came twice.

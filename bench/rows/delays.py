@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 import marq
 from bench.leases import Copies, copies
 from bench.load import CHUNK, QUEUE, values
-from bench.suite import Bar, Bench, Figures, Medians, Row
+from bench.suite import Bar, Bench, Measurements, Medians, Row
 from bench.worker import BenchWorker, make_topics, peak_mib
 
 MAX_MEMORY_MIB = 700
@@ -40,7 +40,7 @@ LIMIT_SECONDS = 900.0
 
 @dataclass(kw_only=True)
 class Delays:
-    """One namespace with its delayed messages; ``figures`` fills up as the phases pass."""
+    """One namespace with its delayed messages; ``measurements`` fills up as the phases pass."""
 
     bench: Bench
     prefix: str
@@ -50,7 +50,7 @@ class Delays:
     rate: int
     seconds: int
     sent: int = 0
-    figures: Figures = field(default_factory=dict)
+    measurements: Measurements = field(default_factory=dict)
 
     async def measure(self) -> None:
         await asyncio.to_thread(self.worker.wait_until_owner)
@@ -77,16 +77,16 @@ class Delays:
             LIMIT_SECONDS,
             0.5,
         )
-        self.figures["pending"] = pending
-        self.figures["scheduled_per_second"] = pending / (sent - began)
-        self.figures["known_per_second"] = pending / (time.monotonic() - began)
+        self.measurements["pending"] = pending
+        self.measurements["scheduled_per_second"] = pending / (sent - began)
+        self.measurements["known_per_second"] = pending / (time.monotonic() - began)
         # Rows are written within a second or two.
         await asyncio.sleep(5.0)
         self._note_worker("pending")
 
     def _note_worker(self, name: str) -> None:
         disk = sum(path.stat().st_size for path in self.worker.data.rglob("*") if path.is_file())
-        self.figures |= {**self.worker.memory_mib(name), f"{name}_disk_mib": disk / 2**20}
+        self.measurements |= {**self.worker.memory_mib(name), f"{name}_disk_mib": disk / 2**20}
 
     async def _deliver(self) -> None:
         """Let messages be due at a steady rate, and measure how late each arrives."""
@@ -104,9 +104,9 @@ class Delays:
             (self.copies.seen[start + index] + ahead_s - due_s) * 1000 for index, due_s in enumerate(dues_s)
         )
         assert lateness_ms[0] > -5, f"a message came {-lateness_ms[0]} ms too early"
-        self.figures["lateness_p50_ms"] = lateness_ms[count // 2]
-        self.figures["lateness_p99_ms"] = lateness_ms[count * 99 // 100]
-        self.figures["lateness_max_ms"] = lateness_ms[-1]
+        self.measurements["lateness_p50_ms"] = lateness_ms[count // 2]
+        self.measurements["lateness_p99_ms"] = lateness_ms[count * 99 // 100]
+        self.measurements["lateness_max_ms"] = lateness_ms[-1]
 
     async def _restart(self) -> None:
         probes = await self._send([PROBE_S] * PROBES)
@@ -118,12 +118,12 @@ class Delays:
         began = time.monotonic()
         self.worker = BenchWorker(self.bench.servers, self.prefix, self.bench.folder)
         first, last = await self.copies.all_of(probes, LIMIT_SECONDS)
-        self.figures["restart_first_seconds"] = first - began
-        self.figures["restart_seconds"] = last - began
+        self.measurements["restart_first_seconds"] = first - began
+        self.measurements["restart_seconds"] = last - began
         self._note_worker("restarted")
 
 
-async def delay(bench: Bench, rate: int = RATE, seconds: int = SECONDS) -> Figures:
+async def delay(bench: Bench, rate: int = RATE, seconds: int = SECONDS) -> Measurements:
     prefix, partitions = bench.prefix(), bench.size.partitions
     client, _ = await make_topics(bench.servers, prefix, partitions)
     producing = marq.Producer(bench.servers, prefix=prefix, request_timeout=300)
@@ -136,18 +136,18 @@ async def delay(bench: Bench, rate: int = RATE, seconds: int = SECONDS) -> Figur
             await delays.measure()
         finally:
             delays.worker.kill()
-    return delays.figures
+    return delays.measurements
 
 
 def bars(medians: Medians) -> list[Bar]:
-    figures = medians["marq"]
-    if figures["pending"] > BARRED_PENDING:
+    measurements = medians["marq"]
+    if measurements["pending"] > BARRED_PENDING:
         return []
     return [
-        Bar("memory of the worker, at the most", peak_mib(figures), MAX_MEMORY_MIB, "MiB"),
-        Bar("restart with its data: delivering after", figures["restart_seconds"], RESTART_SECONDS, "s"),
-        Bar("lateness, 99 of 100 messages", figures["lateness_p99_ms"], LATENESS_P99_MS, "ms"),
-        Bar("scheduled", figures["scheduled_per_second"], SCHEDULED_PER_SECOND, "a second", at_least=True),
+        Bar("peak memory of the worker", peak_mib(measurements), MAX_MEMORY_MIB, "MiB"),
+        Bar("restart with its data: delivering after", measurements["restart_seconds"], RESTART_SECONDS, "s"),
+        Bar("lateness, 99 of 100 messages", measurements["lateness_p99_ms"], LATENESS_P99_MS, "ms"),
+        Bar("scheduled", measurements["scheduled_per_second"], SCHEDULED_PER_SECOND, "a second", at_least=True),
     ]
 
 

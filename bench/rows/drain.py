@@ -11,7 +11,7 @@ from typing import NamedTuple
 from bench.clients.drain_share import BROKER_PROPERTIES
 from bench.load import QUEUE, fill
 from bench.processes import Meter, measured
-from bench.suite import Bar, Bench, Figures, Medians, Row, Skipped
+from bench.suite import Bar, Bench, Measurements, Medians, Row, Skipped
 from marq.wire.names import Names
 
 #: Bars of ``run``: its rate divided by the confluent-kafka consumer group's.
@@ -21,7 +21,7 @@ LEAST_OF_SHARE, GOAL_OF_SHARE = 0.45, 1.0
 RUN, RUN_BATCH, ITERATE = "marq run", "marq run_batch", "marq iterate"
 AIOKAFKA, GROUP, SHARE = "aiokafka group", "confluent group", "confluent share group"
 QUORUM = "rabbitmq quorum queue"
-#: Prefetch and concurrency beside RabbitMQ.
+#: Prefetch and concurrency for the comparison with RabbitMQ.
 PREFETCH = 2_000
 CONSUMER_MIB, WORKER_MIB = 250.0, 400.0
 #: Bytes of markers and changelog, divided by the payload's.
@@ -36,25 +36,25 @@ def filled(bench: Bench) -> str:
     return prefix
 
 
-def marq(bench: Bench, way: str = "run", work: str = "0", concurrency: int = 64) -> Figures:
+def marq(bench: Bench, way: str = "run", work: str = "0", concurrency: int = 64) -> Measurements:
     """Measure Marq with a worker; for ``work`` see :class:`bench.clients.received.Work`."""
     prefix, count = filled(bench), bench.size.messages
     with bench.worker(prefix) as worker:
         meter = Meter({"tracker": [worker.pid], "broker": [bench.broker_pid]})
-        figures = measured("drain_marq", bench.servers, prefix, count, way, work, concurrency)
+        measurements = measured("drain_marq", bench.servers, prefix, count, way, work, concurrency)
         worker.wait_until_drained(QUEUE, count)
-        behind = max(0.0, time.time() - figures["ended_at"])
-        return {**_client(figures), "tracker_behind_seconds": behind, **_parts(meter)}
+        behind = max(0.0, time.time() - measurements["ended_at"])
+        return {**_client(measurements), "tracker_behind_seconds": behind, **_parts(meter)}
 
 
-def native(bench: Bench, client: str, how: tuple[object, ...] = ()) -> Figures:
+def native(bench: Bench, client: str, how: tuple[object, ...] = ()) -> Measurements:
     """Measure one of Kafka's own clients."""
     topic = f"{filled(bench)}.messages"
     meter = Meter({"broker": [bench.broker_pid]})
     return {**_client(measured(client, bench.servers, topic, bench.size.messages, *how)), **_parts(meter)}
 
 
-def quorum_queue(bench: Bench, work: str = "0") -> Figures:
+def quorum_queue(bench: Bench, work: str = "0") -> Measurements:
     """Measure a quorum queue of RabbitMQ by aio-pika: each message durable, with its own ack.
 
     Raises:
@@ -66,15 +66,15 @@ def quorum_queue(bench: Bench, work: str = "0") -> Figures:
     return _client(measured("drain_rabbitmq", url, bench.prefix(), size.messages, size.value_bytes, work, PREFETCH))
 
 
-def memory(bench: Bench) -> Figures:
+def memory(bench: Bench) -> Measurements:
     """Measure the peak memory of consumer and worker, and the bytes that they write to Kafka."""
     prefix, count = filled(bench), bench.size.messages
     names = Names(prefix)
     with bench.worker(prefix) as worker:
-        figures = measured("drain_marq", bench.servers, prefix, count, "run")
+        measurements = measured("drain_marq", bench.servers, prefix, count, "run")
         worker.wait_until_drained(QUEUE, count)
         peaks = {
-            "consumer_peak_mib": figures["peak_bytes"] / MIB,
+            "consumer_peak_mib": measurements["peak_bytes"] / MIB,
             "worker_peak_mib": worker.memory("VmHWM") / MIB,
         }
     # The worker has ended, so its last records are in the log.
@@ -87,11 +87,11 @@ def memory(bench: Bench) -> Figures:
     }
 
 
-def _client(figures: Figures) -> Figures:
-    return {name: figures[name] for name in ("rate", "startup_seconds", "cpu_seconds")}
+def _client(measurements: Measurements) -> Measurements:
+    return {name: measurements[name] for name in ("rate", "startup_seconds", "cpu_seconds")}
 
 
-def _parts(meter: Meter) -> Figures:
+def _parts(meter: Meter) -> Measurements:
     return {f"{part}_cpu_seconds": seconds for part, seconds in meter.seconds().items()}
 
 
@@ -99,17 +99,24 @@ def bars(medians: Medians) -> list[Bar]:
     of_group = medians[RUN]["rate"] / medians[GROUP]["rate"]
     of_share = medians[RUN_BATCH]["rate"] / medians[SHARE]["rate"]
     return [
-        Bar("drain by run: rate, of the confluent group's", of_group, LEAST_OF_GROUP, "times", True, GOAL_OF_GROUP),
-        Bar("drain by run_batch: rate, of the share group's", of_share, LEAST_OF_SHARE, "times", True, GOAL_OF_SHARE),
+        Bar("run: rate relative to the consumer group", of_group, LEAST_OF_GROUP, "times", True, GOAL_OF_GROUP),
+        Bar(
+            "run_batch: rate relative to the share group",
+            of_share,
+            LEAST_OF_SHARE,
+            "times",
+            True,
+            GOAL_OF_SHARE,
+        ),
     ]
 
 
 def memory_bars(medians: Medians) -> list[Bar]:
-    figures = medians[RUN]
+    run = medians[RUN]
     return [
-        Bar("memory of a consumer, at the most", figures["consumer_peak_mib"], CONSUMER_MIB, "MiB"),
-        Bar("memory of a worker, at the most", figures["worker_peak_mib"], WORKER_MIB, "MiB"),
-        Bar("markers and changelog", figures["markers_and_changelog_of_payload"], MOST_OF_PAYLOAD, "times the payload"),
+        Bar("peak memory of a consumer", run["consumer_peak_mib"], CONSUMER_MIB, "MiB"),
+        Bar("peak memory of a worker", run["worker_peak_mib"], WORKER_MIB, "MiB"),
+        Bar("markers and changelog", run["markers_and_changelog_of_payload"], MOST_OF_PAYLOAD, "times the payload"),
     ]
 
 
@@ -123,7 +130,7 @@ def crossings(medians: Medians) -> list[str]:
     ]
 
 
-def crossing(first: str, one: Figures, second: str, other: Figures) -> str:
+def crossing(first: str, one: Measurements, second: str, other: Measurements) -> str:
     """Return the number of messages from which the client with the higher rate is done first."""
     faster, slower = (first, second) if one["rate"] > other["rate"] else (second, first)
     fast, slow = (one, other) if faster == first else (other, one)
@@ -197,7 +204,7 @@ WORK = (
 
 def work_bars(what: str, medians: Medians) -> list[Bar]:
     of_share = medians[RUN]["rate"] / medians[SHARE]["rate"]
-    return [Bar(f"{what}: rate, of the share group's", of_share, 1.0, "times", at_least=True)]
+    return [Bar(f"{what}: rate relative to the share group", of_share, 1.0, "times", at_least=True)]
 
 
 def _work_row(work: Work) -> Row:

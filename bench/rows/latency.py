@@ -1,4 +1,4 @@
-"""Times of single messages: from send to handler, alone and beside a flooded queue, and of redeliveries."""
+"""Latency of single messages: from send to handler, alone and next to a flooded queue, and of redeliveries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from itertools import count
 from bench.clients.consumers import FORGOTTEN
 from bench.load import QUEUE, fill, place
 from bench.processes import Child, Meter, measured
-from bench.suite import Bar, Bench, Figures, Medians, Row
+from bench.suite import Bar, Bench, Measurements, Medians, Row
 from marq.settings.partitions import subset
 
 #: Seconds that are measured, after some that are not.
@@ -27,7 +27,7 @@ BURSTS = {FAST: 250, STEADY: 1}
 P50_MS, P99_MS = 5.0, 40.0
 
 
-def latency(bench: Bench, name: str) -> Figures:
+def latency(bench: Bench, name: str) -> Measurements:
     prefix, rate = bench.prefix(), RATES[name]
     messages, unmeasured = rate * (SECONDS + UNMEASURED_SECONDS), rate * UNMEASURED_SECONDS
     sending = (bench.servers, prefix, QUEUE, rate, messages, bench.size.value_bytes, BURSTS[name])
@@ -65,21 +65,21 @@ LATENCY = Row(
 
 # --- neighbours -------------------------------------------------------------------------------------------------------
 
-ALONE, BESIDE, APART = "alone", "beside a flood", "beside a flood, spread of 1"
+ALONE, SHARED, APART = "alone", "with a flooded queue", "with a flooded queue, partitions = 1"
 QUIET_QUEUE, QUIET_PER_SECOND = "quiet", 200
 FLOOD_PER_SECOND, BURST = 40_000, 40_000
-#: With spread, the limit of the quiet queue's p99: a multiple of that without a flood, or ms, whichever is more.
+#: Limits of the quiet queue's p99 with `partitions = 1`: a multiple of that without a flood, or ms. The larger counts.
 MOST_OF_ALONE, MOST_MS = 3.0, 40.0
 
 
-def neighbours(bench: Bench, flood: bool, spread: bool) -> Figures:
+def neighbours(bench: Bench, flood: bool, apart: bool) -> Measurements:
     """Measure a quiet queue while messages of another one, without consumers, arrive in bursts and pile up.
 
-    In shared partitions the quiet queue's consumer has to read through them; with spread, the queues share none.
+    In shared partitions the quiet queue's consumer reads them too. If ``apart``, each queue has its own partition.
     """
     prefix, size = bench.prefix(), bench.size
     flooded = neighbour(QUIET_QUEUE, size.partitions)
-    if spread:
+    if apart:
         asyncio.run(place(bench.servers, prefix, [QUIET_QUEUE, flooded], 1, size.partitions))
     sent, unmeasured = QUIET_PER_SECOND * (SECONDS + UNMEASURED_SECONDS), QUIET_PER_SECOND * UNMEASURED_SECONDS
     with ExitStack() as stack:
@@ -111,7 +111,7 @@ def neighbour(queue: str, partitions: int) -> str:
 def neighbours_bars(medians: Medians) -> list[Bar]:
     limit = max(MOST_OF_ALONE * medians[ALONE]["p99_ms"], MOST_MS)
     return [
-        Bar("a quiet queue beside a flooded one, each with a spread of 1: p99", medians[APART]["p99_ms"], limit, "ms")
+        Bar("a quiet queue next to a flooded one, each with partitions = 1: p99", medians[APART]["p99_ms"], limit, "ms")
     ]
 
 
@@ -119,9 +119,9 @@ NEIGHBOURS = Row(
     "neighbours",
     f"{QUIET_PER_SECOND} messages a second of a queue, and {FLOOD_PER_SECOND:,} of another at once: send to handler",
     {
-        ALONE: partial(neighbours, flood=False, spread=False),
-        BESIDE: partial(neighbours, flood=True, spread=False),
-        APART: partial(neighbours, flood=True, spread=True),
+        ALONE: partial(neighbours, flood=False, apart=False),
+        SHARED: partial(neighbours, flood=True, apart=False),
+        APART: partial(neighbours, flood=True, apart=True),
     },
     neighbours_bars,
     runs=3,
@@ -131,7 +131,7 @@ NEIGHBOURS = Row(
 # --- redelivery -------------------------------------------------------------------------------------------------------
 
 MESSAGES, LEASE_S = 20_000, 5.0
-QUIET, BUSY = "nothing else", "beside other traffic"
+QUIET, BUSY = "nothing else", "with other traffic"
 #: Messages a second of another queue in the same partitions, sent, handled and acked meanwhile.
 TRAFFIC_PER_SECOND = 2_000
 #: Limits by figure: name, limit, unit.
@@ -143,7 +143,7 @@ REDELIVERY_LIMITS = {
 }
 
 
-def redelivery(bench: Bench, traffic: int = 0) -> Figures:
+def redelivery(bench: Bench, traffic: int = 0) -> Measurements:
     prefix = bench.prefix()
     with ExitStack() as stack:
         stack.enter_context(bench.worker(prefix))
@@ -157,9 +157,9 @@ def redelivery(bench: Bench, traffic: int = 0) -> Figures:
 
 def redelivery_bars(medians: Medians) -> list[Bar]:
     return [
-        Bar(f"redelivery, {system}: {what}", figures[figure], limit, unit)
-        for system, figures in medians.items()
-        for figure, (what, limit, unit) in REDELIVERY_LIMITS.items()
+        Bar(f"redelivery, {system}: {what}", measurements[name], limit, unit)
+        for system, measurements in medians.items()
+        for name, (what, limit, unit) in REDELIVERY_LIMITS.items()
     ]
 
 
@@ -177,18 +177,18 @@ REDELIVERY = Row(
 EXPIRED_PER_SECOND = 40_000
 
 
-def expiry(bench: Bench) -> Figures:
+def expiry(bench: Bench) -> Measurements:
     prefix, messages = bench.prefix(), bench.size.messages
     asyncio.run(fill(bench.servers, prefix, messages, bench.size.value_bytes))
     with bench.worker(prefix) as worker:
         meter = Meter({"worker": [worker.pid]})
-        figures = measured("consumers", "expiring", bench.servers, prefix, messages)
-        return {**figures, "worker_cpu_seconds": meter.seconds()["worker"]}
+        measurements = measured("consumers", "expiring", bench.servers, prefix, messages)
+        return {**measurements, "worker_cpu_seconds": meter.seconds()["worker"]}
 
 
 def expiry_bars(medians: Medians) -> list[Bar]:
     rate = medians["marq"]["redelivered_per_second"]
-    name = "leases that end at once: handled again and acked"
+    name = "leases that expire together: redelivered and acked"
     return [Bar(name, rate, EXPIRED_PER_SECOND, "messages/s", at_least=True)]
 
 

@@ -11,7 +11,7 @@ from functools import partial
 import marq
 from bench.load import fill_queues, place, queue_name
 from bench.processes import Child, Meter, measured
-from bench.suite import Bar, Bench, Figures, Medians, Row
+from bench.suite import Bar, Bench, Measurements, Medians, Row
 from bench.worker import make_topics
 from marq.settings.definitions import layer_key
 from marq.wire.names import Names
@@ -25,7 +25,7 @@ LEAST_OF_ONE = 0.5
 ONE, MANY = "1 queue", f"{QUEUES:,} queues"
 
 
-def grouped(bench: Bench, count: int) -> Figures:
+def grouped(bench: Bench, count: int) -> Measurements:
     """Measure a consumer of many queues that take turns, so that hardly two messages in a row share a queue."""
     prefix, size = bench.prefix(), bench.size
     queues = [queue_name(number) for number in range(count)]
@@ -33,8 +33,8 @@ def grouped(bench: Bench, count: int) -> Figures:
     asyncio.run(fill_queues(bench.servers, Names(prefix), queues, size.messages, size.value_bytes, size.partitions))
     with bench.worker(prefix) as worker:
         meter = Meter({"worker": [worker.pid]})
-        figures = measured("consumers", "group", bench.servers, prefix, GROUP, size.messages)
-        return {**figures, "worker_cpu_seconds_per_million": meter.seconds()["worker"] / size.messages * 1e6}
+        measurements = measured("consumers", "group", bench.servers, prefix, GROUP, size.messages)
+        return {**measurements, "worker_cpu_seconds_per_million": meter.seconds()["worker"] / size.messages * 1e6}
 
 
 async def define(servers: str, prefix: str, queues: list[str]) -> None:
@@ -45,12 +45,12 @@ async def define(servers: str, prefix: str, queues: list[str]) -> None:
 
 def queues_bars(medians: Medians) -> list[Bar]:
     of_one = medians[MANY]["messages_per_second"] / medians[ONE]["messages_per_second"]
-    return [Bar(f"{MANY}, of the speed of one", of_one, LEAST_OF_ONE, "times", at_least=True)]
+    return [Bar(f"{MANY}: rate relative to one queue", of_one, LEAST_OF_ONE, "times", at_least=True)]
 
 
 QUEUES_ROW = Row(
     "queues",
-    f"one consumer of a group serves {MANY} that share a topic, beside a group of one",
+    f"one consumer of a group serves {MANY} that share a topic, next to a group with one queue",
     {ONE: partial(grouped, count=1), MANY: partial(grouped, count=QUEUES)},
     queues_bars,
     runs=3,
@@ -60,17 +60,18 @@ QUEUES_ROW = Row(
 # --- readers ----------------------------------------------------------------------------------------------------------
 
 READERS, PROCESSES, PARTITIONS, MARKERS_PARTITIONS = 200, 4, 128, 4
-WITHOUT, WITH = "without spread", "spread of 1"
-#: Messages of each queue. Without spread all consumers read all of them; with it, few would let other bytes dominate.
-MESSAGES = {WITHOUT: 50, WITH: 1_000}
+EVERYWHERE, APART = "all partitions", "partitions = 1"
+#: Messages of each queue. On all partitions, each consumer reads those of all queues. On one partition, other bytes
+#: would dominate if there were few.
+MESSAGES = {EVERYWHERE: 50, APART: 1_000}
 #: Bytes read, divided by the payload's.
 MOST_OF_PAYLOAD = 4.0
 
 
-def read(bench: Bench, name: str) -> Figures:
+def read(bench: Bench, name: str) -> Measurements:
     """Measure the bytes that consumers read for each message they receive.
 
-    Without spread each reads the whole topic. With a spread of 1, it reads one partition, which it shares on average
+    By default each reads the whole topic. With ``partitions = 1`` it reads one partition, which it shares on average
     with (queues - 1) / partitions other queues: of 200 queues in 128 partitions, 2.6 times the bytes of its messages,
     each with some 20 bytes around the payload.
     """
@@ -102,7 +103,7 @@ async def prepare(servers: str, prefix: str, name: str, size: int) -> None:
     """Create the topics, place the queues, and send the messages."""
     await make_topics(servers, prefix, PARTITIONS, markers_partitions=MARKERS_PARTITIONS)
     queues = [queue_name(number) for number in range(READERS)]
-    if name == WITH:
+    if name == APART:
         await place(servers, prefix, queues, 1, PARTITIONS)
     async with marq.Producer(servers, prefix=prefix) as producer:
         for queue in queues:
@@ -110,8 +111,8 @@ async def prepare(servers: str, prefix: str, name: str, size: int) -> None:
 
 
 def readers_bars(medians: Medians) -> list[Bar]:
-    of_payload = medians[WITH]["bytes_read_of_payload"]
-    what = f"{READERS} consumers of a queue each, {PARTITIONS} partitions, spread of 1: bytes read"
+    of_payload = medians[APART]["bytes_read_of_payload"]
+    what = f"{READERS} consumers with a queue each, {PARTITIONS} partitions, partitions = 1: bytes read"
     return [Bar(what, of_payload, MOST_OF_PAYLOAD, "times the payload")]
 
 

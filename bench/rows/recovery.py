@@ -16,7 +16,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from bench.leases import Copies, Opener, copies, opener
 from bench.load import QUEUE
-from bench.suite import Bar, Bench, Figures, Medians, Row
+from bench.suite import Bar, Bench, Measurements, Medians, Row
 from bench.worker import LIMIT_SECONDS, BenchWorker, make_topics, peak_mib
 from config.settings import load_settings
 from marq.wire.names import Names
@@ -38,14 +38,14 @@ _OWNED = re.compile(r"owner of markers partition (\d+)")
 
 @dataclass(kw_only=True)
 class Recovery:
-    """One namespace with its open leases; ``figures`` fills up as the phases pass."""
+    """One namespace with its open leases; ``measurements`` fills up as the phases pass."""
 
     bench: Bench
     names: Names
     opener: Opener
     copies: Copies
     opened: int = 0
-    figures: Figures = field(default_factory=dict)
+    measurements: Measurements = field(default_factory=dict)
     _running: list[BenchWorker] = field(default_factory=list)
 
     async def measure(self) -> None:
@@ -55,8 +55,8 @@ class Recovery:
         await self.opener.open(0, count)
         self.opened = count
         await self._wait_until_written(worker)
-        self.figures["opened_per_second"] = count / (time.monotonic() - began)
-        self.figures |= worker.memory_mib("opened")
+        self.measurements["opened_per_second"] = count / (time.monotonic() - began)
+        self.measurements |= worker.memory_mib("opened")
         worker = await self._kill_and_restart("restart", worker, lose=False)
         worker = await self._kill_and_restart("rebuild", worker, lose=True)
         await self._take_over(worker)
@@ -85,7 +85,7 @@ class Recovery:
         owner, (first, last) = await asyncio.gather(
             self._owner_of_all(worker), self.copies.all_of(probes, LIMIT_SECONDS)
         )
-        self.figures |= {
+        self.measurements |= {
             f"{name}_owner_seconds": owner - began,
             f"{name}_first_copy_seconds": first - began,
             f"{name}_firing_seconds": last - began,
@@ -104,7 +104,7 @@ class Recovery:
         killed = time.monotonic()
         assert killed < due, "the leases of the probes ended before the kill"
         _, last = await self.copies.all_of(probes, LIMIT_SECONDS)
-        self.figures |= {
+        self.measurements |= {
             "takeover_seconds": last - killed,
             "takeover_over_session_seconds": last - killed - load_settings().session_timeout,
             **standby.memory_mib("takeover"),
@@ -143,7 +143,7 @@ class Recovery:
         return time.monotonic()
 
 
-async def recover(bench: Bench) -> Figures:
+async def recover(bench: Bench) -> Measurements:
     size = bench.size
     client, _ = await make_topics(bench.servers, bench.prefix(), size.partitions)
     opening = opener(bench.servers, client.names, size.partitions, size.value_bytes)
@@ -153,16 +153,16 @@ async def recover(bench: Bench) -> Figures:
             await recovery.measure()
         finally:
             recovery.close()
-    return recovery.figures
+    return recovery.measurements
 
 
 def bars(medians: Medians) -> list[Bar]:
-    figures, limit = medians["marq"], load_settings().session_timeout + TAKEOVER_SECONDS
+    measurements, limit = medians["marq"], load_settings().session_timeout + TAKEOVER_SECONDS
     return [
-        Bar("memory of a worker, at the most", peak_mib(figures), MAX_MEMORY_MIB, "MiB"),
-        Bar("restart with its data: firing after", figures["restart_firing_seconds"], RESTART_SECONDS, "s"),
-        Bar("data lost: firing after", figures["rebuild_firing_seconds"], REBUILD_SECONDS, "s"),
-        Bar("standby: firing after", figures["takeover_seconds"], limit, "s"),
+        Bar("peak memory of a worker", peak_mib(measurements), MAX_MEMORY_MIB, "MiB"),
+        Bar("restart with its data: firing after", measurements["restart_firing_seconds"], RESTART_SECONDS, "s"),
+        Bar("data lost: firing after", measurements["rebuild_firing_seconds"], REBUILD_SECONDS, "s"),
+        Bar("standby: firing after", measurements["takeover_seconds"], limit, "s"),
     ]
 
 

@@ -15,7 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from bench.clients.producers import TASKS
 from bench.load import QUEUE, check_numbers, fill
 from bench.processes import Child, Meter, measured
-from bench.suite import Bar, Bench, Figures, Medians, Row
+from bench.suite import Bar, Bench, Measurements, Medians, Row
 from bench.worker import BenchWorker, make_topics
 from marq.wire.names import Names
 
@@ -26,15 +26,15 @@ SEND_MANY_PER_SECOND, SEND_PER_SECOND = 250_000, 40_000
 ONE_BY_ONE = 0.25
 
 
-def send(bench: Bench, way: str, part: float = 1.0) -> Figures:
+def send(bench: Bench, way: str, part: float = 1.0) -> Measurements:
     """Measure one producer process; each message is durable when its call returns."""
     prefix, size = bench.prefix(), bench.size
     count = int(size.messages * part)
-    figures = measured("producers", "send", bench.servers, prefix, way, count, size.value_bytes)
+    measurements = measured("producers", "send", bench.servers, prefix, way, count, size.value_bytes)
     written = asyncio.run(count_records(bench.servers, f"{prefix}.messages", size.partitions))
     if written != count + 1:
         raise SystemExit(f"bench: {count} messages were sent after a first one, but the topic has {written}")
-    return figures
+    return measurements
 
 
 async def count_records(servers: str, topic: str, partitions: int) -> int:
@@ -71,7 +71,7 @@ LEAST_OF_ONE, NOISE = 1.0, 0.05
 JOIN_SECONDS = 60.0
 
 
-def scale(bench: Bench, each: int) -> Figures:
+def scale(bench: Bench, each: int) -> Measurements:
     """Measure several consumers and workers, which all have joined before the first message is read."""
     prefix, size = bench.prefix(), bench.size
     asyncio.run(make_topics(bench.servers, prefix, PARTITIONS))
@@ -136,7 +136,7 @@ def check_handled(files: list[Path], count: int) -> None:
 
 def scale_bars(medians: Medians) -> list[Bar]:
     of_one = medians[TWO]["messages_per_second"] / medians[ONE]["messages_per_second"]
-    what = f"two consumers and two workers, of the speed of one of each ({LEAST_OF_ONE:g} less {NOISE:.0%} of noise)"
+    what = f"two consumers and two workers: rate relative to one of each ({LEAST_OF_ONE:g} minus {NOISE:.0%} noise)"
     return [Bar(what, of_one, LEAST_OF_ONE - NOISE, "times", at_least=True)]
 
 

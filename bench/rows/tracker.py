@@ -17,7 +17,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from bench.load import QUEUE, fill_queues, queue_name
 from bench.processes import Meter, measured
-from bench.suite import Bar, Bench, Figures, Medians, Row
+from bench.suite import Bar, Bench, Measurements, Medians, Row
 from bench.worker import LIMIT_SECONDS, POLL_SECONDS, BenchWorker, make_topics
 from marq.wire.names import Names
 
@@ -67,7 +67,7 @@ class Folding:
         return time.monotonic()
 
     def until_written(self, in_flight: int) -> float:
-        """Return when the changelog was complete, with so many messages in flight.
+        """Return when the changelog was complete, with this many messages in flight.
 
         Only then the worker is asked, because counting messages in flight costs it time.
         """
@@ -96,12 +96,12 @@ class Folding:
         return self.worker.row(QUEUE).get("in_flight")
 
 
-def together(bench: Bench) -> Figures:
+def together(bench: Bench) -> Measurements:
     """Write each ACK right after its ACQUIRE; the worker is done when it counts all messages as acked."""
     return _folded(bench, SESSION, lambda folding: folding.run("acquire,ack", folding.until_acked))
 
 
-def written(bench: Bench) -> Figures:
+def written(bench: Bench) -> Measurements:
     """Write all ACQUIREs, until the changelog has all rows; then all ACKs, until it has all deletions."""
 
     def both(folding: Folding) -> float:
@@ -111,7 +111,7 @@ def written(bench: Bench) -> Figures:
     return _folded(bench, {**SESSION, **FLUSH_SOON}, both)
 
 
-def _folded(bench: Bench, settings: dict[str, str], run: Callable[[Folding], float]) -> Figures:
+def _folded(bench: Bench, settings: dict[str, str], run: Callable[[Folding], float]) -> Measurements:
     prefix, size = bench.prefix(), bench.size
     asyncio.run(make_topics(bench.servers, prefix, size.partitions))
     with bench.worker(prefix, settings=settings) as worker:
@@ -149,7 +149,7 @@ COUNTED_PER_SECOND = 300_000
 CENSUS_POLL_SECONDS = 0.1
 
 
-def backlog(bench: Bench, queues: int) -> Figures:
+def backlog(bench: Bench, queues: int) -> Measurements:
     prefix, size = bench.prefix(), bench.size
     asyncio.run(make_topics(bench.servers, prefix, size.partitions))
     with bench.worker(prefix, settings=SESSION) as worker:
@@ -198,7 +198,7 @@ SETTLE_SECONDS = 2.0
 IDLE_SECONDS = 10.0
 
 
-def idle(bench: Bench) -> Figures:
+def idle(bench: Bench) -> Measurements:
     with bench.worker(bench.prefix()) as worker:
         time.sleep(SETTLE_SECONDS)
         before = worker.cpu_seconds()

@@ -84,13 +84,13 @@ class Extent:
     """What existed when the user was asked to confirm a purge: a purge with an extent ends no later messages.
 
     ``ends`` are the end offsets of the partitions with the queue's records. ``clocks`` are the log's clocks of the
-    markers partitions: a delayed message has no record, and existed if its lease began by then. ``letters`` are the
-    dead letters at that moment, if the question included them.
+    markers partitions: a delayed message has no record, and existed if its lease began by then. ``dead_letters``,
+    if given, is a snapshot of the dead letters.
     """
 
     ends: Mapping[Source, int]
     clocks: Mapping[int, int]
-    letters: Snapshot | None = None
+    dead_letters: Snapshot | None = None
 
     def __str__(self) -> str:
         return json.dumps({"ends": written_offsets(self.ends), "clocks": self.clocks}, separators=(",", ":"))
@@ -127,14 +127,14 @@ async def meant(
         inspector = Inspector(settings, queues.definitions)
         waiting = await inspector.waiting([queue])
         held, clocks = await _held(inspector, queue, delayed=delayed)
-    letters, snapshot = 0, None
+    count, snapshot = 0, None
     if dead:
         async with DeadLetters.of(settings) as known:
             snapshot = await known.snapshot()
-            letters = sum([each.letters for each in await known.count(queue, as_of=snapshot)])
+            count = sum([each.letters for each in await known.count(queue, as_of=snapshot)])
     kinds = [kind for _, kind in held]
     purged = Purged(
-        waiting.counts[queue] + kinds.count("waiting"), kinds.count("redelivery"), kinds.count("delayed"), letters
+        waiting.counts[queue] + kinds.count("waiting"), kinds.count("redelivery"), kinds.count("delayed"), count
     )
     # If the count ended early, the question says "at least", and the purge ends all messages that waited then.
     ends = waiting.ends if waiting.complete else await _ends(settings, inspector, queue)
@@ -197,9 +197,9 @@ async def purge(
         if not paused_before:
             await purging.resume()
     if dead:
-        async with DeadLetters.of(settings) as letters:
-            as_of = None if extent is None else extent.letters
-            purged = replace(purged, dead=(await letters.delete(queue, as_of=as_of)).deleted)
+        async with DeadLetters.of(settings) as dead_letters:
+            as_of = None if extent is None else extent.dead_letters
+            purged = replace(purged, dead=(await dead_letters.delete(queue, as_of=as_of)).deleted)
     return purged
 
 

@@ -22,7 +22,7 @@ _MAX_FAULTS = 5
 
 
 class Codec(Protocol):
-    """What a producer and a consumer take as ``codec=``; any object with these two methods."""
+    """Encodes and decodes values: pass any object with these two methods as ``codec=``."""
 
     def encode(self, value: Any, /) -> bytes:
         """Return the bytes to send.
@@ -35,7 +35,7 @@ class Codec(Protocol):
         """Return the value.
 
         Raises:
-            DecodeError, or anything else: the bytes are no such value; the message becomes a dead letter.
+            DecodeError, or any other exception: the bytes can't be decoded; the message becomes a dead letter.
             Retry, OSError: another attempt may succeed.
         """
 
@@ -117,9 +117,7 @@ class Model(Generic[M]):
         try:
             from pydantic import BaseModel, ValidationError
         except ImportError as error:
-            raise ConfigError(
-                "marq.Model needs pydantic 2, which marq does not bring: pip install 'pydantic>=2'"
-            ) from error
+            raise ConfigError("marq.Model needs pydantic 2: pip install 'pydantic>=2'") from error
         if not isinstance(model, type) or not issubclass(model, BaseModel) or model is BaseModel:
             raise ConfigError(f"marq.Model({model!r}): expected a class that is derived from pydantic.BaseModel")
         self._model = model

@@ -26,7 +26,7 @@ def check_queues(queues: Sequence[str]) -> list[str]:
         raise ConfigError("the list of queues is empty: name at least one")
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError(f"queue {twice!r} is twice in the list of queues: name each once")
+        raise ConfigError(f"queue {twice!r} appears twice in the list of queues")
     return names
 
 
@@ -58,7 +58,9 @@ def check_headers(headers: Mapping[str, bytes | None] | Iterable[Header]) -> lis
         if not isinstance(name, str):
             raise ConfigError(f"header {name!r}: expected a name of type str, not {type(name).__name__}")
         if name.startswith(RESERVED_HEADER):
-            raise ConfigError(f"header {name!r}: names beginning with {RESERVED_HEADER!r} are marq's own; take another")
+            raise ConfigError(
+                f"header {name!r}: names beginning with {RESERVED_HEADER!r} are reserved; use another name"
+            )
         if value is not None and not isinstance(value, bytes):
             raise ConfigError(f"header {name!r}: expected a value of type bytes, not {type(value).__name__}")
         checked.append((name, value))
@@ -86,7 +88,7 @@ class Content:
         if headers:
             size += sum(len(name.encode()) + len(each or b"") + _HEADER_FRAME_BYTES for name, each in headers)
             if payload_bytes(Payload(0, 1, key, headers, value)) > self._envelope_bytes:
-                raise MessageTooLarge(f"queue {queue!r}{_item(item)}: {len(headers)} headers are too many; send fewer")
+                raise MessageTooLarge(f"queue {queue!r}{_item(item)}: {len(headers)} headers are too many")
         if size > self.limit_bytes:
             raise MessageTooLarge(
                 f"queue {queue!r}{_item(item)}: the message has {size} bytes with key and headers, at most"

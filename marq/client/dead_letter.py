@@ -13,7 +13,7 @@ from marq.wire.record_headers import Origin, origin
 
 
 class DeadLetter:
-    """A message that used up its attempts, or was rejected."""
+    """A message that exhausted its attempts, or was rejected."""
 
     __slots__ = ("_codec", "_record", "_topic", "queue")
 
@@ -31,10 +31,10 @@ class DeadLetter:
 
     @property
     def value(self) -> Any:
-        """What the sender sent: decoded by the codec, without one the bytes of :attr:`body`.
+        """The value, decoded by the codec; without a codec :attr:`body`.
 
         Raises:
-            DecodeError: the codec can't decode it, which may be what it died of.
+            DecodeError: the codec can't decode it, which may be why it was dead-lettered.
         """
         return self.body if self._codec is None else decode(self._codec, self.body)
 
@@ -45,27 +45,27 @@ class DeadLetter:
 
     @property
     def headers(self) -> dict[str, bytes | None]:
-        """The sender's headers; where a name occurs twice, the last one counts."""
+        """The sender's headers; if a name occurs twice, the last value counts."""
         return {name: value for name, value in self._record.headers if not name.startswith(RESERVED_HEADER)}
 
     @property
     def key(self) -> bytes | None:
-        """The record's key as its sender gave it; None where it only names the queue."""
+        """The sender's record key; None if the key only names the queue."""
         return dict(self._record.headers).get(KEY_HEADER)
 
     @property
     def reason(self) -> str:
-        """Why it is dead."""
+        """Why the message was dead-lettered."""
         return text_of(self._record.headers, REASON_HEADER)
 
     @property
     def last_error(self) -> str:
-        """What was said at the last release of the message, such as the handler's exception; empty for nothing."""
+        """Error of the last release, such as the handler's exception; empty if there was none."""
         return text_of(self._record.headers, ERROR_HEADER)
 
     @property
     def attempts(self) -> int:
-        """How many attempts were used."""
+        """The number of attempts."""
         return self._origin.attempt
 
     @property
@@ -75,12 +75,12 @@ class DeadLetter:
 
     @property
     def dead_lettered_at(self) -> datetime:
-        """When it died, by the broker's clock (UTC)."""
+        """When it was dead-lettered, by the broker's clock (UTC)."""
         return time_of(dead_lettered_at_ms(self._record))
 
     @property
     def origin(self) -> str:
-        """``topic/partition/offset`` of the record that died."""
+        """``topic/partition/offset`` of the record that was dead-lettered."""
         return text_of(self._record.headers, ORIGIN_HEADER)
 
     @property

@@ -121,7 +121,7 @@ class CodecClient(Lifecycle[R]):
 
 
 async def to_its_end(ending: Coroutine[Any, Any, None], hurry: Callable[[], None] = lambda: None) -> None:
-    """Await something that takes a bounded time, and go on with it when cancelled: what it ends would be left behind.
+    """Await something that takes a bounded time, and finish it even when cancelled, because it cleans up.
 
     ``hurry`` is called then.
     """

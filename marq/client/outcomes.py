@@ -22,7 +22,7 @@ class Retry(Outcome):
 
 
 class Reject(Outcome):
-    """Make the message a dead letter, for ``reason``."""
+    """Dead-letter the message with ``reason``."""
 
     def __init__(self, reason: str = "rejected", **unknown: Unknown) -> None:
         refuse("Reject", unknown)
@@ -31,7 +31,7 @@ class Reject(Outcome):
 
 
 class DecodeError(Reject):
-    """The codec can't make a value of a message's bytes: no other attempt could, so it becomes a dead letter.
+    """The codec can't decode a message's bytes. Further attempts would fail too, so it becomes a dead letter.
 
     ``reason`` never quotes the bytes: it goes into a header of the dead letter.
     """

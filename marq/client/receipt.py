@@ -8,10 +8,10 @@ from marq.wire.errors import ConfigError
 
 
 class Receipt(NamedTuple):
-    """Where the message stands; :attr:`id` is the same as ``message.id`` at every delivery.
+    """The position of a sent message; :attr:`id` equals ``message.id`` at every delivery.
 
-    A delayed message does not stand anywhere yet: ``topic`` is then a name that the producer has drawn, and
-    ``partition`` and ``offset`` are its numbers.
+    A delayed message has no record yet: ``topic`` is then a random name that the producer chose, and ``partition`` and
+    ``offset`` are its numbers.
     """
 
     queue: str
@@ -24,7 +24,7 @@ class Receipt(NamedTuple):
         """Return what is known of a message by its id alone: all but its queue.
 
         Raises:
-            ConfigError: it is no id of a message.
+            ConfigError: it is not a message id.
         """
         topic, _, numbers = message_id.rpartition("/")
         topic, _, partition = topic.rpartition("/")

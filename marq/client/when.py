@@ -26,7 +26,7 @@ class When(NamedTuple):
 def when(call: str, delay: Duration | None, at: datetime | None) -> When | None:
     """Return the delivery time, None for immediately. Raises ConfigError if both or invalid ones are given."""
     if delay is not None and at is not None:
-        raise ConfigError(f"{call}: delay={delay!r} and at={at!r}: say one of them")
+        raise ConfigError(f"{call}: delay={delay!r} and at={at!r}: pass one of them")
     if at is not None:
         return _at("at", at)
     return None if delay is None else _delay("delay", delay)
@@ -40,7 +40,7 @@ def whens(call: str, delay: Delay | None, at: At | None, count: int) -> list[Whe
     for name, given in (("delay", delay), ("at", at)):
         if isinstance(given, Sequence) and not isinstance(given, str | bytes):
             if delay is not None and at is not None:
-                raise ConfigError(f"{call}: delay and at: say one of them")
+                raise ConfigError(f"{call}: delay and at: pass one of them")
             if len(given) != count:
                 raise ConfigError(f"{call}: {name} has {len(given)} times for {count} messages: one for each, or one")
             one = _delay if name == "delay" else _at
@@ -62,7 +62,7 @@ def _at(name: str, at: object) -> When:
         raise ConfigError(f"{name}={at!r}: expected a datetime with a time zone, not {type(at).__name__}")
     if at.tzinfo is None:
         raise ConfigError(
-            f"{name}={at!r}: a datetime without a time zone says nothing: take datetime.now(timezone.utc) + …, or"
-            " .astimezone() for one of this machine's zone"
+            f"{name}={at!r}: the datetime has no time zone: use datetime.now(timezone.utc) + …, or"
+            " .astimezone() for this machine's zone"
         )
     return When(max(0, round(at.timestamp() * 1000)), False)

@@ -124,7 +124,7 @@ class AckBatcher:
                 await asyncio.shield(self._writing)
             return
         if self._task is None or self._task.done():
-            raise BrokerUnavailable("the consumer is stopped: what was decided since then was not written")
+            raise BrokerUnavailable("the consumer is stopped: later outcomes were not written")
         if self._settled is None:
             self._settled = asyncio.get_running_loop().create_future()
         self.flush_soon()
@@ -134,7 +134,7 @@ class AckBatcher:
         try:
             await self._write_until_closed()
         except Exception as error:
-            log.exception("writing outcomes ended by an error that marq did not expect")
+            log.exception("writing outcomes stopped on an unexpected error")
             self._fail_waiters()
             self._failed(error)
 
@@ -167,7 +167,7 @@ class AckBatcher:
                 break
             except BrokerUnavailable as error:
                 # The markers may have been written. A second copy changes nothing, so all are written again.
-                log.warning("outcomes not written, trying again in %.2f s: batches=%d %s", pause_s, len(records), error)
+                log.warning("outcomes not written, retrying in %.2f s: batches=%d %s", pause_s, len(records), error)
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, MAX_RETRY_S)
         self._extend(renewals, now_s)

@@ -39,12 +39,12 @@ class Acquisition:
     offsets: Sequence[int]
     from_offset: int
     taken: Records
-    #: When each delayed message is due, NOW for the others; None if there are no delayed ones.
+    #: When each delayed message is due, NOW for the others; None if none is delayed.
     dues_ms: Sequence[int] | None
     #: As in the marker: settings may change before the messages are delivered.
     lease_ms: int
     settings: ReceiverSettings
-    #: Whether the source is the queue's own topic, where keys are the senders'.
+    #: True if the source is the queue's own topic, where keys are the senders'.
     own_topic: bool
 
     def __str__(self) -> str:

@@ -168,8 +168,8 @@ def _circuit(queue: str, settings: Breaker, clock: Callable[[], float]) -> Any:
         import interlock  # not at the top: only queues with a breaker need it
     except ImportError as error:
         raise ConfigError(
-            f"queue {queue!r}: its settings have a breaker, for which a library is missing: pip install"
-            f" 'marq[breaker]', or take the breaker away: faust -A app queue {queue} --set breaker=false"
+            f"queue {queue!r}: its circuit breaker needs a missing library: pip install"
+            f" 'marq[breaker]', or remove the breaker: faust -A app queue {queue} --set breaker=false"
         ) from error
     return interlock.CircuitBreaker(
         name=queue,

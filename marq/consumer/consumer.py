@@ -52,7 +52,7 @@ class Consumer(Lifecycle[MemberSession]):
         bootstrap_servers: ``host:port``, several separated by commas (default MARQ_BOOTSTRAP_SERVERS).
         lease: how long the consumer holds a message before it is redelivered, in seconds or as a timedelta (default:
             the queue's setting). The consumer renews its leases.
-        max_lease: how long a lease is renewed at most (default 1 h); after that a hanging handler loses its message.
+        max_lease: how long a lease is renewed at most (default 1 h); then a hanging handler loses its message.
         max_in_flight: maximum number of messages in flight, prefetched ones included (default 20,000). The consumer
             holds about as many as it finishes in a second, and at least twice the ``concurrency`` of :meth:`run`.
         codec: decodes :attr:`Message.value` (default: bytes).
@@ -100,7 +100,7 @@ class Consumer(Lifecycle[MemberSession]):
         if not isinstance(transactional, bool):
             raise ConfigError(f"transactional={transactional!r}: expected True or False")
         self._start = TRANSACTIONAL if transactional else MARKED
-        #: Whether the next stop releases prefetched messages.
+        #: True if the next stop releases prefetched messages.
         self._release = True
         self._yielded_s = 0.0
 
@@ -197,7 +197,7 @@ class Consumer(Lifecycle[MemberSession]):
     async def receive(
         self, max_messages: int = 100, wait: Duration = 20.0, lease: Duration | None = None
     ) -> list[Message]:
-        """Return up to ``max_messages`` as soon as there are any, or [] if none came within ``wait``.
+        """Return up to ``max_messages`` as soon as there are any, or [] if none arrived within ``wait``.
 
         ``lease`` replaces the consumer's lease for these messages. Messages of a queue that delivers at most once are
         returned when their DISPATCH marker is durable. If the broker does not confirm it within ``wait``, or within 2 s
@@ -249,7 +249,7 @@ class Consumer(Lifecycle[MemberSession]):
         dead-letters it, and any other exception releases it with the queue's backoff.
 
         A coroutine function is cancelled when the lease of its message ends, because another consumer may have the
-        message then; a thread runs on. If this call is cancelled, running handlers are cancelled and their messages
+        message then; a thread continues. If this call is cancelled, running handlers are cancelled and their messages
         released; the attempt does not count.
 
         Args:
@@ -308,7 +308,7 @@ class Consumer(Lifecycle[MemberSession]):
         """Ack a message, several, or messages named by their tokens; durable on return.
 
         Raises:
-            LeaseLost: some leases had ended before; their acks were written all the same.
+            LeaseLost: some leases had ended before; their acks were written anyway.
             ValueError: a token can't be read.
         """
         running = self._started()
@@ -326,7 +326,7 @@ class Consumer(Lifecycle[MemberSession]):
         lost = [message.id for message, expiry_s in zip(held, expiries, strict=True) if expiry_s <= now_s]
         if lost:
             raise LeaseLost(
-                f"{self._membership}: {len(lost)} of {len(held)} messages were acked after their leases had run out,"
+                f"{self._membership}: {len(lost)} of {len(held)} messages were acked after their leases expired,"
                 f" so they may be delivered again; the first is {lost[0]}"
             )
 

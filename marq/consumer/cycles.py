@@ -74,7 +74,7 @@ async def ended(before: asyncio.Task[bool] | None) -> None:
         return
     await asyncio.wait([before])
     if before.cancelled() or before.exception() is not None or not before.result():
-        raise BeforeFailed("what was read before it was not committed")
+        raise BeforeFailed("the records before it were not committed")
 
 
 class FetchedRecords:

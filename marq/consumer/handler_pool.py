@@ -1,6 +1,6 @@
 """Tasks that call one handler, message by message or batch by batch.
 
-There is no task for each message: a coroutine handler runs in the pool's own task, a plain function in a thread. When
+Messages share tasks: a coroutine handler runs in the pool's own task, a plain function in a thread. When
 the lease of a message ends, another consumer may have it, so the task is cancelled while it waits in the handler, takes
 the cancellation back afterwards, and continues with the next message. A shutdown cancels the same tasks; the task
 counts its cancellations, and one that is left over is the shutdown's.
@@ -40,7 +40,7 @@ MAX_BURST, BURST_S = 256, 0.005
 #: Defaults of :meth:`marq.Consumer.run_batch`.
 DEFAULT_BATCH_MESSAGES, DEFAULT_BATCH_CONCURRENCY = 1_000, 1
 
-#: What a handler is called with: a message, or a list of them.
+#: Argument of a handler: a message, or a list of them.
 Work = TypeVar("Work")
 
 _held: Callable[[Message], HeldBatch] = attrgetter("_held")
@@ -143,7 +143,7 @@ class HandlerPool(ABC, Generic[Work]):
         for task, work in zip(self.tasks, self._current, strict=True):
             if task in tasks and work is not None:
                 messages = self._messages(work)
-                log.warning("handler goes on although it was cancelled: %s", _describe(messages))
+                log.warning("handler continues although it was cancelled: %s", _describe(messages))
                 settlement.interrupt(messages)
 
     # --- ended leases -------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class HandlerPool(ABC, Generic[Work]):
         elif not (task.done() or task.cancelling()):
             log.warning("lease lost, its handler is cancelled: %s", _describe(lost))
             self._interrupted.add(index)
-            task.cancel(f"the lease ran out: {_describe(lost)}")
+            task.cancel(f"the lease expired: {_describe(lost)}")
 
     def _resumed(self, index: int) -> bool:
         """Take back the cancellation of a task whose lease ended; return whether there was one."""
@@ -300,7 +300,7 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
                 continue
             self._current[index] = batch
             try:
-                # A copy: the handler may remove messages from its list, and they are acked all the same.
+                # A copy: the handler may remove messages from its list, and they are acked anyway.
                 await self._handler(batch.copy())
             except BaseException as error:
                 self._failed(index, batch, error)

@@ -1,6 +1,6 @@
 """The decorator that assigns a function to a queue, and the search for decorated functions in modules.
 
-The definition is an attribute of the function. There is no registry that fills during imports: importing a handler
+The definition is an attribute of the function instead of an entry in a registry: importing a handler
 changes nothing, and programs that run handlers name the modules to search.
 """
 
@@ -71,7 +71,7 @@ def handler(
 
     Raises:
         ConfigError: a name or a number is not allowed, or the function can't be called with one message.
-        TypeError: the decorator lacks its parentheses, or there is no such keyword.
+        TypeError: the decorator lacks its parentheses, or got an unknown keyword.
     """
     if callable(queue):
         raise TypeError('@marq.handler needs the name of a queue: write @marq.handler("emails"), for example')

@@ -63,7 +63,7 @@ class HeldBatch:
         self.records = records.without_values()
         #: Decodes the values; None for bytes.
         self.codec = codec
-        #: Whether the source is the queue's own topic, where keys are the senders'.
+        #: True if the source is the queue's own topic, where keys are the senders'.
         self.own_topic = own_topic
         #: The queue's policies for exceptions, if any.
         self.errors: Failures | None = None

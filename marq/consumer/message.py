@@ -25,7 +25,7 @@ class Message(Hinted):
     """A leased message. End it with :meth:`ack`, :meth:`release` or :meth:`reject`; the first call counts.
 
     ``async with message:`` acks at a clean exit. If an exception leaves the block, the message is released with the
-    queue's backoff, and the exception propagates, except ``Retry`` and ``Reject``. The block runs on when the lease
+    queue's backoff, and the exception propagates, except ``Retry`` and ``Reject``. The block continues when the lease
     ends; only handlers called by :meth:`Consumer.run` or a worker are cancelled then.
     """
 
@@ -110,7 +110,7 @@ class Message(Hinted):
 
     @property
     def token(self) -> str:
-        """A short text with which another process can ack the message: ``await consumer.ack(token)``."""
+        """A short text that lets another process ack the message: ``await consumer.ack(token)``."""
         held = self._held
         return token.encode(token.Token(held.queue, held.holder, held.source, self._offset))
 
@@ -119,7 +119,7 @@ class Message(Hinted):
         """Ack the message; durable on return, or only queued with ``wait=False``.
 
         Raises:
-            LeaseLost: the lease ended before the ack was durable. The ack was written all the same.
+            LeaseLost: the lease ended before the ack was durable. The ack was written anyway.
         """
         expiry_s = self._expiry_s
         first = settlement.ack(self)
@@ -150,7 +150,7 @@ class Message(Hinted):
 
     @point("reject")
     async def reject(self, reason: str = "rejected", *, wait: bool = True, **unknown: Unknown) -> None:
-        """Dead-letter the message for ``reason``.
+        """Dead-letter the message with ``reason``.
 
         Raises:
             LeaseLost: the lease ended before.

@@ -48,7 +48,7 @@ class PrefetchWindow:
             self._seen_s = now_s
 
     def finished(self, count: int, now_s: float, *, idle: bool) -> None:
-        """Count finished messages; ``idle`` if none is held any more."""
+        """Count finished messages; ``idle`` if none is left."""
         self._pass(now_s)
         self._finished += count
         if idle:
@@ -310,7 +310,7 @@ class Prefetch:
                 _release_excess(buffer, now_s)
             elif buffer.ready and now_s - buffer.wanted_s > patience_s:
                 count = _release(buffer, now_s)
-                log.info("no call takes prefetched messages, released: queue=%s messages=%d", buffer.queue, count)
+                log.info("prefetched messages were not received, released: queue=%s messages=%d", buffer.queue, count)
 
 
 def _release(buffer: PrefetchBuffer, now_s: float) -> int:

@@ -230,7 +230,7 @@ class Receiver:
         except MarqError as error:
             self.fail(error)
         except Exception as error:
-            log.exception("reading ended by an error that marq did not expect")
+            log.exception("reading stopped on an unexpected error")
             self.fail(error)
 
     async def _run_cycles(self) -> None:
@@ -272,7 +272,7 @@ class Receiver:
     async def _end_cycle(self) -> None:
         """Wait for the first cycle. If it failed, all that follow it fail, too: then pause, longer each time."""
         first = self._cycles[0]
-        # Not `await first.task`: a stop cancels this task, but the cycle must go on.
+        # Not `await first.task`: a stop cancels this task, but the cycle must continue.
         await asyncio.wait([first.task])
         if first.task.result():
             self._cycles.popleft()
@@ -298,12 +298,12 @@ class Receiver:
                 await ended(before)
                 # A rebalance gave up waiting for this cycle: another consumer may have the partitions.
                 if assignment != self._assignment:
-                    raise NotCommitted("the partitions were reassigned meanwhile")
+                    raise NotCommitted("the partitions were reassigned in the meantime")
                 await self._commit(taking)
             except (BrokerUnavailable, NotCommitted) as error:
                 # Some messages may be in flight now without a committed offset. They are read again, and acquiring
                 # them again takes their leases over.
-                log.warning("nothing delivered, reading again: %s error=%s", taking, error)
+                log.warning("cycle failed, reading again: %s error=%s", taking, error)
                 # If the cycle before fails, too, it goes back for both: this one would go back less far, after it.
                 with suppress(BeforeFailed):
                     await ended(before)
@@ -351,7 +351,7 @@ class Receiver:
         for each in acquisitions:
             if late:
                 # The offsets are committed, so they are not read again: the tracker redelivers them.
-                log.warning("the lease was over before the messages were acquired, they will be redelivered: %s", each)
+                log.warning("the lease expired before the messages were acquired, they will be redelivered: %s", each)
             else:
                 self._deliver_one(each, sent_s)
 

@@ -125,7 +125,7 @@ class Rules:
             self._make(queue, settings)
         except ConfigError as error:
             if queue not in self._refused:
-                log.error("going on without a breaker: %s", error)
+                log.error("continuing without a circuit breaker: %s", error)
             self._refused.add(queue)
         return self.breakers.get(queue)
 

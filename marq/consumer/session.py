@@ -147,7 +147,7 @@ class ConsumerSession:
         released = prefetch.release() if release else 0
         queues = ",".join(prefetch.buffers)
         if not await receiver.stop(STOP_ACKS_S):
-            log.warning("stopped before all outcomes were written: queue=%s; their leases will run out", queues)
+            log.warning("stopped before all outcomes were written: queue=%s; their leases will expire", queues)
         elif released:
             log.info("released prefetched messages: queue=%s messages=%d", queues, released)
 
@@ -311,7 +311,7 @@ class MemberSession(ConsumerSession):
                 if wanted != self._serving:
                     await self._serve(wanted)
             except BrokerUnavailable as error:
-                log.warning("%s: the definitions have changed, trying again: %s", self._membership, error)
+                log.warning("%s: the definitions have changed, retrying: %s", self._membership, error)
                 await self.cluster.sleep(RETRY_S)
                 self._changed.set()
             except MarqError as error:
@@ -351,7 +351,7 @@ class MemberSession(ConsumerSession):
             buffer.call_demand -= count
 
     async def take_some(self, count: int) -> list[Message]:
-        """Wait for at most ``count`` messages; return [] when no more will come."""
+        """Wait for at most ``count`` messages; return [] when no further messages will come."""
         while not (messages := self.take(count)) and not self.buffer.closed:
             await self.wait(count)
         return messages

@@ -15,7 +15,7 @@ from marq.wire.markers import Source
 
 #: Messages that are due in the same span of time wait together, and are sorted when it begins.
 SPAN_MS = 1_000
-#: At most so many messages with one lease wait in a span; more of them share a hint.
+#: At most this many messages with one lease wait in a span; more of them share a hint.
 FEW = 16
 #: Messages hinted at without giving way to others: some 10 ms.
 HINTS_AT_ONCE = 10_000

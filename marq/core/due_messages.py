@@ -3,8 +3,8 @@
 A message that was sent stays open until its fact is read back. Until then it is *firing*, so that it is not sent twice.
 Its owner forgets the firing messages when it loses the partition.
 
-A paused queue gets no messages. They wait, without a TICK, and are due again as soon as their queue is resumed. Dead
-letters and cancellations go on.
+A paused queue gets no messages. They wait, without a TICK, and are due again as soon as their queue is resumed.
+Dead-lettering and cancellations continue.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class DeadLetters(CodecClient[Topics]):
     async def count(self, queue: str | None = None, **filters: Unpack[Filters]) -> list[Count]:
         """Count dead letters by queue and reason, most frequent first; raises as :meth:`peek`.
 
-        Beyond 100,000 different reasons the others are counted together.
+        After 100,000 different reasons, further ones are counted together.
         """
         fits = self._fitting("count", queue, filters)
         async with self._reading() as log:
@@ -151,7 +151,7 @@ class DeadLetters(CodecClient[Topics]):
         """Count dead letters by queue and kind of error, most frequent first; raises as :meth:`peek`.
 
         A kind is the first line of the last error, or of the reason if there is no error, with ``N`` in place of
-        numbers and the like. Pass it to other calls as the filter ``kind``.
+        numbers. Pass it to other calls as the filter ``kind``.
         """
         fits = self._fitting("kinds", queue, filters)
         async with self._reading() as log:
@@ -192,12 +192,12 @@ class DeadLetters(CodecClient[Topics]):
         """Send dead letters back to their queue, or to another one, as messages at their first attempt.
 
         When it returns, each one has been sent back, or was settled before. You may cancel the call at any time and
-        repeat it: redriven dead letters are skipped. New dead letters that come meanwhile are left alone.
+        repeat it: redriven dead letters are skipped. Dead letters that arrive meanwhile are left alone.
 
         Args:
             queue: the queue's name; None for the dead letters of all queues.
             to: the queue to send them to (default: the queue in which they were dead-lettered).
-            allow_unknown: send them even if the queue ``to`` is unknown, as a mistyped name would be (default False).
+            allow_unknown: send them even if the queue ``to`` is unknown, for example mistyped (default False).
             limit: maximum number of dead letters, oldest first.
             rate: maximum number of messages per second.
             dry_run: return the number, and change nothing.
@@ -207,7 +207,7 @@ class DeadLetters(CodecClient[Topics]):
         Raises:
             UnknownQueue: ``to`` has no definition, no consumer and no messages, and ``allow_unknown`` is False.
             ConfigError: a name or a filter can't be used, or a permission is missing.
-            BrokerUnavailable: unknown how far it came, for example because no worker runs: call it again.
+            BrokerUnavailable: the progress is unknown, for example because no worker runs: call it again.
         """
         if to is not None:
             check_queue_name(to)
@@ -292,7 +292,7 @@ class DeadLetters(CodecClient[Topics]):
         """Check that a queue has a definition, a consumer, messages or dead letters.
 
         Raises:
-            UnknownQueue: it has none of them.
+            UnknownQueue: the queue has none of these.
             BrokerUnavailable: a topic could not be read.
         """
         check_queue_name(queue)

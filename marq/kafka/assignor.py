@@ -109,7 +109,7 @@ def decoded(user_data: bytes | None, topic: str) -> Partitions:
         said = json.loads(user_data)[_PARTITIONS].get(topic) if user_data else None
         return None if said is None else tuple(sorted(int(each) for each in said))
     except (ValueError, KeyError, TypeError, AttributeError):
-        log.warning("what a member of the group says that it reads is not understood: it is given all of %s", topic)
+        log.warning("the subscription of a group member is not understood, assuming all of %s", topic)
         return None
 
 

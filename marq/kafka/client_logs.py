@@ -32,7 +32,7 @@ LOGGERS = (
     "aiokafka.consumer.group_coordinator",
     "aiokafka.producer.sender",
 )
-#: Errors of a request that has no connection.
+#: Errors of a request without a connection.
 _DISCONNECTED = (KafkaConnectionError, NodeNotReadyError, GroupCoordinatorNotAvailableError, OSError)
 #: Log lines that follow from a missing connection and name no error.
 _CONSEQUENCES = (

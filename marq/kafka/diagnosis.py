@@ -87,8 +87,8 @@ class _Path:
             return obstacle
         except TimeoutError:
             return Obstacle(
-                f"what listens at {self._address} takes connections and does not answer within {self._limit_s:g} s",
-                "the broker hangs, is still starting, or is not Kafka; look at its log",
+                f"the server at {self._address} accepts connections but does not answer within {self._limit_s:g} s",
+                "the broker hangs, is still starting, or is not Kafka; see its log",
                 steps=3,
             )
         return None
@@ -98,7 +98,7 @@ class _Path:
             await in_thread(lambda: socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM))
         except (socket.gaierror, UnicodeError):
             raise Obstacle(
-                f"the name {self._host!r} is not known on this machine (DNS)",
+                f"the name {self._host!r} cannot be resolved on this machine (DNS)",
                 f"correct the address {self._address} {_ADDRESS}",
             ) from None
 
@@ -112,8 +112,8 @@ class _Path:
                 _, writer = await asyncio.open_connection(self._host, self._port)
         except TimeoutError:
             raise Obstacle(
-                f"{self._address} did not take a connection within {self._limit_s / 2:g} s",
-                f"the machine is down, a firewall is between, or the address {_ADDRESS} is wrong",
+                f"{self._address} did not accept a connection within {self._limit_s / 2:g} s",
+                f"the machine is down, a firewall blocks it, or the address {_ADDRESS} is wrong",
                 steps=1,
             ) from None
         except OSError as error:
@@ -200,8 +200,8 @@ class _Path:
         errors = await asyncio.gather(*(_try(*address, self._limit_s / 2) for address in others))
         if all(errors):
             raise Obstacle(
-                f"{self._address} answers, and sends its clients on to"
-                f" {', '.join(f'{host}:{port}' for host, port in others)}, where nothing can be reached from here"
+                f"{self._address} answers, but directs clients to"
+                f" {', '.join(f'{host}:{port}' for host, port in others)}, which cannot be reached from here"
                 f" ({errors[0]})",
                 "set advertised.listeners of the broker to an address that its clients can reach",
                 steps=6,
@@ -245,8 +245,8 @@ class _Path:
             return self._no_kafka(head)
         protocol = self._settings.security_protocol
         return Obstacle(
-            f"{self._address} speaks no TLS, and MARQ_SECURITY_PROTOCOL is {protocol}",
-            f"set MARQ_SECURITY_PROTOCOL={protocol.replace('SSL', 'PLAINTEXT')}, or take the address of a listener"
+            f"{self._address} does not use TLS, but MARQ_SECURITY_PROTOCOL is {protocol}",
+            f"set MARQ_SECURITY_PROTOCOL={protocol.replace('SSL', 'PLAINTEXT')}, or use the address of a listener"
             " with TLS",
             lasting=True,
             steps=2,
@@ -256,7 +256,7 @@ class _Path:
         protocol = self._settings.security_protocol
         wanted = "SASL_SSL" if "SASL" in protocol else "SSL (with a login: SASL_SSL)"
         return Obstacle(
-            f"{self._address} wants TLS, and MARQ_SECURITY_PROTOCOL is {protocol}",
+            f"{self._address} requires TLS, but MARQ_SECURITY_PROTOCOL is {protocol}",
             f"set MARQ_SECURITY_PROTOCOL={wanted}, and MARQ_SSL_CAFILE if its certificate is signed by an authority of"
             " your own",
             lasting=True,
@@ -276,7 +276,7 @@ class _Path:
 
     def _certificate_refused(self, error: ssl.SSLError) -> Obstacle:
         return Obstacle(
-            f"{self._address} does not take this client's certificate, or wants one ({error.reason})",
+            f"{self._address} rejects this client's certificate, or requires one ({error.reason})",
             "set MARQ_SSL_CERTFILE, and MARQ_SSL_KEYFILE if the key is in another file, to a certificate that the"
             " broker trusts",
             lasting=True,
@@ -288,7 +288,7 @@ class _Path:
         if not head:
             what = "something that ends the connection as soon as Kafka's first request comes"
         return Obstacle(
-            f"what listens at {self._address} is {what}",
+            f"the server at {self._address} is {what}",
             f"correct the address {_ADDRESS}: Kafka's port is 9092 by default",
             # A broker that is about to stop also ends the connection, and so does a proxy without its broker.
             lasting=bool(head),
@@ -297,7 +297,7 @@ class _Path:
 
     def _login_not_offered(self, offered: list[str]) -> Obstacle:
         return Obstacle(
-            f"{self._address} does not offer the login {self._settings.sasl_mechanism}, but {', '.join(offered)}",
+            f"{self._address} does not offer {self._settings.sasl_mechanism} logins, only {', '.join(offered)}",
             "set MARQ_SASL_MECHANISM to one of these",
             lasting=True,
             steps=5,
@@ -308,7 +308,7 @@ class _Path:
         if isinstance(error, IllegalSaslStateError):
             what = f"{self._address} takes no login (SASL), and MARQ_SECURITY_PROTOCOL is {settings.security_protocol}"
             without = "SSL" if self._tls else "PLAINTEXT"
-            advice = f"set MARQ_SECURITY_PROTOCOL={without}, or take the address of a listener with SASL"
+            advice = f"set MARQ_SECURITY_PROTOCOL={without}, or use the address of a listener with SASL"
         else:
             what = (
                 f"authentication failed: {self._address} refuses the login of {settings.sasl_username!r} by"
@@ -320,12 +320,12 @@ class _Path:
     def _cut_off(self, error: Exception) -> Obstacle:
         if "SASL" in self._settings.security_protocol:
             return Obstacle(
-                f"{self._address} ended the connection at the login ({_text(error)})",
-                "look at the broker's log",
+                f"{self._address} closed the connection during login ({_text(error)})",
+                "see the broker's log",
                 steps=4,
             )
         return Obstacle(
-            f"{self._address} is a Kafka listener that ends the connection of clients without a login",
+            f"{self._address} is a Kafka listener that closes connections without a login",
             f"set MARQ_SECURITY_PROTOCOL=SASL_{'SSL' if self._tls else 'PLAINTEXT'}, MARQ_SASL_MECHANISM,"
             " MARQ_SASL_USERNAME and MARQ_SASL_PASSWORD",
             lasting=True,

@@ -79,7 +79,7 @@ class Coordinator(GroupCoordinator):  # type: ignore[misc]
             await asyncio.wait([self._closing], timeout=_PAUSE_S)
             if self._closing.done():
                 # Returning would send the members an empty assignment.
-                raise KafkaError("the consumer was closed before it knew what to assign")
+                raise KafkaError("the consumer was closed before it could assign partitions")
 
     def _unknown(self, topics: Collection[str]) -> list[str]:
         return sorted(topic for topic in topics if self._cluster.partitions_for_topic(topic) is None)
@@ -122,7 +122,7 @@ class Coordinator(GroupCoordinator):  # type: ignore[misc]
 
 
 class GroupConsumer(AIOKafkaConsumer):  # type: ignore[misc]
-    """A consumer whose coordinator is :class:`Coordinator`; aiokafka has no option for that."""
+    """A consumer whose coordinator is :class:`Coordinator`, which aiokafka cannot be told to use."""
 
     #: Called when another client has joined the group with the same instance id; the consumer then receives nothing.
     on_fenced: Callable[[], None] = staticmethod(lambda: None)

@@ -228,7 +228,7 @@ class Inspector:
                 return furthest
             except KafkaError as error:
                 raise BrokerUnavailable(
-                    f"how far queues were read could not be learned from {self._settings.bootstrap_servers}: {error}"
+                    f"the positions of queues could not be read from {self._settings.bootstrap_servers}: {error}"
                 ) from error
 
     async def _positions(
@@ -238,7 +238,7 @@ class Inspector:
             return await positions_of(self._settings, admin, group, sources)
         except Forbidden as error:
             # As in consumers: a request for one queue must not fail because of another queue's large group.
-            log.warning("group %s: how far queues were read there can't be seen: %s", group, error)
+            log.warning("group %s: the positions of its queues are unknown: %s", group, error)
             return {}
 
     async def owned(

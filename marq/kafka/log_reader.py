@@ -158,7 +158,7 @@ class LogReader:
     def _stuck(self, left: Ranges, positions: Positions) -> BrokerUnavailable:
         where = ", ".join(f"{s.topic}/{s.partition} at {positions[s]} of {span.stop}" for s, span in left.items())
         return BrokerUnavailable(
-            f"nothing more could be read for {self._limit_s:g} s, of {where}: the broker is slow, or a transaction is"
+            f"no progress for {self._limit_s:g} s while reading {where}: the broker is slow, or a transaction is"
             " open there; try again"
         )
 
@@ -198,7 +198,7 @@ async def log_ranges(consumer: AIOKafkaConsumer, topic: str) -> dict[int, range]
 
 
 async def _ends(consumer: AIOKafkaConsumer, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-    """Return where partitions end; retry, because a new partition has no leader for a moment."""
+    """Return the end offsets of partitions; retry while a new partition lacks a leader."""
     while True:
         try:
             ends: dict[TopicPartition, int] = await consumer.end_offsets(partitions)
@@ -239,7 +239,7 @@ class KafkaMarkersReader:
             await self.stop(0)
             if isinstance(error, TimeoutError):
                 raise BrokerUnavailable(
-                    f"topic {self._sources[0].topic}: no broker told within {self._limit_s:g} s where it ends"
+                    f"topic {self._sources[0].topic}: no broker returned its end offset within {self._limit_s:g} s"
                 ) from None
             raise
 

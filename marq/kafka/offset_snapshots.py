@@ -32,7 +32,7 @@ MAX_METADATA_BYTES = 4_096
 #: An offset with as many digits as any real one, to decide whether the positions of a group's queues fit.
 _LONG_OFFSET = 10**12
 #: Bytes for the names of a group's queues; as many again for queues that have left it, with their positions.
-MAX_ROSTER_BYTES = 8 << 20
+MAX_SNAPSHOT_BYTES = 8 << 20
 #: Bytes around a name: quotes, colon, comma and a position.
 _AROUND_BYTES = 4 + len(str(2**63))
 #: The version of metadata that names a snapshot; metadata without a snapshot has none.
@@ -101,8 +101,8 @@ def document_of(metadata: str) -> Mapping[str, Any] | None:
         return None
     if document["version"] != VERSION:
         raise UnknownPositions(
-            f"the metadata of an offset have version {document['version']!r}, and this marq knows {VERSION}: a newer"
-            " one serves the group, or did; use that version here, too"
+            f"the metadata of an offset has version {document['version']!r}, but this marq knows {VERSION}: a newer"
+            " one serves or served the group; use that version here, too"
         )
     return document
 
@@ -127,10 +127,10 @@ def plain(here: Mapping[str, int], past: Mapping[str, int]) -> str:
 
 def check_room(group: str, queues: Collection[str]) -> None:
     """Check that the names of a group's queues fit into a snapshot. Raises ConfigError if they are too many."""
-    if sum([len(queue.encode()) + _AROUND_BYTES for queue in queues]) > MAX_ROSTER_BYTES:
+    if sum([len(queue.encode()) + _AROUND_BYTES for queue in queues]) > MAX_SNAPSHOT_BYTES:
         raise ConfigError(
             f"group {group!r} would have {len(queues)} queues: their names and positions take more than the"
-            f" {MAX_ROSTER_BYTES} bytes that they may have; use shorter names, or more groups"
+            f" {MAX_SNAPSHOT_BYTES} bytes that they may have; use shorter names, or more groups"
         )
 
 
@@ -161,7 +161,7 @@ def new_snapshot(snapshot_id: str, positions: Mapping[str, int], served: Collect
     """Return a snapshot for all offsets from ``start`` on: commits need to name nothing else."""
     # Positions before the start are at the offset from the first commit on.
     moving = {queue: position if (position := positions.get(queue, 0)) > start else 0 for queue in sorted(served)}
-    room_bytes = MAX_ROSTER_BYTES
+    room_bytes = MAX_SNAPSHOT_BYTES
     # If queues have left, the first one to leave is forgotten first: if it returns, it starts from the beginning.
     past = {
         queue: position
@@ -203,7 +203,7 @@ class OffsetSnapshotKey(NamedTuple):
 def left_over(
     written: Mapping[OffsetSnapshotKey, int], group: str, committed: Mapping[Source, str | None]
 ) -> list[OffsetSnapshotKey]:
-    """Return the snapshots of a group that no commit names any more; ``written`` has their times by the broker, in ms.
+    """Return the snapshots of a group that no commit names; ``written`` has their times by the broker, in ms.
 
     ``committed`` has the snapshot that the group's commit names, for the partitions that we own in the group now.
     """

@@ -173,7 +173,7 @@ async def _places(
             known = await snapshots.read(_named(theirs.values()))
         except Forbidden as error:
             # Like a group whose commits are not visible: a service must not stop because of another's large group.
-            log.warning("group %s: how far queues were in groups with snapshots can't be seen: %s", group, error)
+            log.warning("group %s: the positions of queues in groups with snapshots are unknown: %s", group, error)
             theirs = {other: offsets for other, offsets in theirs.items() if not _named([offsets])}
             known = {}
         for other, offsets in theirs.items():
@@ -232,9 +232,9 @@ async def _committed(admin: AIOKafkaAdminClient, group: str, sources: Iterable[S
 
 def _check(place: str, code: int) -> None:
     if code == UNSTABLE_OFFSET_COMMIT:
-        raise KafkaError(f"group {place}: a transaction of a former member is still open; it is waited for")
+        raise KafkaError(f"group {place}: waiting for an open transaction of a former member")
     if code:
-        raise for_code(code)(f"group {place}: no committed offset can be had")
+        raise for_code(code)(f"group {place}: the committed offset is not available")
 
 
 async def groups_of(admin: AIOKafkaAdminClient, names: Names, queues: Collection[str]) -> list[str]:

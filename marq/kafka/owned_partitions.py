@@ -87,7 +87,7 @@ async def owned_partitions(
             if unknown is not None and not incomplete:
                 raise UnknownVersion(
                     f"record {record_id(source, unknown.offset)} stops its partition: {unknown.error}, so its open"
-                    " messages are not known: `faust -A app quarantine` shows what to do"
+                    " messages are unknown: `faust -A app quarantine` shows what to do"
                 )
             owner, written_ms = writers.get(number, ("", None))
             found[number] = Owned(tracker, applied, span.stop, behind, owner, written_ms, unknown)
@@ -141,12 +141,12 @@ def open_counts(owned: Iterable[Owned]) -> dict[str, dict[str, int]]:
     totals: dict[str, Counter[str]] = {}
     for each in owned:
         for queue, gauge in each.tracker.book.gauges().items():
-            figures = totals.setdefault(queue, Counter())
-            figures["in_flight"] += gauge.in_flight
-            figures["waiting_for_redelivery"] += gauge.released
-            figures["waiting_for_dead_letters"] += gauge.rejected
-            figures["waiting_for_delivery"] += gauge.delayed
-    return {queue: {name: figures[name] for name in OPEN} for queue, figures in totals.items()}
+            counts = totals.setdefault(queue, Counter())
+            counts["in_flight"] += gauge.in_flight
+            counts["waiting_for_redelivery"] += gauge.released
+            counts["waiting_for_dead_letters"] += gauge.rejected
+            counts["waiting_for_delivery"] += gauge.delayed
+    return {queue: {name: counts[name] for name in OPEN} for queue, counts in totals.items()}
 
 
 #: The kinds of open messages.

@@ -156,9 +156,9 @@ class Tools:
     servers: str
     secured: bool = False
 
-    def create_topic(self, name: str, partitions: int, copies: int, config: Mapping[str, str]) -> str:
+    def create_topic(self, name: str, partitions: int, replicas: int, config: Mapping[str, str]) -> str:
         settings = [part for setting, value in config.items() for part in ("--config", f"{setting}={value}")]
-        size = ["--partitions", str(partitions), "--replication-factor", str(copies)]
+        size = ["--partitions", str(partitions), "--replication-factor", str(replicas)]
         return self._line("kafka-topics.sh", "--create", "--topic", name, *size, *settings)
 
     def alter_topic(self, name: str, setting: str, value: str) -> str:
@@ -219,7 +219,7 @@ def missing_permissions(settings: ClientSettings, permissions: Iterable[Permissi
     missing = sorted(set(permissions))
     lines = "".join(f"\n    {line}" for line in grants(missing, principal(settings), tools(settings)))
     return Forbidden(
-        f"{principal(settings)} has no right to {', '.join(map(str, missing))} at {settings.bootstrap_servers}. An"
+        f"{principal(settings)} lacks permission for {', '.join(map(str, missing))} at {settings.bootstrap_servers}. An"
         f" administrator grants it with:{lines}\n(`faust -A app check` finds all that is missing)"
     )
 

@@ -231,7 +231,7 @@ class GroupReader:
             async with asyncio.timeout(PLACE_LIMIT_S):
                 found = await places(self._settings, self._group, self._serving, wanted)
         except (TimeoutError, KafkaError) as error:
-            log.warning("group %s: not known yet where to read on, trying again: %r", self._group, error)
+            log.warning("group %s: position to continue from is still unknown, retrying: %r", self._group, error)
             await asyncio.sleep(FETCH_WAIT_S)
             return
         # After any change the places are stale, even with the same partitions: another member may have advanced them
@@ -271,8 +271,8 @@ class GroupReader:
             return False
         self._recreated = recreated
         log.error(
-            "group %s: %s: the log ended before the offset that was read next: the topic was recreated, or has lost"
-            " records; starting again from the committed offset",
+            "group %s: %s: the log ends before the next offset: the topic was recreated or has lost"
+            " records; restarting from the committed offset",
             self._group,
             ", ".join(f"{topic}/{partition} at {start}" for (topic, partition), start in recreated.items()),
         )
@@ -294,7 +294,7 @@ class GroupReader:
                     f"group {self._group}: the broker refuses to let {', '.join(self._serving.topics)} be read:"
                     f" {error or type(error).__name__}"
                 ) from error
-            log.warning("read failed, trying again: group=%s error=%s", self._group, error)
+            log.warning("read failed, retrying: group=%s error=%s", self._group, error)
             await asyncio.sleep(FETCH_WAIT_S)
             return {}
 
@@ -311,12 +311,12 @@ class GroupReader:
     def commit_of(self, offsets: Offsets) -> GroupCommit:
         """Return what :meth:`commit` would commit now; call :meth:`committed` after committing it elsewhere.
 
-        Raises NotCommitted if a partition is not assigned any more.
+        Raises NotCommitted if a partition is no longer assigned.
         """
         assert self._consumer is not None
         after = self._progress.after(self._serving, offsets)
         for topic, partition in offsets.keys() - after.keys():
-            raise NotCommitted(f"{topic}/{partition} is not assigned any more")
+            raise NotCommitted(f"{topic}/{partition} is no longer assigned")
         commits = {
             TopicPartition(*source): OffsetAndMetadata(offset, after[source].encode(offset, self._committer))
             for source, offset in offsets.items()
@@ -326,7 +326,7 @@ class GroupReader:
         generation = Generation(coordinator.generation, coordinator.member_id, self._instance_id)
         if generation.number < 0:
             # Without a generation the group would accept it as the commit of an administrator.
-            raise NotCommitted("the group has thrown this member out")
+            raise NotCommitted("the group has removed this member")
         return GroupCommit(self._group, generation, commits, after)
 
     def committed(self, commit: GroupCommit) -> None:

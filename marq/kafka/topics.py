@@ -86,15 +86,15 @@ async def own_topics(settings: ClientSettings, names: Iterable[str], topics: Top
     for name in wanted:
         if name not in facts:
             raise ConfigError(
-                f"topic {name} does not exist, but a queue's settings name it as the queue's own: create it, or take"
-                f" `topic` out of the settings of that queue"
+                f"topic {name} does not exist, but a queue's settings name it: create it, or remove `topic` from those"
+                " settings"
             )
         room = room_for_markers(facts[name].limit_bytes)
         if room > topics.markers_limit_bytes:
             ours, kafka = settings.names, tools(settings)
             lines = [kafka.alter_topic(n, LIMIT, str(room)) for n in (ours.markers, ours.changelog, ours.dead_letters)]
             raise ConfigError(
-                f"topic {name}: it accepts {facts[name].limit_bytes} bytes, with which a marker does not fit into"
+                f"topic {name}: it accepts {facts[name].limit_bytes} bytes, but a marker of that size does not fit into"
                 f" {ours.markers}. Raise {LIMIT} of three topics:" + "".join(f"\n    {line}" for line in lines)
             )
     return {name: facts[name].partitions for name in wanted}
@@ -118,7 +118,7 @@ async def _admin(settings: ClientSettings) -> AsyncIterator[AIOKafkaAdminClient]
             async with asyncio.timeout(settings.connect_timeout_ms / 1000):
                 yield admin
         except TimeoutError:
-            raise unavailable(settings, "it did not answer while topics were looked up or made") from None
+            raise unavailable(settings, "it did not answer while topics were looked up or created") from None
         except KafkaError as error:
             cause = f"while topics were looked up or made: {error}"
             raise refused(settings, error) or unavailable(settings, cause) from error
@@ -179,7 +179,7 @@ class _Topics:
                 raise cannot_make(self._settings, [made[each] for each in missing], _said(error, text))
             if error is InvalidReplicationFactorError:
                 raise ConfigError(
-                    f"topic {name}: the cluster can't keep {copies} copies ({_said(error, text)}): set"
+                    f"topic {name}: the cluster can't keep {copies} replicas ({_said(error, text)}): set"
                     " MARQ_REPLICATION_FACTOR to at most the number of brokers"
                 )
             if code and error is not TopicAlreadyExistsError:
@@ -195,7 +195,7 @@ class _Topics:
             if not missing:
                 return found
             if time.monotonic() > until:
-                raise UnknownTopicOrPartitionError(f"{missing} did not appear after they were made")
+                raise UnknownTopicOrPartitionError(f"{missing} did not appear after they were created")
             await asyncio.sleep(_PAUSE_S)
 
     def _check_rules(self, found: Mapping[str, TopicFacts], messages_limit_bytes: int) -> None:

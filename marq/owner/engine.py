@@ -319,7 +319,7 @@ class OwnerEngine:
     def unsent(self) -> bool:
         """Whether redeliveries are decided and unconfirmed, so that no marker may be read.
 
-        A marker could end one of these messages, and its redelivery would be sent all the same.
+        A marker could end one of these messages, and its redelivery would be sent anyway.
         """
         return self._sending or bool(self._due or self._apart)
 

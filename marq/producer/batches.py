@@ -116,7 +116,7 @@ class Batcher:
         self._submit_all()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_LIMIT_S):
-                # In a loop, because a running send_many goes on to its last item.
+                # A running send_many continues to its last item, so loop.
                 while self._sending:
                     await asyncio.wait(self._sending)
 
@@ -153,7 +153,7 @@ class Batcher:
 
     def _open_batch(self, target: tuple[str, int]) -> ProducerBatch:
         if self._stopped:
-            raise MarqError("the producer was stopped meanwhile: the message was not sent")
+            raise MarqError("the producer was stopped: the message was not sent")
         if not self._open:
             asyncio.get_running_loop().call_soon(self._submit_all)
         batch = self._open[target] = ProducerBatch(self._sender, *target, self._routes.placements)
@@ -172,7 +172,7 @@ class Batcher:
         except BrokerUnavailable as error:
             batch.fail(error)
         except BaseException as error:
-            # Whatever the error is: callers must not wait forever for their receipts.
+            # On any error, because callers must not wait forever for their receipts.
             stopped = isinstance(error, asyncio.CancelledError)
             batch.fail(self._unknown(batch, "the producer was stopped" if stopped else repr(error)))
         else:
@@ -233,7 +233,7 @@ class Batcher:
             await self._routes.check(self._limit_s)
             first_offset = await self._send_to_kafka(batch)
             if not await self._routes.still_hold(batch.placements, self._limit_s):
-                raise self._unknown(batch, "its queue has moved to other partitions meanwhile")
+                raise self._unknown(batch, "its queue has moved to other partitions")
         except BaseException:
             self._counts.failed += batch.count
             raise
@@ -269,7 +269,7 @@ class Batcher:
                     self._sender = await self._cluster.sender(self._topics)
                     return
                 except BrokerUnavailable as error:
-                    log.warning("no producer, trying again: %s", error)
+                    log.warning("cannot start a producer, retrying: %s", error)
                     await self._cluster.sleep(RETRY_S)
         finally:
             self._replacing = None

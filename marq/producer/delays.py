@@ -194,4 +194,4 @@ class Delays:
 
 
 def _stopped() -> MarqError:
-    return MarqError("the producer was stopped meanwhile: the message was not sent")
+    return MarqError("the producer was stopped: the message was not sent")

@@ -56,7 +56,7 @@ class SendManyOptions(TypedDict, total=False):
 class SendManyFailed(BrokerUnavailable):
     """``send_many``, or ``send`` to several queues, failed.
 
-    Items are values, or queues. ``index`` is the first item that is not known to be sent; ``receipts`` has the receipt
+    Items are values, or queues. ``index`` is the first unconfirmed item; ``receipts`` has the receipt
     of each item, or None, in order.
     """
 
@@ -103,7 +103,7 @@ class Producer(CodecClient[_Running]):
 
     @property
     def failed(self) -> int:
-        """The number of messages not known to be sent, without delayed ones."""
+        """The number of unconfirmed messages, without delayed ones."""
         return self._counts.failed
 
     async def _open(self, opened: AsyncExitStack) -> _Running:
@@ -149,14 +149,14 @@ class Producer(CodecClient[_Running]):
         If ``queue`` is a list, each queue gets the message, and the receipts come in the same order; all queues are
         checked before the first send. With ``delay`` (seconds or timedelta) or ``at`` (a datetime with a time zone) the
         message is delivered later; until then pass its receipt to :meth:`cancel` or :meth:`reschedule`. Delays count by
-        the brokers' clocks, from the moment at which the message is durable.
+        the brokers' clocks, from the moment the message is durable.
 
         Raises:
             TypeError, ValueError: the value is not bytes, or the codec can't encode it; nothing was sent.
             MessageTooLarge: it does not fit; nothing was sent.
             ConfigError: a queue's name, a header or the time is not allowed; nothing was sent.
             BrokerUnavailable: the broker did not confirm in time: unknown whether the message was sent.
-            SendManyFailed: the same for several queues; its ``receipts`` tell to which the message was sent.
+            SendManyFailed: the same for several queues; its ``receipts`` show which were sent.
         """
         if unknown:
             refuse("send", unknown)
@@ -221,7 +221,7 @@ class Producer(CodecClient[_Running]):
         Raises:
             TypeError, ValueError, MessageTooLarge: an item is not allowed (the text names it); nothing was sent.
             ConfigError: the queue's name, a header or a time is not allowed; nothing was sent.
-            SendManyFailed: the broker did not confirm an item in time; its ``receipts`` tell which were sent.
+            SendManyFailed: the broker did not confirm an item in time; its ``receipts`` show which were sent.
         """
         if unknown:
             refuse("send_many", unknown)

@@ -31,7 +31,7 @@ class SyncProducer(Hinted):
     """Sends messages from code without an event loop; each call returns when its messages are durable.
 
     All threads of a process may share one. A call blocks its thread: in an event loop use :class:`marq.Producer`.
-    After a fork the child needs its own producer; one that was not started yet may be started there. If the program
+    After a fork the child needs its own producer; one that was not started before may be started there. If the program
     ends without :meth:`stop`, accepted messages are still sent for a few seconds.
 
     Args:

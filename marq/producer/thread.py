@@ -96,7 +96,7 @@ class ProducerThread(threading.Thread):
         if self.ident is not None:
             self.join(STOP_THREAD_S)
             if self.is_alive():
-                log.warning("the producer's thread did not end within %g s; it is left behind", STOP_THREAD_S)
+                log.warning("the producer's thread did not end within %g s; stopping without it", STOP_THREAD_S)
         _running.discard(self)
         atexit.unregister(self._exit)
 
@@ -138,7 +138,7 @@ class ProducerThread(threading.Thread):
             pass  # by end()
         except BaseException as error:
             if self._connected.done():
-                log.exception("the producer's thread ended by an error that marq did not expect")
+                log.exception("the producer's thread stopped on an unexpected error")
             else:
                 self._connected.set_exception(error)
         finally:

@@ -45,7 +45,7 @@ class DefinitionsFollower:
         self._overheard: list[Entry] | None = None
 
     async def start(self, *, create_topics: bool) -> None:
-        """Read to the end of the log, and go on; raises as :meth:`marq.queues.queues.Queues.start`."""
+        """Read to the end of the log, and keep following it; raises as :meth:`marq.queues.queues.Queues.start`."""
         self._log = source = definition_log(self._settings)
         self._moved = asyncio.Event()
         if create_topics:
@@ -103,7 +103,7 @@ class DefinitionsFollower:
         if self._position <= offset:
             raise BrokerUnavailable(
                 f"what was written to {self._where} was not"
-                f" read back within {limit_s:g} s: it holds, but whether this client knows it is unknown"
+                f" read back within {limit_s:g} s: it is durable, but this client may not have applied it"
             )
 
     async def _catch_up(self, source: DefinitionLog) -> None:
@@ -131,7 +131,7 @@ class DefinitionsFollower:
                 entries, position = await source.read()
             except Exception as error:  # a reader that ended would leave this client with old settings
                 if not failing:
-                    log.warning("definitions of queues can't be read, trying again: %r", error)
+                    log.warning("cannot read the definitions of queues, retrying: %r", error)
                 failing = True
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -157,7 +157,7 @@ class DefinitionsFollower:
                 end = await source.end()
         except Exception as error:  # as above
             if not failing:
-                log.warning("whether definitions of queues have changed is not known, trying again: %r", error)
+                log.warning("cannot look for changed definitions of queues, retrying: %r", error)
             return False
         if self._position >= end:
             self.synced_s = began_s

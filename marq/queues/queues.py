@@ -85,7 +85,7 @@ class Queues(Lifecycle[DefinitionsFollower]):
 
     @property
     def synced_s(self) -> float:
-        """A time of the monotonic clock: all definitions from before it are known."""
+        """Monotonic time up to which all definitions are known."""
         return self._follower.synced_s
 
     def __getitem__(self, queue: str) -> EffectiveSettings:
@@ -94,7 +94,7 @@ class Queues(Lifecycle[DefinitionsFollower]):
         return EffectiveSettings.of(self.definitions(check_queue_name(queue)))
 
     def listen(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call back, in the event loop, after each change; return the call that ends it."""
+        """Call back in the event loop after each change; return a function that stops this."""
         key = object()
         self._listeners[key] = callback
 
@@ -109,10 +109,10 @@ class Queues(Lifecycle[DefinitionsFollower]):
         Durations are seconds or timedeltas; None for a key removes a former change of it.
 
         Raises:
-            ConfigError: a name or a value is wrong, a topic belongs to another queue, the group has no room for one
-                queue more, or the permission to write is missing.
+            ConfigError: a name or a value is wrong, a topic belongs to another queue, the group has no room for another
+                queue, or the permission to write is missing.
             BrokerUnavailable: it is unknown whether the change was made.
-            TypeError: there is no such setting.
+            TypeError: unknown setting.
         """
         self._started()
         check_queue_name(queue)
@@ -123,7 +123,7 @@ class Queues(Lifecycle[DefinitionsFollower]):
         """Pause the delivery of a queue, and return the settings in effect; raises as :meth:`change`.
 
         Consumers and trackers follow within about a second. Messages that are being processed end as usual. Waiting and
-        delayed messages, and those to be redelivered, wait for :meth:`resume`. Producers may go on sending.
+        delayed messages, and those to be redelivered, wait for :meth:`resume`. Producers may continue to send.
         """
         return await self.change(queue, paused=True)
 
@@ -148,7 +148,7 @@ class Queues(Lifecycle[DefinitionsFollower]):
 
         Raises:
             ConfigError: the permission to write is missing.
-            BrokerUnavailable: they are not known to be written.
+            BrokerUnavailable: it is unknown whether they were written.
         """
         follower = self._started()
         async with self._writing:
@@ -156,11 +156,11 @@ class Queues(Lifecycle[DefinitionsFollower]):
                 await follower.write(documents)
 
     async def replace(self, documents: Mapping[bytes, Mapping[str, Any] | None]) -> None:
-        """Write layers as :meth:`publish`; if another client writes one at the same moment, the other one counts.
+        """Write layers as :meth:`publish`; if another client writes one at the same time, the other one wins.
 
         Raises:
             ConfigError: the permission to write is missing.
-            BrokerUnavailable: they are not known to be written.
+            BrokerUnavailable: it is unknown whether they were written.
         """
         follower = self._started()
         async with self._writing:
@@ -175,10 +175,10 @@ class Queues(Lifecycle[DefinitionsFollower]):
                 }
 
     async def sync(self, limit_s: float) -> None:
-        """Return when everything is known that was defined before this call.
+        """Return when all earlier definitions are known.
 
         Raises:
-            BrokerUnavailable: that is not so after the limit.
+            BrokerUnavailable: not within the time limit.
             ConfigError: the permission to read is missing.
         """
         await self._started().sync(limit_s)
@@ -213,7 +213,7 @@ class Queues(Lifecycle[DefinitionsFollower]):
 
         Raises:
             ConfigError: the permission to write is missing, or ``merged`` finds something wrong.
-            BrokerUnavailable: it is not known to be written.
+            BrokerUnavailable: it is unknown whether it was written.
         """
         follower = self._started()
         async with self._writing:
@@ -249,7 +249,7 @@ class Queues(Lifecycle[DefinitionsFollower]):
         names = self._settings.names
         if names.is_own_topic(topic):
             raise ConfigError(
-                f"queue {queue!r}: topic {topic!r} is marq's own; a queue without a topic gets its messages from"
+                f"queue {queue!r}: topic {topic!r} belongs to marq; a queue without a topic gets its messages from"
                 f" {names.messages}"
             )
         owner = self.definitions.queue_of_topic(topic)

@@ -60,7 +60,7 @@ class Schedules(Client):
         return self._queues
 
     def list(self) -> list[Schedule]:
-        """Return all schedules by name, also those that are not enabled."""
+        """Return all schedules by name, including disabled ones."""
         return [schedule for _, schedule in sorted(self._known(self._started().definitions).items())]
 
     def get(self, name: str) -> Schedule | None:
@@ -68,7 +68,7 @@ class Schedules(Client):
         return self._known(self._started().definitions).get(check_schedule_name(name))
 
     async def define(self, name: str, **settings: Unpack[ScheduleOptions]) -> Schedule:
-        """Define a schedule for all clients, durably; replaces all that was changed at run time before.
+        """Define a schedule for all clients, durably; replaces earlier changes at run time.
 
         Args:
             name: 1 to 100 of the characters a-z A-Z 0-9 . _ -
@@ -77,9 +77,9 @@ class Schedules(Client):
                 which no worker ran; ``enabled``.
 
         Raises:
-            ConfigError: a name or a value is wrong, something is missing, or the permission to write is missing.
-            BrokerUnavailable: it is not known to be written.
-            TypeError: there is no such setting.
+            ConfigError: a name or a value is wrong, a key is missing, or the permission to write is missing.
+            BrokerUnavailable: it is unknown whether it was written.
+            TypeError: unknown setting.
         """
         return await self._merge(name, settings, keep=False)
 
@@ -87,12 +87,12 @@ class Schedules(Client):
         """Change some settings of a schedule, as :meth:`define`; None for a key removes a former change of it.
 
         Raises:
-            ConfigError: as for :meth:`define`, or there is no schedule of that name.
-            BrokerUnavailable: it is not known to be written.
-            TypeError: there is no such setting.
+            ConfigError: as for :meth:`define`, or the schedule does not exist.
+            BrokerUnavailable: it is unknown whether it was written.
+            TypeError: unknown setting.
         """
         if self.get(name) is None:
-            raise ConfigError(f"there is no schedule {name!r} to change: define it with its queue and its cron")
+            raise ConfigError(f"schedule {name!r} does not exist: define it with a queue and a cron expression")
         return await self._merge(name, settings, keep=True)
 
     async def remove(self, name: str) -> bool:
@@ -100,21 +100,21 @@ class Schedules(Client):
 
         Raises:
             ConfigError: the name is wrong, queues.toml defines it, or the permission to write is missing.
-            BrokerUnavailable: it is not known to be done.
+            BrokerUnavailable: it is unknown whether it was done.
         """
         if self._layer(self._started().definitions, _FILE, name) is not None:
             raise ConfigError(
-                f"schedule {name!r} is defined in queues.toml: take it away there, or switch it off with"
-                " change(enabled=False); reset() takes back what was changed at run time"
+                f"schedule {name!r} is defined in queues.toml: remove it there, or disable it with"
+                " change(enabled=False); reset() undoes changes made at run time"
             )
         return await self.reset(name)
 
     async def reset(self, name: str) -> bool:
-        """Remove all that was changed of a schedule at run time; return whether there was anything.
+        """Remove all changes to a schedule made at run time; return whether there were any.
 
         Raises:
             ConfigError: the name is wrong, or the permission to write is missing.
-            BrokerUnavailable: it is not known to be done.
+            BrokerUnavailable: it is unknown whether it was done.
         """
         there = self._layer(self._started().definitions, _CHANGE, name) is not None
         await self._started().merge(

@@ -29,7 +29,7 @@ async def watch_for_tracker(runs: Callable[[], Awaitable[bool | None]], settings
         if await runs() is not False:
             return
     log.warning(
-        "no tracker runs: leases will not expire, and released or rejected messages stay where they are."
+        "no tracker runs: leases will not expire, and released and rejected messages will not move."
         " Start one with `faust -A app worker` (consumer group %s has no members at %s)",
         settings.names.app_id,
         settings.bootstrap_servers,
@@ -44,7 +44,7 @@ async def tracker_runs(settings: ClientSettings) -> bool | None:
             await admin.start()
             responses = await admin.describe_consumer_groups([settings.names.app_id])
     except (KafkaError, TimeoutError) as error:
-        log.debug("the trackers' group could not be looked up: %r", error)
+        log.debug("cannot look up the trackers' group: %r", error)
         return None
     finally:
         await close_admin(admin)

@@ -14,7 +14,7 @@ from zlib import crc32
 class Backoff:
     """Exponential: ``base_ms`` after the first attempt, times ``factor`` after each further one, at most ``max_ms``.
 
-    With ``delays_ms`` these, one after the other, and the last one again and again. With ``jitter`` the wait is between
+    With ``delays_ms``: these in order, repeating the last one. With ``jitter`` the wait is between
     a half of that and all of it, so that messages which failed together do not come back together.
     """
 

@@ -21,14 +21,14 @@ DEFAULT_BOOTSTRAP_SERVERS = "127.0.0.1:9092"
 MEMORY_SCHEME = "memory://"
 DEFAULT_CONNECT_TIMEOUT_MS = 10_000
 DEFAULT_REQUEST_TIMEOUT_MS = 30_000
-#: A consumer that does not answer for so long loses its partitions (its leases go on).
+#: A consumer that does not answer for this long loses its partitions (its leases continue).
 DEFAULT_SESSION_TIMEOUT_MS = 10_000
-#: A consumer whose reader is stuck for so long loses its partitions; one that is only full says in time that it lives.
+#: A consumer whose reader is stuck for this long loses its partitions; one that is only full sends a heartbeat in time.
 DEFAULT_MAX_POLL_INTERVAL_MS = 300_000
 DEFAULT_PARTITIONS = 4
 #: One copy works on every cluster; set MARQ_REPLICATION_FACTOR=3 in production, before the first start.
 DEFAULT_REPLICATION_FACTOR = 1
-#: How long markers are kept: a tracker that is away for longer can't follow any more.
+#: How long markers are kept: a tracker that is away for longer can't continue.
 DEFAULT_MARKERS_RETENTION_MS = 7 * 24 * 3600 * 1000
 
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -130,7 +130,7 @@ def _read(values: _Values) -> ClientSettings:
 def _login(values: _Values, protocol: str, name: str) -> str | None:
     text: str | None = values.text(name, None)
     if text is None and "SASL" in protocol.split("_"):
-        raise ConfigError(f"{name} is missing (MARQ_{name.upper()}): security_protocol={protocol} logs in with it")
+        raise ConfigError(f"{name} is missing (MARQ_{name.upper()}): security_protocol={protocol} needs it to log in")
     return text
 
 

@@ -20,7 +20,7 @@ log = logging.getLogger("marq")
 
 
 def next_time(schedule: Schedule, after_s: int) -> int | None:
-    """Return the next time after one, both in seconds since the epoch; None when there is none within 50 years.
+    """Return the next time after one, both in seconds since the epoch; None if that is more than 50 years ahead.
 
     Raises ConfigError if the expression or the time zone can't be understood, or cronsim is missing.
     """
@@ -84,8 +84,8 @@ def _zone(schedule: Schedule) -> tzinfo:
         return _zone_info(schedule.timezone)
     except (ZoneInfoNotFoundError, OSError, ValueError) as error:
         raise ConfigError(
-            f"schedule {schedule.name!r}: timezone: {schedule.timezone!r} is not known here; zones have names as"
-            " 'Europe/Berlin', and where the machine has none of them, pip install tzdata"
+            f"schedule {schedule.name!r}: timezone: {schedule.timezone!r} is unknown; use a name such as"
+            " 'Europe/Berlin'. If this machine lacks time zone data, pip install tzdata"
         ) from error
 
 

@@ -11,7 +11,7 @@ the partitions to send to, and those to read.
    former ones. Readers may change before or after senders, because they read all partitions that may be sent to.
 2. Senders may use an old placement for a limited time (:data:`SYNCED_S`). After :data:`GRACE_S` no sender uses the
    former partitions, and the worker writes where these *end* for the queue.
-3. When the queue's group has read the former partitions up to there, the worker writes that they are not read any more.
+3. When the queue's group has read the former partitions up to there, the worker writes that they are no longer read.
 
 Each step holds until the next one is written, however long that takes: a queue whose consumers return after days still
 has its old partitions. Clocks of different machines are never compared.
@@ -92,15 +92,15 @@ class Placement:
 EVERYWHERE = Placement()
 
 
-def subset(queue: str, partitions: int, spread: int | None) -> Partitions:
-    """Return the partitions of a queue; None for all, if ``partitions`` is None or at least their number.
+def subset(queue: str, partitions: int, count: int | None) -> Partitions:
+    """Return the partitions of a queue that lives on ``count`` of them; None for all of them.
 
     A partition's weight is the first 8 bytes, big-endian, of the SHA-256 of ``partition:queue`` as UTF-8.
     """
-    if spread is None or spread >= partitions:
+    if count is None or count >= partitions:
         return None
     ranked = sorted(range(partitions), key=lambda partition: _weight(queue, partition), reverse=True)
-    return tuple(sorted(ranked[:spread]))
+    return tuple(sorted(ranked[:count]))
 
 
 def union(several: Iterable[Partitions]) -> Partitions:

@@ -1,4 +1,4 @@
-"""Purges: the records of a queue that must not be delivered any more.
+"""Purges: the records of a queue that must no longer be delivered.
 
 Markers (ACQUIRE with a due time, CANCEL) end the waiting messages that trackers know. But consumers deliver records
 without asking a tracker. So the purge is also in the queues topic, under the key ``purge:NAME``: for each partition the

@@ -247,7 +247,7 @@ def _backoff_said(name: str, value: object) -> None:
     _check_table(name, value, _BACKOFF, separator=".")
     others = sorted(value.keys() - {"delays", "jitter"})
     if "delays" in value and others:
-        raise ConfigError(f"{name}: delays and {', '.join(others)}: a backoff is a list of delays, or is computed")
+        raise ConfigError(f"{name}: delays and {', '.join(others)}: use either a list of delays or a computed backoff")
 
 
 def _errors(name: str, value: object) -> None:
@@ -275,7 +275,7 @@ def _breaker_said(name: str, value: object) -> None:
         return
     if not isinstance(value, Mapping):
         raise ConfigError(
-            f"{name}: expected false, or a table like {{ failures = 0.5, window = 20, pause = 30 }}, not {value!r}"
+            f"{name}: expected false or a table like {{ failure_rate = 0.5, reset_timeout = 30 }}, not {value!r}"
         )
     _check_table(name, value, _BREAKER, separator=".")
 

@@ -148,7 +148,7 @@ def check_schedule(document: object, place: str, *, whole: bool = False) -> dict
     """Return a copy of a document that says something of a schedule; ``whole``: all that there must be.
 
     Raises:
-        ConfigError: it is no table, has an unknown key or a wrong value, or not all; the text names ``place`` and key.
+        ConfigError: not a table, an unknown or missing key, or a wrong value; the text names ``place`` and key.
     """
     if not isinstance(document, Mapping):
         raise ConfigError(f"{place}: expected a table of settings, not {document!r}")
@@ -195,7 +195,7 @@ def _headers(value: object) -> None:
         if not isinstance(name, str) or not isinstance(text, str):
             raise ConfigError(f"{name}: expected text, not {text!r}")
         if name.startswith(RESERVED_HEADER):
-            raise ConfigError(f"{name}: names beginning with {RESERVED_HEADER!r} are marq's own; take another")
+            raise ConfigError(f"{name}: names beginning with {RESERVED_HEADER!r} are reserved; use another name")
     if len(value) > MAX_HEADERS or sum(len(_utf8(name)) + len(_utf8(text)) for name, text in value.items()) > (
         MAX_VALUE_BYTES
     ):

@@ -33,11 +33,11 @@ SNAPSHOT_LIMIT_BYTES = 20 << 20
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """The facts of a topic; ``copies`` is the smallest number of replicas, 0 if unknown."""
+    """The facts of a topic; ``replicas`` is the smallest number of replicas, 0 if unknown."""
 
     partitions: int
     config: Mapping[str, str]
-    copies: int = 0
+    replicas: int = 0
 
     @property
     def limit_bytes(self) -> int:
@@ -140,9 +140,9 @@ def wrong_partitions(names: Names, found: Mapping[str, TopicFacts]) -> list[str]
     queues, changelog, markers = (found.get(name) for name in (names.queues, names.changelog, names.markers))
     if queues is not None and queues.partitions != 1:
         wrong.append(
-            f"topic {names.queues} has {queues.partitions} partitions, but marq needs 1: definitions of queues count in"
-            " the order in which they were written. Delete the topic and start again: it is made anew, workers write"
-            " their queues.toml into it, and only changes made at run time must be made again"
+            f"topic {names.queues} has {queues.partitions} partitions, but marq needs 1: definitions of queues apply in"
+            " the order in which they were written. Delete the topic and restart: workers recreate it and publish"
+            " their queues.toml. Repeat changes that were made at run time"
         )
     if changelog is not None and markers is not None and changelog.partitions != markers.partitions:
         wrong.append(

@@ -22,8 +22,8 @@ from marq.settings.durations import Duration, duration_ms
 from marq.settings.queue import check_defaults, check_document
 from marq.settings.schedules import LAYERS as SCHEDULE_LAYERS
 from marq.settings.schedules import check_schedule, check_schedule_name, schedule_key
-from marq.testing.installation import Installation, encoded
 from marq.testing.memory import Memory, forget_memory, memory_at
+from marq.testing.namespace import Namespace, encoded
 from marq.testing.topics import LogRecord
 from marq.testing.views import DeadLetter, SeenMessage, dead_letter, seen, wall
 from marq.testing.worker import Handled, Worker
@@ -75,12 +75,12 @@ class Broker:
         #: Reads and changes schedules; started with :attr:`queues`.
         self.schedules = Schedules.of(self.queues)
         if defaults is not None:
-            self._installation.define(DEFAULTS_KEY, encoded(check_defaults(defaults, "[defaults]")))
+            self._namespace.define(DEFAULTS_KEY, encoded(check_defaults(defaults, "[defaults]")))
         for queue, settings in (queues or {}).items():
             self._define(queue, settings)
         for schedule, document in (schedules or {}).items():
             checked = check_schedule(document, f"schedule {check_schedule_name(schedule)!r}", whole=True)
-            self._installation.define(schedule_key(SCHEDULE_LAYERS[0], schedule), encoded(checked))
+            self._namespace.define(schedule_key(SCHEDULE_LAYERS[0], schedule), encoded(checked))
 
     @property
     def address(self) -> str:
@@ -136,7 +136,7 @@ class Broker:
     def _define(self, queue: str, settings: Mapping[str, Any]) -> None:
         check_queue_name(queue)
         document = check_document({name: plain(value) for name, value in settings.items()}, f"queue {queue!r}")
-        self._installation.define(layer_key("file", queue), encoded(document))
+        self._namespace.define(layer_key("file", queue), encoded(document))
 
     def create_topic(self, name: str, partitions: int = 1) -> None:
         """Create a topic, for example as a queue's own topic.
@@ -209,7 +209,7 @@ class Broker:
             handlers: functions with ``@marq.handler``, or modules that contain some. Handlers named by the settings of
                 queues run, too, as in every worker.
         """
-        return Worker(self._settings, self._installation, handlers)
+        return Worker(self._settings, self._namespace, handlers)
 
     async def run(self, *handlers: Handled, raise_errors: bool = False, limit: float = DEFAULT_LIMIT_S) -> None:
         """Run handlers until their queues are empty, letting time pass for retries, backoff and dead letters.
@@ -266,13 +266,13 @@ class Broker:
         """Return the acked messages, in the order of their acks."""
         return [
             seen(queue, each.source, _record(each.offset, each.payload), check_codec(codec), each.payload.attempt)
-            for each in self._installation.acked
+            for each in self._namespace.acked
             if each.queue == queue
         ]
 
     def dead_letters(self, queue: str | None = None, *, codec: Codec | None = None) -> list[DeadLetter]:
         """Return the dead letters of a queue, or of all, oldest first, except redriven and deleted ones."""
-        topic, settled = self._installation.dead_letters, self._installation.settled()
+        topic, settled = self._namespace.dead_letters, self._namespace.settled()
         letters = [
             dead_letter(Source(topic.name, partition), record, check_codec(codec))
             for partition, log in enumerate(topic.logs)
@@ -287,39 +287,39 @@ class Broker:
         return ClientSettings.read(self.address, self._prefix)
 
     @property
-    def _installation(self) -> Installation:
-        return self._memory.installation(self._settings)
+    def _namespace(self) -> Namespace:
+        return self._memory.namespace(self._settings)
 
     def _open(self, queue: str, fits: Callable[[State], bool], codec: Codec | None) -> list[SeenMessage]:
         return [
             seen(queue, source, _record(offset, payload), check_codec(codec), lease.attempt)
-            for source, offset, lease, payload in self._installation.open_messages(queue)
+            for source, offset, lease, payload in self._namespace.open_messages(queue)
             if fits(lease.state)
         ]
 
     def _waiting(self, queue: str) -> Iterator[tuple[Source, LogRecord]]:
-        names = self._installation.names
+        names = self._namespace.names
         for source in self._sources(queue):
             start = self._memory.acquired(names, queue, source)
             yield from ((source, record) for record in self._log(queue, source, start))
 
     def _sources(self, queue: str) -> list[Source]:
-        own = self._installation.definitions(queue).topic
-        names = [self._installation.names.messages, *([own] if own in self._memory.topics else [])]
+        own = self._namespace.definitions(queue).topic
+        names = [self._namespace.names.messages, *([own] if own in self._memory.topics else [])]
         return [Source(name, each) for name in names if name for each in range(self._memory.topics[name].partitions)]
 
     def _log(self, queue: str, source: Source, start: int = 0) -> Iterator[LogRecord]:
-        shared = source.topic == self._installation.names.messages
+        shared = source.topic == self._namespace.names.messages
         for record in self._memory.topics[source.topic].logs[source.partition][start:]:
             if not shared or record.key == queue.encode():
                 yield record
 
     def _queues(self) -> list[str]:
-        installation = self._installation
-        keys = {record.key for log in installation.messages.logs for record in log if record.key}
+        namespace = self._namespace
+        keys = {record.key for log in namespace.messages.logs for record in log if record.key}
         sent = {key.decode("utf-8", "replace") for key in keys}
-        opened = {lease.queue for owner in installation.owners for _, _, lease, _ in owner.open_messages()}
-        return sorted(sent | opened | set(installation.definitions.names()))
+        opened = {lease.queue for owner in namespace.owners for _, _, lease, _ in owner.open_messages()}
+        return sorted(sent | opened | set(namespace.definitions.names()))
 
 
 def _record(offset: int, payload: Payload) -> LogRecord:

@@ -18,8 +18,8 @@ from marq.queues.definition_log import Entry
 from marq.queues.queues import Queues
 from marq.settings.client import MEMORY_SCHEME, ClientSettings
 from marq.testing.group import Member
-from marq.testing.installation import Installation
 from marq.testing.memory import Memory, memory_at
+from marq.testing.namespace import Namespace
 from marq.testing.topics import Headers, TopicReader
 from marq.wire.errors import ConfigError
 
@@ -66,9 +66,9 @@ class MemorySender:
 class MemoryWriter:
     """Writes markers, which are folded at once."""
 
-    def __init__(self, memory: Memory, installation: Installation) -> None:
+    def __init__(self, memory: Memory, namespace: Namespace) -> None:
         self._memory = memory
-        self._installation = installation
+        self._namespace = namespace
 
     async def start(self) -> None:
         return
@@ -78,7 +78,7 @@ class MemoryWriter:
 
     async def write(self, records: Sequence[MarkerRecord], limit_s: float) -> None:
         for partition, value in records:
-            self._installation.owners[partition].append(value)
+            self._namespace.owners[partition].append(value)
         self._memory.stir()
 
 
@@ -129,7 +129,7 @@ class MemoryDefinitionLog:
 
     async def start(self) -> int:
         self._memory = memory_at(self._settings.bootstrap_servers)
-        self._reader = TopicReader(self._memory.installation(self._settings).queues, {0: 0})
+        self._reader = TopicReader(self._memory.namespace(self._settings).queues, {0: 0})
         return await self.end()
 
     async def stop(self) -> None:
@@ -143,8 +143,8 @@ class MemoryDefinitionLog:
         return len(self._reader.topic.logs[0])
 
     async def write(self, records: Mapping[bytes, bytes | None]) -> dict[bytes, int]:
-        installation = self._memory.installation(self._settings)
-        offsets = {key: installation.define(key, value) for key, value in records.items()}
+        namespace = self._memory.namespace(self._settings)
+        offsets = {key: namespace.define(key, value) for key, value in records.items()}
         # The first message of a new schedule is waiting now.
         self._memory.stir()
         return offsets
@@ -159,7 +159,7 @@ class MemoryDeadLetterLog:
 
     async def start(self) -> None:
         memory = memory_at(self._settings.bootstrap_servers)
-        self._reader = TopicReader(memory.installation(self._settings).dead_letters, {})
+        self._reader = TopicReader(memory.namespace(self._settings).dead_letters, {})
 
     async def stop(self) -> None:
         self._reader.close()
@@ -204,15 +204,15 @@ class MemoryCluster:
         return await self._memory.passage.within(seconds, waiting)
 
     async def topics(self) -> Topics:
-        return self._installation.facts
+        return self._namespace.facts
 
     async def own_topics(self, names: Iterable[str], topics: Topics) -> dict[str, int]:
         partitions = {}
         for name in sorted(names):
             if name not in self._memory.topics:
                 raise ConfigError(
-                    f"topic {name} does not exist, but a queue's settings name it as the queue's own: create it"
-                    f" (Broker.create_topic({name!r})), or take `topic` out of the settings of that queue"
+                    f"topic {name} does not exist, but a queue's settings name it: create it"
+                    f" (Broker.create_topic({name!r})), or remove `topic` from those settings"
                 )
             partitions[name] = self._memory.topics[name].partitions
         return partitions
@@ -221,10 +221,10 @@ class MemoryCluster:
         return Queues.of(self._settings)
 
     def writer(self, topics: Topics) -> MemoryWriter:
-        return MemoryWriter(self._memory, self._installation)
+        return MemoryWriter(self._memory, self._namespace)
 
     async def markers_reader(self, partitions: Collection[int]) -> MemoryMarkersReader:
-        markers = self._installation.markers
+        markers = self._namespace.markers
         return MemoryMarkersReader(TopicReader(markers, {each: len(markers.logs[each]) for each in partitions}))
 
     def member(self, group: str, serving: Serving, instance_id: str | None, *, committed: bool = False) -> MemoryMember:
@@ -249,20 +249,20 @@ class MemoryCluster:
         return True
 
     async def known_queues(self, wanted: str) -> set[str]:
-        installation = self._installation
-        groups = [installation.names.owner_of_group(group) for group in self._memory.groups]
-        keys = [record.key for log in installation.messages.logs for record in log]
-        leases = [lease for owner in installation.owners for _, _, lease, _ in owner.open_messages()]
+        namespace = self._namespace
+        groups = [namespace.names.owner_of_group(group) for group in self._memory.groups]
+        keys = [record.key for log in namespace.messages.logs for record in log]
+        leases = [lease for owner in namespace.owners for _, _, lease, _ in owner.open_messages()]
         return {
-            *installation.definitions.names(),
+            *namespace.definitions.names(),
             *[queue for queue in groups if queue],
             *[key.decode("utf-8", "replace") for key in keys if key],
             *[lease.queue for lease in leases],
         }
 
     @property
-    def _installation(self) -> Installation:
-        return self._memory.installation(self._settings)
+    def _namespace(self) -> Namespace:
+        return self._memory.namespace(self._settings)
 
 
 register(MEMORY_SCHEME, Backend(MemoryCluster, MemoryDefinitionLog, MemoryDeadLetterLog))

@@ -1,4 +1,4 @@
-"""The state of an in-memory broker: topics, groups, installations, and virtual time."""
+"""The state of an in-memory broker: topics, groups, namespaces, and virtual time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from marq.kafka.offset_snapshots import OffsetSnapshot
 from marq.settings.client import MEMORY_SCHEME, ClientSettings
 from marq.testing.clock import Clock
 from marq.testing.group import Group
-from marq.testing.installation import Installation
+from marq.testing.namespace import Namespace
 from marq.testing.passage import Passage
 from marq.testing.topics import Topic
 from marq.wire.errors import ConfigError
@@ -31,7 +31,7 @@ class Memory:
         self.groups: dict[str, Group] = {}
         self.snapshots: dict[str, OffsetSnapshot] = {}
         self._clients: dict[object, tuple[str, asyncio.AbstractEventLoop]] = {}
-        self._installations: dict[str, Installation] = {}
+        self._namespaces: dict[str, Namespace] = {}
         self._making = threading.Lock()
         self.passage = Passage(self.clock, self._awaits)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -82,7 +82,7 @@ class Memory:
         return sorted(description for description, _ in self._clients.values())
 
     def _awaits(self) -> bool:
-        return any(owner.awaits for each in self._installations.values() for owner in each.owners)
+        return any(owner.awaits for each in self._namespaces.values() for owner in each.owners)
 
     def _forget_clients(self) -> None:
         """Forget clients of closed event loops."""
@@ -91,18 +91,18 @@ class Memory:
         self.passage = Passage(self.clock, self._awaits)
         for group in self.groups.values():
             group.forget_members()
-        for installation in self._installations.values():
-            for owner in installation.owners:
+        for namespace in self._namespaces.values():
+            for owner in namespace.owners:
                 owner.work()
 
-    def installation(self, settings: ClientSettings) -> Installation:
-        """Return the installation of the settings' prefix, created at the first call."""
+    def namespace(self, settings: ClientSettings) -> Namespace:
+        """Return the namespace of the settings' prefix, created at the first call."""
         prefix = settings.names.prefix
         # A SyncProducer calls from its own thread.
         with self._making:
-            if prefix not in self._installations:
-                self._installations[prefix] = Installation(settings, self.clock, self.topics)
-            return self._installations[prefix]
+            if prefix not in self._namespaces:
+                self._namespaces[prefix] = Namespace(settings, self.clock, self.topics)
+            return self._namespaces[prefix]
 
     def make_topic(self, name: str, partitions: int) -> Topic:
         """Create a topic."""

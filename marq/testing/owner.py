@@ -26,7 +26,7 @@ from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import Ack, Batch, Payload, Source
 
 if TYPE_CHECKING:
-    from marq.testing.installation import Installation
+    from marq.testing.namespace import Namespace
 
 log = logging.getLogger("marq.testing")
 
@@ -61,14 +61,14 @@ class _Table:
 
 
 class Owner:
-    """The owner of one markers partition of an installation."""
+    """The owner of one markers partition of a namespace."""
 
-    def __init__(self, installation: Installation, partition: int) -> None:
-        self._installation = installation
+    def __init__(self, namespace: Namespace, partition: int) -> None:
+        self._namespace = namespace
         self._partition = partition
-        self._markers = markers = installation.markers
-        self._clock = clock = installation.clock
-        definitions, limit_bytes = installation.definitions, installation.limit_bytes
+        self._markers = markers = namespace.markers
+        self._clock = clock = namespace.clock
+        definitions, limit_bytes = namespace.definitions, namespace.limit_bytes
         planner = Planner(partition, markers.partitions, lambda: definitions.schedules, Times(), limit_bytes)
         self._engine = OwnerEngine(
             Source(markers.name, partition), self._new_tracker, planner, _Table(), lambda _: None, limit_bytes,
@@ -83,7 +83,7 @@ class Owner:
 
     def _new_tracker(self) -> Tracker:
         # The interval between TICKs spares a broker; here it would only delay redeliveries.
-        return Tracker(self._installation.definitions, holder=self._partition + 1, tick_interval_ms=0)
+        return Tracker(self._namespace.definitions, holder=self._partition + 1, tick_interval_ms=0)
 
     @property
     def tracker(self) -> Tracker:
@@ -126,7 +126,7 @@ class Owner:
         was_read = self._engine.read(self._markers.logs[self._partition][start : offset + 1], start, offset + 1)
         assert was_read, "no marker is missing"
         for queue, (count, first) in self.tracker.book.invalid_times.take().items():
-            log.warning("queue=%s messages=%s first=%s: marq-deliver-at can't be read as a time", queue, count, first)
+            log.warning("queue=%s messages=%s first=%s: marq-deliver-at is not a valid time", queue, count, first)
         return offset
 
     def _next_write(self) -> Write | None:
@@ -139,7 +139,7 @@ class Owner:
 
     def _perform(self, write: Write) -> None:
         """Append all parts of a write; no other task runs in between."""
-        installation, definitions = self._installation, self._installation.definitions
+        namespace, definitions = self._namespace, self._namespace.definitions
         sent = [
             (
                 redeliveries.redelivery(action, payload, write.now_ms, definitions(action.lease.queue).topic),
@@ -150,11 +150,11 @@ class Owner:
         ]
         offsets = [self._append(encode(batch)) for batch in write.markers]
         for redelivery, source in sent:
-            installation.send(redelivery, source)
+            namespace.send(redelivery, source)
         for note in write.notes:
-            installation.note(note)
+            namespace.note(note)
         for offset, value, reason in write.quarantine:
-            installation.quarantine(value, f"{self._markers.name}/{self._partition}/{offset}", reason)
+            namespace.quarantine(value, f"{self._markers.name}/{self._partition}/{offset}", reason)
         self._engine.committed(write, self._clock.now_ms, marked=offsets[-1] if offsets else -1)
 
     def _set_timer(self) -> None:
@@ -172,7 +172,7 @@ class Owner:
         opened = self.tracker.book.open_in(batch.source)
         for offset in filter(opened.__contains__, batch.offsets):
             payload = self._payload(batch.source, offset)
-            self._installation.acked.append(Acked(opened[offset].queue, batch.source, offset, payload))
+            self._namespace.acked.append(Acked(opened[offset].queue, batch.source, offset, payload))
 
     def _payload(self, source: Source, offset: int) -> Payload:
         payload = self._engine.payload(source, offset)

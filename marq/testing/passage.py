@@ -55,7 +55,7 @@ class Passage:
         self._owner: asyncio.Task[Any] | None = None
         #: Tasks that have called the broker: they are not handlers of the messages they hold.
         self._owners: WeakSet[asyncio.Task[Any]] = WeakSet()
-        #: Tasks that have worked for so long that time passes without them.
+        #: Tasks that work for too long: virtual time passes without them.
         self._hanging: WeakSet[asyncio.Task[Any]] = WeakSet()
         #: Waits that let time pass: True if they have a limit, False if only until no message is expected.
         self._waits: dict[object, bool] = {}
@@ -144,7 +144,7 @@ class Passage:
         busy = self._busy()
         self._hanging &= busy
         if patience.over and busy > self._hanging:
-            log.warning("virtual time passes although handlers still run: %s", _names(busy))
+            log.warning("virtual time advances although handlers still run: %s", _names(busy))
             self._hanging |= busy
         return busy > self._hanging
 

@@ -15,7 +15,7 @@ from marq.kafka.records import Records
 from marq.wire.markers import Record, Source
 from marq.wire.names import DEAD_LETTERED_AT_HEADER, ERROR_HEADER, ORIGIN_HEADER, REASON_HEADER
 
-#: For a message that is never settled.
+#: Placeholder for messages that are never settled.
 _NO_ACK_BATCHER = cast("AckBatcher", None)
 
 

@@ -19,7 +19,7 @@ from marq.kafka.serving import serving
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import HANDLERS_GROUP, Definitions, layer_key
 from marq.testing.cluster import MemoryCluster, MemoryMember
-from marq.testing.installation import Installation, encoded
+from marq.testing.namespace import Namespace, encoded
 from marq.wire.errors import ConfigError
 
 #: Layers of settings whose handlers every worker runs; a decorator's layer is for workers that got the function.
@@ -32,10 +32,10 @@ Handled = Callable[..., Any] | ModuleType
 class Worker:
     """The handlers of some queues; :attr:`errors` are their exceptions, except ``Retry`` and ``Reject``."""
 
-    def __init__(self, settings: ClientSettings, installation: Installation, handlers: Sequence[Handled]) -> None:
+    def __init__(self, settings: ClientSettings, namespace: Namespace, handlers: Sequence[Handled]) -> None:
         self.errors: list[Exception] = []
         self._settings = settings
-        self._installation = installation
+        self._namespace = namespace
         self._sources = handlers
         self._groups: list[_Group] = []
 
@@ -46,7 +46,7 @@ class Worker:
 
     async def __aenter__(self) -> Self:
         handlers = self._handlers()
-        definitions = self._installation.definitions
+        definitions = self._namespace.definitions
         by_group: dict[str, dict[str, Handler]] = {}
         for queue, handler in handlers.items():
             by_group.setdefault(definitions.group(queue) or HANDLERS_GROUP, {})[queue] = handler
@@ -57,7 +57,7 @@ class Worker:
                 group = _Group(name, {queue: _noting(each, self.errors) for queue, each in members.items()})
                 self._groups.append(group)
                 await group.start(self._settings, definitions)
-                self._installation.followers.add(group.apply_pauses)
+                self._namespace.followers.add(group.apply_pauses)
         except BaseException:
             await self._stop()
             raise
@@ -69,16 +69,16 @@ class Worker:
         await self._stop()
 
     async def _stop(self) -> None:
-        self._installation.followers.difference_update([group.apply_pauses for group in self._groups])
+        self._namespace.followers.difference_update([group.apply_pauses for group in self._groups])
         await asyncio.gather(*[group.stop() for group in self._groups])
 
     def _handlers(self) -> dict[str, Handler]:
         """Return the handler of each queue, and publish the decorated ones."""
-        definitions = self._installation.definitions
+        definitions = self._namespace.definitions
         handlers: dict[str, Handler] = {}
         for each in _decorated(self._sources):
             document = {**each.document, "handler": _importable(each.name)}
-            self._installation.define(layer_key("handler", each.queue), encoded(document))
+            self._namespace.define(layer_key("handler", each.queue), encoded(document))
             handlers[each.queue] = each.function
         for queue in definitions.names():
             name = definitions.settings(queue).handler

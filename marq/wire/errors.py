@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 class MarqError(Exception):
-    """Anything that marq raises on purpose."""
+    """Base class of all errors that marq raises."""
 
 
 class ConfigError(MarqError):
-    """A name, a setting or the set-up of the cluster is wrong; the message says what to change."""
+    """A name, a setting or the cluster's configuration is wrong; the text says what to change."""
 
 
 class UnknownQueue(ConfigError):
@@ -23,7 +23,7 @@ class UnknownQueue(ConfigError):
 
 
 class LeaseLost(MarqError):
-    """The lease ran out before the call: another consumer may hold the message by now."""
+    """The lease expired before the call: another consumer may hold the message by now."""
 
 
 class MessageTooLarge(MarqError):
@@ -35,7 +35,7 @@ class BrokerUnavailable(MarqError):
 
 
 class Forbidden(ConfigError, BrokerUnavailable):
-    """The broker refused for want of a permission; the message says which, and with which command it is granted."""
+    """The broker denies a permission; the text names it and the command that grants it."""
 
 
 class CorruptMarker(MarqError):

@@ -27,9 +27,9 @@ ORIGIN_HEADER = "marq-origin"
 DEAD_LETTERED_AT_HEADER = "marq-dead-lettered-at"
 #: The disposition in a note about dead letters (:mod:`marq.wire.notes`).
 SETTLED_HEADER = "marq-settled"
-#: In a schedule's message: the time of the previous one, in seconds since the epoch.
+#: Header of a schedule's message: the time of the previous one, in seconds since the epoch.
 PREVIOUS_HEADER = "marq-previous-time"
-#: In a replayed message: the place of the original record.
+#: Header of a replayed message: the place of the original record.
 REPLAYED_HEADER = "marq-replayed-from"
 #: The sender's record key, if the redelivery has another.
 KEY_HEADER = "marq-key"
@@ -198,7 +198,7 @@ def closest_name(name: str, known: Iterable[str]) -> str | None:
 
 
 def check_queue_name(name: object) -> str:
-    """Return the name of a queue. Raises ConfigError if it is no text, empty, too long, or has control characters."""
+    """Return the name of a queue. Raises ConfigError if it is not text, empty, too long, or has control characters."""
     return _check_name("queue", name)
 
 
@@ -214,7 +214,7 @@ def check_topic_name(name: object) -> str:
             f"expected the name of a topic, 1 to {_MAX_TOPIC_NAME} of the characters a-z A-Z 0-9 . _ -, not {name!r}"
         )
     if name in {".", ".."}:
-        raise ConfigError(f"expected the name of a topic, and {name!r} is one that Kafka does not allow")
+        raise ConfigError(f"expected the name of a topic, but Kafka does not allow {name!r}")
     return name
 
 
@@ -232,5 +232,5 @@ def _check_name(noun: str, name: object) -> str:
             f"{noun} {name[:40]!r}…: the name has {size} bytes, at most {MAX_QUEUE_NAME_BYTES} are allowed"
         )
     if not name.isprintable():
-        raise ConfigError(f"{noun} {name!r}: the name has characters that can't be printed; leave them out")
+        raise ConfigError(f"{noun} {name!r}: the name has unprintable characters; remove them")
     return name

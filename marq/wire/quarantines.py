@@ -1,8 +1,8 @@
 """Orders to put one record of the markers topic into quarantine.
 
-A batch of a newer version stops its partition, because a tracker that passed over it would lose its content. An
-operator who knows that no newer Marq wrote the record orders it into quarantine. The order is in the queues topic under
-the key ``quarantine:PARTITION/OFFSET``, so it survives restarts and every reader of markers sees it.
+A batch of a newer version stops its partition, because a tracker that skipped it would lose its content. If no newer
+Marq wrote the record, an operator moves it into quarantine. The order is in the queues topic under the key
+``quarantine:PARTITION/OFFSET``, so it survives restarts and every reader of markers sees it.
 
 An order applies only to a record that the reader can't decode, and only if the content is the one that the operator
 saw. So it never removes a valid marker: a newer worker reads the record anyway, and a topic that was deleted and

@@ -46,7 +46,7 @@ def origin(source: Source, offset: int, timestamp_ms: int, headers: Iterable[tup
 def deliver_at_ms(timestamp_ms: int, headers: Iterable[tuple[str, bytes | None]], delay_ms: int) -> int:
     """Return the earliest delivery time of a record, or NOW; ``delay_ms`` is its queue's.
 
-    A redelivery comes when it is due, whatever the first record said.
+    A redelivery ignores the first record's delay.
     """
     values = {name: value for name, value in headers if name in (DELIVER_AT_HEADER, ATTEMPT_HEADER)}
     if ATTEMPT_HEADER in values:

@@ -13,7 +13,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pipeline.audit import CAUSES, FIGURES, account, balanced, causes, chosen, judged, wrong
+from pipeline.audit import CAUSES, COUNTS, account, balanced, causes, chosen, judged, wrong
 from pipeline.errors import PipelineError
 from pipeline.lake import Lake
 from pipeline.runs import TABLE, Run
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     rows = judged(chosen(lake.read(TABLE), options.queue, begin, end), handled).cache()
     result = verdict(rows, drained=options.drained)
     if options.queue is not None and not result["queues"]:
-        raise PipelineError(f"queue {options.queue!r}: nothing of it was ingested in that time; check its name")
+        raise PipelineError(f"queue {options.queue!r}: no message of it was ingested in that time; check the name")
     result["duplicates_by"] = "deliveries" if handled is None else "handlers"
     lake.write("audit", rows.where(wrong(drained=options.drained) | (F.col("duplicates") > 0)))
     if options.json:
@@ -58,11 +58,11 @@ def run(options: argparse.Namespace) -> int:
 
 def verdict(rows: DataFrame, *, drained: bool = False) -> dict[str, Any]:
     """Return the result as a JSON object: counts of all queues and of each, causes, and ids of wrong messages."""
-    by_queue = {row["queue"] or "": {name: row[name] for name in FIGURES} for row in account(rows).collect()}
+    by_queue = {row["queue"] or "": {name: row[name] for name in COUNTS} for row in account(rows).collect()}
     different = rows.where(wrong(drained=drained))
     count = different.count()
     return {
-        **{name: sum(counts[name] for counts in by_queue.values()) for name in FIGURES},
+        **{name: sum(counts[name] for counts in by_queue.values()) for name in COUNTS},
         "causes": {row["cause"]: row["count"] for row in causes(rows).collect()},
         "queues": by_queue,
         "wrong": [
@@ -76,7 +76,7 @@ def verdict(rows: DataFrame, *, drained: bool = False) -> dict[str, Any]:
 
 def _show(result: dict[str, Any]) -> None:
     always = ("sent", "acked", "dead", "open", "lost", "duplicates")
-    names = [name for name in FIGURES if result[name] or name in always]
+    names = [name for name in COUNTS if result[name] or name in always]
     wide = max([len(queue) for queue in result["queues"]] + [5])
     print("  ".join(["queue".ljust(wide), *[name.rjust(max(len(name), 9)) for name in names]]))
     for queue, counts in [*result["queues"].items(), ("all", result)]:
@@ -88,7 +88,7 @@ def _show(result: dict[str, Any]) -> None:
     if result["wrong_count"] > MAX_LISTED:
         print(f"… and {result['wrong_count'] - MAX_LISTED:,} more; the data directory's table audit has all of them")
     print(
-        f"{'nothing is lost, and nothing differs' if result['right'] else 'DIFFERENCES FOUND'}: {result['sent']:,} sent"
+        f"{'no message is lost, no differences' if result['right'] else 'DIFFERENCES FOUND'}: {result['sent']:,} sent"
     )
 
 

@@ -100,7 +100,7 @@ class Load:
         topics = Topics(spark, connection)
         self._markers = markers_of(topics, connection)
         self._messages_limit_bytes = limit_of(topics, connection.names.messages)
-        self._installation = f"{topics.cluster_id()}/{connection.names.prefix}"
+        self._namespace = f"{topics.cluster_id()}/{connection.names.prefix}"
         self._arguments = {"format": options.format, "limit": options.limit} | fields._asdict()
         try:
             self._identity = inputs.identity(spark, options.input, options.format)
@@ -113,15 +113,15 @@ class Load:
         stage = self.stages.find(name)
         if stage is None:
             return self._create_stage(name)
-        if stage.installation != self._installation:
+        if stage.namespace != self._namespace:
             raise PipelineError(
-                f"load {name} belongs to another cluster or prefix, {stage.installation}: use another --name"
+                f"load {name} belongs to another cluster or prefix, {stage.namespace}: use another --name"
             )
         same = stage.queue == self._options.queue and stage.arguments == json.loads(json.dumps(self._arguments))
         # The stage has all rows even if the input is gone.
         if not same or (self._identity is not None and stage.input != self._identity):
             raise PipelineError(
-                f"load {name} was made of another input or with other options: use another --name, or the same options"
+                f"load {name} has another input or other options: use another --name, or the same options"
             )
         return stage
 
@@ -149,7 +149,7 @@ class Load:
             progress.clear()
 
     def _default_name(self) -> str:
-        what = json.dumps([self._arguments, self._options.queue, self._identity, self._installation], sort_keys=True)
+        what = json.dumps([self._arguments, self._options.queue, self._identity, self._namespace], sort_keys=True)
         stem = re.sub(r"[^A-Za-z0-9]+", "-", self._options.input.rstrip("/").rpartition("/")[2]).strip("-")[:40]
         return f"{stem or 'load'}-{hashlib.sha256(what.encode()).hexdigest()[:12]}"
 
@@ -190,7 +190,7 @@ class Load:
         reasons = dict(bad.groupBy("reason").count().collect())
         self.stages.remove(hidden, "checked")
         return Stage(
-            name, self._options.queue, self._installation, self._arguments, self._identity, secrets.token_hex(16),
+            name, self._options.queue, self._namespace, self._arguments, self._identity, secrets.token_hex(16),
             time.time_ns() // 1_000_000, self._markers.partitions, total, size, largest, reasons,
         )  # fmt: skip
 
@@ -211,7 +211,7 @@ def _fields(options: argparse.Namespace) -> Fields:
     check_queue_name(options.queue)
     check_limits(options.rate, options.limit, "rows")
     if options.name is not None and not _NAME.fullmatch(options.name):
-        raise PipelineError(f"--name {options.name}: expected 1 to 100 of a-z A-Z 0-9 . _ -, a letter or digit first")
+        raise PipelineError(f"--name {options.name}: expected 1 to 100 characters (a-z A-Z 0-9 . _ -), not . _ - first")
     headers = []
     for text in options.header:
         name, equals, column = text.partition("=")

@@ -81,10 +81,10 @@ def _request(options: argparse.Namespace) -> Request:
 
 
 def _show(preview: dict[str, Any], request: Request, out: Any) -> None:
-    if not preview["letters"]:
+    if not preview["dead_letters"]:
         print(f"queue {request.queue!r} has no such dead letters", file=out)
         return
-    print(f"{preview['letters']:,} dead letters of queue {request.queue!r}", file=out)
+    print(f"{preview['dead_letters']:,} dead letters of queue {request.queue!r}", file=out)
     print(f"  from {preview['oldest']} to {preview['newest']}", file=out)
     for reason, count in preview["reasons"].items():
         print(f"  {count:>10,}  {_short(reason)}", file=out)
@@ -102,7 +102,7 @@ def _short(text: str) -> str:
 
 def _confirm(request: Request, count: int) -> None:
     if not sys.stdin.isatty():
-        raise PipelineError("there is no terminal to ask on, so nothing was changed: add --yes, or --dry-run to look")
+        raise PipelineError("this is not a terminal, so nothing was changed: add --yes, or preview with --dry-run")
     action = f"Delete {count:,} dead letters permanently" if request.delete else f"Redrive {count:,} dead letters"
     target = "" if request.delete else f" to queue {request.to!r}"
     print(f"{action}{target}? [y/N] ", end="", file=sys.stderr, flush=True)

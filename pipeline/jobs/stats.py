@@ -73,7 +73,7 @@ def unknown_queue(queue: str, known: Sequence[str], option: str = "--queue") -> 
     """Return the error text for a queue without messages, with the most similar names."""
     near = difflib.get_close_matches(queue, known, MAX_NAMES) or sorted(known)[:MAX_NAMES]
     more = ", …" if len(known) > len(near) else ""
-    return f"{option} {queue}: the table lifecycle has no message of it; it has {', '.join(near)}{more}"
+    return f"{option} {queue}: not in the table lifecycle, which has {', '.join(near)}{more}"
 
 
 def chosen_windows(lifecycle: DataFrame, begin: int | None, end: int | None, length: int | None) -> Windows:

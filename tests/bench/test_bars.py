@@ -11,8 +11,8 @@ from bench.history import Truth
 from bench.rows import delays, latency, recovery, throughput
 from bench.suite import Bar
 
-Figures = dict[str, float]
-#: Figures at their limits, and beyond them.
+Measurements = dict[str, float]
+#: Measurements at their limits, and beyond them.
 DELAYS = {
     "pending_peak_mib": (700.0, 701.0),
     "restart_seconds": (10.0, 10.1),
@@ -44,22 +44,22 @@ QUIET = {"emails": {"sent": 2, "acked": 2}}
 @pytest.mark.parametrize(
     ("bars", "limits"),
     [
-        (lambda figures: delays.bars({"marq": {"pending": 1_000_000, **figures}}), DELAYS),
-        (lambda figures: recovery.bars({"marq": figures}), RECOVERY),
-        (lambda figures: latency.redelivery_bars({latency.QUIET: figures}), REDELIVERY),
-        (lambda figures: latency.latency_bars({latency.STEADY: figures}), LATENCY),
+        (lambda measurements: delays.bars({"marq": {"pending": 1_000_000, **measurements}}), DELAYS),
+        (lambda measurements: recovery.bars({"marq": measurements}), RECOVERY),
+        (lambda measurements: latency.redelivery_bars({latency.QUIET: measurements}), REDELIVERY),
+        (lambda measurements: latency.latency_bars({latency.STEADY: measurements}), LATENCY),
         (
-            lambda figures: throughput.scale_bars(
-                {throughput.ONE: {"messages_per_second": 100.0}, throughput.TWO: figures}
+            lambda measurements: throughput.scale_bars(
+                {throughput.ONE: {"messages_per_second": 100.0}, throughput.TWO: measurements}
             ),
             SCALE,
         ),
-        (lambda figures: pipeline.bars({"one": {**JOBS, **figures}}), PIPELINE),
+        (lambda measurements: pipeline.bars({"one": {**JOBS, **measurements}}), PIPELINE),
     ],
     ids=["delays", "recovery", "redelivery", "latency", "scale", "pipeline"],
 )
 def test_a_figure_at_its_limit_meets_its_bar_and_a_worse_one_misses_it(
-    bars: Callable[[Figures], list[Bar]], limits: dict[str, tuple[float, float]]
+    bars: Callable[[Measurements], list[Bar]], limits: dict[str, tuple[float, float]]
 ) -> None:
     at_limits = {name: limit for name, (limit, _) in limits.items()}
 
@@ -92,7 +92,7 @@ def test_time_that_grows_faster_than_markers_misses_a_bar() -> None:
 )
 def test_any_difference_between_jobs_and_truth_ends_the_run(ingested: str, differs: dict[str, object] | None) -> None:
     truth = Truth()
-    truth.figures["emails"].update(sent=2, acked=2)
+    truth.counts["emails"].update(sent=2, acked=2)
     truth.rows.update(markers=4, messages=2)
     audit = {"queues": QUIET, "causes": {}, "right": True}
 

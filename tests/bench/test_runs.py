@@ -32,17 +32,17 @@ def test_sending_is_measured(bench: Bench, way: str) -> None:
 
 
 def test_a_tracker_writes_and_deletes_each_row(bench: Bench) -> None:
-    figures = tracker.written(bench)
+    measurements = tracker.written(bench)
 
-    assert figures["markers_per_second"] > 0
-    assert figures["changelog_bytes_per_message"] > 200
+    assert measurements["markers_per_second"] > 0
+    assert measurements["changelog_bytes_per_message"] > 200
 
 
 def test_two_consumers_and_two_workers_share_the_work(bench: Bench) -> None:
-    figures = throughput.scale(bench, 2)
+    measurements = throughput.scale(bench, 2)
 
-    assert 0.5 <= figures["largest_share"] < 1
-    assert min(figures.values()) > 0
+    assert 0.5 <= measurements["largest_share"] < 1
+    assert min(measurements.values()) > 0
 
 
 @pytest.mark.parametrize("client", ["drain_confluent", "drain_aiokafka", "drain_share"])
@@ -72,28 +72,28 @@ async def test_marq_drains_by_every_way(servers: str, prefix: str, way: str) -> 
 async def test_delayed_messages_are_measured(bench: Bench) -> None:
     bench.size = Size(3_000, partitions=2)
 
-    figures = await delays.delay(bench, rate=50, seconds=2)
+    measurements = await delays.delay(bench, rate=50, seconds=2)
 
-    assert min(value for name, value in figures.items() if "lateness" not in name) > 0
-    assert len(delays.bars({"marq": figures})) == 4
+    assert min(value for name, value in measurements.items() if "lateness" not in name) > 0
+    assert len(delays.bars({"marq": measurements})) == 4
 
 
 async def test_kills_of_a_worker_with_open_leases_are_measured(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MARQ_SESSION_TIMEOUT", "6")
     bench.size = Size(2_000, partitions=2)
 
-    figures = await recovery.recover(bench)
+    measurements = await recovery.recover(bench)
 
-    assert len(recovery.bars({"marq": figures})) == 4
-    assert min(value for name, value in figures.items() if "over_session" not in name) > 0
+    assert len(recovery.bars({"marq": measurements})) == 4
+    assert min(value for name, value in measurements.items() if "over_session" not in name) > 0
     # No worker can own the partitions of a killed one before its session ends, and part of that had passed.
-    assert figures["takeover_seconds"] > 3
+    assert measurements["takeover_seconds"] > 3
 
 
 @pytest.mark.skipif(os.environ.get("SPARK") == "skip", reason="SPARK=skip: tests on Spark are left out")
 @pytest.mark.timeout(1_200)  # three starts of Spark
 def test_the_pipeline_finds_the_truth_of_a_history(bench: Bench) -> None:
-    figures = pipeline.measure(bench, 5 * TURN)
+    measurements = pipeline.measure(bench, 5 * TURN)
 
-    assert figures["markers"] > 2 * 5 * TURN
-    assert len(pipeline.bars({"one": figures})) == 3
+    assert measurements["markers"] > 2 * 5 * TURN
+    assert len(pipeline.bars({"one": measurements})) == 3

@@ -16,7 +16,7 @@ from bench.processes import Child, Meter, memory_bytes
 from bench.report import exit_code, kept
 from bench.rows import ROWS
 from bench.rows.drain import crossing, quorum_queue
-from bench.suite import Bar, Bench, Figures, Outcome, Row, Size, Skipped, _take_turns
+from bench.suite import Bar, Bench, Measurements, Outcome, Row, Size, Skipped, _take_turns
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Ack, Acquire
 from marq.wire.names import Names
@@ -32,7 +32,7 @@ def test_systems_take_turns_and_medians_count(tmp_path: Path) -> None:
     order: list[tuple[str, int]] = []
     numbers = {"a": count(10), "b": count(20)}
 
-    def system(name: str, bench: Bench) -> Figures:
+    def system(name: str, bench: Bench) -> Measurements:
         order.append((name, bench.size.messages))
         return {"rate": float(next(numbers[name]))}
 
@@ -47,7 +47,7 @@ def test_systems_take_turns_and_medians_count(tmp_path: Path) -> None:
 def test_a_system_that_is_not_there_is_skipped_once_and_the_others_are_measured(tmp_path: Path) -> None:
     lines: list[str] = []
 
-    def missing(bench: Bench) -> Figures:
+    def missing(bench: Bench) -> Measurements:
         raise Skipped("no broker on this machine")
 
     outcome = Outcome(Row("row", "what", {"missing": missing, "there": lambda bench: {"rate": 1.0}}, runs=2))
@@ -143,12 +143,6 @@ def test_a_message_says_when_it_was_to_be_sent() -> None:
 def test_a_process_that_fails_says_why() -> None:
     with Child("producers", "send", "nowhere") as child, pytest.raises(SystemExit, match="TypeError"):
         child.read()
-
-
-async def test_a_consumer_that_fails_ends_the_wait_for_it(tmp_path: Path) -> None:
-    victims = Victims("", "p", tmp_path, "marked", 1.0)
-    with Child("consumers", "victim", "nowhere") as child, pytest.raises(SystemExit, match="TypeError"):
-        await victims._until_handled(child)
 
 
 def test_what_a_process_takes_is_counted() -> None:

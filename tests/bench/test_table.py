@@ -11,7 +11,7 @@ import pytest
 from bench.rows.drain import GROUP, QUORUM, RUN, SHARE
 from bench.table import BEGIN, END, PAGE, RESULTS, between, newest, placed, render
 
-FIGURES = {"rate": 123_456.0, "startup_seconds": 0.25, "cpu_seconds": 2.0, "broker_cpu_seconds": 1.0}
+MEASURED = {"rate": 123_456.0, "startup_seconds": 0.25, "cpu_seconds": 2.0, "broker_cpu_seconds": 1.0}
 WORK = {RUN: {"rate": 60_400.0}, SHARE: {"rate": 59_900.0}, GROUP: {"rate": 1_240.0}}
 RESULT = {
     "date": "2026-11-22T04:15:00+00:00",
@@ -19,7 +19,7 @@ RESULT = {
     "versions": {"Kafka": "4.3.1", "Java": "17"},
     "size": {"messages": 400_000, "runs": 5, "value_bytes": 200, "partitions": 4},
     "rows": {
-        "drain": {"medians": {RUN: {**FIGURES, "tracker_cpu_seconds": 0.5}, GROUP: FIGURES}},
+        "drain": {"medians": {RUN: {**MEASURED, "tracker_cpu_seconds": 0.5}, GROUP: MEASURED}},
         "work-10ms": {"medians": WORK},
         "work-slow": {"medians": WORK},
         "rabbitmq": {"medians": {RUN: {"rate": 50_000.0}}, "skipped": {QUORUM: "there is none"}},
@@ -32,7 +32,7 @@ RESULT = {
 
 
 def test_the_page_shows_the_newest_whole_run() -> None:
-    # Of those that are committed: who measures on a machine of his own need not change the page.
+    # Only committed results count, so local measurements do not change the page.
     listed = subprocess.run(
         ["git", "ls-files", "suite-*.json"], cwd=RESULTS, capture_output=True, text=True, check=False
     ).stdout.split()

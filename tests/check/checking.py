@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from app.check.examination import Examination
 from app.check.findings import Finding, Level, exit_code
-from app.check.rights import WORKER
+from app.check.permissions import WORKER
 from config.settings import load_client_settings, load_settings
 from marq.kafka.permissions import Permission, Tools, grants
 from marq.kafka.topics import ensure_topics
@@ -134,9 +134,9 @@ async def obey(finding: Finding, servers: str) -> None:
         await kafka_tools.run(command, servers)
 
 
-async def allow(servers: str, user: str, rights: list[Permission]) -> None:
-    """Grant these rights to a user."""
-    for command in grants(rights, f"User:{user}", Tools("any")):
+async def allow(servers: str, user: str, permissions: list[Permission]) -> None:
+    """Grant these permissions to a user."""
+    for command in grants(permissions, f"User:{user}", Tools("any")):
         await kafka_tools.run(command, servers)
 
 

@@ -1,4 +1,4 @@
-"""A broker where nothing is allowed that no ACL allows, with a user whose rights each test begins without."""
+"""A broker where nothing is allowed that no ACL allows, with a user whose permissions each test begins without."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _fresh_users(_users: list[str]) -> Iterator[str]:
 
 @pytest.fixture
 def user(_fresh_users: Iterator[str]) -> str:
-    """The name of a user without any right."""
+    """The name of a user without any permission."""
     return next(_fresh_users)
 
 

@@ -20,7 +20,7 @@ from marq.kafka.permissions import ROLES, Kind, Permission, Tools, consumer
 from marq.wire.names import Names
 from tests.check.checking import Check, allow, make_topics, obey, read_report
 from tests.embedded import kafka_tools
-from tests.worker.harness import LIMIT_SECONDS, Installation
+from tests.worker.harness import LIMIT_SECONDS, Namespace
 
 # aiokafka 0.14 lets go of a refused connection before its transport is closed.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -36,7 +36,7 @@ async def test_the_command_prints_findings_and_exits_with_0_for_warnings(
 
     assert code == 0, text
     assert f"WARNING  topics: missing: {names.messages}, {names.markers}" in text
-    assert f"WARNING  trackers: none runs: group {names.app_id} has no members. Start one:\n" in text
+    assert f"WARNING  trackers: none is running: group {names.app_id} has no members. Start one:\n" in text
     assert not [topic for topic in await admin.list_topics() if topic.startswith(names.prefix)]
 
 
@@ -54,7 +54,7 @@ async def test_the_command_ends_with_1_for_problems_although_a_module_of_handler
 
     found = read_report(output)
     assert code == 1
-    assert "must not wait" in found.of(Level.WARNING, "handlers").advice
+    assert "must not block" in found.of(Level.WARNING, "handlers").advice
     broker = found.problem("broker")
     assert broker.found == "nothing listens at 127.0.0.1:1 (Connection refused)"
     assert "MARQ_BOOTSTRAP_SERVERS" in broker.advice
@@ -76,7 +76,7 @@ async def test_a_server_that_never_answers_does_not_hold_up_the_check(
 async def test_a_broker_sends_its_clients_to_an_unreachable_address(check: Check, secured: EmbeddedBroker) -> None:
     found = (await check(MARQ_BOOTSTRAP_SERVERS=secured.listener("ELSEWHERE"))).problem("broker")
 
-    assert "sends its clients on to 127.0.0.1:1" in found.found
+    assert "directs clients to 127.0.0.1:1" in found.found
     assert "advertised.listeners" in found.advice
 
 
@@ -89,7 +89,7 @@ async def test_a_login_over_tls_with_and_without_trust_in_the_broker(
     trusting = await Check(tmp_path, {**tls, "MARQ_SSL_CAFILE": str(certificates.authority)})()
     other = await Check(tmp_path, tls)()
 
-    assert f"{address} can be used by SASL_SSL" in [each.found for each in trusting.findings]
+    assert f"{address} is reachable with SASL_SSL" in [each.found for each in trusting.findings]
     assert f"the certificate of {address} is not trusted" in other.problem("broker").found
     assert "MARQ_SSL_CAFILE" in other.problem("broker").advice
 
@@ -123,7 +123,7 @@ async def test_topics_have_wrong_settings_until_the_commands_were_run(
         lambda outcome: not outcome.has(Level.PROBLEM, "topic") and not outcome.has(Level.WARNING, "topic")
     )
     trackers = again.problem("trackers")
-    assert trackers.found == f"none runs: group {names.app_id} has no members"
+    assert trackers.found == f"none is running: group {names.app_id} has no members"
     assert trackers.commands == ("faust -A app worker",)
 
 
@@ -137,7 +137,7 @@ async def test_topics_that_may_not_be_made_until_an_administrator_did(
     found = (await check()).problem("topics")
 
     assert f"missing: {prefix}.messages" in found.found
-    assert f"User:{user} can't make them" in found.found
+    assert f"User:{user} can't create them" in found.found
     await obey(found, secured.bootstrap_servers)
     await check.until(lambda outcome: outcome.has(Level.OK, "topics"))
 
@@ -145,7 +145,7 @@ async def test_topics_that_may_not_be_made_until_an_administrator_did(
 async def test_more_replicas_than_brokers(check: Check) -> None:
     found = (await check(MARQ_REPLICATION_FACTOR="3")).problem("topics")
 
-    assert "with 3 copies" in found.found
+    assert "with 3 replicas" in found.found
     assert "set MARQ_REPLICATION_FACTOR=1" in found.advice
 
 
@@ -183,7 +183,7 @@ async def test_definitions_that_contradict_each_other(
     await make_topics(servers, prefix)
     big = f"{prefix}-big"
     await admin.create_topics([NewTopic(big, 1, 1, topic_configs={"max.message.bytes": "5000000"})])
-    async with Installation(servers, names) as installation:
+    async with Namespace(servers, names) as namespace:
         for key, value in {
             "file:absent": f'{{"topic": "{prefix}-absent"}}',
             "file:one": f'{{"topic": "{big}"}}',
@@ -191,7 +191,7 @@ async def test_definitions_that_contradict_each_other(
             "file:broken": '{"lease": "long"}',
             "nonsense": "{}",
         }.items():
-            await installation.producer.send_and_wait(names.queues, value.encode(), key.encode(), partition=0)
+            await namespace.producer.send_and_wait(names.queues, value.encode(), key.encode(), partition=0)
 
     found = await check()
 
@@ -215,9 +215,9 @@ async def test_a_broker_that_creates_unknown_topics_is_left_as_it_was(
     with EmbeddedBroker(properties={"auto.create.topics.enable": "true"}) as broker:
         servers = broker.bootstrap_servers
         await make_topics(servers, prefix)
-        async with Installation(servers, names) as installation:
+        async with Namespace(servers, names) as namespace:
             definition = b'{"topic": "absent"}', b"file:orders"
-            await installation.producer.send_and_wait(names.queues, *definition, partition=0)
+            await namespace.producer.send_and_wait(names.queues, *definition, partition=0)
         admin = AIOKafkaAdminClient(bootstrap_servers=servers)
         await admin.start()
         try:
@@ -266,7 +266,7 @@ async def test_queues_without_consumers_and_settings_that_the_topics_do_not_fit(
             )
 
     handlers = found.problem(f"group {names.named_group('handlers')}")
-    assert "nobody runs the handlers of emails" in handlers.found
+    assert "no worker runs the handlers of emails" in handlers.found
     assert handlers.commands == ("faust -A app worker",)
     assert re.fullmatch(
         r"has no consumer; 2 messages wait, the oldest for \d+ m.*", found.problem("queue left-alone").found
@@ -292,7 +292,7 @@ async def test_queues_without_consumers_and_settings_that_the_topics_do_not_fit(
         MARQ_PARTITIONS="4",
         MARQ_ROLES="tracker,web",
     )
-    assert f"the retention of {names.messages} has removed" in again.problem(f"group {names.group('left-alone')}").found
+    assert f"the retention of {names.messages} removed" in again.problem(f"group {names.group('left-alone')}").found
 
 
 # --- this machine -----------------------------------------------------------------------------------------------------
@@ -307,9 +307,9 @@ async def test_a_data_directory_and_web_addresses_that_can_t_be_used(
     elsewhere = await check(MARQ_WEB_BIND="192.0.2.1")
 
     directory, port = found.problem("data directory"), found.of(Level.WARNING, f"web port {http_server}")
-    assert directory.found == f"{tmp_path / 'file'} is no directory"
+    assert directory.found == f"{tmp_path / 'file'} is not a directory"
     assert "MARQ_DATA_DIR" in directory.advice
-    assert port.found == "is taken by another program"
+    assert port.found == "in use by another program"
     assert "MARQ_WEB_PORT" in port.advice
     assert "MARQ_WEB_BIND" in elsewhere.problem("web port").advice
     # Other machines could reach such an address without authentication.
@@ -325,7 +325,7 @@ async def test_a_clock_that_is_off(check: Check, servers: str, prefix: str, monk
     # Less the time that the broker took.
     assert re.fullmatch(r"this machine's is [1-6]\d s ahead of the broker's", found.found)
     assert "NTP" in found.advice
-    assert "Leases, redelivery and delays in seconds do not depend on it" in found.advice
+    assert "Leases, redelivery and delays in seconds use only the broker's clock" in found.advice
 
 
 # --- permissions ------------------------------------------------------------------------------------------------------
@@ -357,10 +357,10 @@ async def test_permissions_are_missing_until_the_commands_were_run(
     await allow(
         secured.bootstrap_servers,
         user,
-        [right for right in needed if (right.kind, right.name, right.operation) not in without],
+        [each for each in needed if (each.kind, each.name, each.operation) not in without],
     )
 
-    found = (await guarded(role)).problem(f"rights as {role}")
+    found = (await guarded(role)).problem(f"permissions as {role}")
 
     lacking = re.findall(r"(\w+) on ([\w-]+) ([^\s*,]+)\*?", found.found)
     assert found.found.startswith(f"User:{user} lacks ")
@@ -370,23 +370,23 @@ async def test_permissions_are_missing_until_the_commands_were_run(
         assert any(f"--operation {operation} --{kind} {name}" in command for command in found.commands), found
     assert all("--command-config admin.properties" in command for command in found.commands)
     await obey(found, secured.bootstrap_servers)
-    again = await guarded.until(lambda outcome: not outcome.has(Level.PROBLEM, "rights"), role)
-    assert role in again.of(Level.OK, "rights").found
+    again = await guarded.until(lambda outcome: not outcome.has(Level.PROBLEM, "permissions"), role)
+    assert role in again.of(Level.OK, "permissions").found
 
 
 async def test_a_literal_permission_on_its_own_group_is_enough_for_a_consumer(
     guarded: Check, secured: EmbeddedBroker, user: str, names: Names
 ) -> None:
-    rights = [right for right in consumer(names) if not right.prefixed]
+    permissions = [permission for permission in consumer(names) if not permission.prefixed]
     own = [
         Permission(Kind.GROUP, names.group("emails"), "Read"),
         Permission(Kind.GROUP, names.named_group("bulk"), "Read"),
     ]
-    await allow(secured.bootstrap_servers, user, [*rights, *own])
-    async with Installation(secured.bootstrap_servers, names) as installation:
+    await allow(secured.bootstrap_servers, user, [*permissions, *own])
+    async with Namespace(secured.bootstrap_servers, names) as namespace:
         for queue, document in {"emails": "{}", "letters": '{"group": "bulk"}'}.items():
-            await installation.producer.send_and_wait(names.queues, document.encode(), f"file:{queue}".encode())
+            await namespace.producer.send_and_wait(names.queues, document.encode(), f"file:{queue}".encode())
 
     found = await guarded("consumer")
 
-    assert not found.has(Level.PROBLEM, "rights"), str(found)
+    assert not found.has(Level.PROBLEM, "permissions"), str(found)

@@ -16,12 +16,12 @@ from marq.wire.markers import Tick
 from marq.wire.names import Names
 from tests.check.checking import Check, NewWorker, lags
 from tests.unit.core.batches import NEWER
-from tests.worker.harness import LIMIT_SECONDS, Installation, eventually
+from tests.worker.harness import LIMIT_SECONDS, Namespace, eventually
 
 pytestmark = pytest.mark.verify
 
 
-async def test_a_healthy_installation_has_no_findings_and_is_not_changed(
+async def test_a_healthy_namespace_has_no_findings_and_is_not_changed(
     check: Check, new_worker: NewWorker, servers: str, prefix: str, names: Names, admin: AIOKafkaAdminClient
 ) -> None:
     running = await new_worker(prefix=prefix, queues="[queues.emails]\nlease = 60\n").start().ready()
@@ -29,7 +29,7 @@ async def test_a_healthy_installation_has_no_findings_and_is_not_changed(
     async with (
         marq.Producer(**client) as producer,
         marq.Consumer("emails", **client) as consumer,
-        Installation(servers, names) as installation,
+        Namespace(servers, names) as namespace,
     ):
         # The tracker delivers it in a transaction. The last record of its partitions is then a control record.
         await producer.send("emails", b"value", delay=0.1)
@@ -38,8 +38,8 @@ async def test_a_healthy_installation_has_no_findings_and_is_not_changed(
         await eventually(lambda: lags(running), lambda found: not any(found))
         # The worker itself writes to the other topics.
         topics = [names.messages, names.dead_letters, names.quarantine]
-        before = await groups_of(admin, names), [len(await installation.records(topic)) for topic in topics]
-        definitions = len(await installation.records(names.queues))
+        before = await groups_of(admin, names), [len(await namespace.records(topic)) for topic in topics]
+        definitions = len(await namespace.records(names.queues))
 
         found = await check(
             *["worker", "consumer", "sender"],
@@ -47,8 +47,8 @@ async def test_a_healthy_installation_has_no_findings_and_is_not_changed(
             MARQ_WEB_PORT=str(running.web_port),
         )
 
-        after = await groups_of(admin, names), [len(await installation.records(topic)) for topic in topics]
-        written = (await installation.records(names.queues))[definitions:]
+        after = await groups_of(admin, names), [len(await namespace.records(topic)) for topic in topics]
+        written = (await namespace.records(names.queues))[definitions:]
 
     assert found.exit_code == 0, str(found)
     assert not found.has(Level.WARNING), str(found)
@@ -56,7 +56,7 @@ async def test_a_healthy_installation_has_no_findings_and_is_not_changed(
     assert "1 that read queues" in found.of(Level.OK, "groups").found
     assert "emails" in found.of(Level.OK, "queues").found
     assert found.has(Level.OK, "clock")
-    assert found.of(Level.OK, "web port").found == "is that of a running worker"
+    assert found.of(Level.OK, "web port").found == "in use by a running worker"
     assert after == before
     assert [(record.key, record.value) for record in written] == [(b"check", None)]
     assert all(part["state"] == "owner" for part in (await running.partitions()).values())
@@ -92,7 +92,7 @@ async def test_two_workers_of_different_versions_with_different_queues_files(
 
     shared = found.of(Level.WARNING, "trackers")
     assert shared.found == "they have different versions and definitions of queues"
-    assert f"two installations share MARQ_PREFIX={prefix}, or a rolling deploy is under way" in shared.advice
+    assert f"two sets of workers share MARQ_PREFIX={prefix}, or a rolling deploy is in progress" in shared.advice
     assert "file:emails" in found.of(Level.WARNING, f"{one.directory / 'queues.toml'}").found
     assert found.exit_code == 0, str(found)
 
@@ -101,14 +101,14 @@ async def test_partitions_that_wait_for_a_newer_worker_or_for_the_end_of_a_trans
     check: Check, new_worker: NewWorker, prefix: str
 ) -> None:
     running = await new_worker(prefix=prefix).start().ready()
-    async with Installation(check.environment["MARQ_BOOTSTRAP_SERVERS"], running.names) as installation:
-        await installation.mark(NEWER, partition=1)
+    async with Namespace(check.environment["MARQ_BOOTSTRAP_SERVERS"], running.names) as namespace:
+        await namespace.mark(NEWER, partition=1)
 
         async def halted() -> bool:
             return (await running.partitions())[1]["state"] == "stopped"
 
         await eventually(halted)
-        servers = installation.bootstrap_servers
+        servers = namespace.bootstrap_servers
         async with AIOKafkaProducer(bootstrap_servers=servers, transactional_id=f"{prefix}-left-open") as newcomer:
             await newcomer.begin_transaction()
             await newcomer.send_and_wait(running.names.markers, encode(Tick(1, 0)), partition=0)
@@ -122,7 +122,7 @@ async def test_partitions_that_wait_for_a_newer_worker_or_for_the_end_of_a_trans
             await newcomer.abort_transaction()
 
     halted_at, held_up = found.problem("markers partition 1"), found.problem("markers partition 0")
-    assert halted_at.found.startswith("stands still: ")
+    assert halted_at.found.startswith("stalled: ")
     assert "Markers of a newer version" in halted_at.advice
     assert "it is 1 records behind" in held_up.found
     assert "has read none for" in held_up.found

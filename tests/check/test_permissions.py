@@ -18,7 +18,7 @@ from marq.settings.client import ClientSettings
 from marq.wire.names import Names
 from tests.check.checking import Check, allow, make_topics, obey
 from tests.check.conftest import PASSWORD
-from tests.worker.harness import LIMIT_SECONDS, Installation, Worker, eventually
+from tests.worker.harness import LIMIT_SECONDS, Namespace, Worker, eventually
 
 pytestmark = pytest.mark.verify
 
@@ -75,9 +75,9 @@ async def test_a_service_that_may_only_send_can_do_nothing_else(
 
     async with marq.Producer(address, **options) as producer:
         await producer.send("emails", b"value")
-        with pytest.raises(marq.MarqError, match=f"no right to Write on topic {names.markers}"):
+        with pytest.raises(marq.MarqError, match=f"lacks permission for Write on topic {names.markers}"):
             await producer.send("emails", b"value", delay=60)
-    with pytest.raises(marq.ConfigError, match="no right to"):
+    with pytest.raises(marq.ConfigError, match="lacks permission for"):
         async with marq.Consumer("emails", address, **options) as consumer:
             await consumer.receive(wait=LIMIT_SECONDS)
 
@@ -124,7 +124,7 @@ async def can_write(settings: ClientSettings, topic: str) -> bool:
 async def test_the_commands_of_the_check_grant_a_service_all_that_it_needs(
     guarded: Check, secured: EmbeddedBroker, options: dict[str, Any], prefix: str, role: str
 ) -> None:
-    await obey((await guarded(role)).problem("rights"), secured.bootstrap_servers)
+    await obey((await guarded(role)).problem("permissions"), secured.bootstrap_servers)
     sending = options if role == "sender" else {}
     address = secured.listener("SASL_PLAINTEXT") if role == "sender" else secured.bootstrap_servers
 
@@ -140,15 +140,15 @@ async def test_the_commands_of_the_check_grant_a_service_all_that_it_needs(
 async def test_the_commands_of_the_check_grant_all_that_a_redrive_needs(
     guarded: Check, secured: EmbeddedBroker, user: str, names: Names, options: dict[str, Any]
 ) -> None:
-    async with Installation(secured.bootstrap_servers, names) as installation:
-        await installation.producer.send_and_wait(names.dead_letters, b"x", b"emails")
+    async with Namespace(secured.bootstrap_servers, names) as namespace:
+        await namespace.producer.send_and_wait(names.dead_letters, b"x", b"emails")
     address = secured.listener("SASL_PLAINTEXT")
     await allow(secured.bootstrap_servers, user, [each for each in redriver(names) if each.operation != "Read"])
     async with marq.DeadLetters(address, **options) as letters:
-        with pytest.raises(marq.ConfigError, match=f"no right to Read on topic {names.dead_letters}"):
+        with pytest.raises(marq.ConfigError, match=f"lacks permission for Read on topic {names.dead_letters}"):
             await letters.count()
 
-    await obey((await guarded("redriver")).problem("rights"), secured.bootstrap_servers)
+    await obey((await guarded("redriver")).problem("permissions"), secured.bootstrap_servers)
 
     async with marq.DeadLetters(address, request_timeout=5, **options) as letters:
         assert await letters.count() == [("emails", "", 1)]
@@ -167,7 +167,7 @@ async def test_the_commands_of_the_check_grant_all_that_a_worker_needs(
 ) -> None:
     (tmp_path / "queues.toml").write_text('[queues.emails]\nhandler = "posixpath:basename"\n')
     queues = {"MARQ_QUEUES_FILE": str(tmp_path / "queues.toml")}
-    await obey((await guarded(**queues)).problem("rights"), secured.bootstrap_servers)
+    await obey((await guarded(**queues)).problem("permissions"), secured.bootstrap_servers)
     running = worker_of(guarded, secured, tmp_path, prefix, **queues)
 
     try:
@@ -189,7 +189,11 @@ async def test_a_worker_that_lacks_permissions_ends_with_one_sentence_and_the_co
         ("topic", names.markers, "Write"),
         ("topic", names.changelog, "Create"),
     }
-    granted = [right for right in worker(names) if (right.kind, right.name, right.operation) not in missing]
+    granted = [
+        permission
+        for permission in worker(names)
+        if (permission.kind, permission.name, permission.operation) not in missing
+    ]
     await allow(secured.bootstrap_servers, user, granted)
     running = worker_of(guarded, secured, tmp_path, names.prefix)
 
@@ -201,7 +205,7 @@ async def test_a_worker_that_lacks_permissions_ends_with_one_sentence_and_the_co
     log = running.log()
     [sentence] = [line for line in log.splitlines() if line.startswith("marq: ")]
     assert code == 1
-    assert sentence.startswith(f"marq: User:{user} has no right to ")
+    assert sentence.startswith(f"marq: User:{user} lacks permission for ")
     for kind, name, operation in missing:
         assert f"{operation} on {kind} {name}" in sentence
         assert f"--operation {operation} --{kind} {name}" in log

@@ -58,7 +58,7 @@ async def said(address: str, **options: object) -> str:
             "nothing listens at 127.0.0.1:1 (Connection refused): start the broker there",
             "MARQ_BOOTSTRAP_SERVERS",
         ),
-        ("no-such-host.invalid:9092", "the name 'no-such-host.invalid' is not known", "correct the address"),
+        ("no-such-host.invalid:9092", "the name 'no-such-host.invalid' cannot be resolved", "correct the address"),
     ],
 )
 async def test_an_address_without_a_server(address: str, reason: str, advice: str) -> None:
@@ -73,8 +73,8 @@ async def test_something_else_listens(http_server: str, certificates: Certificat
     tls = {"security_protocol": "SSL", "ssl_cafile": str(certificates.authority)}
     with_tls = await said(http_server, **tls, connect_timeout=SHORT_LIMIT_S)
 
-    assert f"what listens at {http_server} is an HTTP server: correct the address" in text
-    assert f"what listens at {http_server} is an HTTP server" in with_tls
+    assert f"the server at {http_server} is an HTTP server: correct the address" in text
+    assert f"the server at {http_server} is an HTTP server" in with_tls
 
 
 async def test_something_listens_and_never_answers(diagnosis_limit_s: Callable[[float], None]) -> None:
@@ -82,7 +82,7 @@ async def test_something_listens_and_never_answers(diagnosis_limit_s: Callable[[
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
 
-        assert "takes connections and does not answer" in await said(address, connect_timeout=SHORT_LIMIT_S)
+        assert "accepts connections but does not answer" in await said(address, connect_timeout=SHORT_LIMIT_S)
 
 
 async def test_of_several_addresses_the_one_that_came_furthest_is_named(secured: EmbeddedBroker) -> None:
@@ -108,12 +108,12 @@ async def test_a_wrong_password_ends_the_start_at_once(secured: EmbeddedBroker, 
 @pytest.mark.parametrize(
     ("listener", "protocol", "found", "advised"),
     [
-        ("SSL", "PLAINTEXT", "wants TLS", "set MARQ_SECURITY_PROTOCOL=SSL"),
-        ("SASL_SSL", "SASL_PLAINTEXT", "wants TLS", "set MARQ_SECURITY_PROTOCOL=SASL_SSL"),
-        ("PLAINTEXT", "SSL", "speaks no TLS", "set MARQ_SECURITY_PROTOCOL=PLAINTEXT"),
-        ("SASL_PLAINTEXT", "SASL_SSL", "speaks no TLS", "set MARQ_SECURITY_PROTOCOL=SASL_PLAINTEXT"),
-        ("SASL_PLAINTEXT", "PLAINTEXT", "clients without a login", "set MARQ_SECURITY_PROTOCOL=SASL_PLAINTEXT"),
-        ("SASL_SSL", "SSL", "clients without a login", "set MARQ_SECURITY_PROTOCOL=SASL_SSL"),
+        ("SSL", "PLAINTEXT", "requires TLS", "set MARQ_SECURITY_PROTOCOL=SSL"),
+        ("SASL_SSL", "SASL_PLAINTEXT", "requires TLS", "set MARQ_SECURITY_PROTOCOL=SASL_SSL"),
+        ("PLAINTEXT", "SSL", "does not use TLS", "set MARQ_SECURITY_PROTOCOL=PLAINTEXT"),
+        ("SASL_PLAINTEXT", "SASL_SSL", "does not use TLS", "set MARQ_SECURITY_PROTOCOL=SASL_PLAINTEXT"),
+        ("SASL_PLAINTEXT", "PLAINTEXT", "connections without a login", "set MARQ_SECURITY_PROTOCOL=SASL_PLAINTEXT"),
+        ("SASL_SSL", "SSL", "connections without a login", "set MARQ_SECURITY_PROTOCOL=SASL_SSL"),
         ("PLAINTEXT", "SASL_PLAINTEXT", "takes no login", "set MARQ_SECURITY_PROTOCOL=PLAINTEXT"),
         ("SSL", "SASL_SSL", "takes no login", "set MARQ_SECURITY_PROTOCOL=SSL"),
     ],
@@ -193,7 +193,7 @@ async def test_a_client_without_the_certificate_that_is_wanted(certificates: Cer
     with tls_server(certificates, "127.0.0.1", wants_certificate=True) as address:
         text = await said(address, security_protocol="SSL", ssl_cafile=str(certificates.authority))
 
-    assert f"{address} does not take this client's certificate, or wants one" in text
+    assert f"{address} rejects this client's certificate, or requires one" in text
     assert "set MARQ_SSL_CERTFILE" in text
 
 
@@ -205,10 +205,10 @@ async def test_a_login_that_is_not_offered(secured: EmbeddedBroker, monkeypatch:
 
     text = await said(secured.listener("SASL_PLAINTEXT"), security_protocol="SASL_PLAINTEXT", **login)
 
-    assert "does not offer the login GSSAPI, but PLAIN, SCRAM-SHA-256, SCRAM-SHA-512" in text
+    assert "does not offer GSSAPI logins, only PLAIN, SCRAM-SHA-256, SCRAM-SHA-512" in text
 
 
-# --- rights -----------------------------------------------------------------------------------------------------------
+# --- permissions ------------------------------------------------------------------------------------------------------
 
 
 class Access:
@@ -239,8 +239,10 @@ class Access:
 
     async def allow(self, role: str, *, but: tuple[str, str] = ("", "")) -> None:
         """Grant a role's permissions except one (name, operation)."""
-        rights = [right for right in ROLES[role](self.names, ()) if (right.name, right.operation) != but]
-        await allow(self._administrator, self.user.removeprefix("User:"), rights)
+        permissions = [
+            permission for permission in ROLES[role](self.names, ()) if (permission.name, permission.operation) != but
+        ]
+        await allow(self._administrator, self.user.removeprefix("User:"), permissions)
 
     async def run(self, commands: list[str]) -> None:
         for command in commands:
@@ -296,7 +298,7 @@ async def receive_in_transactions(access: Access) -> None:
         ("transactional-consumer", receive_in_transactions, "Write", "transactional-id", "start_ids"),
     ],
 )
-async def test_a_right_that_is_missing_comes_with_the_command_that_grants_it(
+async def test_a_missing_permission_comes_with_the_command_that_grants_it(
     secured: EmbeddedBroker,
     access: Access,
     role: str,
@@ -313,20 +315,20 @@ async def test_a_right_that_is_missing_comes_with_the_command_that_grants_it(
     with pytest.raises(marq.ConfigError) as caught:
         await use(access)
 
-    assert f"{access.user} has no right to {operation} on {kind} {resource}" in str(caught.value)
+    assert f"{access.user} lacks permission for {operation} on {kind} {resource}" in str(caught.value)
     await access.run_advice(caught.value)
     await use(access)
 
 
-async def test_a_right_that_is_missing_when_a_message_is_sent_is_named_there(
-    secured: EmbeddedBroker, access: Access
-) -> None:
+async def test_a_permission_that_is_missing_for_a_send_is_named_there(secured: EmbeddedBroker, access: Access) -> None:
     async with marq.Producer(secured.bootstrap_servers, prefix=access.names.prefix):
         await access.allow("sender", but=(access.names.messages, "Write"))
     # The right to write to any topic suffices for a producer.
     await access.run([Tools("x").allow(access.user, ["Write"], ["--topic", access.names.markers], prefixed=False)])
 
-    with pytest.raises(marq.ConfigError, match=f"no right to Write on topic {access.names.messages}") as caught:
+    with pytest.raises(
+        marq.ConfigError, match=f"lacks permission for Write on topic {access.names.messages}"
+    ) as caught:
         await send(access)
 
     await access.run_advice(caught.value)

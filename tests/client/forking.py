@@ -125,7 +125,7 @@ def multiprocess(servers: str, prefix: str) -> None:
 
 
 def end(servers: str, prefix: str) -> None:
-    """End without a stop, while a thread that nobody waits for is in the middle of a send."""
+    """End without a stop, while a daemon thread is in the middle of a send."""
     producer = marq.SyncProducer(servers, prefix=prefix, request_timeout=60)
     producer.start()
     print("started", flush=True)  # noqa: T201

@@ -88,7 +88,7 @@ async def test_a_stop_ends_by_its_own_limits_also_when_the_broker_is_gone(broker
         async with asyncio.timeout(60):
             await client.stop()
 
-    # Nobody is left waiting. (A call that was under way may have reached the broker in its last moment.)
+    # No caller is left waiting. (The broker may have received a call just before it stopped.)
     outcomes = await asyncio.wait_for(asyncio.gather(sending, acking, return_exceptions=True), 60)
     assert all(isinstance(outcome, marq.BrokerUnavailable | marq.Receipt | None) for outcome in outcomes), outcomes
 

@@ -7,7 +7,7 @@ from uuid import uuid4
 import marq
 
 
-async def test_a_new_installation_has_no_dead_letters(servers: str) -> None:
+async def test_a_new_namespace_has_no_dead_letters(servers: str) -> None:
     for _ in range(5):
         async with marq.DeadLetters(servers, prefix=f"t{uuid4().hex[:12]}") as letters:
             assert await letters.count() == []

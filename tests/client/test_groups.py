@@ -75,7 +75,7 @@ async def test_two_members_that_hear_of_a_queue_at_different_times_lose_nothing(
     assert {*first.seen, *second.seen} == {*numbered("a", 200), *numbered("b", 200)}
 
 
-async def test_messages_that_a_queue_has_had_never_count_as_waiting_whatever_its_group_becomes(
+async def test_finished_messages_never_count_as_waiting_after_a_change_of_group(
     producer, queues, serve, servers: str, prefix: str
 ) -> None:
     settings = ClientSettings.read(servers, {"prefix": prefix}, owner="test")

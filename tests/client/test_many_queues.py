@@ -20,7 +20,7 @@ from tests.client.waiting import until
 
 QUEUES = [f"tenant-{number:04}" for number in range(2_000)]
 PARTITIONS = 2
-#: In which nothing more must come.
+#: Time in which no further message may arrive.
 QUIET_S = 1.5
 
 Seen = Counter[tuple[str, bytes]]
@@ -28,7 +28,7 @@ Seen = Counter[tuple[str, bytes]]
 
 @asynccontextmanager
 async def served(servers: str, prefix: str, seen: Seen) -> AsyncIterator[None]:
-    """Serve the group, and ack whatever comes."""
+    """Serve the group, and ack all messages."""
 
     async def handle(message: marq.Message) -> None:
         seen[message.queue, message.value] += 1

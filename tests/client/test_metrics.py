@@ -74,6 +74,6 @@ async def test_plain_functions_are_measured_in_their_threads(registry: Collector
     assert registry.get_sample_value("marq_process_duration_seconds_count", labels) == 1
 
 
-def test_what_is_no_client_is_refused() -> None:
+def test_other_objects_than_clients_are_rejected() -> None:
     with pytest.raises(TypeError, match=r"expected marq\.Consumer or marq\.Producer"):
         ClientCollector("emails")  # type: ignore[arg-type]

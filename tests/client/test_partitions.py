@@ -1,4 +1,4 @@
-"""Queues that live on some partitions of the messages topic, on a real broker: who reads what, and how they move."""
+"""Queues that live on some partitions of the messages topic, on a real broker: how they are read, and how they move."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ async def readers(servers: str, prefix: str) -> AsyncIterator[Readers]:
     await readers.stop()
 
 
-def of(queue: str, spread: int) -> list[int]:
-    found = subset(queue, PARTITIONS, spread)
+def of(queue: str, count: int) -> list[int]:
+    found = subset(queue, PARTITIONS, count)
     assert found is not None
     return list(found)
 
@@ -144,7 +144,7 @@ async def test_a_queue_that_moves_under_load_again_and_again_loses_and_doubles_n
     await until(lambda: readers.partitions == of("q", 2))
     await queues.change("q", partitions=4)
     await until(lambda: readers.partitions == sorted(of("q", 4)))
-    # In the middle of a move one of them goes and another one comes.
+    # During a move, one consumer leaves and another one joins.
     await queues.change("q", partitions=1)
     readers.running.remove(first)
     await first.stop()

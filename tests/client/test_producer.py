@@ -112,7 +112,7 @@ async def test_many_that_a_stop_can_not_wait_for_say_which_were_sent(servers, pr
 
 
 async def test_many_callers_at_once_are_all_served(producer) -> None:
-    """aiokafka 0.14 adds up the waiting of all who wait for a partition: 200 callers failed within a second."""
+    """aiokafka 0.14 adds up the waiting times of all callers of a partition: 200 callers failed within a second."""
     receipts = await asyncio.gather(*[producer.send_many(f"q{n}", [b"x" * 200] * 500) for n in range(200)])
 
     assert [len(each) for each in receipts] == [500] * 200

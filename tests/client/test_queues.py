@@ -13,7 +13,7 @@ from aiokafka.errors import PolicyViolationError
 import marq
 from tests.client.waiting import until
 from tests.effective import effective
-from tests.worker.harness import Installation, eventually
+from tests.worker.harness import Namespace, eventually
 
 NOT_DEFINITIONS = [
     (b"", b"{}"),
@@ -29,7 +29,7 @@ NOT_DEFINITIONS = [
 ]
 
 
-async def test_two_who_change_a_queue_at_once_lose_nothing_of_each_other(queues, servers, prefix) -> None:
+async def test_concurrent_changes_of_a_queue_are_merged(queues, servers, prefix) -> None:
     async with marq.Queues(servers, prefix=prefix) as other:
         for number in range(1, 11):
             await asyncio.gather(
@@ -83,13 +83,13 @@ async def test_a_log_whose_records_are_all_gone_is_read_to_its_end(queues, serve
             return bool(await admin.delete_records(everything))
         return False
 
-    async with Installation(servers, names) as installation:
+    async with Namespace(servers, names) as namespace:
         # Kafka deletes records of topics only that are not just compacted. What is not named falls back to a default.
         settings = {"cleanup.policy": "compact,delete", "message.timestamp.type": "LogAppendTime"}
-        await installation.alter(names.queues, settings)
+        await namespace.alter(names.queues, settings)
         # Its description changes a moment before its log does.
         await eventually(deleted)
-        await installation.alter(names.queues, {**settings, "cleanup.policy": "compact"})
+        await namespace.alter(names.queues, {**settings, "cleanup.policy": "compact"})
     await admin.close()
 
     async with marq.Queues(servers, prefix=prefix) as later:

@@ -140,7 +140,7 @@ def test_wrong_settings_are_said_when_it_is_made() -> None:
         marq.SyncProducer(codec=5)  # type: ignore[arg-type]
 
 
-def test_a_stop_answers_all_who_send_and_keeps_what_it_confirmed(servers, prefix, names) -> None:
+def test_a_stop_answers_all_senders_and_keeps_confirmed_messages(servers, prefix, names) -> None:
     producer = marq.SyncProducer(servers, prefix=prefix)
     producer.start()
     receipts: list[marq.Receipt] = []

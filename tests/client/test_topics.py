@@ -73,7 +73,7 @@ async def test_topics_that_are_there_keep_their_partitions(servers, prefix) -> N
         ("queues", {"cleanup.policy": "delete"}, "cleanup.policy", "compact"),
     ],
 )
-async def test_a_wrong_setting_is_named_with_the_command_that_mends_it(
+async def test_a_wrong_setting_is_named_with_the_command_that_fixes_it(
     servers, prefix, names, admin, topic, wrong, setting, needed
 ) -> None:
     name = getattr(names, topic)

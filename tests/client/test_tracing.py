@@ -180,7 +180,7 @@ async def test_a_handler_that_rejects_is_told_of_as_such(spans: Spans) -> None:
     assert spans.named(f"release {QUEUE}") == []
 
 
-async def test_a_block_in_a_handler_is_no_second_process(spans: Spans) -> None:
+async def test_a_block_in_a_handler_is_not_a_second_process(spans: Spans) -> None:
     @marq.handler(QUEUE)
     async def handle(message: marq.Message) -> None:
         async with message:

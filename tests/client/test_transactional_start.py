@@ -1,4 +1,4 @@
-"""``transactional=True`` on a real broker: ACQUIRE and offset in one transaction, and who is kept out of it."""
+"""``transactional=True`` on a real broker: ACQUIRE and offset in one transaction, which fences former members."""
 
 from __future__ import annotations
 
@@ -191,11 +191,11 @@ async def test_a_member_that_was_thrown_out_does_not_pass_for_an_administrator(p
 
     reader._consumer._coordinator.reset_generation()
 
-    with pytest.raises(NotCommitted, match="thrown this member out"):
+    with pytest.raises(NotCommitted, match="removed this member"):
         reader.commit_of({Source(*partition): 1 for partition in reader._consumer.assignment()})
 
 
-async def test_who_comes_next_waits_for_an_open_transaction_which_a_restart_of_its_member_ends(
+async def test_the_next_owner_waits_for_an_open_transaction_which_a_restart_of_its_member_ends(
     producer, new_consumer, new_transactions, servers, settings, monkeypatch
 ) -> None:
     await producer.send_many("q", [b"value"] * 3)
@@ -212,7 +212,7 @@ async def test_who_comes_next_waits_for_an_open_transaction_which_a_restart_of_i
     monkeypatch.setattr(running, "commit_transaction", hang)
     writing = asyncio.create_task(dead.write(records(names), commit(names, generation_of(consumer), 2), LIMIT_S))
     await asyncio.wait_for(hanging.wait(), LIMIT_S)
-    with pytest.raises(KafkaError, match="a transaction of a former member is still open"):
+    with pytest.raises(KafkaError, match="open transaction of a former member"):
         await place_now(settings)
     # A process that was killed says nothing more.
     writing.cancel()
@@ -224,7 +224,7 @@ async def test_who_comes_next_waits_for_an_open_transaction_which_a_restart_of_i
     assert await committed_acks(servers, names) == 0
 
 
-async def test_after_an_unknown_outcome_the_messages_are_read_again_and_handed_out_once(
+async def test_after_an_unknown_outcome_the_messages_are_read_again_and_delivered_once(
     producer, new_consumer, servers, names: Names, monkeypatch
 ) -> None:
     transact, lost = MarkerTransactions._transact, []

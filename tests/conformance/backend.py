@@ -33,7 +33,7 @@ from marq.wire.errors import CorruptMarker
 from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import Batch, Source
 from marq.wire.names import Names, markers_partition
-from tests.worker.harness import Installation, Worker, eventually, make_topic
+from tests.worker.harness import Namespace, Worker, eventually, make_topic
 
 QUEUES = Path(__file__).with_name("queues.toml")
 #: How long anything may take that is not what a test is about: virtual seconds in memory.
@@ -96,15 +96,15 @@ class Backend(ABC):
 
     @abstractmethod
     async def advance(self, seconds: float) -> None:
-        """Let so much time pass."""
+        """Let this much time pass."""
 
     @abstractmethod
     async def until(self, condition: Callable[[], bool]) -> None:
         """Return when something has come about that consumers running in the background do."""
 
     @abstractmethod
-    async def figures(self, queue: str, **expected: int) -> None:
-        """Return when the trackers count so many messages of a queue, and none of it is open any more."""
+    async def statistics(self, queue: str, **expected: int) -> None:
+        """Return when the trackers count this many messages of a queue, and none of it is open any more."""
 
     @abstractmethod
     async def records(self, topic: str) -> list[Stored]:
@@ -127,15 +127,15 @@ class Backend(ABC):
 
     @abstractmethod
     async def create_topic(self, partitions: int = 2) -> str:
-        """Make a topic that is nobody's yet, and return its name."""
+        """Create a topic without a queue, and return its name."""
 
     @abstractmethod
     async def seen_by_all(self) -> None:
         """Return when consumers and trackers know all settings that were changed before."""
 
     async def dead_letters(self, queue: str, count: int = 1) -> list[DeadLetter]:
-        """Return the dead letters of a queue when there are so many."""
-        await self.figures(queue, dead=count)
+        """Return the dead letters of a queue when there are this many."""
+        await self.statistics(queue, dead=count)
         found = [each for each in await self.records(self.names.dead_letters) if each.key == queue.encode()]
         assert len(found) == count
         return [dead_letter(Source(self.names.dead_letters, each.partition), each, None) for each in found]
@@ -170,9 +170,9 @@ class MemoryBackend(Backend):
             await self.broker.advance(0.01, settle=False)
             await asyncio.sleep(0.001)
 
-    async def figures(self, queue: str, **expected: int) -> None:
+    async def statistics(self, queue: str, **expected: int) -> None:
         def fits() -> bool:
-            owners = [owner for each in self.memory._installations.values() for owner in each.owners]
+            owners = [owner for each in self.memory._namespaces.values() for owner in each.owners]
             counts = [owner.tracker.book.counts[queue] for owner in owners if queue in owner.tracker.book.counts]
             summed = {name: sum(getattr(each, name) for each in counts) for name in expected}
             opened = self.broker.in_flight(queue) + self.broker.delayed(queue)
@@ -192,8 +192,8 @@ class MemoryBackend(Backend):
         return self.broker.produce(topic, value, key=key, headers=headers, partition=partition)
 
     async def mark(self, batch: Batch) -> None:
-        [installation] = [each for each in self.memory._installations.values() if each.names == self.names]
-        owners, source = installation.owners, batch.source  # type: ignore[union-attr]
+        [namespace] = [each for each in self.memory._namespaces.values() if each.names == self.names]
+        owners, source = namespace.owners, batch.source  # type: ignore[union-attr]
         owners[markers_partition(source.topic, source.partition, len(owners))].append(encode(batch))
 
     async def create_topic(self, partitions: int = 2) -> str:
@@ -211,10 +211,10 @@ class KafkaBackend(Backend):
     never_s = 0.3
     _changes = itertools.count(1)
 
-    def __init__(self, worker: Worker, servers: str, installation: Installation) -> None:
+    def __init__(self, worker: Worker, servers: str, namespace: Namespace) -> None:
         super().__init__(servers, worker.names)
         self._worker = worker
-        self._installation = installation
+        self._namespace = namespace
 
     def now_s(self) -> float:
         return time.monotonic()
@@ -228,24 +228,24 @@ class KafkaBackend(Backend):
 
         await eventually(look, limit=LIMIT_S)
 
-    async def figures(self, queue: str, **expected: int) -> None:
+    async def statistics(self, queue: str, **expected: int) -> None:
         wanted = {"in_flight": 0, "waiting_for_redelivery": 0, "waiting_for_dead_letters": 0, **expected}
         await eventually(lambda: self._worker.queue(queue), lambda found: wanted.items() <= found.items())
 
     async def records(self, topic: str) -> list[Stored]:
         return [
             Stored(each.partition, each.offset, each.timestamp, each.key, each.value, tuple(each.headers))
-            for each in await self._installation.records(topic, wait=True)
+            for each in await self._namespace.records(topic, wait=True)
         ]
 
     async def produce(self, topic, value, key=None, headers=(), partition=0):  # type: ignore[no-untyped-def]
-        kept = await self._installation.producer.send_and_wait(
+        kept = await self._namespace.producer.send_and_wait(
             topic, value, key, partition=partition, headers=list(headers)
         )
         return f"{topic}/{partition}/{kept.offset}"
 
     async def mark(self, batch: Batch) -> None:
-        await self._installation.mark(batch)
+        await self._namespace.mark(batch)
 
     async def create_topic(self, partitions: int = 2) -> str:
         name = self.new_name("topic")
@@ -253,7 +253,7 @@ class KafkaBackend(Backend):
         return name
 
     async def seen_by_all(self) -> None:
-        # Changes are one log: whoever knows of the last one knows of all.
+        # Changes are one log: a client that knows the last one knows all.
         queue, lease = "last-change", next(self._changes)
         await self.queues.change(queue, lease=lease)
         page = f"/api/queues/{quote(queue)}"

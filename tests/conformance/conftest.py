@@ -13,7 +13,7 @@ from broker.embedded import EmbeddedBroker
 from marq.testing import Broker
 from tests.conformance.backend import QUEUES, Backend, KafkaBackend, MemoryBackend, settings
 from tests.worker.conftest import pytest_runtest_makereport
-from tests.worker.harness import Installation, Worker
+from tests.worker.harness import Namespace, Worker
 
 # What the worker wrote is shown when a test fails.
 __all__ = ["pytest_runtest_makereport"]
@@ -41,8 +41,8 @@ async def kafka(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory
     worker = Worker(servers, directory, queues=QUEUES.read_text(encoding="utf-8"))
     try:
         await worker.start().ready(2)
-        async with Installation(servers, worker.names) as installation:
-            backend = KafkaBackend(worker, servers, installation)
+        async with Namespace(servers, worker.names) as namespace:
+            backend = KafkaBackend(worker, servers, namespace)
             async with backend.new_producer() as backend.producer, marq.Queues(**backend.client) as backend.queues:
                 yield backend
     finally:

@@ -1,4 +1,4 @@
-"""Queues that deliver at most once: nobody sees a message twice, and what was lost by that is counted."""
+"""At-most-once queues: no handler sees a message twice, and abandoned messages are counted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def dispatches_of(backend: Backend, queue: str, count: int) -> list[Dispat
             await backend.advance(0.02)
 
 
-async def test_a_message_is_dispatched_before_it_is_handed_out(backend: Backend) -> None:
+async def test_a_message_is_dispatched_before_it_is_delivered(backend: Backend) -> None:
     queue = await new_queue(backend)
     async with backend.consumer(queue) as consumer:
         await backend.producer.send(queue, b"x")
@@ -70,11 +70,11 @@ async def test_a_message_that_a_consumer_received_and_left_is_abandoned_and_neve
         # Not released: the application has seen the message.
         await consumer.stop()
     async with backend.consumer(queue) as consumer:
-        await backend.figures(queue, acquired=1, abandoned=1, redelivered=0, acked=0, dead=0)
+        await backend.statistics(queue, acquired=1, abandoned=1, redelivered=0, acked=0, dead=0)
         await nothing_comes(backend, consumer)
 
 
-async def test_what_nobody_has_seen_is_given_back(backend: Backend) -> None:
+async def test_undelivered_messages_are_released(backend: Backend) -> None:
     queue = await new_queue(backend)
     values = [b"%d" % number for number in range(50)]
     async with backend.consumer(queue) as consumer:
@@ -84,11 +84,11 @@ async def test_what_nobody_has_seen_is_given_back(backend: Backend) -> None:
     async with backend.consumer(queue) as consumer:
         rest = await take(consumer, 45)
         assert sorted(message.value for message in [*first, *rest]) == sorted(values)
-        # That nobody saw it before is no attempt.
+        # A prefetched message that no handler saw does not count as an attempt.
         assert {message.attempt for message in rest} == {1}
         await consumer.ack(rest)
         await nothing_comes(backend, consumer)
-    await backend.figures(queue, acked=50, abandoned=0)
+    await backend.statistics(queue, acked=50, abandoned=0)
 
 
 async def test_a_handler_that_fails_leaves_a_dead_letter(backend: Backend) -> None:
@@ -111,7 +111,7 @@ async def test_a_handler_that_fails_leaves_a_dead_letter(backend: Backend) -> No
     assert sorted(letter.value for letter in letters) == [b"again", b"bad"]
     assert {letter.reason.split(":")[0] for letter in letters} == {"ValueError", "Retry"}
     assert sorted(seen) == [b"again", b"bad", b"good"]
-    await backend.figures(queue, acked=1, rejected=2, dead=2, redelivered=0, abandoned=0)
+    await backend.statistics(queue, acked=1, rejected=2, dead=2, redelivered=0, abandoned=0)
 
 
 async def test_a_handler_that_is_interrupted_leaves_a_dead_letter(backend: Backend) -> None:
@@ -131,7 +131,7 @@ async def test_a_handler_that_is_interrupted_leaves_a_dead_letter(backend: Backe
     assert letter.reason == "interrupted: it may have been processed in part"
 
 
-async def test_a_message_that_was_handed_out_can_not_be_given_back(backend: Backend) -> None:
+async def test_a_delivered_message_cannot_be_released(backend: Backend) -> None:
     queue = await new_queue(backend)
     async with backend.consumer(queue) as consumer:
         await backend.producer.send(queue, b"x")
@@ -141,7 +141,7 @@ async def test_a_message_that_was_handed_out_can_not_be_given_back(backend: Back
         await message.renew(60)
         await message.ack()
     assert not [batch for batch in await backend.markers(Release) if batch.queue == queue]
-    await backend.figures(queue, acquired=1, acked=1, abandoned=0, redelivered=0)
+    await backend.statistics(queue, acquired=1, acked=1, abandoned=0, redelivered=0)
 
 
 async def test_a_mode_that_there_is_not_is_refused(backend: Backend) -> None:

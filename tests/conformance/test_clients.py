@@ -15,7 +15,7 @@ async def test_two_consumers_of_a_queue_both_receive_messages(backend: Backend) 
     queue = backend.new_name()
     async with served(backend.consumer(queue)) as one, served(backend.consumer(queue)) as other:
         sent = 0
-        # Until both have partitions.
+        # Wait until both have partitions.
         while not (one.seen and other.seen):
             await send(backend, queue, sent, sent + 10)
             sent += 10
@@ -29,7 +29,7 @@ async def test_consumers_by_the_name_of_a_group_and_of_its_only_queue_share_the_
     await backend.queues.change(queue, group=group)
     async with served(backend.consumer(queue)) as by_name, served(backend.consumer(group=group)) as by_group:
         await send(backend, queue, 0, 100)
-        await backend.figures(queue, acked=100)
+        await backend.statistics(queue, acked=100)
 
     assert sorted(by_name.seen + by_group.seen) == sorted(numbered(queue, 0, 100))
 

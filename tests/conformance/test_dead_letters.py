@@ -34,7 +34,7 @@ async def kill(backend: Backend, queue: str, *values: bytes, reason: str = "no g
         for message in await take(consumer, len(values)):
             await message.reject(reason, wait=False)
     killed[queue] += len(values)
-    await backend.figures(queue, dead=killed[queue])
+    await backend.statistics(queue, dead=killed[queue])
     # What dies later has a later time.
     await backend.advance(0.01)
     return [each.id for each in receipts]
@@ -54,7 +54,7 @@ async def test_a_dead_letter_says_all_that_is_known(backend: Backend) -> None:
                 raise LookupError("nobody")
         again = await take_one(consumer)
         await again.reject("no good")
-    await backend.figures(queue, dead=1)
+    await backend.statistics(queue, dead=1)
 
     async with opened(backend) as letters:
         [letter] = [each async for each in letters.peek(queue)]
@@ -90,7 +90,7 @@ async def test_a_redriven_message_comes_as_its_sender_made_it_at_its_first_attem
         message = await take_one(consumer)
         await message.release(0)
         await (await take_one(consumer)).reject("no good")
-        await backend.figures(queue, dead=1)
+        await backend.statistics(queue, dead=1)
 
         async with opened(backend) as letters:
             result = await letters.redrive(queue)
@@ -104,10 +104,10 @@ async def test_a_redriven_message_comes_as_its_sender_made_it_at_its_first_attem
         assert (again.sent_at, again.key) == (message.sent_at, None)
         await again.ack()
         await nothing_comes(backend, consumer)
-    await backend.figures(queue, acked=1, dead=1, redriven=1, delivered=1)
+    await backend.statistics(queue, acked=1, dead=1, redriven=1, delivered=1)
 
 
-async def test_two_redrives_at_the_same_time_redrive_each_letter_once(backend: Backend) -> None:
+async def test_two_concurrent_redrives_redrive_each_dead_letter_once(backend: Backend) -> None:
     queue, other = backend.new_name(), backend.new_name()
     await kill(backend, queue, *[b"%d" % number for number in range(40)])
     async with opened(backend) as one, opened(backend) as two, backend.consumer(other) as consumer:
@@ -141,7 +141,7 @@ async def test_a_redriven_message_that_dies_again_is_a_new_letter(backend: Backe
             assert (await letters.redrive(queue)).redriven == 1
             async with backend.consumer(queue) as consumer:
                 await (await take_one(consumer)).reject(f"again {turn}")
-            await backend.figures(queue, dead=1 + turn)
+            await backend.statistics(queue, dead=1 + turn)
 
             [letter] = [each async for each in letters.peek(queue)]
             assert (letter.id, letter.reason, letter.attempts) == (identity, f"again {turn}", 1)
@@ -159,7 +159,7 @@ async def test_deleted_letters_are_seen_and_redriven_no_more(backend: Backend) -
         message = await take_one(consumer)
         assert message.value == b"3"
         await message.ack()
-    await backend.figures(queue, discarded=2, redriven=1, acked=1)
+    await backend.statistics(queue, discarded=2, redriven=1, acked=1)
 
 
 async def test_letters_are_counted_by_queue_and_reason(backend: Backend) -> None:
@@ -260,7 +260,7 @@ async def test_letters_of_a_queue_with_a_topic_of_its_own_come_back_with_their_k
     async with backend.consumer(queue) as consumer:
         message = await take_one(consumer)
         await message.reject("no good")
-        await backend.figures(queue, dead=1)
+        await backend.statistics(queue, dead=1)
 
         async with opened(backend) as letters:
             [letter] = [each async for each in letters.peek(queue)]
@@ -272,7 +272,7 @@ async def test_letters_of_a_queue_with_a_topic_of_its_own_come_back_with_their_k
         await again.ack()
 
 
-async def test_notes_and_foreign_records_are_no_letters(backend: Backend) -> None:
+async def test_notes_and_foreign_records_are_not_dead_letters(backend: Backend) -> None:
     queue = backend.new_name()
     topic = backend.names.dead_letters
     await backend.produce(topic, b"?", key=None)

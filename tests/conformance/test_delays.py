@@ -51,7 +51,7 @@ async def test_a_delayed_message_comes_when_its_time_has_come(backend: Backend) 
         assert message.id == receipt.id
         assert receipt.queue == queue
         await message.ack()
-    await backend.figures(queue, delayed=1, delivered=1, acquired=1, acked=1, redelivered=0)
+    await backend.statistics(queue, delayed=1, delivered=1, acquired=1, acked=1, redelivered=0)
 
 
 async def test_a_moment_may_be_given(backend: Backend) -> None:
@@ -80,7 +80,7 @@ async def test_many_messages_are_delayed_together_or_each_to_its_own_time(backen
         least_s = {b"a": 0.2, b"b": 0.2, b"c": 0.9, b"d": 0, b"e": 0.5}
         assert came.keys() == least_s.keys()
         assert all(came[value] - began_s >= least - EARLY_S for value, least in least_s.items())
-    await backend.figures(queue, delivered=5, acked=5)
+    await backend.statistics(queue, delivered=5, acked=5)
 
 
 async def test_a_delay_of_nothing_is_none(backend: Backend) -> None:
@@ -115,7 +115,7 @@ async def test_a_cancelled_message_is_never_delivered(backend: Backend) -> None:
         await message.ack()
         assert await producer.cancel([first, second]) == [False, False]
         await nothing_comes(backend, consumer)
-    await backend.figures(queue, delayed=2, cancelled=1, delivered=1, acked=1)
+    await backend.statistics(queue, delayed=2, cancelled=1, delivered=1, acked=1)
 
 
 async def test_a_message_is_delivered_at_the_time_to_which_it_was_moved(backend: Backend) -> None:
@@ -131,7 +131,7 @@ async def test_a_message_is_delivered_at_the_time_to_which_it_was_moved(backend:
         assert came.keys() == {b"sooner", b"later"}
         assert came[b"later"] - began_s >= 1 - EARLY_S
         assert await backend.producer.reschedule(receipts, delay=1) == [False, False]
-    await backend.figures(queue, delivered=2, acked=2)
+    await backend.statistics(queue, delivered=2, acked=2)
 
 
 async def test_what_was_delivered_can_not_be_cancelled(backend: Backend) -> None:
@@ -154,13 +154,13 @@ async def test_many_ask_at_the_same_moment(backend: Backend) -> None:
     assert set(await moved) == {True}
     assert set(await cancelled) == {True}
     assert set(await producer.cancel(receipts[:100])) == {True}
-    await backend.figures(queue, delayed=200, cancelled=200, delivered=0)
+    await backend.statistics(queue, delayed=200, cancelled=200, delivered=0)
 
 
 async def test_a_delay_takes_no_lease_and_no_attempt(backend: Backend) -> None:
     queue = await backend.new_queue(max_attempts=1, lease=4)
     async with backend.consumer(queue) as consumer:
-        # Longer than the lease: if a delay were a lease that somebody holds, the message would come twice.
+        # Longer than the lease: if a delay were a consumer's lease, the message would come twice.
         await backend.producer.send(queue, b"later", delay=4.5)
 
         message = await take_one(consumer)
@@ -168,7 +168,7 @@ async def test_a_delay_takes_no_lease_and_no_attempt(backend: Backend) -> None:
         assert message.attempt == 1
         await message.ack()
         await nothing_comes(backend, consumer)
-    await backend.figures(queue, delivered=1, redelivered=0, expired=0, dead=0, acked=1)
+    await backend.statistics(queue, delivered=1, redelivered=0, expired=0, dead=0, acked=1)
 
 
 async def test_a_plain_record_may_say_when_it_is_to_be_delivered(backend: Backend) -> None:
@@ -189,7 +189,7 @@ async def test_a_plain_record_may_say_when_it_is_to_be_delivered(backend: Backen
         assert backend.now_s() - began_s >= 1 - EARLY_S
         assert (delayed.id, delayed.attempt, delayed.headers) == (later, 1, {"own": b"1"})
         await consumer.ack(messages)
-    await backend.figures(queue, acquired=6, delayed=1, delivered=1, acked=6, redelivered=0)
+    await backend.statistics(queue, acquired=6, delayed=1, delivered=1, acked=6, redelivered=0)
 
 
 async def test_a_queue_may_delay_all_of_its_messages(backend: Backend) -> None:
@@ -208,7 +208,7 @@ async def test_a_queue_may_delay_all_of_its_messages(backend: Backend) -> None:
         again = await take_one(consumer)
         assert again.attempt == 2
         await again.ack()
-    await backend.figures(queue, delayed=2, delivered=2, redelivered=1, acked=2)
+    await backend.statistics(queue, delayed=2, delivered=2, redelivered=1, acked=2)
 
 
 async def test_a_handler_gets_what_was_delayed(backend: Backend) -> None:
@@ -233,7 +233,7 @@ async def test_the_markers_tell_the_whole_story(backend: Backend) -> None:
     async with backend.consumer(queue) as consumer:
         message = await take_one(consumer)
         await message.ack()
-    await backend.figures(queue, delivered=1, cancelled=1)
+    await backend.statistics(queue, delivered=1, cancelled=1)
 
     async def of(kind: type[Any]) -> list[Any]:
         return [batch for batch in await backend.markers(kind) if batch.queue == queue]
@@ -255,9 +255,9 @@ async def test_the_markers_tell_the_whole_story(backend: Backend) -> None:
         ({"delay": -1}, "delay=-1: expected seconds from 0"),
         ({"delay": "soon"}, "delay='soon': expected seconds"),
         ({"delay": float("nan")}, "delay=nan: expected seconds"),
-        ({"at": datetime(2030, 1, 1)}, "without a time zone"),  # noqa: DTZ001
+        ({"at": datetime(2030, 1, 1)}, "has no time zone"),  # noqa: DTZ001
         ({"at": 5}, "at=5: expected a datetime with a time zone"),
-        ({"delay": 1, "at": datetime.now(UTC)}, "say one of them"),
+        ({"delay": 1, "at": datetime.now(UTC)}, "pass one of them"),
     ],
 )
 async def test_a_time_that_is_none_is_refused(backend: Backend, times: dict[str, object], said: str) -> None:
@@ -310,4 +310,4 @@ async def test_code_without_an_event_loop_delays_cancels_and_moves(backend: Back
         message = await take_one(consumer)
         assert message.id == two.id
         await message.ack()
-    await backend.figures(queue, delayed=3, cancelled=2, delivered=1, acked=1)
+    await backend.statistics(queue, delayed=3, cancelled=2, delivered=1, acked=1)

@@ -19,7 +19,7 @@ async def test_one_consumer_serves_all_queues_of_a_group(backend: Backend) -> No
         await backend.until(lambda: len(group.seen) >= 40)
 
     assert Counter(group.seen) == Counter(numbered("group-a", 0, 20) + numbered("group-b", 0, 20))
-    await backend.figures("group-a", acked=20)
+    await backend.statistics("group-a", acked=20)
 
 
 async def test_part_of_a_group_and_unknown_groups_are_refused_with_a_way_out(backend: Backend) -> None:
@@ -51,7 +51,7 @@ async def test_a_queue_with_a_handler_is_the_workers(backend: Backend) -> None:
         await backend.queues.reset(queue)
 
 
-async def test_a_queue_that_joins_a_running_group_gets_what_it_had_waiting_and_nobody_gets_anything_twice(
+async def test_a_queue_that_joins_a_running_group_keeps_its_messages_and_none_comes_twice(
     backend: Backend,
 ) -> None:
     group, late = backend.new_name("group"), backend.new_name("late")
@@ -88,7 +88,7 @@ async def test_a_queue_that_moves_to_another_group_goes_on_where_it_was(backend:
 
     assert {*former.seen, *later.seen} == {*numbered(moves, 0, 30), *numbered(stays, 0, 5)}
     seen = Counter(former.seen + later.seen)
-    # What is sent before everybody knows of the move may come to both groups.
+    # Messages sent before all clients know of the move may come to both groups.
     assert all(seen[each] == 1 for each in [*numbered(moves, 0, 10), *numbered(moves, 20, 30), *numbered(stays, 0, 5)])
     assert set(numbered(moves, 20, 30)) <= set(later.seen)
 

@@ -46,7 +46,7 @@ async def test_how_a_handler_ends_decides_on_its_message(backend: Backend, plain
 
     assert sorted(seen) == EXPECTED
     assert (threading.main_thread() in threads) is not plain
-    await backend.figures(queue, acked=3, dead=1, released=2, redelivered=2)
+    await backend.statistics(queue, acked=3, dead=1, released=2, redelivered=2)
     assert [letter.reason for letter in await backend.dead_letters(queue)] == ["no good"]
 
 
@@ -71,7 +71,7 @@ async def test_concurrency_limits_how_many_handlers_run_at_a_time(backend: Backe
         await backend.until(lambda: now == 3)
         await backend.advance(0.2)
         gate.set()
-        await backend.figures(queue, acked=10)
+        await backend.statistics(queue, acked=10)
 
     assert most == 3
 
@@ -90,7 +90,7 @@ async def test_a_handler_may_decide_itself(backend: Backend) -> None:
     consumer = backend.consumer(queue)
     async with running(consumer, lambda: consumer.run(handle)):
         await backend.producer.send(queue, b"x")
-        await backend.figures(queue, acked=1, released=1)
+        await backend.statistics(queue, acked=1, released=1)
 
     assert seen == [1, 2]
 
@@ -106,7 +106,7 @@ async def test_a_decorated_handler_brings_its_codec_and_its_concurrency(backend:
     async with running(consumer, lambda: consumer.run(handle)):
         await backend.producer.send(queue, b'{"a": 1}')
         await backend.producer.send(queue, b"{")
-        await backend.figures(queue, acked=1, dead=1)
+        await backend.statistics(queue, acked=1, dead=1)
     async with other:
         with pytest.raises(marq.ConfigError, match=queue):
             await other.run(handle)
@@ -135,10 +135,10 @@ async def test_cancelling_run_gives_messages_back_and_the_attempt_does_not_count
         await again
 
     assert attempts == [1, 1]
-    await backend.figures(queue, acked=1, released=1)
+    await backend.statistics(queue, acked=1, released=1)
 
 
-async def test_a_stop_lets_handlers_end_within_the_grace(backend: Backend) -> None:
+async def test_a_stop_lets_handlers_end_within_the_shutdown_timeout(backend: Backend) -> None:
     queue, begun, gate = backend.new_name(), asyncio.Event(), asyncio.Event()
 
     async def handle(message: marq.Message) -> None:
@@ -154,7 +154,7 @@ async def test_a_stop_lets_handlers_end_within_the_grace(backend: Backend) -> No
         gate.set()
         await stopping
 
-    await backend.figures(queue, acked=1, released=0)
+    await backend.statistics(queue, acked=1, released=0)
 
 
 async def test_a_handler_of_batches_gets_lists_and_decides_on_all_or_on_some(backend: Backend) -> None:
@@ -172,7 +172,7 @@ async def test_a_handler_of_batches_gets_lists_and_decides_on_all_or_on_some(bac
     consumer = backend.consumer(queue)
     async with running(consumer, lambda: consumer.run_batch(handle, max_messages=4)):
         await backend.producer.send_many(queue, [b"ack"] * 8 + [b"reject", b"fail"])
-        await backend.figures(queue, acked=9, dead=1)
+        await backend.statistics(queue, acked=9, dead=1)
 
     assert max(sizes) <= 4
     assert sum(sizes) == len(seen)
@@ -190,12 +190,12 @@ async def test_a_plain_function_may_take_lists_too(backend: Backend) -> None:
     consumer = backend.consumer(queue)
     async with running(consumer, lambda: consumer.run_batch(handle)):
         await backend.producer.send_many(queue, [b"1", b"2", b"3"])
-        await backend.figures(queue, acked=3)
+        await backend.statistics(queue, acked=3)
 
     assert sorted(seen) == [b"1", b"2", b"3"]
 
 
-async def test_what_is_no_handler_is_refused(backend: Backend) -> None:
+async def test_other_objects_than_handlers_are_rejected(backend: Backend) -> None:
     async with backend.consumer(backend.new_name()) as consumer:
         with pytest.raises(marq.ConfigError, match="expected a function that takes a message"):
             await consumer.run("handler")  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ async def test_a_lease_renews_itself_while_a_message_is_held(backend: Backend) -
 
         assert await consumer.receive(wait=0) == []
         await message.ack()
-    await backend.figures("short-lease", acked=1, expired=0)
+    await backend.statistics("short-lease", acked=1, expired=0)
 
 
 async def test_a_message_whose_lease_is_over_is_delivered_again(backend: Backend) -> None:
@@ -47,7 +47,7 @@ async def test_a_message_whose_lease_is_over_is_delivered_again(backend: Backend
 
         assert (again.id, again.attempt, again.headers) == (message.id, 2, {"a": b"1"})
         await again.ack()
-    await backend.figures(queue, expired=1, redelivered=1, acked=1)
+    await backend.statistics(queue, expired=1, redelivered=1, acked=1)
 
 
 async def test_after_the_lease_only_an_ack_is_still_written(backend: Backend) -> None:
@@ -74,7 +74,7 @@ async def test_after_the_lease_only_an_ack_is_still_written(backend: Backend) ->
     acked = {(ack.source, offset) for ack in await backend.markers(Ack) if ack.queue == queue for offset in ack.offsets}
     written = {message.id for message in lost if ((backend.names.messages, message.partition), message.offset) in acked}
     assert written == {lost[3].id, lost[4].id}
-    await backend.figures(queue, acked=5, released=0, rejected=0, expired=5, late=2)
+    await backend.statistics(queue, acked=5, released=0, rejected=0, expired=5, late=2)
 
 
 async def test_a_renewal_of_ones_own_keeps_a_message_longer(backend: Backend) -> None:
@@ -94,7 +94,7 @@ async def test_a_renewal_of_ones_own_keeps_a_message_longer(backend: Backend) ->
         await again.ack()
         await nothing_comes(backend, consumer)
         await kept.ack()
-    await backend.figures(queue, acked=2, redelivered=1)
+    await backend.statistics(queue, acked=2, redelivered=1)
 
 
 async def test_a_handler_is_cancelled_when_its_message_is_lost_and_another_delivery_comes(backend: Backend) -> None:
@@ -117,7 +117,7 @@ async def test_a_handler_is_cancelled_when_its_message_is_lost_and_another_deliv
         await running
 
     assert (begun, cancelled) == ([1, 2], [1])
-    await backend.figures(queue, acked=1, expired=1)
+    await backend.statistics(queue, acked=1, expired=1)
 
 
 async def test_the_last_attempt_may_end_by_its_lease(backend: Backend) -> None:
@@ -155,7 +155,7 @@ async def test_a_call_may_choose_the_lease_of_what_it_receives(backend: Backend)
         await consumer.ack([first, second])
         with pytest.raises(marq.ConfigError, match="lease=3601 is longer than max_lease"):
             await consumer.receive(lease=3_601)
-    await backend.figures(queue, acked=2, expired=0)
+    await backend.statistics(queue, acked=2, expired=0)
 
 
 @pytest.mark.parametrize("threads", [False, True], ids=["coroutine", "thread"])
@@ -179,7 +179,7 @@ async def test_a_handler_that_takes_longer_than_the_lease_never_runs_twice(backe
         await renewed_past_its_lease(backend, begun[0], SHORT_S)
         gate.set()
         opened.set()
-        await backend.figures(queue, acked=1, expired=0, redelivered=0, late=0)
+        await backend.statistics(queue, acked=1, expired=0, redelivered=0, late=0)
         await asyncio.gather(one.stop(), two.stop())
         await asyncio.gather(*working)
 
@@ -208,7 +208,7 @@ async def test_a_handler_that_is_stuck_in_a_thread_loses_its_message_after_max_l
 
     assert held_s > SHORT_S + 0.9
     assert begun == [1, 2]
-    await backend.figures(queue, acked=1, expired=1)
+    await backend.statistics(queue, acked=1, expired=1)
 
 
 async def test_an_open_message_holds_up_no_other_and_comes_back_alone(backend: Backend) -> None:
@@ -227,7 +227,7 @@ async def test_an_open_message_holds_up_no_other_and_comes_back_alone(backend: B
             assert (again.id, again.attempt) == (first.id, 2)
             await again.ack()
             await nothing_comes(backend, later, of_other)
-    await backend.figures(queue, acquired=21, reacquired=0, acked=20, redelivered=1)
+    await backend.statistics(queue, acquired=21, reacquired=0, acked=20, redelivered=1)
 
 
 @pytest.mark.parametrize("lease_s", [600, 0.1], ids=["open", "over"])
@@ -240,7 +240,7 @@ async def test_messages_of_a_consumer_that_crashed_before_its_commit_go_to_the_n
     payloads = [Payload(0, 1, queue.encode(), (), b"%d" % number) for number in range(3)]
     await backend.mark(Acquire(queue, holder, Source(topic, 0), offsets, int(lease_s * 1000), offsets[0], payloads))
     if lease_s < 1:
-        await backend.figures(queue, redelivered=3)
+        await backend.statistics(queue, redelivered=3)
 
     async with backend.consumer(queue) as consumer:
         # The next reader finds the records and, when the lease was over before, their redeliveries.
@@ -251,6 +251,6 @@ async def test_messages_of_a_consumer_that_crashed_before_its_commit_go_to_the_n
     assert {message.id for message in messages} == set(sent)
     if lease_s > 1:
         assert {message.attempt for message in messages} == {1}
-        await backend.figures(queue, acquired=3, reacquired=3, acked=3, redelivered=0)
+        await backend.statistics(queue, acquired=3, reacquired=3, acked=3, redelivered=0)
     else:
         assert sorted(message.attempt for message in messages) == [1] * 3 + [2] * 3

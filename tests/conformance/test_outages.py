@@ -27,7 +27,7 @@ async def test_a_backoff_may_be_a_list_of_delays(backend: Backend) -> None:
 
     assert waits[0] > 0.75
     assert min(waits[2:]) > 0.35
-    await backend.figures(queue, acked=1, released=4)
+    await backend.statistics(queue, acked=1, released=4)
 
 
 async def test_an_exception_has_the_backoff_of_its_class_or_none(backend: Backend) -> None:
@@ -50,7 +50,7 @@ async def test_an_exception_has_the_backoff_of_its_class_or_none(backend: Backen
     assert times[b"refused", 2] - times[b"refused", 1] > 0.75
     assert {value for value, attempt in times if attempt == 2} == {b"refused", b"key"}
     assert (letter.body, letter.attempt, letter.reason) == (b"index", 1, "IndexError: why")
-    await backend.figures(queue, acked=2, dead=1, released=2)
+    await backend.statistics(queue, acked=2, dead=1, released=2)
 
 
 async def test_an_outage_sends_a_queue_with_a_breaker_to_no_dead_letters(backend: Backend) -> None:
@@ -81,7 +81,7 @@ async def test_an_outage_sends_a_queue_with_a_breaker_to_no_dead_letters(backend
         pauses, tried = (backend.now_s() - began_s) / 0.3, calls - before
         up = True
         await backend.until(lambda: len(done) == 40 and consumer.breakers[queue] == "closed")
-        await backend.figures(queue, acked=40, dead=0)
+        await backend.statistics(queue, acked=40, dead=0)
 
     assert tried <= pauses + 4, "more than one message for each pause, and those that ran when it opened"
     assert states == {"closed", "half-open"}
@@ -135,7 +135,7 @@ async def test_the_other_queues_of_a_group_go_on_while_the_breaker_of_one_is_ope
         await backend.producer.send_many(good, [b"z"] * 10)
         await backend.until(lambda: len(done) == 10)
 
-    await backend.figures(good, acked=10)
+    await backend.statistics(good, acked=10)
     assert not await dead(backend, bad)
 
 

@@ -24,7 +24,7 @@ async def test_what_is_acked_or_rejected_never_comes_back(backend: Backend) -> N
         await messages[4].reject("no good")
 
         await nothing_comes(backend, consumer)
-    await backend.figures(queue, acked=4, dead=1, redelivered=0, expired=0)
+    await backend.statistics(queue, acked=4, dead=1, redelivered=0, expired=0)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("boom"), marq.Retry(delay=600)], ids=["backoff", "delay"])
@@ -69,7 +69,7 @@ async def test_outcomes_may_be_told_twice_and_the_first_counts(backend: Backend)
         assert again.id == released.id
         await again.ack()
         await nothing_comes(backend, consumer)
-    await backend.figures(queue, acked=2, released=1, rejected=1, dead=1)
+    await backend.statistics(queue, acked=2, released=1, rejected=1, dead=1)
 
 
 async def test_a_token_finishes_a_message_from_elsewhere(backend: Backend) -> None:
@@ -83,7 +83,7 @@ async def test_a_token_finishes_a_message_from_elsewhere(backend: Backend) -> No
         await here.ack(messages[1].token)
         await there.ack([messages[2].token])
 
-        await backend.figures(queue, acked=3)
+        await backend.statistics(queue, acked=3)
         with pytest.raises(ValueError, match="not a message token"):
             await there.ack("token")
 
@@ -104,7 +104,7 @@ async def test_a_released_message_comes_back_as_it_was_with_the_next_attempt(bac
         assert again.token != message.token
         await again.ack()
         await nothing_comes(backend, consumer)
-    await backend.figures(queue, acked=1, released=1, redelivered=1, expired=0)
+    await backend.statistics(queue, acked=1, released=1, redelivered=1, expired=0)
 
 
 async def test_a_release_may_have_a_delay(backend: Backend) -> None:
@@ -191,7 +191,7 @@ async def test_the_last_error_travels_with_the_message(backend: Backend) -> None
         await third.ack()
 
 
-async def test_without_a_limit_of_attempts_a_message_is_tried_for_ever(backend: Backend) -> None:
+async def test_without_a_limit_of_attempts_a_message_is_tried_forever(backend: Backend) -> None:
     queue = await backend.new_queue(max_attempts="unlimited")
     async with backend.consumer(queue) as consumer:
         await backend.producer.send(queue, b"x")
@@ -202,7 +202,7 @@ async def test_without_a_limit_of_attempts_a_message_is_tried_for_ever(backend: 
         await (await take_one(consumer)).ack()
 
     assert backend.queues[queue].max_attempts == "unlimited"
-    await backend.figures(queue, acked=1, released=8, dead=0)
+    await backend.statistics(queue, acked=1, released=8, dead=0)
 
 
 async def test_an_interrupted_attempt_is_not_counted_a_hundred_times_in_a_row_and_then_it_is(backend: Backend) -> None:
@@ -234,12 +234,12 @@ async def test_where_a_queue_wants_no_dead_letters_its_messages_end(backend: Bac
         await released.release(0)
         await rejected.reject()
 
-        await backend.figures(queue, dead=2)
+        await backend.statistics(queue, dead=2)
         await nothing_comes(backend, consumer)
     assert not [each for each in await backend.records(backend.names.dead_letters) if each.key == queue.encode()]
 
 
-async def test_outcomes_that_nobody_waits_for_are_written_by_the_stop(backend: Backend) -> None:
+async def test_queued_outcomes_are_written_by_the_stop(backend: Backend) -> None:
     queue = backend.new_name()
     async with backend.consumer(queue) as consumer:
         await backend.producer.send_many(queue, [b"x"] * 3)
@@ -247,7 +247,7 @@ async def test_outcomes_that_nobody_waits_for_are_written_by_the_stop(backend: B
         await one.ack(wait=False)
         await two.release(0, wait=False)
         await three.reject(wait=False)
-    await backend.figures(queue, acked=1, released=1, dead=1, redelivered=1)
+    await backend.statistics(queue, acked=1, released=1, dead=1, redelivered=1)
 
     async with backend.consumer(queue) as other:
         assert (await take_one(other)).attempt == 2
@@ -278,4 +278,4 @@ async def test_words_of_other_queues_are_answered_with_ours(backend: Backend) ->
             await backend.queues.change(queue, max_retries=3)  # type: ignore[call-arg]
         # None of that has decided anything.
         await message.ack()
-    await backend.figures(queue, acked=1, released=0)
+    await backend.statistics(queue, acked=1, released=0)

@@ -31,7 +31,7 @@ async def test_what_is_sent_goes_to_the_topic_and_records_of_the_shared_one_are_
         assert {message.queue for message in messages} == {queue}
         assert [record.key for record in await backend.records(topic)] == [None] * 3
         await consumer.ack(messages)
-    await backend.figures(queue, acked=4)
+    await backend.statistics(queue, acked=4)
 
 
 async def test_key_headers_and_partition_stay_through_redelivery(backend: Backend) -> None:

@@ -27,7 +27,7 @@ async def test_a_paused_queue_delivers_nothing_and_loses_nothing(backend: Backen
         assert set(found) >= {b"sent meanwhile", b"delayed"}
         assert given_back.queue == queue
         await consumer.ack(list(found.values()))
-    await backend.figures(queue, acked=4)
+    await backend.statistics(queue, acked=4)
 
 
 async def test_the_other_queues_of_a_group_go_on_while_one_is_paused(backend: Backend) -> None:
@@ -51,7 +51,7 @@ async def test_the_other_queues_of_a_group_go_on_while_one_is_paused(backend: Ba
         assert sorted(message.value for message in late) == [b"p0", b"p1", b"p2"]
         assert {message.attempt for message in late} == {1}
         await consumer.ack(late)
-    await backend.figures(paused, acked=3)
+    await backend.statistics(paused, acked=3)
 
 
 async def test_a_pause_in_a_file_can_be_ended_at_run_time(backend: Backend) -> None:

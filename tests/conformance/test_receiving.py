@@ -58,7 +58,7 @@ async def test_a_clean_exit_of_the_block_acks_and_an_exception_releases_with_bac
         await consumer.flush()
 
     assert sorted(attempts) == [(b"bad", 1), (b"bad", 2), (b"good", 1)]
-    await backend.figures(queue, acked=2, released=1, redelivered=1)
+    await backend.statistics(queue, acked=2, released=1, redelivered=1)
 
 
 async def test_retry_and_reject_end_at_the_block(backend: Backend) -> None:
@@ -111,7 +111,7 @@ async def test_what_is_held_is_bounded_and_goes_on_when_something_is_finished(ba
         await consumer.ack(held[2:] + more)
 
         await consumer.ack(await take(consumer, 5))
-    await backend.figures(queue, acked=12)
+    await backend.statistics(queue, acked=12)
 
 
 @pytest.mark.parametrize("transactional", [False, True])
@@ -130,7 +130,7 @@ async def test_both_ways_to_start_messages_look_alike(backend: Backend, transact
     assert (again.value, again.attempt) == (messages[0].value, 2)
     async with backend.consumer(queue, transactional=transactional) as consumer:
         assert await consumer.receive(wait=1) == []
-    await backend.figures(queue, acked=20, released=1, redelivered=1)
+    await backend.statistics(queue, acked=20, released=1, redelivered=1)
 
 
 async def test_consumers_share_a_queue_and_each_message_is_handled_once(backend: Backend) -> None:
@@ -149,11 +149,11 @@ async def test_consumers_share_a_queue_and_each_message_is_handled_once(backend:
             await backend.producer.send_many(queue, [b"first"] * 2)
             first += 2
             await backend.advance(0.1)
-        # From here on each of them has a partition.
+        # Now each of them has a partition.
         before = [mine.total() for mine in seen]
         values = [b"%d" % number for number in range(100)]
         await backend.producer.send_many(queue, values)
-        await backend.figures(queue, acked=100 + first, redelivered=0)
+        await backend.statistics(queue, acked=100 + first, redelivered=0)
         await asyncio.gather(one.stop(), other.stop())
         await asyncio.gather(*running)
 
@@ -176,7 +176,7 @@ async def test_a_receive_that_is_cancelled_loses_no_message(backend: Backend) ->
         await consumer.ack(received)
 
     assert sorted(int(message.value) for message in received) == list(range(20))
-    await backend.figures(queue, acked=20, redelivered=0)
+    await backend.statistics(queue, acked=20, redelivered=0)
 
 
 async def test_a_consumer_that_joins_takes_over_partitions_and_nothing_comes_twice(backend: Backend) -> None:
@@ -194,10 +194,10 @@ async def test_a_consumer_that_joins_takes_over_partitions_and_nothing_comes_twi
         await first.ack(held)
 
     assert sorted(int(message.value) for message in [*held, *seen]) == list(range(40))
-    await backend.figures(queue, acked=40, redelivered=0)
+    await backend.statistics(queue, acked=40, redelivered=0)
 
 
-async def test_a_stop_gives_back_what_nobody_took_and_the_attempt_does_not_count(backend: Backend) -> None:
+async def test_a_stop_releases_prefetched_messages_without_counting_the_attempt(backend: Backend) -> None:
     queue, started = backend.new_name(), asyncio.Event()
 
     async def hang(message: marq.Message) -> None:
@@ -234,7 +234,7 @@ async def test_a_stop_without_release_leaves_what_was_prefetched_until_its_lease
     await running
 
     async with backend.consumer(queue) as other:
-        # The one in the handler was cancelled and given back, uncounted; the other one comes when its lease is over.
+        # The cancelled one was released without counting its attempt; the other one comes when its lease expires.
         messages = await take(other, 2)
         assert sorted(message.attempt for message in messages) == [1, 2]
         await other.ack(messages)
@@ -269,7 +269,7 @@ async def test_a_consumer_may_be_started_and_stopped_twice_and_again(backend: Ba
             await consumer.receive()
 
 
-async def test_flush_makes_acks_durable_that_nobody_waited_for(backend: Backend) -> None:
+async def test_flush_makes_queued_acks_durable(backend: Backend) -> None:
     queue = backend.new_name()
     async with backend.consumer(queue) as consumer:
         await backend.producer.send_many(queue, [b"x"] * 10)
@@ -277,7 +277,7 @@ async def test_flush_makes_acks_durable_that_nobody_waited_for(backend: Backend)
             await message.ack(wait=False)
         await consumer.flush()
 
-        await backend.figures(queue, acked=10)
+        await backend.statistics(queue, acked=10)
     await consumer.flush()
 
 

@@ -11,7 +11,7 @@ import marq
 from tests.conformance.backend import Backend
 from tests.conformance.receiving import nothing_comes, take, take_one
 
-#: What a broker accepts with its defaults, less the room that redelivery needs.
+#: A broker's default limit, less the room that redelivery needs.
 LARGEST = 1_048_588 - 1_024
 
 
@@ -62,8 +62,8 @@ async def test_a_message_to_several_queues_is_one_of_its_own_in_each(backend: Ba
         assert [message.value for message in messages] == [b"both", b"both"]
         await messages[0].reject("of one only")
         await messages[1].ack()
-    await backend.figures(one, dead=1)
-    await backend.figures(other, acked=1)
+    await backend.statistics(one, dead=1)
+    await backend.statistics(other, acked=1)
 
 
 async def test_what_is_refused_says_why_and_nothing_is_sent(backend: Backend) -> None:
@@ -73,7 +73,7 @@ async def test_what_is_refused_says_why_and_nothing_is_sent(backend: Backend) ->
             await producer.send_many(queue, [b"good", "bad"])
         with pytest.raises(TypeError, match="must be bytes, not dict"):
             await producer.send(queue, {"a": 1})
-        with pytest.raises(marq.ConfigError, match=r"'marq-id'.*marq's own"):
+        with pytest.raises(marq.ConfigError, match=r"'marq-id'.*are reserved"):
             await producer.send(queue, b"x", headers={"marq-id": b"1"})
         with pytest.raises(marq.ConfigError, match="expected a value of type bytes, not str"):
             await producer.send(queue, b"x", headers={"a": "text"})
@@ -195,7 +195,7 @@ async def test_a_message_that_its_topic_would_not_take_back_becomes_a_dead_lette
     assert letter.reason.startswith("with the headers that redelivery adds it is larger")
 
 
-async def test_installations_do_not_see_each_other(backend: Backend) -> None:
+async def test_namespaces_do_not_see_each_other(backend: Backend) -> None:
     queue, elsewhere = backend.new_name(), {"prefix": backend.new_name("other")}
     async with (
         backend.new_producer(**elsewhere) as producer,

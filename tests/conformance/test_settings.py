@@ -13,7 +13,7 @@ from tests.conformance.backend import Backend
 from tests.conformance.receiving import nothing_comes, take, take_one
 
 
-async def test_a_change_is_known_at_once_to_who_makes_it_and_soon_to_all(backend: Backend) -> None:
+async def test_a_change_is_known_at_once_to_its_author_and_soon_to_all(backend: Backend) -> None:
     queue, heard = backend.new_name(), []
     async with marq.Queues(**backend.client) as others:
         stop_listening = others.listen(lambda: heard.append(others[queue].lease))
@@ -84,7 +84,7 @@ async def test_wrong_settings_are_named_and_nothing_is_changed(backend: Backend)
         ({"lease": 0}, "lease: expected a number of seconds above 0"),
         ({"max_attempts": "3"}, "max_attempts: expected a whole number"),
         ({"backoff": {"bas": 1}}, r"backoff\.bas: unknown key"),
-        ({"topic": backend.names.markers}, "marq's own"),
+        ({"topic": backend.names.markers}, "belongs to marq"),
     ):
         with pytest.raises(marq.ConfigError, match=f"queue '{queue}'.*{said}"):
             await backend.queues.change(queue, **wrong)  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ async def test_wrong_settings_are_named_and_nothing_is_changed(backend: Backend)
     assert backend.queues[queue] == backend.queues["nobody-defined-this"]
 
 
-async def test_a_queue_that_nobody_defined_has_the_defaults(backend: Backend) -> None:
+async def test_an_undefined_queue_has_the_defaults(backend: Backend) -> None:
     defaults = backend.queues[backend.new_name()]
 
     assert (defaults.lease, defaults.max_attempts, defaults.dead_letter) == (30, 5, True)

@@ -9,11 +9,11 @@ from typing import Any
 
 from rich.console import Console
 
-from demo.figures import SHARED, Result
 from demo.report import MAX_LISTED, complaints, show
+from demo.result import SHARED, Result
 from proof.history import Event
 from rig.audit import Audit
-from tests.demo.test_figures import CONSUMER, judged
+from tests.demo.test_result import CONSUMER, judged
 from tests.unit.proof.story import clean, find
 
 
@@ -24,8 +24,8 @@ def shown(result: Result, audit: Audit | None = None, events: list[Event] | None
 
 
 def audited(result: Result, **changed: Any) -> Audit:
-    figures = result.figures()
-    return Audit({**{name: figures[name] for name in SHARED}, "wrong": [], **changed})
+    statistics = result.statistics()
+    return Audit({**{name: statistics[name] for name in SHARED}, "wrong": [], **changed})
 
 
 def test_a_run_in_which_all_is_well_says_so_and_ends_with_one_json_object() -> None:
@@ -58,10 +58,10 @@ def test_an_audit_that_comes_to_something_else_makes_the_demo_fail_and_says_what
 
 
 def test_an_audit_that_could_not_be_made_makes_the_demo_fail() -> None:
-    right, text = shown(judged(clean()), Audit(failure="ingest: error: there is no Java on this machine"))
+    right, text = shown(judged(clean()), Audit(failure="ingest: error: Java is not installed"))
 
     assert not right
-    assert "the audit could not be made: ingest: error: there is no Java on this machine" in text
+    assert "the audit could not be made: ingest: error: Java is not installed" in text
 
 
 def test_a_lost_message_is_named_with_its_events() -> None:

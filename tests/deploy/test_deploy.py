@@ -120,7 +120,7 @@ def test_it_starts_what_the_procfile_starts() -> None:
 START = ("ENTRYPOINT", "CMD")
 
 
-def test_it_runs_as_nobody_who_may_anything() -> None:
+def test_it_runs_without_privileges() -> None:
     (user,) = re.findall(r"^USER (\d+)$", DOCKERFILE, re.MULTILINE)
 
     assert f"--uid {user} " in DOCKERFILE

@@ -18,7 +18,7 @@ from marq.wire.names import Names
 from tests.docs.pages import ROOT
 
 LIMIT_SECONDS = 180
-#: What a checkout has that the commands need; `config` is a copy, since readers write into it.
+#: Files of a checkout that the commands need; `config` is a copy, because readers write into it.
 NEEDED = ["app", "agents", "tables", "marq", "examples", "pyproject.toml"]
 
 
@@ -37,7 +37,7 @@ class Checkout:
         # The shortest: how long Kafka waits for a worker that was killed.
         settings["SESSION_TIMEOUT"] = "6"
         self._environment = kept | {f"MARQ_{name}": value for name, value in settings.items()} | {"COLUMNS": "200"}
-        #: What each worker logs.
+        #: Log of each worker.
         self.logs: list[Path] = []
 
     def write(self, name: str, text: str) -> None:

@@ -1,7 +1,7 @@
 """A client that is made from docs/protocol.md: sizes, types, flags, codes and names are those of its tables.
 
-Nothing of Marq is imported here. What the page says in sentences (which value a length has, what a flag's default
-means, the order of the steps) is written as code; what it says in tables is read from them. What talks to a broker is
+This module does not import Marq. It implements the page's sentences (the value of a length, the meaning of a flag's
+default, the order of the steps) as code and reads the page's tables. The part that talks to a broker is
 in protocol_receiver.py.
 """
 
@@ -53,12 +53,12 @@ def _number(text: str) -> int:
 
 
 class Field(NamedTuple):
-    """One row of a layout. ``letter`` names what the row says a length is of: q, t or n."""
+    """One row of a layout. ``variable`` is the name of the length in the row: q, t or n."""
 
     name: str
     type: str
     size: str
-    letter: str
+    variable: str
     constant: bytes | None
     flag: str
     absent_with_flag: bool
@@ -66,14 +66,14 @@ class Field(NamedTuple):
 
 def _field(row: Row) -> Field:
     name, value = row["field"], row.get("value", "")
-    letter = re.search(r"\*(\w)\*", name)
+    variable = re.search(r"\*(\w)\*", name)
     condition = re.search(r"(only|absent) with flag (\w+)", value)
     constant = re.match(r"`([0-9a-f ]+)`|(\d+)$", value)
     return Field(
         name=re.sub(r" \*\w\*", "", name),
         type=row["type"],
         size=row["size"],
-        letter=letter[1] if letter else "",
+        variable=variable[1] if variable else "",
         constant=bytes.fromhex(constant[1] or f"{int(constant[2]):02x}") if constant else None,
         flag=condition[2] if condition else "",
         absent_with_flag=bool(condition) and condition[1] == "absent",
@@ -236,8 +236,8 @@ class Protocol:
             if not _is_there(field, flags):
                 continue
             values[field.name] = self._decode(reader, field, sizes)
-            if field.letter:
-                sizes[field.letter] = values[field.name]
+            if field.variable:
+                sizes[field.variable] = values[field.name]
 
     def _decode(self, reader: Reader, field: Field, sizes: Mapping[str, int]) -> Any:
         if field.type == "text":

@@ -132,7 +132,7 @@ class Receiver(ConsumerRebalanceListener):  # type: ignore[misc]
     # --- the five steps ---
 
     async def receive(self, *, wait_ms: int = 500) -> list[Message]:
-        """Steps 1 to 4: fetch, acquire, commit; the messages are then handed out."""
+        """Steps 1 to 4: fetch, acquire, commit, deliver."""
         fetched = await self._consumer.getmany(timeout_ms=wait_ms, max_records=500)
         own = {partition: [r for r in read if self._is_ours(partition, r)] for partition, read in fetched.items()}
         for partition, read in fetched.items():

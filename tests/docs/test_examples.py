@@ -13,7 +13,7 @@ from marq.wire.markers import Ack
 from marq.wire.names import Names
 from tests.docs.machine import LIMIT_SECONDS, Machine
 from tests.docs.pages import ROOT
-from tests.worker.harness import Installation
+from tests.worker.harness import Namespace
 
 PROGRAMS = sorted(
     path.relative_to(ROOT / "examples").as_posix()
@@ -34,7 +34,7 @@ async def test_send_and_consume(machine: Machine) -> None:
 
     assert "sent 4 more" in sent
     assert len(consumed.splitlines()) == 5
-    assert "b'the first' {'to': b'somebody@example.org'}" in consumed
+    assert "b'the first' {'to': b'ann@example.org'}" in consumed
     assert all(f"b'message {number}'" in consumed for number in range(1, 5))
 
 
@@ -88,8 +88,8 @@ async def test_elsewhere(machine: Machine) -> None:
     finished = await machine.run("elsewhere", "jobs", token.strip())
 
     assert finished == "acked\n"
-    async with Installation(machine.servers, machine.names) as installation:
-        assert isinstance((await installation.markers())[-1][1], Ack)
+    async with Namespace(machine.servers, machine.names) as namespace:
+        assert isinstance((await namespace.markers())[-1][1], Ack)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -1,4 +1,4 @@
-"""Programs of examples/ that work beside a worker, or outlive their broker, do what they say."""
+"""Programs of examples/ that need a worker, or outlive their broker, do what they say."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_handlers(machine: Machine, worker: Worker) -> None:
 
     await machine.send(
         "emails",
-        b'{"to": "somebody@example.org", "subject": "hello"}',
+        b'{"to": "ann@example.org", "subject": "hello"}',
         b'{"subject": "without an address"}',
         b"no JSON",
     )
@@ -123,7 +123,7 @@ async def test_standalone(machine: Machine) -> None:
 
 
 async def ask(url: str, document: object = None) -> tuple[int, Any]:
-    """POST a document, or GET without one; status 0 when nobody answers."""
+    """POST a document, or GET without one; status 0 if there is no answer."""
 
     def get() -> tuple[int, Any]:
         data = None if document is None else json.dumps(document).encode()
@@ -148,7 +148,7 @@ def mortal_broker() -> Iterator[EmbeddedBroker]:
 
 
 async def test_fastapi_service(mortal_broker: EmbeddedBroker, names: Names) -> None:
-    email = {"to": "somebody@example.org", "subject": "hello"}
+    email = {"to": "ann@example.org", "subject": "hello"}
     port = ports.free_port("127.0.0.1")
     url = f"http://127.0.0.1:{port}"
     async with Machine(mortal_broker.bootstrap_servers, names) as machine:

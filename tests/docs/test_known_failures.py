@@ -12,7 +12,7 @@ from tests.docs.pages import ROOT
 EVIDENCE = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
 TABLE = EVIDENCE.partition("## Faust's known failures")[2].partition("\n## ")[0]
 ROWS = [line for line in TABLE.splitlines() if line.startswith("| ") and "::" in line]
-#: Those that must be there, whatever else is.
+#: Failures that the page must list, among others.
 ISSUES = {"#175", "#640", "#651", "#176", "#155", "#158", "#91", "#92", "#333"}
 
 

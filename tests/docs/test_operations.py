@@ -20,9 +20,9 @@ from tests.docs.pages import OPERATIONS, ROOT
 PAGES = {page.name: page.read_text(encoding="utf-8") for page in OPERATIONS}
 PAGE = PAGES["troubleshooting.md"]
 PACKAGES = ("marq", "app", "agents", "tables", "config")
-#: What is logged at these levels is for people.
+#: Levels of messages that operators read.
 LEVELS = {"warning", "error", "critical"}
-#: Of a message in the log, so many words in a row must be on the page.
+#: Of a message in the log, this many words in a row must be on the page.
 WORDS = 4
 
 
@@ -67,7 +67,7 @@ def test_what_the_log_warns_of_is_explained(where: str, text: str) -> None:
     assert said(text), text
 
 
-def test_what_nobody_explained_would_be_found() -> None:
+def test_an_unexplained_line_would_be_found() -> None:
     assert len(MESSAGES) > 40
     assert not said("group %s: elephants were seen among the partitions of %s")
 

@@ -255,7 +255,7 @@ def delayed(holder: int) -> Frame:
     return ("emails", holder, DRAWN, 0, [7])
 
 
-#: What the text around each block says.
+#: The statement in the text around each block.
 EXAMPLE: Mapping[str, Callable[[], bytes]] = {
     "acquire": lambda: acquire(
         about(41, 42),

@@ -1,4 +1,4 @@
-"""docs/protocol.md: a client made from its tables writes what Marq writes, and consumes beside a real worker."""
+"""docs/protocol.md: a client made from its tables writes what Marq writes, and consumes together with a real worker."""
 
 from __future__ import annotations
 
@@ -239,7 +239,7 @@ LEASE_MS = 600_000
 
 
 async def until(receiver: Receiver, count: int) -> list[Message]:
-    """Receive until there are so many messages."""
+    """Receive until there are this many messages."""
     received: list[Message] = []
 
     async def look() -> int:
@@ -269,7 +269,7 @@ async def worker(started: Worker) -> Worker:
 
 
 @pytest.mark.parametrize("queue", ["shared", "own"])
-async def test_it_consumes_a_queue_beside_a_real_worker(servers: str, worker: Worker, queue: str) -> None:
+async def test_it_consumes_a_queue_with_a_real_worker(servers: str, worker: Worker, queue: str) -> None:
     topic = f"{worker.names.prefix}-own" if queue == "own" else worker.names.messages
     await send(PROTOCOL, servers, worker.names.prefix, queue, [b"%d" % number for number in range(20)])
     async with marq.Producer(servers, prefix=worker.names.prefix) as producer:
@@ -299,11 +299,11 @@ async def test_it_consumes_a_queue_beside_a_real_worker(servers: str, worker: Wo
     assert {message.headers["tenant"] for message in again.values()} == {b"acme"}
     assert {message.source.topic for message in again.values()} == {topic}
 
-    async def figures() -> tuple[float, ...]:
+    async def statistics() -> tuple[float, ...]:
         found = await worker.queue(queue)
         return tuple(found.get(name, 0) for name in ("acked", "dead", "redelivered", "in_flight", "late"))
 
-    await eventually(figures, lambda found: found == (22, 1, 2, 0, 0))
+    await eventually(statistics, lambda found: found == (22, 1, 2, 0, 0))
 
     # Marq's consumer goes on where this one has ended: its commits say the same.
     async with (
@@ -314,7 +314,7 @@ async def test_it_consumes_a_queue_beside_a_real_worker(servers: str, worker: Wo
         assert [message.value for message in await consumer.receive()] == [b"after"]
 
 
-async def test_it_delays_cancels_and_moves_beside_a_real_worker(servers: str, worker: Worker) -> None:
+async def test_it_delays_cancels_and_moves_with_a_real_worker(servers: str, worker: Worker) -> None:
     async with (
         Delayer(PROTOCOL, servers, worker.names.prefix, "later") as delayer,
         Receiver(protocol_client.read(), servers, worker.names.prefix, "later", lease_ms=LEASE_MS) as receiver,
@@ -342,8 +342,8 @@ async def test_it_delays_cancels_and_moves_beside_a_real_worker(servers: str, wo
         assert not await delayer.cancel(soon)
         assert not await delayer.move(away, 0, relative=True)
 
-    async def figures() -> tuple[float, ...]:
+    async def statistics() -> tuple[float, ...]:
         found = await worker.queue("later")
         return tuple(found.get(name, 0) for name in ("acked", "in_flight", "dead", "late"))
 
-    await eventually(figures, lambda found: found == (4, 0, 0, 0))
+    await eventually(statistics, lambda found: found == (4, 0, 0, 0))

@@ -13,7 +13,7 @@ from tests.docs.pages import ROOT
 
 LIMIT_S = 120
 PROGRAMS = ("examples.run", "examples.consume", "examples.receive", "examples.standalone.processor")
-#: Ctrl-C at the moment at which a program's consumer starts. What a shell starts with `&` ignores Ctrl-C.
+#: Ctrl-C while a program's consumer starts. Background jobs of a shell ignore Ctrl-C.
 INTERRUPTED = """
 import asyncio, os, runpy, signal, sys, marq
 signal.signal(signal.SIGINT, signal.default_int_handler)

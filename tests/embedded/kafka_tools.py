@@ -23,7 +23,7 @@ _ANY_HOST, _ALLOW, _SET_BY_HAND = "*", 3, 1
 
 
 async def run(command: str, servers: str) -> None:
-    """Run one command line; ``servers`` is the administrator's address, whatever the command says."""
+    """Run one command line; ``servers`` is the administrator's address, which replaces the command's."""
     tool, *options = shlex.split(command)
     admin = AIOKafkaAdminClient(bootstrap_servers=servers)
     await admin.start()

@@ -54,7 +54,7 @@ async def test_records_that_were_confirmed_outlive_kill_9(broker: EmbeddedBroker
     assert await first_value(broker, "killed") == b"before"
 
 
-async def test_a_topic_that_nobody_created_stays_absent(broker: EmbeddedBroker) -> None:
+async def test_a_missing_topic_stays_absent(broker: EmbeddedBroker) -> None:
     admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
     await admin.start()
     try:

@@ -47,14 +47,14 @@ def test_a_java_too_old_is_named_with_what_to_do(bin_directory: Path, printed: s
 
 
 def test_no_java_at_all_says_what_to_install(bin_directory: Path) -> None:
-    with pytest.raises(BrokerError, match=r"there is no Java on this machine; install Java 17 or newer"):
+    with pytest.raises(BrokerError, match=r"Java is not installed; install Java 17 or newer"):
         java.find()
 
 
 def test_a_java_that_only_offers_to_install_one_does_not_count(bin_directory: Path) -> None:
     shell_script(bin_directory / "java", "echo 'version \"17\" is not installed'; exit 1")
 
-    with pytest.raises(BrokerError, match="no Java"):
+    with pytest.raises(BrokerError, match="Java is not installed"):
         java.find()
 
 
@@ -76,7 +76,7 @@ def test_root_gets_java_from_the_systems_package_manager(bin_directory: Path, mo
     runtime = java.ensure(lines.append)
 
     assert runtime == java.Runtime(bin_directory / "java", 17)
-    assert lines == ["there is no Java on this machine", "installing openjdk-17-jre-headless with apt-get"]
+    assert lines == ["Java is not installed", "installing openjdk-17-jre-headless with apt-get"]
 
 
 def test_a_distribution_without_java_17_gives_the_next_one(
@@ -113,7 +113,7 @@ def test_if_nothing_helps_every_way_and_the_advice_are_named(
         java.ensure()
 
     assert "Java 11" in str(error.value)
-    assert "the system's package manager was not asked: that takes root" in str(error.value)
+    assert "the system's package manager was not used, because that needs root" in str(error.value)
     assert "the registry cannot be reached: check the network" in str(error.value)
 
 

@@ -138,6 +138,6 @@ def test_a_clock_that_cannot_be_moved_says_what_to_install(tmp_path: Path) -> No
         Clock(tmp_path / "clock", libraries=[f"{tmp_path}/*/libfaketime.so.1"])
 
 
-def test_a_disk_that_cannot_be_mounted_says_which_right_is_needed(tmp_path: Path) -> None:
+def test_a_disk_that_cannot_be_mounted_names_the_missing_privilege(tmp_path: Path) -> None:
     with pytest.raises(ConditionError, match="the right to mount a tmpfs"), SmallDisk(tmp_path, 1, mount="false"):
         pass

@@ -28,7 +28,7 @@ async def test_a_worker_that_is_early_and_delivers_cancelled_messages_is_found_o
     result = await play(Scenario("planted", "", "", planted), broker)
 
     assert not result.passed
-    violations = result.figures["violations"]
+    violations = result.statistics["violations"]
     assert violations["early"] > 0
     # A copy of a message that the log says is cancelled.
     assert violations["transaction"] > 0
@@ -47,4 +47,4 @@ async def test_a_consumer_that_commits_without_acquiring_is_found_out(broker: Em
     result = await play(Scenario("careless", "", "", careless), broker)
 
     assert not result.passed
-    assert result.figures["lost"] > 0
+    assert result.statistics["lost"] > 0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from faults.__main__ import SCENARIOS, chosen, summary
-from faults.report import merged, table
+from faults.report import DOCUMENT, merged, table
 from faults.scenario import Result
 from faults.soak import Sample, unbounded
 from faults.stage import recovery_seconds
@@ -26,8 +26,8 @@ def test_scenarios_are_chosen_by_the_beginning_of_their_names() -> None:
 
 
 def result(*, lost: int = 0, wrong: list[str] | None = None) -> Result:
-    figures = {"accepted": 100, "lost": lost, "duplicates": 3, "causes": {"1": 2, "6": 1}}
-    return Result(QUICK[0], 12.0, figures, 1.25, wrong or [])
+    statistics = {"accepted": 100, "lost": lost, "duplicates": 3, "causes": {"1": 2, "6": 1}}
+    return Result(QUICK[0], 12.0, statistics, 1.25, wrong or [])
 
 
 def test_the_last_line_adds_up_and_names_what_failed() -> None:
@@ -39,7 +39,7 @@ def test_the_last_line_adds_up_and_names_what_failed() -> None:
     }  # fmt: skip
 
 
-def test_the_table_has_a_row_with_the_figures_of_each_scenario() -> None:
+def test_the_table_has_a_row_with_the_statistics_of_each_scenario() -> None:
     *_, passed, failed = table([result(), result(lost=1)]).splitlines()
 
     assert passed.endswith("| 100 | 0 | 3 (2 by 1, 1 by 6) | 1.2 s |")
@@ -49,12 +49,19 @@ def test_the_table_has_a_row_with_the_figures_of_each_scenario() -> None:
 
 def test_a_row_names_second_dead_letters_and_messages_that_are_handled_and_dead() -> None:
     ended = result()
-    ended.figures.update(dead_twice=4, done_and_dead={"1": 2, "6": 3})
+    ended.statistics.update(dead_twice=4, done_and_dead={"1": 2, "6": 3})
     *_, row = table([ended]).splitlines()
 
     ends = "4 second dead letters; 5 handled and dead (2 by 1, 3 by 6)"
     assert row.endswith(f"| 3 (2 by 1, 1 by 6); {ends} | 1.2 s |")
     assert ends.replace(";", ",") in ended.line()
+
+
+def test_the_page_describes_each_scenario_in_its_own_words() -> None:
+    page = DOCUMENT.read_text(encoding="utf-8")
+
+    rows = [f"\n| {scenario.fault} (`{scenario.name}`) | {scenario.seen} |" for scenario in SCENARIOS]
+    assert [row for row in rows if row not in page] == []
 
 
 def test_rows_of_scenarios_that_were_played_alone_go_into_the_table_and_leave_the_others() -> None:

@@ -25,7 +25,7 @@ async def test_nothing_is_lost_and_each_duplicate_is_explained(scenario: Scenari
 
     assert result.wrong == []
     assert result.passed, result.line()
-    assert result.figures["accepted"] > 0
+    assert result.statistics["accepted"] > 0
 
 
 def test_the_names_of_scenarios_are_unique_and_the_audited_ones_exist() -> None:

@@ -21,7 +21,7 @@ from pipeline.errors import PipelineError
 from pipeline.kafka import Connection
 from tests.pipeline.processes import SETTINGS
 from tests.worker.conftest import workers
-from tests.worker.harness import Installation as Written
+from tests.worker.harness import Namespace as Written
 from tests.worker.harness import Worker
 
 if TYPE_CHECKING:

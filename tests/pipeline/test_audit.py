@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.audit import FIGURES, balanced
+from pipeline.audit import COUNTS, balanced
 from tests.pipeline.conftest import Command
 from tests.pipeline.directory import Directory
 from tests.pipeline.stories import MESSAGES_TOPIC
@@ -28,7 +28,7 @@ def test_its_verdict_is_one_json_object_whose_equation_holds(audit: Command, sto
     found = done.json
     assert done.code == 1
     assert balanced(found)
-    assert {name for name in FIGURES if found[name]} >= {
+    assert {name for name in COUNTS if found[name]} >= {
         "sent", "acked", "dead", "acked_and_dead", "open", "delayed", "cancelled", "abandoned", "expired_unread",
         "lost", "redelivered", "redriven", "duplicates", "differences",
     }  # fmt: skip
@@ -62,8 +62,8 @@ def test_finished_deliveries_count_duplicates_exactly(audit: Command, tmp_path: 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("--queue nobody", "queue 'nobody': nothing of it was ingested"),
-        ("--queue q --to 2026-01-05", "queue 'q': nothing of it was ingested in that time"),
+        ("--queue nobody", "queue 'nobody': no message of it was ingested"),
+        ("--queue q --to 2026-01-05", "queue 'q': no message of it was ingested in that time"),
         ("--from yesterday-ish", "--from 'yesterday-ish': expected a time such as"),
         ("--handled /nowhere", "--handled /nowhere: can't be read as Parquet or JSON lines"),
     ],

@@ -31,7 +31,7 @@ from pipeline.lake import Lake
 from pipeline.tables import CORRUPT, DEAD_LETTERS, MARKERS, MESSAGES
 from tests.client.waiting import wait_until
 from tests.pipeline.conftest import Command
-from tests.pipeline.installation import Installation, Place, ingest
+from tests.pipeline.namespace import Namespace, Place, ingest
 from tests.unit.core.batches import ack, acquire, release
 
 pytestmark = pytest.mark.timeout(900)
@@ -40,9 +40,9 @@ STREAMS = {"markers": "markers", "corrupt": "markers", "messages": "messages", "
 
 
 @pytest.fixture
-def made(servers: str, names: Names) -> Installation:
+def made(servers: str, names: Names) -> Namespace:
     """All topics, unused."""
-    return Installation(servers, names).make()
+    return Namespace(servers, names).make()
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ class Ingested(NamedTuple):
 @pytest.fixture(scope="module")
 def ingested(spark: SparkSession, broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Ingested:
     connection = Connection(broker.bootstrap_servers, Names(f"t{uuid.uuid4().hex[:12]}"))
-    made = Installation(broker.bootstrap_servers, connection.names).make()
+    made = Namespace(broker.bootstrap_servers, connection.names).make()
     lake = Lake(spark, str(tmp_path_factory.mktemp("ingested")))
     messages, dead_letters = messages_of(made), dead_letters_of(made)
     for value in GARBAGE:
@@ -88,7 +88,7 @@ def ingested(spark: SparkSession, broker: EmbeddedBroker, tmp_path_factory: pyte
 GARBAGE = [b"", b"garbage", encode(ack([1]))[:-1], None]
 
 
-def messages_of(made: Installation) -> dict[Place, dict[str, Any]]:
+def messages_of(made: Namespace) -> dict[Place, dict[str, Any]]:
     def of(*headers: tuple[str, bytes | None], key: bytes | None = b"emails", value: bytes | None = b"v") -> Place:
         return made.write(made.names.messages, value, key=key, headers=[*headers, ("tenant", b"x")])
 
@@ -121,7 +121,7 @@ def messages_of(made: Installation) -> dict[Place, dict[str, Any]]:
     }
 
 
-def dead_letters_of(made: Installation) -> dict[Place, tuple[str | None, int | None, int | None]]:
+def dead_letters_of(made: Namespace) -> dict[Place, tuple[str | None, int | None, int | None]]:
     def of(origin: bytes | None, *headers: tuple[str, bytes], key: bytes = b"emails") -> Place:
         return made.write(made.names.dead_letters, key=key, headers=[("marq-origin", origin), *headers])
 
@@ -164,7 +164,7 @@ def test_corrupt_markers_are_counted_and_set_aside(ingested: Ingested) -> None:
 
 @pytest.mark.verify
 def test_own_topics_belong_to_their_queue_and_a_second_round_brings_what_is_new(
-    spark: SparkSession, environment: dict[str, str], lake: Lake, made: Installation, command: Command,
+    spark: SparkSession, environment: dict[str, str], lake: Lake, made: Namespace, command: Command,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     for name, value in environment.items():
@@ -195,7 +195,7 @@ def test_own_topics_belong_to_their_queue_and_a_second_round_brings_what_is_new(
 
 @pytest.mark.verify
 def test_aborted_records_are_absent_and_held_back_partitions_are_recorded(
-    spark: SparkSession, connection: Connection, lake: Lake, made: Installation
+    spark: SparkSession, connection: Connection, lake: Lake, made: Namespace
 ) -> None:
     names = made.names
     with made.transaction(commit=False) as producer:
@@ -217,7 +217,7 @@ def test_aborted_records_are_absent_and_held_back_partitions_are_recorded(
 
 @pytest.mark.verify
 def test_a_newer_version_stops_ingest_and_nothing_of_its_batch_counts(
-    spark: SparkSession, connection: Connection, lake: Lake, made: Installation, data: Path
+    spark: SparkSession, connection: Connection, lake: Lake, made: Namespace, data: Path
 ) -> None:
     made.mark(acquire([0]))
     newer = b"\x02" + encode(acquire([1]))[1:]
@@ -250,7 +250,7 @@ class Killed(Exception):
 
 @pytest.mark.verify
 def test_after_a_death_at_any_step_the_next_round_leaves_each_record_once(
-    spark: SparkSession, connection: Connection, made: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, connection: Connection, made: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made.mark(*[acquire([number]) for number in range(6)])
     made.write(made.names.markers, b"garbage")
@@ -298,7 +298,7 @@ def assert_each_record_once(lake: Lake, data: Path, counts: dict[str, int]) -> N
 
 @pytest.mark.verify
 def test_unsuitable_topics_and_directories_are_refused_in_one_sentence(
-    spark: SparkSession, connection: Connection, lake: Lake, made: Installation, tmp_path: Path, servers: str
+    spark: SparkSession, connection: Connection, lake: Lake, made: Namespace, tmp_path: Path, servers: str
 ) -> None:
     names = made.names
     for _ in range(5):

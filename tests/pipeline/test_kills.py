@@ -15,12 +15,12 @@ from pipeline import redriving
 from pipeline.kafka import Connection
 from pipeline.lake import Lake
 from tests.pipeline.conftest import Command
-from tests.pipeline.installation import Installation, ingest
+from tests.pipeline.namespace import Namespace, ingest
 from tests.pipeline.processes import killed
 from tests.pipeline.test_ingest import assert_each_record_once, made, table
 from tests.pipeline.test_load import delivered
 from tests.unit.core.batches import acquire
-from tests.worker.harness import Installation as Written
+from tests.worker.harness import Namespace as Written
 from tests.worker.harness import Worker, eventually
 from tests.worker.test_dead_letters import yard_of
 
@@ -46,7 +46,7 @@ MOMENTS = [
 
 def test_after_kills_in_mid_batch_a_rerun_gives_what_an_undisturbed_one_gives(
     spark: SparkSession, connection: Connection, environment: dict[str, str], data: Path, tmp_path: Path,
-    made: Installation,
+    made: Namespace,
 ) -> None:  # fmt: skip
     made.mark(*[acquire([number]) for number in range(300)])
     made.many(made.names.messages, [b"v"] * 60)
@@ -90,7 +90,7 @@ async def test_a_load_that_is_killed_and_forgets_how_far_it_was_sends_each_row_o
     assert found == dict.fromkeys([row.encode() for row in rows], 1)
     assert command(words).json["sent"] == 0
     assert await delivered(written, "killed") == found
-    refusal = "load mine was made of another input or with other options"
+    refusal = "load mine has another input or other options"
     assert refusal in command(words.replace(" killed ", " other ")).refusal
     path.write_text("id,name\n1,another row\n")
     assert refusal in command(words).refusal
@@ -99,7 +99,7 @@ async def test_a_load_that_is_killed_and_forgets_how_far_it_was_sends_each_row_o
     assert command(words).json["rows"] == 3_000
 
 
-async def test_a_redrive_that_is_killed_and_two_at_once_after_it_send_each_letter_once(
+async def test_a_killed_redrive_and_two_concurrent_ones_send_each_dead_letter_once(
     spark: SparkSession, worker: Worker, broker: EmbeddedBroker, installed: Mapping[str, str], tmp_path: Path
 ) -> None:
     async with yard_of(worker, broker) as yard:

@@ -44,14 +44,14 @@ def test_each_story_ends_as_the_protocol_says(stories: Directory, command: Comma
         found[id_] = of_row(rows[id_], plain) | {n: judgements[id_][n] for n in asked if n in of_judgement}
     assert rows.keys() == wanted.keys()
     assert found == wanted
-    figures = verdict(judged(table))
-    assert balanced(figures)
+    statistics = verdict(judged(table))
+    assert balanced(statistics)
     names = ("sent", "acked", "dead", "acked_and_dead", "open", "delayed", "cancelled", "abandoned", "expired_unread")
-    assert {name: figures[name] for name in names} == {
+    assert {name: statistics[name] for name in names} == {
         "sent": 25, "acked": 11, "dead": 4, "acked_and_dead": 1, "open": 4, "delayed": 2, "cancelled": 2,
         "abandoned": 1, "expired_unread": 1,
     }  # fmt: skip
-    assert [each["id"] for each in figures["wrong"]] == [f"{MESSAGES_TOPIC}/0/17", f"{DRAWN}/0/2"]
+    assert [each["id"] for each in statistics["wrong"]] == [f"{MESSAGES_TOPIC}/0/17", f"{DRAWN}/0/2"]
 
 
 @pytest.mark.verify
@@ -74,5 +74,5 @@ def test_what_consumers_read_behind_an_open_transaction_is_no_difference(spark: 
     [after] = directory.lake.read(TABLE).collect()
 
     assert (before.id, before.differences) == (id_, [])
-    assert before.pending == [f"acquired, and there is no such record: {id_}"]
+    assert before.pending == [f"acquired, but the record does not exist: {id_}"]
     assert (after.id, after.state, after.known, after.differences, after.pending) == (id_, "acked", True, [], [])

@@ -21,8 +21,8 @@ from pipeline.errors import PipelineError
 from pipeline.loading import Fields, Sent
 from pipeline.writing import Markers
 from tests.pipeline.conftest import Command
-from tests.pipeline.installation import Installation
-from tests.worker.harness import Installation as Written
+from tests.pipeline.namespace import Namespace
+from tests.worker.harness import Namespace as Written
 from tests.worker.harness import eventually, header
 
 # Spark, a worker and a Kafka start in it.
@@ -156,7 +156,7 @@ async def test_times_keys_headers_and_rows_set_aside(
 @pytest.fixture
 def loadable(servers: str, names: Names, monkeypatch: pytest.MonkeyPatch) -> None:
     """The topics that a load needs, without a worker."""
-    Installation(servers, names).make(names.messages, names.markers)
+    Namespace(servers, names).make(names.messages, names.markers)
     monkeypatch.setenv("MARQ_BOOTSTRAP_SERVERS", servers)
     monkeypatch.setenv("MARQ_PREFIX", names.prefix)
 

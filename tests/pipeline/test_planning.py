@@ -63,7 +63,7 @@ def test_other_queues_keep_the_rates_of_their_busiest_minutes() -> None:
     measured = [replace(EMAILS, rate_peak=30.0), replace(REPORTS, rate_peak=10.0)]
 
     assert target_rates(None, {"emails": 2000.0}, measured) == {"emails": 2000, "reports": 10}
-    with pytest.raises(PipelineError, match="--rate email: the table lifecycle has no message of it; it has emails"):
+    with pytest.raises(PipelineError, match="--rate email: not in the table lifecycle, which has emails"):
         target_rates(None, {"email": 2000.0}, measured)
 
 
@@ -162,7 +162,7 @@ def test_a_plan_reads_as_text_with_each_quantity() -> None:
 
 
 def ran(queue: str, sent: float, runs: list[float], *waiting: Row, **columns: Any) -> Row:
-    """A message whose deliveries ran so many seconds, one after the other; the last one was acked."""
+    """A message whose deliveries ran this many seconds, one after the other; the last one was acked."""
     each = [
         delivery(sent, run_ms=int(run * 1000), ended_at=at(sent + run), lease_ms=30_000, renewals=1) for run in runs
     ]

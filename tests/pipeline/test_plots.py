@@ -70,7 +70,7 @@ KINDS = pd.concat(
     [[*KINDS["queue"].unique()], ["one window"], ["idle"]],
     ids=["all kinds", "one window", "idle"],
 )
-def test_a_plot_is_drawn_of_whatever_is_in_the_table(plot: Plot, queues: list[str]) -> None:
+def test_a_plot_is_drawn_of_any_table(plot: Plot, queues: list[str]) -> None:
     picture = imread(io.BytesIO(draw(plot, KINDS[KINDS["queue"].isin(queues)])), format="png")
 
     height, width, _ = picture.shape

@@ -13,7 +13,7 @@ from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
 from marq.wire.markers import Source
 from marq.wire.notes import Disposition, Note, encoded
-from pipeline import letters
+from pipeline import dead_letters
 from pipeline.errors import PipelineError
 from tests.pipeline.conftest import Command
 from tests.worker.conftest import new_worker
@@ -67,7 +67,7 @@ def found(spark: SparkSession) -> DataFrame:
 
 
 def test_an_expression_sees_the_content_of_a_dead_letter(found: DataFrame) -> None:
-    rows = {(row["partition"], row["offset"]): row for row in letters.letters(found, "q").collect()}
+    rows = {(row["partition"], row["offset"]): row for row in dead_letters.of_queue(found, "q").collect()}
 
     assert sorted(rows) == [(0, 0), (0, 1), (0, 2), (0, 5), (1, 2)]
     first, odd, none, doubled, bare = [rows[place] for place in sorted(rows)]
@@ -79,8 +79,8 @@ def test_an_expression_sees_the_content_of_a_dead_letter(found: DataFrame) -> No
     assert (none["value"], none["text"], none["size"], none["attempts"]) == (None, None, 0, 1)
     assert doubled["headers"] == {"a": "last"}
     assert (bare["headers"], bare["reason"]) == ({}, "")
-    noted = letters.notes(found, TOPIC)
-    left = letters.unsettled(letters.letters(found, "q"), noted).select("partition", "offset").collect()
+    noted = dead_letters.notes(found, TOPIC)
+    left = dead_letters.unsettled(dead_letters.of_queue(found, "q"), noted).select("partition", "offset").collect()
     assert sorted(map(tuple, left)) == [(0, 0), (0, 1), (0, 5), (1, 2)]
     assert [tuple(row) for row in noted.collect()] == [(0, 2, "redriven", "00000000000a11ce")]
 
@@ -97,7 +97,7 @@ def test_an_expression_sees_the_content_of_a_dead_letter(found: DataFrame) -> No
 )
 def test_an_invalid_expression_is_one_sentence(found: DataFrame, where: str, said: str) -> None:
     with pytest.raises(PipelineError) as raised:
-        letters.chosen(letters.letters(found, "q"), where)
+        dead_letters.chosen(dead_letters.of_queue(found, "q"), where)
 
     assert said in str(raised.value)
     assert str(raised.value).startswith("--where ")
@@ -116,7 +116,7 @@ async def test_chosen_dead_letters_are_redriven_once_and_the_others_stay(
         assert (done.code, said["chosen"], said["redriven"], said["preview"]["reasons"]) == (0, 5, 0, {"odd": 5})
         refused = command("redrive q --json")
         assert refused.code == 2
-        assert "no terminal to ask on, so nothing was changed: add --yes" in refused.errors
+        assert "this is not a terminal, so nothing was changed: add --yes" in refused.errors
         done = command(f"redrive q --where \"reason = 'odd'\" --to hospital {ANSWERED}")
         said = done.json
         assert [done.code, *(said[name] for name in COUNTS)] == [0, 5, 5, 5, 0]
@@ -129,12 +129,12 @@ async def test_chosen_dead_letters_are_redriven_once_and_the_others_stay(
         said = done.json
         assert (done.code, said["chosen"], said["redriven"]) == (0, 16, 16)
         await yard.each_once("q", {each for each in good if int(each.split(b"/")[2].split(b"-")[0]) >= 4})
-        assert await yard.letters.count("q") == []
+        assert await yard.dead_letters.count("q") == []
         none_left = command("redrive q --yes --json")
         assert none_left.code == 0
         assert none_left.json == said | {
             "where": None, "chosen": 0, "asked": 0, "redriven": 0,
-            "preview": {"letters": 0, "oldest": None, "newest": None, "reasons": {}, "rows": []},
+            "preview": {"dead_letters": 0, "oldest": None, "newest": None, "reasons": {}, "rows": []},
         }  # fmt: skip
 
 
@@ -159,4 +159,4 @@ async def test_without_a_worker_it_says_so_and_nothing_is_lost(
 
         await worker.start().ready()
         await yard.each_once("w", ids)
-        assert (await yard.letters.redrive("w")).chosen == 0
+        assert (await yard.dead_letters.redrive("w")).chosen == 0

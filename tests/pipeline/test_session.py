@@ -110,7 +110,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_without_any_java_it_says_what_to_install(machine: Path) -> None:
-    with pytest.raises(PipelineError, match="there is no Java on this machine, and Spark needs one: install Java 17"):
+    with pytest.raises(PipelineError, match="Java is not installed, but Spark needs it: install Java 17"):
         java.home({"PATH": str(machine)})
 
 

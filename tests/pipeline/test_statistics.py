@@ -31,7 +31,7 @@ def at(seconds: float) -> datetime:
 
 
 def message(queue: str, sent: float, **columns: Any) -> Row:
-    """A message that is open, and was sent so many seconds after noon."""
+    """A message that is open, and was sent this many seconds after noon."""
     found = {"queue": queue, "sent_at": at(sent), "state": "leased", "open": True, "size": 100, "deliveries": []}
     return {**found, **columns}
 
@@ -75,7 +75,7 @@ def windows(minutes: int) -> Windows:
     return Windows(NOON_MS, NOON_MS + minutes * MINUTE_MS, MINUTE_MS)
 
 
-def figures(found: DataFrame) -> Found:
+def by_window(found: DataFrame) -> Found:
     return {(row.queue, None if row.scope == "total" else row.starts_at.minute): row for row in found.collect()}
 
 
@@ -115,7 +115,7 @@ MESSAGES = [
 
 @pytest.fixture(scope="module")
 def found(spark: SparkSession) -> Found:
-    return figures(statistics(frame(spark, *MESSAGES), windows(MINUTES)))
+    return by_window(statistics(frame(spark, *MESSAGES), windows(MINUTES)))
 
 
 def test_each_event_counts_in_the_window_in_which_it_happened(found: Found) -> None:
@@ -181,7 +181,7 @@ def test_the_oldest_message_of_each_window_is_found_among_many(found: Found) -> 
 def test_a_range_that_cuts_windows_counts_only_what_is_in_it(spark: SparkSession) -> None:
     rows = frame(spark, *[acked("emails", second, second, second) for second in (10, 40, 70, 110)])
 
-    found = figures(statistics(rows, Windows(NOON_MS + 30_000, NOON_MS + 90_000, MINUTE_MS)))
+    found = by_window(statistics(rows, Windows(NOON_MS + 30_000, NOON_MS + 90_000, MINUTE_MS)))
 
     assert [found["emails", window].sent for window in (0, 1, None)] == [1, 1, 2]
     assert [found["emails", window].seconds for window in (0, 1, None)] == [30, 30, 60]
@@ -213,7 +213,7 @@ def test_an_invalid_range_is_refused(begin: int, end: int, length: int | None, s
 def test_an_unknown_queue_is_refused_with_similar_names(spark: SparkSession) -> None:
     rows = frame(spark, message("emails", 1), message("reports", 2))
 
-    with pytest.raises(PipelineError, match="--queue email: the table lifecycle has no message of it; it has emails"):
+    with pytest.raises(PipelineError, match="--queue email: not in the table lifecycle, which has emails"):
         chosen(rows, ["email"])
 
 

@@ -14,7 +14,7 @@ from marq.wire.names import Names
 from pipeline import kafka
 from pipeline.errors import PipelineError
 from pipeline.kafka import Connection, Topics
-from tests.pipeline.installation import Installation
+from tests.pipeline.namespace import Namespace
 
 NAME, PASSWORD = "reader", "secret"
 
@@ -25,21 +25,21 @@ def topics(spark: SparkSession, connection: Connection) -> Topics:
 
 
 @pytest.fixture
-def topic(servers: str, names: Names) -> Installation:
+def topic(servers: str, names: Names) -> Namespace:
     """A topic with three records in partition 1, called like the prefix."""
-    installation = Installation(servers, names)
-    fill(installation)
-    return installation
+    namespace = Namespace(servers, names)
+    fill(namespace)
+    return namespace
 
 
-def fill(installation: Installation) -> None:
-    topic = installation.names.prefix
-    installation.make(topic)
+def fill(namespace: Namespace) -> None:
+    topic = namespace.names.prefix
+    namespace.make(topic)
     for value in (b"one", b"two", b"three"):
-        installation.write(topic, value, partition=1)
+        namespace.write(topic, value, partition=1)
 
 
-def test_ends_and_begins_are_those_of_each_partition(topics: Topics, topic: Installation, prefix: str) -> None:
+def test_ends_and_begins_are_those_of_each_partition(topics: Topics, topic: Namespace, prefix: str) -> None:
     assert prefix in topics.existing()
     assert topics.partitions([prefix]) == {prefix: 2}
     assert topics.begins([prefix]) == {prefix: {0: 0, 1: 0}}
@@ -48,7 +48,7 @@ def test_ends_and_begins_are_those_of_each_partition(topics: Topics, topic: Inst
     assert len(topics.cluster_id()) == 22
 
 
-def test_an_open_transaction_is_after_the_committed_end(topics: Topics, topic: Installation, prefix: str) -> None:
+def test_an_open_transaction_is_after_the_committed_end(topics: Topics, topic: Namespace, prefix: str) -> None:
     with topic.transaction(commit=False) as producer:
         topic.write(prefix, partition=1, producer=producer)
 
@@ -109,7 +109,7 @@ def settings(broker: EmbeddedBroker, certificates: Certificates, protocol: str, 
 def test_records_are_read_over_a_secured_listener(
     spark: SparkSession, secured: EmbeddedBroker, certificates: Certificates, prefix: str, protocol: str, mechanism: str
 ) -> None:
-    fill(Installation(secured.bootstrap_servers, Names(prefix)))
+    fill(Namespace(secured.bootstrap_servers, Names(prefix)))
     connection = Connection.read(settings(secured, certificates, protocol, mechanism))
 
     records = spark.read.format("kafka").options(**connection.options()).option("subscribe", prefix).load()

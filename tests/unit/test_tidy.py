@@ -1,4 +1,4 @@
-"""Rules about the code itself, checked here because nobody remembers them all."""
+"""Rules about the code itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACKAGES = (
     "rig",
 )  # fmt: skip
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-#: What decides, and what it is decided by; the settings of clients are read from the environment.
+#: The modules that make decisions, and the data for them; clients' settings are read from the environment.
 CORE = sorted(
     path
     for package in ("core", "owner", "settings", "wire")
@@ -31,7 +31,7 @@ BANNED_IDENTIFIERS = {"nack"}
 MAX_LINES = 600
 #: Hosts of package registries: which one is used is the machine's setting.
 REGISTRIES = r"pypi\.org|pythonhosted\.org|maven\.org|repo1?\.maven|npmjs\.(com|org)|docker\.io|ghcr\.io|quay\.io"
-#: What is delivered and is no Python module.
+#: Delivered files other than Python modules.
 OTHER_FILES = [
     *(ROOT / name for name in ("Makefile", "Procfile", "pyproject.toml", "requirements.lock")),
     *sorted(path for path in (ROOT / "deploy").rglob("*") if path.is_file()),
@@ -53,7 +53,7 @@ def imports(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{name_of(path)}:{node.lineno}: relative imports hide who depends on whom"
+            assert node.level == 0, f"{name_of(path)}:{node.lineno}: relative imports hide dependencies"
             found.add(node.module or "")
     return found
 

@@ -17,7 +17,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 import marq
 from broker import EmbeddedBroker
-from tests.worker.harness import Installation, Worker
+from tests.worker.harness import Namespace, Worker
 
 LOG_LINES = 25
 
@@ -69,10 +69,10 @@ async def shared_worker(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPat
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def installation(shared_worker: Worker) -> AsyncIterator[Installation]:
+async def namespace(shared_worker: Worker) -> AsyncIterator[Namespace]:
     """The topics of the shared worker."""
-    async with Installation(shared_worker.environment["MARQ_BOOTSTRAP_SERVERS"], shared_worker.names) as installation:
-        yield installation
+    async with Namespace(shared_worker.environment["MARQ_BOOTSTRAP_SERVERS"], shared_worker.names) as namespace:
+        yield namespace
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -1,4 +1,4 @@
-"""Purges or replays, each in a process that ends by kill -9 as soon as so many of its records are durable.
+"""Purges or replays, each in a process that ends by kill -9 after a given number of durable records.
 
 ``python -m tests.worker.dying SERVERS PREFIX purge|replay QUEUE…``: of the first queue after one record, of the second
 after two, and so on; that of the last one comes to its end. Prints the exit codes as JSON.
@@ -26,7 +26,7 @@ PIECE = 2
 
 
 def die_after(records: int) -> None:
-    """Let this process die when so many sends are durable, and before anybody is told of the last one."""
+    """Let this process die when this many sends are durable, before the caller learns of the last one."""
     left = records
 
     def dying(name: str) -> None:

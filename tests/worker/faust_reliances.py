@@ -5,7 +5,7 @@ is missing here.
 
 A shape is a signature without annotations, with ``async`` in front of a coroutine function and ``...`` for what does
 not matter; or ``property``, ``class attribute``, or ``instance attribute``, which the class itself sets; or
-``inherited``, whatever it is.
+``inherited``, of any kind.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ RELIANCES = (
     Reliance(_CONSUMER, "perform_seek", "async (self)", "back to the committed offsets"),
     Reliance(_CONSUMER, "seek_wait", "async (self, partitions)", "to the applied offset, after recovery"),
     Reliance(_CONSUMER, "earliest_offsets", "async (self, *partitions)", "whether retention has taken messages"),
-    Reliance(_CONSUMER, "highwaters", "async (self, *partitions)", "whether a topic was made anew"),
-    Reliance(_CONSUMER, "pause_partitions", "(self, tps)", "a partition with an alarm is read no more"),
+    Reliance(_CONSUMER, "highwaters", "async (self, *partitions)", "whether a topic was recreated"),
+    Reliance(_CONSUMER, "pause_partitions", "(self, tps)", "a partition with an alarm is no longer read"),
     Reliance(
         _CONSUMER,
         "resume_partitions",
@@ -136,7 +136,7 @@ RELIANCES = (
     # agents/partition_writer.py
     Reliance("aiokafka:AIOKafkaProducer", "_txn_manager", "instance attribute", "the way to the producer's epoch"),
     Reliance(_TRANSACTIONS, "producer_id", "property", "the same for each producer of a transactional id"),
-    Reliance(_TRANSACTIONS, "producer_epoch", "property", "rises by one for each: nobody else was there meanwhile"),
+    Reliance(_TRANSACTIONS, "producer_epoch", "property", "rises with each producer, which reveals a second one"),
     # app/faust_app.py, app/worker/application.py, app/handlers/process.py
     Reliance(_APP, "_new_transport", "(self)", "makes our transport"),
     Reliance(_APP, "_new_web", "(self)", "makes our web server"),
@@ -149,7 +149,7 @@ RELIANCES = (
         "faust.app:BootStrategy",
         "__init__",
         "(self, app, *, enable_web=None, enable_kafka=None, enable_kafka_producer=None, ...)",
-        "a worker that is no tracker has no consumer, a handlers process no producer",
+        "a worker without the role tracker runs without a consumer, a handlers process without a producer",
     ),
     Reliance(_APP, "BootStrategy", "class attribute", "what App.boot_strategy is made of"),
     Reliance(_APP, "consumer_generation_id", "class attribute", "tells a batch of before a rebalance"),
@@ -176,7 +176,7 @@ RELIANCES = (
     # app/web/statistics.py
     Reliance(_WEB, "start_server", "async (self)", "sets the runner up, starts a site of it; ours: limits between"),
     Reliance(_WEB, "_create_site", "(self)", "makes the site of self._runner, which we make"),
-    Reliance(_WEB, "default_blueprints", "class attribute", "emptied: /table and /router are open to anybody"),
+    Reliance(_WEB, "default_blueprints", "class attribute", "emptied: /table and /router need no login"),
     Reliance(_WEB, "production_blueprints", "class attribute", "emptied: our own page is at /"),
     # app/worker/former_member.py
     Reliance(_ASSIGNOR, "on_assignment", "(self, assignment)", "asserts that the assignment names the current address"),
@@ -205,7 +205,7 @@ RELIANCES = (
         "aiokafka.admin:AIOKafkaAdminClient",
         "_send_request",
         "async (self, request, node_id=None)",
-        "requests for which the client has no method, such as what one is allowed to do",
+        "requests without a method in the client, such as permissions",
     ),
     # tables/leases.py
     Reliance(_STORE, "_db_for_partition", "(self, partition)", "opens or returns a partition's database"),
@@ -220,5 +220,5 @@ RELIANCES = (
     Reliance(_RECOVERY, "_build_highwaters", "async (self, consumer, tps, destination, title)", "nothing to recover"),
     Reliance(_RECOVERY, "_build_offsets", "async (self, consumer, tps, destination, title)", "nothing to recover"),
     Reliance(_RECOVERY, "_seek_offsets", "async (self, consumer, tps, offsets, title)", "changelogs are not read"),
-    Reliance(_RECOVERY, "need_recovery", "(self)", "never: a rebalance goes on at once"),
+    Reliance(_RECOVERY, "need_recovery", "(self)", "never, so rebalances continue at once"),
 )

@@ -35,5 +35,5 @@ class Handlers:
         return [line for line in lines if line["queue"] == queue]
 
     async def has_noted(self, queue: str, count: int) -> list[dict[str, Any]]:
-        """Wait for so many starts."""
+        """Wait for this many starts."""
         return await eventually(lambda: self.noted(queue), lambda found: len(found) >= count)

@@ -59,7 +59,7 @@ async def eventually(
 
 
 async def take(consumer: marq.Consumer, count: int = 1) -> list[marq.Message]:
-    """Receive exactly so many messages."""
+    """Receive exactly this many messages."""
     messages: list[marq.Message] = []
     while len(messages) < count:
         more = await consumer.receive(count - len(messages), wait=LIMIT_SECONDS)
@@ -78,7 +78,7 @@ async def throughout(seconds: float, look: Callable[[], Awaitable[Found]], fits:
 
 
 def free_web_port() -> int:
-    """Return a port for a worker; a second one with the same settings takes the next, which is no other test's."""
+    """Return a port for a worker; a second one with the same settings takes the next, which other tests do not use."""
     while True:
         port = ports.free_port("127.0.0.1") // SPACED_PORTS * SPACED_PORTS
         if all(ports.is_free("127.0.0.1", port + further) for further in range(SPACED_PORTS)):
@@ -137,7 +137,7 @@ class Worker(rig.worker.Worker):
         return self
 
     async def ready(self, partitions: int = 2, *, limit: float = LIMIT_SECONDS) -> Self:
-        """Wait until this worker owns so many markers partitions, at the least."""
+        """Wait until this worker owns this many markers partitions at least."""
 
         async def owned() -> int:
             assert self.exit_code is None, f"the worker ended with exit code {self.exit_code}:\n{self.log()}"
@@ -195,23 +195,23 @@ class Worker(rig.worker.Worker):
         """Status and text of a page; status 0 without an answer."""
         return await asyncio.to_thread(self.get, path)
 
-    async def figures(self, *, scope: str = "") -> dict[str, Any]:
+    async def published(self, *, scope: str = "") -> dict[str, Any]:
         """The JSON of /api/queues, or {} without an answer."""
         return await asyncio.to_thread(self.statistics, scope)
 
     async def queue(self, name: str) -> dict[str, Any]:
-        """Figures of one queue, {} before its first marker."""
-        figures = await self.figures()
-        found: dict[str, Any] = figures.get("queues", {}).get(name, {})
+        """Return the statistics of one queue; {} before its first marker."""
+        statistics = await self.published()
+        found: dict[str, Any] = statistics.get("queues", {}).get(name, {})
         return found
 
     async def handlers(self) -> dict[str, dict[str, Any]]:
         """What handlers processes this worker has, by group."""
-        figures = await self.figures(scope="worker")
-        return {each["group"]: each for each in figures.get("handlers", [])}
+        statistics = await self.published(scope="worker")
+        return {each["group"]: each for each in statistics.get("handlers", [])}
 
     async def partitions(self) -> dict[int, dict[str, Any]]:
-        """Figures of this worker's markers partitions."""
+        """Statistics of this worker's markers partitions."""
         return await asyncio.to_thread(self.owned)
 
 
@@ -228,7 +228,7 @@ class Sent(NamedTuple):
         return record_headers.record_id(self.source, self.offset)
 
 
-class Installation:
+class Namespace:
     """The topics of one prefix: what clients write, and all that has been written so far."""
 
     def __init__(self, bootstrap_servers: str, names: Names, *, markers_partitions: int = 2) -> None:
@@ -237,7 +237,7 @@ class Installation:
         self.markers_partitions = markers_partitions
         self._readers: dict[str, tuple[AIOKafkaConsumer, list[Record]]] = {}
         self._ends: AIOKafkaConsumer | None = None
-        self._spread = itertools.count()
+        self._next_partition = itertools.count()
 
     async def __aenter__(self) -> Self:
         self.producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap_servers, max_request_size=4 << 20)

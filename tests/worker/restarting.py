@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tests.worker.harness import Installation, Sent, eventually
+from tests.worker.harness import Namespace, Sent, eventually
 
 #: A restart with the same instance id needs no rebalance: the successor does not wait for the end of a session.
 STATIC = {"MARQ_INSTANCE_ID": "one"}
 
 
-async def half_done(marq: Installation, queue: str, *, lease: float, count: int = 20) -> tuple[list[Sent], list[Sent]]:
+async def half_done(marq: Namespace, queue: str, *, lease: float, count: int = 20) -> tuple[list[Sent], list[Sent]]:
     """Acquire messages of both source partitions, and acknowledge half of them; return both halves."""
     done: list[Sent] = []
     still_open: list[Sent] = []
@@ -28,13 +28,13 @@ async def half_done(marq: Installation, queue: str, *, lease: float, count: int 
     return done, still_open
 
 
-async def came_back(marq: Installation, queue: str, expected: list[Sent]) -> list[str]:
+async def came_back(marq: Namespace, queue: str, expected: list[Sent]) -> list[str]:
     """Wait for as many copies as expected; return the ids of all copies."""
     copies = await eventually(lambda: marq.copies(queue), lambda found: len(found) >= len(expected))
     return sorted(dict(record.headers)["marq-id"].decode() for record in copies)
 
 
-async def witness(marq: Installation, queue: str = "witness") -> None:
+async def witness(marq: Namespace, queue: str = "witness") -> None:
     """Wait for the redelivery of later messages: everything that was due before has been redelivered by then."""
     for partition in (0, 1):
         sent = await marq.send(queue, partition=partition)

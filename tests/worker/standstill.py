@@ -1,4 +1,4 @@
-"""Ways for a real worker to stand still: each replaces something in its process, when a file says so.
+"""Ways to stall a real worker: each replaces something in its process, when a file says so.
 
 ``site_folder`` makes what a worker's PYTHONPATH needs for it. Names are imported when the order comes, and not before:
 the process has them by then.

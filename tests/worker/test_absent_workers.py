@@ -11,8 +11,8 @@ import pytest
 import marq
 from broker import EmbeddedBroker
 from tests.worker.conftest import client_of
+from tests.worker.dead_letters import yard_of
 from tests.worker.harness import LIMIT_SECONDS, Worker, eventually
-from tests.worker.letters import yard_of
 from tests.worker.shell import Shell
 
 pytestmark = pytest.mark.verify
@@ -68,4 +68,4 @@ async def test_a_redrive_happens_when_a_worker_comes(new_worker: Make, broker: E
         await new_worker(like=worker).start().ready()
 
         await yard.each_once("q", ids)
-        await eventually(yard.letters.count, lambda counts: not counts)
+        await eventually(yard.dead_letters.count, lambda counts: not counts)

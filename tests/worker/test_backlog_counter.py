@@ -11,7 +11,7 @@ from aiokafka.structs import TopicPartition
 
 import marq
 from marq.wire.names import Names
-from tests.worker.harness import Installation, Worker, eventually
+from tests.worker.harness import Namespace, Worker, eventually
 
 pytestmark = pytest.mark.verify
 
@@ -20,28 +20,28 @@ OWN_TOPIC = '[queues.orders]\ntopic = "{}-orders"\n'
 
 async def counts(worker: Worker, *queues: str) -> dict[str, Any]:
     """What waits of each of these queues, once all is counted."""
-    figures = await worker.figures()
-    if not figures.get("backlog", {}).get("complete") or figures["backlog"]["uncounted"]:
+    statistics = await worker.published()
+    if not statistics.get("backlog", {}).get("complete") or statistics["backlog"]["uncounted"]:
         return {}
-    return {queue: figures["queues"].get(queue, {}).get("waiting", 0) for queue in queues}
+    return {queue: statistics["queues"].get(queue, {}).get("waiting", 0) for queue in queues}
 
 
 async def wait(worker: Worker, **expected: int) -> None:
     await eventually(lambda: counts(worker, *expected), lambda found: found == expected)
 
 
-async def test_what_waits_is_counted_whoever_sent_it(
+async def test_waiting_messages_of_any_sender_are_counted(
     new_worker: Any, names: Names, servers: str, admin: AIOKafkaAdminClient
 ) -> None:
     await admin.create_topics([NewTopic(f"{names.prefix}-orders", 3, 1)])
     worker = await new_worker(prefix=names.prefix, queues=OWN_TOPIC.format(names.prefix)).start().ready()
-    async with Installation(servers, names) as installation:
+    async with Namespace(servers, names) as namespace:
         await wait(worker, emails=0, orders=0)
         # Plain producers, several queues on one topic, a key that is none's, transactions, a topic of a queue's own.
-        sent = await installation.send_many("emails", 30)
-        await installation.send_many("emails", 5, partition=1)
-        await installation.send_many("reports", 7)
-        await installation.send("", key=b"\xff\xfe")
+        sent = await namespace.send_many("emails", 30)
+        await namespace.send_many("emails", 5, partition=1)
+        await namespace.send_many("reports", 7)
+        await namespace.send("", key=b"\xff\xfe")
         async with AIOKafkaProducer(bootstrap_servers=servers, transactional_id=f"{names.prefix}-t") as kafka:
             for number in range(3):
                 async with kafka.transaction():
@@ -51,55 +51,53 @@ async def test_what_waits_is_counted_whoever_sent_it(
             await producer.send_many("emails", [b"more"] * 10)
 
         await wait(worker, emails=45, reports=10, orders=3)
-        figures = await worker.figures()
-        assert figures["backlog"]["unknown"] == 1
-        assert figures["queues"]["emails"]["arrived"] == 45
-        assert figures["queues"]["emails"]["oldest_waiting_seconds"] > 0
+        statistics = await worker.published()
+        assert statistics["backlog"]["unknown"] == 1
+        assert statistics["queues"]["emails"]["arrived"] == 45
+        assert statistics["queues"]["emails"]["oldest_waiting_seconds"] > 0
 
         # Acquiring a message ends its waiting; committed offsets do not matter.
-        await installation.acquire(*sent[:20], lease=600, from_offset=0)
+        await namespace.acquire(*sent[:20], lease=600, from_offset=0)
         await wait(worker, emails=25, reports=10, orders=3)
 
         # The next owner counts what waits once more, and nothing that came before.
         await worker.stop()
         worker = await new_worker(like=worker).start().ready()
         await wait(worker, emails=25, reports=10, orders=3)
-        assert (await worker.figures())["queues"]["emails"]["arrived"] == 0
+        assert (await worker.published())["queues"]["emails"]["arrived"] == 0
 
         # What retention takes waits no more.
-        last = (await installation.ends(names.messages))[0]
+        last = (await namespace.ends(names.messages))[0]
         await admin.delete_records({TopicPartition(names.messages, 0): RecordsToDelete(before_offset=last)})
-        left = {
-            1: len([r for r in await installation.records(names.messages) if r.partition == 1 and r.key == b"emails"])
-        }
+        left = {1: len([r for r in await namespace.records(names.messages) if r.partition == 1 and r.key == b"emails"])}
         await wait(worker, emails=left[1], orders=3)
 
         # A queue's own topic that is deleted holds up no other queue, and is said.
         await admin.delete_topics([f"{names.prefix}-orders"])
-        await installation.send("emails", partition=1)
-        figures = await eventually(
-            worker.figures,
+        await namespace.send("emails", partition=1)
+        statistics = await eventually(
+            worker.published,
             lambda found: (
                 any("can't be read" in each for each in found["backlog"]["trouble"])
                 and found["queues"]["emails"]["waiting"] == left[1] + 1
                 and not found["queues"].get("orders", {}).get("waiting")
             ),
         )
-        assert not figures["backlog"]["complete"]
+        assert not statistics["backlog"]["complete"]
 
 
 async def test_two_workers_count_each_partition_once(new_worker: Any, names: Names, servers: str) -> None:
     one = await new_worker(prefix=names.prefix).start().ready()
-    async with Installation(servers, names) as installation:
+    async with Namespace(servers, names) as namespace:
         for partition in range(2):
-            await installation.send_many("emails", 10 + partition, partition=partition)
+            await namespace.send_many("emails", 10 + partition, partition=partition)
         await wait(one, emails=21)
 
         other = new_worker(prefix=names.prefix, data_directory=one.directory / "other")
         await other.start().ready(1)
         await one.ready(1)
         await wait(other, emails=21)
-        await installation.send("emails")
+        await namespace.send("emails")
         await wait(one, emails=22)
 
         one.kill()
@@ -109,27 +107,27 @@ async def test_two_workers_count_each_partition_once(new_worker: Any, names: Nam
 
 async def test_a_backlog_that_is_switched_off_counts_nothing(new_worker: Any, names: Names, servers: str) -> None:
     worker = await new_worker(prefix=names.prefix, environment={"MARQ_COUNT_WAITING": "false"}).start().ready()
-    async with Installation(servers, names) as installation:
-        sent = await installation.send("emails")
-        await installation.applied(await installation.acquire(sent, lease=600))
+    async with Namespace(servers, names) as namespace:
+        sent = await namespace.send("emails")
+        await namespace.applied(await namespace.acquire(sent, lease=600))
 
-        figures = await eventually(worker.figures, lambda found: "emails" in found["queues"])
+        statistics = await eventually(worker.published, lambda found: "emails" in found["queues"])
 
-    assert "waiting" not in figures["queues"]["emails"]
-    assert figures["backlog"] == {
+    assert "waiting" not in statistics["queues"]["emails"]
+    assert statistics["backlog"] == {
         "counted": False, "complete": False, "uncounted": 0, "unknown": 0, "others": 0, "switched_off": 1,
         "trouble": [],
     }  # fmt: skip
 
 
-async def test_a_queue_with_waiting_messages_and_nobody_who_reads_it_is_noticed(
+async def test_a_queue_with_waiting_messages_and_no_consumer_is_noticed(
     new_worker: Any, names: Names, servers: str
 ) -> None:
     worker = await new_worker(prefix=names.prefix).start().ready()
     client = {"bootstrap_servers": servers, "prefix": names.prefix}
 
     async def without(queue: str) -> float | None:
-        return (await worker.figures())["queues"].get(queue, {}).get("no_consumer_seconds")
+        return (await worker.published())["queues"].get(queue, {}).get("no_consumer_seconds")
 
     async with marq.Producer(**client) as producer, marq.Consumer("emails", max_in_flight=1, **client) as busy:
         await producer.send_many("emails", [b"held", b"waits", b"waits"])
@@ -138,9 +136,9 @@ async def test_a_queue_with_waiting_messages_and_nobody_who_reads_it_is_noticed(
 
         # Two looks later.
         await eventually(lambda: without("lonely"), bool)
-        figures = (await worker.figures())["queues"]
-        assert figures["emails"]["waiting"] >= 1
-        assert figures["emails"]["no_consumer_seconds"] == 0
+        statistics = (await worker.published())["queues"]
+        assert statistics["emails"]["waiting"] >= 1
+        assert statistics["emails"]["no_consumer_seconds"] == 0
 
         # A consumer that has messages in flight, and can take no more.
         async with marq.Consumer("lonely", max_in_flight=1, **client) as late:

@@ -21,8 +21,8 @@ from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from tests.terminal import Terminal
 from tests.worker.conftest import client_of
+from tests.worker.dead_letters import yard_of
 from tests.worker.harness import LIMIT_SECONDS, Worker, eventually, take
-from tests.worker.letters import yard_of
 from tests.worker.shell import Shell
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -62,14 +62,14 @@ async def test_a_queue_from_the_first_message_to_the_last(shared_worker: Worker,
     # The table of all queues, one of them undefined.
     await shell.json("send", unknown, "x")
 
-    async def figures() -> dict[str, dict[str, Any]]:
+    async def statistics() -> dict[str, dict[str, Any]]:
         return {each["queue"]: each for each in (await shell.json("queues"))["queues"]}
 
     def counted(found: dict[str, dict[str, Any]]) -> bool:
         one, other = found.get(queue, {}), found.get(unknown, {})
         return (one.get("waiting"), one.get("waiting_for_delivery"), other.get("waiting")) == (4, 1, 1)
 
-    rows = await eventually(figures, counted)
+    rows = await eventually(statistics, counted)
     assert rows[queue]["oldest_waiting_seconds"] > 0
     assert not rows[unknown]["defined"]
 
@@ -133,7 +133,7 @@ async def test_dead_letters_are_shown_counted_deleted_and_redriven(
         await yard.bury(queue, 2, partition=1, reason="[red]odd[/red]")
         await yard.bury(other, 1)
 
-        counted = {(each["queue"], each["reason"]): each["letters"] for each in await shell.json("dead")}
+        counted = {(each["queue"], each["reason"]): each["dead_letters"] for each in await shell.json("dead")}
         assert {key: count for key, count in counted.items() if key[0].startswith("dying")} == {
             (queue, "no good"): 3,
             (queue, "[red]odd[/red]"): 2,
@@ -231,7 +231,7 @@ async def test_a_change_of_the_group_and_a_reset_are_confirmed_first(shell: Shel
     for arguments in (["--set", "group=background"], ["--reset"], ["--forget"]):
         refused = await shell("queue", queue, *arguments, code=1)
         assert refused.out == ""
-        assert "nothing was changed; to answer yes without a prompt, pass --yes" in refused.err
+        assert "nothing was changed; pass --yes to confirm without a prompt" in refused.err
 
     await shell("queue", queue, "--set", "group=background", "--yes")
     await queues.sync(LIMIT_SECONDS)
@@ -300,8 +300,8 @@ async def test_a_purge_ends_what_waits_and_nothing_that_comes_later(
         assert message.value == b"delayed"
         await message.ack()
         assert (await shell.json("drain", queue))["drained"]
-        figures = await shared_worker.queue(queue)
-        assert (figures["cancelled"], figures["acked"]) == (21, 4)
+        statistics = await shared_worker.queue(queue)
+        assert (statistics["cancelled"], statistics["acked"]) == (21, 4)
         assert len((await shell.json("peek", other))["messages"]) == 5
 
 
@@ -374,8 +374,8 @@ async def test_of_two_purges_of_a_queue_the_second_one_takes_over_and_the_queue_
     assert (second.waiting, second.paused) == (20, True)
     async with Queues.of(settings) as queues:
         assert queues[queue].paused
-    figures = await eventually(lambda: shared_worker.queue(queue), lambda found: found["cancelled"] == 20)
-    assert figures["waiting_for_delivery"] == 0
+    statistics = await eventually(lambda: shared_worker.queue(queue), lambda found: found["cancelled"] == 20)
+    assert statistics["waiting_for_delivery"] == 0
 
 
 async def test_a_queue_that_is_resumed_ends_its_purge_and_the_next_one_does_the_rest(
@@ -428,5 +428,5 @@ async def test_a_replay_delivers_once_more_what_is_finished_and_leaves_alone_wha
         assert again["id"] == done["id"]
         await taken[b"held"].ack()
         assert (await shell.json("drain", queue))["drained"]
-        figures = await shared_worker.queue(queue)
-        assert (figures["acked"], figures["delivered"]) == (5, 2)
+        statistics = await shared_worker.queue(queue)
+        assert (statistics["acked"], statistics["delivered"]) == (5, 2)

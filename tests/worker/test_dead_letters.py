@@ -16,8 +16,8 @@ import pytest
 
 import marq
 from broker import EmbeddedBroker
+from tests.worker.dead_letters import yard_of
 from tests.worker.harness import Worker, eventually, faust
-from tests.worker.letters import yard_of
 
 Make = Callable[..., Worker]
 
@@ -56,7 +56,7 @@ async def test_a_redrive_that_is_killed_in_the_middle_is_called_again_and_nothin
         assert (code, again["chosen"]) == (0, again["redriven"] + again["already_settled"])
         assert 0 < again["redriven"] < 1_500
         await yard.each_once("q", ids)
-        assert await yard.letters.count("q") == []
+        assert await yard.dead_letters.count("q") == []
 
 
 async def test_a_worker_is_killed_and_started_again_in_the_middle_of_two_redrives(
@@ -65,7 +65,7 @@ async def test_a_worker_is_killed_and_started_again_in_the_middle_of_two_redrive
     worker = await new_worker(environment={"MARQ_FLUSH_INTERVAL": "0.5"}).start().ready()
     async with yard_of(worker, broker) as yard:
         ids = await yard.bury("q", 1_000) | await yard.bury("q", 1_000, partition=1)
-        calls = [asyncio.create_task(yard.letters.redrive("q", rate=rate)) for rate in (600, 900)]
+        calls = [asyncio.create_task(yard.dead_letters.redrive("q", rate=rate)) for rate in (600, 900)]
         await eventually(lambda: yard.delivered("q"), lambda counts: len(counts) > 200)
 
         worker.kill()
@@ -78,12 +78,12 @@ async def test_a_worker_is_killed_and_started_again_in_the_middle_of_two_redrive
 
         later.kill()
         await new_worker(like=worker).start().ready()
-        assert (await yard.letters.redrive("q")).chosen == 0
-        assert await yard.letters.count() == []
+        assert (await yard.dead_letters.redrive("q")).chosen == 0
+        assert await yard.dead_letters.count() == []
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_redrives_and_deletions_at_random_with_kills_settle_each_letter_in_one_way(
+async def test_random_redrives_and_deletions_with_kills_settle_each_dead_letter_once(
     new_worker: Make, broker: EmbeddedBroker, seed: int
 ) -> None:
     chance = random.Random(seed)
@@ -96,9 +96,9 @@ async def test_redrives_and_deletions_at_random_with_kills_settle_each_letter_in
             """Settle some dead letters at some rate; every third call is cancelled midway."""
             filters: dict[str, Any] = {"limit": chance.randint(100, 900)} if number % 2 else {}
             call = (
-                yard.letters.delete("q", reason="no good", **filters)
+                yard.dead_letters.delete("q", reason="no good", **filters)
                 if number % 4 == 3
-                else yard.letters.redrive(
+                else yard.dead_letters.redrive(
                     "q", to=f"q{number % 3}", allow_unknown=True, rate=chance.choice([200, 400]), **filters
                 )
             )
@@ -118,9 +118,9 @@ async def test_redrives_and_deletions_at_random_with_kills_settle_each_letter_in
                 worker = await new_worker(like=worker).start().ready()
 
         await asyncio.gather(kill(), *[settle(number) for number in range(9)])
-        results.append(await yard.letters.redrive("q", to="q0", allow_unknown=True))
+        results.append(await yard.dead_letters.redrive("q", to="q0", allow_unknown=True))
 
-        assert await yard.letters.count("q") == []
+        assert await yard.dead_letters.count("q") == []
         notes = await yard.notes()
         delivered = await eventually(
             lambda: yard.delivered("q0", "q1", "q2"), lambda counts: len(counts) >= notes["redriven"]
@@ -143,16 +143,16 @@ async def test_a_hundred_thousand_scattered_letters_are_redriven_and_the_others_
 ) -> None:
     worker = await new_worker().start().ready()
     async with yard_of(worker, broker) as yard:
-        producer, topic = yard.installation.producer, worker.names.dead_letters
+        producer, topic = yard.namespace.producer, worker.names.dead_letters
         sent = [
             await producer.send(topic, b"%d" % number, b"mine" if number % 2 else b"other", partition=0)
             for number in range(200_000)
         ]
         await asyncio.gather(*sent[-1:])
 
-        result = await yard.letters.redrive("mine")
+        result = await yard.dead_letters.redrive("mine")
 
         assert result == marq.Redriven(100_000, 100_000, 100_000, 0)
-        assert [(each.queue, each.letters) for each in await yard.letters.count()] == [("other", 100_000)]
-        again = await yard.letters.redrive("mine")
+        assert [(each.queue, each.letters) for each in await yard.dead_letters.count()] == [("other", 100_000)]
+        again = await yard.dead_letters.redrive("mine")
         assert again.chosen == 0

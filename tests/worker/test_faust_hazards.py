@@ -22,7 +22,7 @@ from aiokafka.admin import RecordsToDelete
 
 from broker import EmbeddedBroker
 from marq.core.storage import rows
-from tests.worker.harness import ROOT, Installation, Sent, Worker, admin, eventually, throughout
+from tests.worker.harness import ROOT, Namespace, Sent, Worker, admin, eventually, throughout
 from tests.worker.restarting import STATIC, ids
 
 pytestmark = pytest.mark.verify
@@ -45,19 +45,19 @@ async def worker(new_worker: Make) -> Worker:
 
 
 @pytest_asyncio.fixture
-async def marq(worker: Worker, broker: EmbeddedBroker) -> AsyncIterator[Installation]:
-    async with Installation(broker.bootstrap_servers, worker.names) as installation:
-        yield installation
+async def marq(worker: Worker, broker: EmbeddedBroker) -> AsyncIterator[Namespace]:
+    async with Namespace(broker.bootstrap_servers, worker.names) as namespace:
+        yield namespace
 
 
-async def ahead(marq: Installation) -> dict[int, int]:
+async def ahead(marq: Namespace) -> dict[int, int]:
     """By how many markers each committed offset is ahead of the changelog; correct if not above 0."""
     committed = await marq.committed()  # first: what is durable only grows meanwhile
     durable = await marq.durable()
     return {partition: offset - 1 - durable.get(partition, -1) for partition, offset in committed.items()}
 
 
-async def refuse_changelog(marq: Installation, limit_bytes: int | None) -> None:
+async def refuse_changelog(marq: Namespace, limit_bytes: int | None) -> None:
     """Let the broker refuse every write to the changelog; None: no more."""
     config = await marq.config(marq.names.changelog)
     kept = {name: config[name] for name in ("cleanup.policy", "delete.retention.ms")}
@@ -65,7 +65,7 @@ async def refuse_changelog(marq: Installation, limit_bytes: int | None) -> None:
     await marq.alter(marq.names.changelog, {**kept, "max.message.bytes": limit})
 
 
-async def opened_and_finished(marq: Installation, queue: str, *, lease: float) -> tuple[list[Sent], list[Sent], object]:
+async def opened_and_finished(marq: Namespace, queue: str, *, lease: float) -> tuple[list[Sent], list[Sent], object]:
     sent = await marq.send_many(queue, 10)
     await marq.acquire(*sent, lease=lease)
     return sent[:5], sent[5:], await marq.ack(*sent[:5])
@@ -91,7 +91,7 @@ async def test_offsets_are_never_committed_before_the_changelog_write_that_they_
     """Stock Faust commits while changelog writes below the offset are unsent."""
     # Rows are written less often than offsets are committed, so an early acknowledgement would be committed.
     worker = await new_worker(environment={"MARQ_FLUSH_INTERVAL": "5"}).start().ready()
-    async with Installation(broker.bootstrap_servers, worker.names) as marq:
+    async with Namespace(broker.bootstrap_servers, worker.names) as marq:
 
         async def traffic() -> dict[int, int]:
             await opened_and_finished(marq, "traffic", lease=60)
@@ -103,7 +103,7 @@ async def test_offsets_are_never_committed_before_the_changelog_write_that_they_
 
 
 async def test_a_failed_changelog_write_is_repeated_and_rocksdb_is_never_ahead_of_the_changelog(
-    worker: Worker, marq: Installation, new_worker: Make
+    worker: Worker, marq: Namespace, new_worker: Make
 ) -> None:
     """Stock Faust logs a failed changelog write, commits the offset all the same and keeps the row in RocksDB only."""
     _, open_before, last = await opened_and_finished(marq, "refused", lease=30)
@@ -123,9 +123,9 @@ async def test_a_failed_changelog_write_is_repeated_and_rocksdb_is_never_ahead_o
     assert max(durable.values()) < last.offset, "the broker did not refuse: nothing was shown"
     assert max(local.values()) <= max(durable.values())
     assert sorted(dict(copy.headers)["marq-id"].decode() for copy in copies) == ids(still_open)
-    figures = await eventually(lambda: successor.queue("refused"), lambda found: found["redelivered"] == 5)
-    assert (figures["acquired"], figures["acked"], figures["in_flight"]) == (20, 10, len(open_before))
-    assert (figures["reacquired"], figures["late"]) == (0, 0)
+    statistics = await eventually(lambda: successor.queue("refused"), lambda found: found["redelivered"] == 5)
+    assert (statistics["acquired"], statistics["acked"], statistics["in_flight"]) == (20, 10, len(open_before))
+    assert (statistics["reacquired"], statistics["late"]) == (0, 0)
     assert not [copy for sent in done for copy in await marq.copies_of(sent)]
 
     # A worker that lives on continues without a restart.
@@ -141,7 +141,7 @@ async def test_a_failed_changelog_write_is_repeated_and_rocksdb_is_never_ahead_o
 
 
 async def test_markers_that_are_read_again_are_skipped_by_the_applied_offset_and_old_files_are_not_trusted(
-    worker: Worker, marq: Installation, new_worker: Make
+    worker: Worker, marq: Namespace, new_worker: Make
 ) -> None:
     """#502: Faust replays what was acknowledged and not yet committed; a replayed ACQUIRE must reopen nothing."""
     _, still_open, last = await opened_and_finished(marq, "replayed", lease=6)
@@ -157,8 +157,8 @@ async def test_markers_that_are_read_again_are_skipped_by_the_applied_offset_and
 
     assert committed.get(last.partition, 0) <= applied[last.partition], "nothing was left to be replayed"
     assert len(copies) == len(still_open)
-    figures = await successor.queue("replayed")
-    assert (figures["acquired"], figures["acked"], figures["reacquired"], figures["late"]) == (10, 5, 0, 0)
+    statistics = await successor.queue("replayed")
+    assert (statistics["acquired"], statistics["acked"], statistics["reacquired"], statistics["late"]) == (10, 5, 0, 0)
     await marq.folded_only_after(successor, applied)
     found = await successor.partitions()
     assert "older than half of the changelog's delete.retention.ms" in successor.log()
@@ -166,7 +166,7 @@ async def test_markers_that_are_read_again_are_skipped_by_the_applied_offset_and
 
 
 async def test_a_position_that_retention_has_removed_stops_the_partition_instead_of_being_reset(
-    worker: Worker, marq: Installation, new_worker: Make
+    worker: Worker, marq: Namespace, new_worker: Make
 ) -> None:
     """#651 is of changelogs; of markers, Faust's auto_offset_reset would go on elsewhere without a word."""
     _, _, last = await opened_and_finished(marq, "removed", lease=60)
@@ -178,15 +178,15 @@ async def test_a_position_that_retention_has_removed_stops_the_partition_instead
         await client.delete_records({removed: RecordsToDelete(before_offset=unread.offset)})
 
     successor = new_worker(like=worker).start()
-    figures = await eventually(successor.partitions, lambda found: found.get(unread.partition, {}).get("alarm"))
+    statistics = await eventually(successor.partitions, lambda found: found.get(unread.partition, {}).get("alarm"))
 
-    assert re.search(r"retention has removed everything before \d+", figures[unread.partition]["alarm"])
-    assert figures[unread.partition]["state"] == "stopped"
-    assert figures[1 - unread.partition]["alarm"] == ""
+    assert re.search(r"retention has removed everything before \d+", statistics[unread.partition]["alarm"])
+    assert statistics[unread.partition]["state"] == "stopped"
+    assert statistics[1 - unread.partition]["alarm"] == ""
 
 
 async def test_an_idle_worker_writes_nothing_uses_little_memory_and_is_reachable_from_this_machine_only(
-    worker: Worker, marq: Installation
+    worker: Worker, marq: Namespace
 ) -> None:
     """One worker for all that can be seen of one that has nothing to do."""
     await nothing_is_written(worker, marq)
@@ -195,7 +195,7 @@ async def test_an_idle_worker_writes_nothing_uses_little_memory_and_is_reachable
     caches_are_small(worker)
 
 
-async def nothing_is_written(worker: Worker, marq: Installation) -> None:
+async def nothing_is_written(worker: Worker, marq: Namespace) -> None:
     async def written() -> list[int]:
         return [part["transactions"] for part in (await worker.partitions()).values()]
 
@@ -265,7 +265,7 @@ async def test_a_worker_without_partitions_stays_in_the_group(new_worker: Make, 
 class Load:
     """Acquires messages and acknowledges every other one until it is stopped."""
 
-    def __init__(self, marq: Installation) -> None:
+    def __init__(self, marq: Namespace) -> None:
         self._marq = marq
         self._over = False
         self.rounds = 0
@@ -305,7 +305,7 @@ async def test_rebalances_and_kills_under_load_lose_no_row_and_fold_none_twice(
     What the load has left open comes back when it is released, each message once; what it has finished never does.
     """
     first = await new_worker().start().ready()
-    async with Installation(broker.bootstrap_servers, first.names) as marq:
+    async with Namespace(broker.bootstrap_servers, first.names) as marq:
         load = Load(marq)
         async with asyncio.TaskGroup() as group:
             group.create_task(load.run())
@@ -326,10 +326,10 @@ async def test_rebalances_and_kills_under_load_lose_no_row_and_fold_none_twice(
         for partition in (0, 1):
             await marq.release(*[sent for sent in load.still_open if sent.source.partition == partition])
         everything = len(load.finished) + len(load.still_open)
-        figures = await eventually(lambda: last.queue("load"), lambda found: found.get("acquired") == everything)
+        statistics = await eventually(lambda: last.queue("load"), lambda found: found.get("acquired") == everything)
         copies = await eventually(lambda: marq.copies("load"), lambda found: len(found) >= len(load.still_open))
 
     returned = sorted(dict(copy.headers)["marq-id"].decode() for copy in copies)
     assert returned == ids(load.still_open)
-    assert (figures["acked"], figures["reacquired"], figures["late"]) == (len(load.finished), 0, 0)
+    assert (statistics["acked"], statistics["reacquired"], statistics["late"]) == (len(load.finished), 0, 0)
     assert "Traceback" not in first.log() + second.log() + last.log()

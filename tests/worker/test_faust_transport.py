@@ -28,7 +28,7 @@ async def test_records_of_a_partition_that_becomes_active_during_a_fetch_are_del
 ) -> None:
     """#175, #640: Faust adds to the set of active partitions while a fetch with it is under way, in another thread.
 
-    A TICK that was dropped so stopped its partition for ever: on a quiet partition no later record shows the gap.
+    A TICK that was dropped so stopped its partition for good: on a quiet partition no later record shows the gap.
     """
     known, added = TP("markers", 0), TP("markers", 1)
     active = {known}
@@ -103,7 +103,7 @@ async def test_a_seek_forward_during_a_fetch_never_makes_records_pass_for_read(m
     assert (last.start, last.end) == (900, 901)
 
 
-async def test_control_records_are_read_with_what_follows_them_whenever_somebody_seeks(
+async def test_control_records_are_read_with_the_records_after_them_despite_seeks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The mark of a transaction is at 100: a reader that waits for a record there would return to it without end."""

@@ -6,7 +6,7 @@ import resource
 from collections.abc import Callable
 
 from broker import EmbeddedBroker
-from tests.worker.harness import Installation, Worker, eventually
+from tests.worker.harness import Namespace, Worker, eventually
 
 LEASE = 2.0
 #: More than the worker's log has, and far less than the messages take.
@@ -18,7 +18,7 @@ async def test_a_worker_whose_disk_is_full_goes_on_when_there_is_room(
     new_worker: Callable[..., Worker], broker: EmbeddedBroker
 ) -> None:
     worker = await new_worker().start().ready()
-    async with Installation(broker.bootstrap_servers, worker.names) as marq:
+    async with Namespace(broker.bootstrap_servers, worker.names) as marq:
         # Files may not grow past a size: to RocksDB that is a write that failed, like a full disk.
         _, hard = resource.prlimit(worker.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (ROOM_BYTES, hard))

@@ -44,7 +44,7 @@ async def test_two_workers_share_a_queue_and_the_one_that_stops_releases_what_it
     await two.stop()
     handlers.let_go("patient")
     await one.ready()
-    figures = await eventually(lambda: one.queue("patient"), lambda found: found.get("acked") == sent)
+    statistics = await eventually(lambda: one.queue("patient"), lambda found: found.get("acked") == sent)
 
     noted = await handlers.noted("patient")
     assert prefetched["in_flight"] > 10, "more than the handlers of both at work"
@@ -56,7 +56,7 @@ async def test_two_workers_share_a_queue_and_the_one_that_stops_releases_what_it
     twice = {identity for identity, count in runs.items() if count == 2}
     assert twice == {line["id"] for line in noted if line["worker"] == stopped}
     assert max(runs.values()) == 2
-    assert (figures["expired"], figures["dead"]) == (0, 0)
+    assert (statistics["expired"], statistics["dead"]) == (0, 0)
 
 
 async def test_a_queue_that_gets_a_handler_later_gets_its_earlier_messages_and_the_others_get_nothing_twice(
@@ -79,7 +79,7 @@ async def test_a_queue_that_gets_a_handler_later_gets_its_earlier_messages_and_t
         await eventually(lambda: two.queue("later"), lambda found: found.get("acked") == 40)
         # Behind all that was there: what came twice would have come before.
         await producer.send_many("early", [b"last"] * 2)
-        figures = await eventually(lambda: two.queue("early"), lambda found: found.get("acked") == 42)
+        statistics = await eventually(lambda: two.queue("early"), lambda found: found.get("acked") == 42)
 
     assert nothing_yet == []
     assert sorted(line["value"] for line in await handlers.noted("later")) == sorted(map(bytes.decode, numbers))
@@ -87,4 +87,4 @@ async def test_a_queue_that_gets_a_handler_later_gets_its_earlier_messages_and_t
         **{number.decode(): 1 for number in numbers},
         "last": 2,
     }
-    assert (figures["acquired"], figures["reacquired"]) == (42, 0)
+    assert (statistics["acquired"], statistics["reacquired"]) == (42, 0)

@@ -100,8 +100,8 @@ async def redrive(told: History, observed: Observed, servers: str, prefix: str) 
 
 
 async def all_ended(worker: Worker) -> bool:
-    figures = await worker.queue(QUEUE)
-    return not any(figures[name] for name in ("in_flight", "waiting_for_redelivery", "waiting_for_dead_letters"))
+    statistics = await worker.queue(QUEUE)
+    return not any(statistics[name] for name in ("in_flight", "waiting_for_redelivery", "waiting_for_dead_letters"))
 
 
 async def test_what_real_clients_and_a_real_worker_did_is_a_history_without_a_finding(

@@ -23,7 +23,7 @@ from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.wire.names import REPLAYED_HEADER
 from tests.worker.dying import PATIENT, identity_of
-from tests.worker.harness import LIMIT_SECONDS, ROOT, Installation, Worker, eventually, header, take
+from tests.worker.harness import LIMIT_SECONDS, ROOT, Namespace, Worker, eventually, header, take
 
 pytestmark = [pytest.mark.verify, pytest.mark.asyncio(loop_scope="module")]
 
@@ -93,17 +93,17 @@ class Held(NamedTuple):
     message: marq.Message
 
 
-async def fill(installation: Installation, producer: marq.Producer, queue: str) -> Held:
+async def fill(namespace: Namespace, producer: marq.Producer, queue: str) -> Held:
     """Have one message held and one wait for its next delivery; then some that wait."""
-    options: dict[str, Any] = {"prefix": installation.names.prefix, "max_in_flight": 1, **PATIENT}
-    consumer = marq.Consumer(queue, installation.bootstrap_servers, **options)
+    options: dict[str, Any] = {"prefix": namespace.names.prefix, "max_in_flight": 1, **PATIENT}
+    consumer = marq.Consumer(queue, namespace.bootstrap_servers, **options)
     await consumer.start()
     await producer.send_many(queue, [b"early"] * EARLY)
     [released] = await take(consumer, 1)
     await released.release(delay=3600)
     [held] = await take(consumer, 1)
     for partition in (0, 1):
-        await installation.send_many(queue, WAITING, partition=partition)
+        await namespace.send_many(queue, WAITING, partition=partition)
     return Held(consumer, held)
 
 
@@ -119,9 +119,9 @@ async def test_a_purge_that_is_killed_after_any_of_its_records_is_called_again(
     async with (
         marq.Producer(**options) as producer,
         Queues.of(settings) as queues,
-        Installation(settings.bootstrap_servers, settings.names) as installation,
+        Namespace(settings.bootstrap_servers, settings.names) as namespace,
     ):
-        holders = await asyncio.gather(*(fill(installation, producer, queue) for queue in PURGES))
+        holders = await asyncio.gather(*(fill(namespace, producer, queue) for queue in PURGES))
 
         codes = await killed(settings, "purge", PURGES)
         traffic = Traffic(producer, PURGES)
@@ -139,14 +139,14 @@ async def test_a_purge_that_is_killed_after_any_of_its_records_is_called_again(
         for queue, values in zip(PURGES, came, strict=True):
             assert values[b"later"] == LATER
             assert values.keys() <= traffic.values | {b"later"}, "what waited has come"
-            assert max(values[each] for each in traffic.values) <= 1, "what was sent meanwhile comes once at the most"
+            assert max(values[each] for each in traffic.values) <= 1, "messages sent meanwhile come at most once"
             # And all that did not come was ended; what was held has been acked.
             acked = 1 + values.total()
             sent = EARLY + 2 * WAITING + traffic.sent[queue] + LATER
-            figures = await eventually(
+            statistics = await eventually(
                 lambda queue=queue: worker.queue(queue), lambda found, n=acked: found["acked"] == n
             )
-            assert figures["cancelled"] == sent - acked, queue
+            assert statistics["cancelled"] == sent - acked, queue
         assert (await Inspector(settings, queues.definitions).waiting(PURGES)).counts.total() == 0
 
 
@@ -169,7 +169,7 @@ async def test_a_replay_that_is_killed_after_any_of_its_records_is_gone_on_with(
     options = options_of(settings)
     async with (
         marq.Producer(**options) as producer,
-        Installation(settings.bootstrap_servers, worker.names) as installation,
+        Namespace(settings.bootstrap_servers, worker.names) as namespace,
     ):
         await asyncio.gather(*(finish(producer, queue, options) for queue in REWINDS))
 
@@ -182,7 +182,7 @@ async def test_a_replay_that_is_killed_after_any_of_its_records_is_gone_on_with(
         assert [each.again for each in found] == [FINISHED] * len(REWINDS)
 
         async def copies() -> dict[str, Counter[bytes]]:
-            records = await installation.records(worker.names.messages)
+            records = await namespace.records(worker.names.messages)
             return {
                 queue: Counter(header(each)[REPLAYED_HEADER] for each in records if _is_copy(each, queue))
                 for queue in REWINDS

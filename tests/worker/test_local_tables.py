@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from broker import EmbeddedBroker
-from tests.worker.harness import Installation, Worker, delete_topic
+from tests.worker.harness import Namespace, Worker, delete_topic
 
 pytestmark = pytest.mark.verify
 
@@ -16,7 +16,7 @@ Make = Callable[..., Worker]
 FOR_LONG = 600.0
 
 
-async def test_a_local_table_of_a_changelog_that_was_made_anew_is_not_believed(
+async def test_a_local_table_of_a_recreated_changelog_is_not_trusted(
     new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
     """The changelog is lost; one worker rebuilds it, and it grows past the position of another worker's old files.
@@ -24,7 +24,7 @@ async def test_a_local_table_of_a_changelog_that_was_made_anew_is_not_believed(
     Found by the simulation: mutant "only a table that is ahead of its changelog is thrown away".
     """
     one = await new_worker(environment={"MARQ_DATA_DIR": str(tmp_path / "one")}).start().ready()
-    async with Installation(broker.bootstrap_servers, one.names) as marq:
+    async with Namespace(broker.bootstrap_servers, one.names) as marq:
         ended = await marq.send_many("ended", 5)
         await marq.applied(await marq.acquire(*ended, lease=FOR_LONG))
         await one.stop()
@@ -37,7 +37,7 @@ async def test_a_local_table_of_a_changelog_that_was_made_anew_is_not_believed(
         await marq.acquire(*still_open, lease=FOR_LONG)
 
     one = await new_worker(like=one).start().ready()
-    async with Installation(broker.bootstrap_servers, one.names) as marq:
+    async with Namespace(broker.bootstrap_servers, one.names) as marq:
         others = await marq.send_many("others", 100)
         await marq.applied(await marq.acquire(*others, lease=FOR_LONG))
     await one.stop()

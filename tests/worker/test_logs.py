@@ -9,7 +9,7 @@ from pathlib import Path
 import marq
 from broker import EmbeddedBroker
 from tests.worker.handling import Handlers
-from tests.worker.harness import Installation, Worker, eventually
+from tests.worker.harness import Namespace, Worker, eventually
 
 SECRET = "7d1c-nobody-may-read-this"
 QUEUES = """
@@ -56,13 +56,13 @@ async def test_payloads_are_in_no_line_at_any_level_and_lines_are_json(
     secret = {"headers": {"token": SECRET.encode(), "traceparent": f"00-{TRACE}-{SPAN}-01".encode()}}
     async with (
         marq.Producer(broker.bootstrap_servers, prefix=worker.names.prefix) as producer,
-        Installation(broker.bootstrap_servers, worker.names) as installation,
+        Namespace(broker.bootstrap_servers, worker.names) as namespace,
     ):
         await producer.send("coroutine", SECRET.encode(), **secret)
         await producer.send("failing", SECRET.encode(), delay=0.5, **secret)
         await producer.send("coroutine", SECRET.encode(), delay=0.5, **secret)
         # Into the quarantine.
-        await installation.mark(SECRET.encode(), partition=0)
+        await namespace.mark(SECRET.encode(), partition=0)
         await eventually(lambda: worker.queue("failing"), lambda found: found.get("dead") == 1)
         await eventually(lambda: worker.queue("coroutine"), lambda found: found.get("acked") == 2)
     await worker.stop()

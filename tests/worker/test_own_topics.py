@@ -12,16 +12,16 @@ import pytest_asyncio
 
 import marq
 from tests.worker.conftest import client_of
-from tests.worker.harness import LIMIT_SECONDS, Installation, Worker, delete_topic, eventually, make_topic
+from tests.worker.harness import LIMIT_SECONDS, Namespace, Worker, delete_topic, eventually, make_topic
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 @pytest_asyncio.fixture(loop_scope="session")
-async def topic(installation: Installation, queues: marq.Queues, queue: str) -> AsyncIterator[str]:
+async def topic(namespace: Namespace, queues: marq.Queues, queue: str) -> AsyncIterator[str]:
     """The topic of the test's queue."""
-    name = f"{installation.names.prefix}-{queue}"
-    await make_topic(installation.bootstrap_servers, name, 3)
+    name = f"{namespace.names.prefix}-{queue}"
+    await make_topic(namespace.bootstrap_servers, name, 3)
     await queues.change(queue, topic=name)
     yield name
     # A topic that no longer exists would end other clients.
@@ -29,12 +29,12 @@ async def topic(installation: Installation, queues: marq.Queues, queue: str) -> 
 
 
 async def test_a_page_shows_records_of_queues_and_of_no_other_topic(
-    installation: Installation, shared_worker: Worker, topic: str
+    namespace: Namespace, shared_worker: Worker, topic: str
 ) -> None:
-    other = f"{installation.names.prefix}-salaries"
-    await make_topic(installation.bootstrap_servers, other, 1)
+    other = f"{namespace.names.prefix}-salaries"
+    await make_topic(namespace.bootstrap_servers, other, 1)
     for name in (topic, other):
-        await installation.producer.send_and_wait(name, b"payload-of-somebody", partition=0)
+        await namespace.producer.send_and_wait(name, b"payload-of-somebody", partition=0)
 
     # The worker hears of the queue's topic a moment later.
     await eventually(
@@ -44,12 +44,12 @@ async def test_a_page_shows_records_of_queues_and_of_no_other_topic(
     assert (status, "payload-of-somebody" in text) == (200, False)
 
 
-async def delete(installation: Installation, topic: str) -> None:
-    await delete_topic(installation.bootstrap_servers, topic)
+async def delete(namespace: Namespace, topic: str) -> None:
+    await delete_topic(namespace.bootstrap_servers, topic)
 
 
-async def refuse_records_without_key(installation: Installation, topic: str) -> None:
-    await installation.alter(topic, {"cleanup.policy": "compact"})
+async def refuse_records_without_key(namespace: Namespace, topic: str) -> None:
+    await namespace.alter(topic, {"cleanup.policy": "compact"})
 
 
 @pytest.mark.parametrize(
@@ -58,18 +58,18 @@ async def refuse_records_without_key(installation: Installation, topic: str) -> 
     ids=["deleted", "refusing", "reset"],
 )
 async def test_a_copy_takes_the_shared_topic(
-    installation: Installation,
+    namespace: Namespace,
     shared_worker: Worker,
     queues: marq.Queues,
     topic: str,
     queue: str,
-    how: Callable[[Installation, str], Awaitable[None]] | None,
+    how: Callable[[Namespace, str], Awaitable[None]] | None,
     key: bytes | None,
 ) -> None:
-    await installation.producer.send_and_wait(topic, b"value", key=key)
+    await namespace.producer.send_and_wait(topic, b"value", key=key)
     async with marq.Consumer(queue, **client_of(shared_worker), lease=600) as consumer:
         [message] = await consumer.receive(1, wait=LIMIT_SECONDS)
-        await (how(installation, topic) if how else queues.reset(queue))
+        await (how(namespace, topic) if how else queues.reset(queue))
         await message.release(0)
 
         [again] = await consumer.receive(1, wait=LIMIT_SECONDS)

@@ -33,8 +33,8 @@ handler = "handlers_of_the_test:coroutine"
 """
 
 
-def of(queue: str, spread: int) -> tuple[int, ...]:
-    found = subset(queue, PARTITIONS, spread)
+def of(queue: str, count: int) -> tuple[int, ...]:
+    found = subset(queue, PARTITIONS, count)
     assert found is not None
     return found
 

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from broker import EmbeddedBroker
 from tests.worker.handling import Handlers
-from tests.worker.harness import ROOT, Installation, Worker, eventually
+from tests.worker.harness import ROOT, Namespace, Worker, eventually
 
 #: A breaker, and handlers: each metric has a value.
 QUEUES = """
@@ -42,14 +42,14 @@ async def worker(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactor
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def metrics(worker: Worker, broker: EmbeddedBroker) -> dict[str, Metric]:
     """All metrics, after a message of a queue has come back once and was then acknowledged, and one was handled."""
-    async with Installation(broker.bootstrap_servers, worker.names) as installation:
-        sent = await installation.send("emails")
-        await installation.acquire(sent, lease=0.2)
-        await installation.send("coroutine")
-        done, held = await installation.send_many("emails", 2)
-        await installation.acquire(done, held, lease=600)
-        await installation.ack(done)
-        await eventually(lambda: installation.copies_of(sent))
+    async with Namespace(broker.bootstrap_servers, worker.names) as namespace:
+        sent = await namespace.send("emails")
+        await namespace.acquire(sent, lease=0.2)
+        await namespace.send("coroutine")
+        done, held = await namespace.send_many("emails", 2)
+        await namespace.acquire(done, held, lease=600)
+        await namespace.ack(done)
+        await eventually(lambda: namespace.copies_of(sent))
 
         def enough(found: dict[str, Metric]) -> bool:
             settled = sample(found, "marq_messages_settled_total", queue="emails", outcome="acked")
@@ -96,7 +96,7 @@ def alert_expressions() -> Iterator[str]:
         yield from (rule["expr"] for rule in group["rules"])
 
 
-async def test_figures_of_messages(metrics: dict[str, Metric]) -> None:
+async def test_metrics_of_messages(metrics: dict[str, Metric]) -> None:
     assert sample(metrics, "marq_messages_acquired_total", queue="emails") == 3
     assert sample(metrics, "marq_messages_redelivered_total", queue="emails") == 1
     assert sample(metrics, "marq_queue_messages", queue="emails", state="in_flight") == 1

@@ -11,7 +11,7 @@ from broker import EmbeddedBroker
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Ack
 from tests.unit.core.batches import NEWER
-from tests.worker.harness import HOLDER, Installation, Worker, eventually, header
+from tests.worker.harness import HOLDER, Namespace, Worker, eventually, header
 from tests.worker.shell import Shell
 
 pytestmark = pytest.mark.verify
@@ -21,7 +21,7 @@ async def test_a_partition_that_a_newer_version_stops_goes_on_without_a_restart_
     new_worker: Callable[..., Worker], broker: EmbeddedBroker
 ) -> None:
     worker = await new_worker().start().ready()
-    async with Installation(broker.bootstrap_servers, worker.names) as marq, Shell(worker) as shell:
+    async with Namespace(broker.bootstrap_servers, worker.names) as marq, Shell(worker) as shell:
         behind = await marq.send("q")
         number = marq.partition_of(behind.source)
 

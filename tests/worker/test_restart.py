@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaProducer
 
 from broker import EmbeddedBroker
 from marq.core.storage import rows
-from tests.worker.harness import HOLDER, Installation, Sent, Worker
+from tests.worker.harness import HOLDER, Namespace, Sent, Worker
 from tests.worker.restarting import STATIC, came_back, half_done, ids, witness
 
 
@@ -19,7 +19,7 @@ async def test_after_kill_9_open_messages_come_back_once_and_finished_ones_never
     new_worker: Callable[..., Worker], broker: EmbeddedBroker, data_directory: str
 ) -> None:
     worker = await new_worker(environment=STATIC).start().ready()
-    async with Installation(broker.bootstrap_servers, worker.names) as marq:
+    async with Namespace(broker.bootstrap_servers, worker.names) as marq:
         done, still_open = await half_done(marq, "crash", lease=4)
         aborted = await write_aborted_rows(marq)
         applied = await marq.durable()
@@ -33,9 +33,9 @@ async def test_after_kill_9_open_messages_come_back_once_and_finished_ones_never
 
         assert returned == ids(still_open)
         assert not [copy for sent in [*done, aborted] for copy in await marq.copies_of(sent)]
-        figures, never = await successor.queue("crash"), await successor.queue("never")
-        assert (figures["acquired"], figures["acked"], figures["redelivered"]) == (40, 20, 20)
-        assert (figures["reacquired"], figures["late"]) == (0, 0), "a marker was folded twice"
+        statistics, never = await successor.queue("crash"), await successor.queue("never")
+        assert (statistics["acquired"], statistics["acked"], statistics["redelivered"]) == (40, 20, 20)
+        assert (statistics["reacquired"], statistics["late"]) == (0, 0), "a marker was folded twice"
         assert (never.get("acquired", 0), never.get("in_flight", 0)) == (0, 0)
         # State came from the table, not from a replay: exactly the markers after the applied offset were folded.
         await marq.folded_only_after(successor, applied)
@@ -44,7 +44,7 @@ async def test_after_kill_9_open_messages_come_back_once_and_finished_ones_never
         assert all(recovered) if data_directory == "deleted" else max(recovered) <= 4, recovered
 
 
-async def write_aborted_rows(marq: Installation) -> Sent:
+async def write_aborted_rows(marq: Namespace) -> Sent:
     """Write lease rows to the changelog in a transaction that is aborted; return their message."""
     never = await marq.send("never")
     row = rows.encode_row(rows.encode_lease(rows.LeaseRow("never", HOLDER, 1, 0, 0)), never.payload)

@@ -17,7 +17,7 @@ import marq
 from app.web.health import MAX_LOOP_LAG_SECONDS
 from broker import EmbeddedBroker
 from tests.worker.handling import Handlers
-from tests.worker.harness import LIMIT_SECONDS, Installation, Worker, admin, eventually, make_topic
+from tests.worker.harness import LIMIT_SECONDS, Namespace, Worker, admin, eventually, make_topic
 
 pytestmark = pytest.mark.verify
 
@@ -114,8 +114,8 @@ async def test_each_role_does_its_own_part_in_a_worker_of_its_own(
 
     await producer.send_many("coroutine", [b"%d" % number for number in range(20)])
     noted = await handlers.has_noted("coroutine", 20)
-    figures = await eventually(
-        pages.figures, lambda found: found.get("queues", {}).get("coroutine", {}).get("acked") == 20
+    statistics = await eventually(
+        pages.published, lambda found: found.get("queues", {}).get("coroutine", {}).get("acked") == 20
     )
 
     # The handlers ran where that is the role, in a process below that worker.
@@ -126,8 +126,8 @@ async def test_each_role_does_its_own_part_in_a_worker_of_its_own(
     assert not runner.data_directory.exists()
     # Only the role web shows pages, with the statistics of all trackers.
     assert (await runner.page("/"))[0] == 0
-    assert figures["complete"]
-    assert {each["url"]: len(each["partitions"]) for each in figures["workers"]} == {tracker.url: 2, pages.url: 0}
+    assert statistics["complete"]
+    assert {each["url"]: len(each["partitions"]) for each in statistics["workers"]} == {tracker.url: 2, pages.url: 0}
     assert (await pages.page("/"))[0] == 200
     for worker in (tracker, runner, pages):
         assert worker.exit_code is None
@@ -135,22 +135,22 @@ async def test_each_role_does_its_own_part_in_a_worker_of_its_own(
         assert worker.exit_code == 0
 
 
-async def test_a_tracker_without_the_role_web_redelivers_and_its_figures_are_said_to_be_missing(
+async def test_a_tracker_without_the_role_web_redelivers_and_its_statistics_are_said_to_be_missing(
     make: Make, broker: EmbeddedBroker
 ) -> None:
     pages = make("web").start()
     tracker = make("tracker", like=pages).start()
 
-    async with Installation(broker.bootstrap_servers, pages.names) as installation:
+    async with Namespace(broker.bootstrap_servers, pages.names) as namespace:
         await eventually(lambda: members(broker, tracker), lambda count: count == 1)
-        sent = await installation.send("emails")
-        await installation.acquire(sent, lease=0.5)
-        copies = await eventually(lambda: installation.copies_of(sent))
-        figures = await eventually(pages.figures, lambda found: len(found.get("workers", [])) == 2)
+        sent = await namespace.send("emails")
+        await namespace.acquire(sent, lease=0.5)
+        copies = await eventually(lambda: namespace.copies_of(sent))
+        statistics = await eventually(pages.published, lambda found: len(found.get("workers", [])) == 2)
 
     assert len(copies) == 1
-    assert not figures["complete"]
-    [missing] = [each["url"] for each in figures["workers"] if not each["answered"]]
+    assert not statistics["complete"]
+    [missing] = [each["url"] for each in statistics["workers"] if not each["answered"]]
     assert missing.startswith("no-web://")
     assert missing in (await pages.page("/"))[1]
     assert (await tracker.page("/"))[0] == 0
@@ -190,7 +190,7 @@ class Site:
         return (await running(self.worker, settings["group"]))[settings["group"]]
 
     async def acked(self, queue: str, count: int) -> dict[str, Any]:
-        """Wait until so many messages of a queue are acknowledged; return the statistics of the queue."""
+        """Wait until this many messages of a queue are acknowledged; return the statistics of the queue."""
         return await eventually(lambda: self.worker.queue(queue), lambda found: found.get("acked") == count)
 
 
@@ -313,10 +313,10 @@ async def test_a_handler_gets_the_messages_of_its_queues_own_topic(site: Site, b
     await make_topic(broker.bootstrap_servers, topic, 2)
     await site.serve("orders", "coroutine", topic=topic)
 
-    async with Installation(broker.bootstrap_servers, site.worker.names) as installation:
+    async with Namespace(broker.bootstrap_servers, site.worker.names) as namespace:
         for partition in (0, 1):
-            await installation.producer.send_and_wait(topic, b"own %d" % partition, b"any key", partition=partition)
-        await installation.send("orders", b"shared")
+            await namespace.producer.send_and_wait(topic, b"own %d" % partition, b"any key", partition=partition)
+        await namespace.send("orders", b"shared")
         await site.acked("orders", 3)
 
     assert sorted(line["value"] for line in await site.handlers.noted("orders")) == ["own 0", "own 1", "shared"]
@@ -337,10 +337,10 @@ async def test_a_blocked_handler_makes_its_worker_not_live_and_holds_up_no_redel
     async def blocked() -> dict[str, float]:
         return {group: each["blocked_seconds"] for group, each in (await site.worker.handlers()).items()}
 
-    async with Installation(broker.bootstrap_servers, site.worker.names) as installation:
-        orphans = await installation.send_many("orphans", 50)
-        await installation.acquire(*orphans, lease=0.5)
-        redelivered = await eventually(lambda: installation.copies("orphans"), lambda found: len(found) >= 50)
+    async with Namespace(broker.bootstrap_servers, site.worker.names) as namespace:
+        orphans = await namespace.send_many("orphans", 50)
+        await namespace.acquire(*orphans, lease=0.5)
+        redelivered = await eventually(lambda: namespace.copies("orphans"), lambda found: len(found) >= 50)
     seconds = await eventually(blocked, lambda found: found["blocking"] > MAX_LOOP_LAG_SECONDS)
     status, text = await site.worker.page("/healthz")
     site.handlers.let_go("until the end")
@@ -381,13 +381,13 @@ async def test_when_a_worker_is_killed_its_handlers_processes_release_everything
     await gone(*pids.values())
     handlers.let_go("go")
     other = await make(like=worker).start().ready()
-    figures = await eventually(lambda: other.queue("patient"), lambda found: found.get("acked") == 20)
+    statistics = await eventually(lambda: other.queue("patient"), lambda found: found.get("acked") == 20)
 
     noted = await handlers.noted("patient")
     assert {line["attempt"] for line in noted} == {1}
     assert len({line["id"] for line in noted}) == 20
-    assert figures["expired"] == 0
-    assert "the worker that started this process is gone" in worker.log()
+    assert statistics["expired"] == 0
+    assert "the worker that started this process has died" in worker.log()
 
 
 async def test_a_stop_ends_within_its_limit_although_a_handler_blocks_its_process(

@@ -13,7 +13,7 @@ import marq
 from broker import EmbeddedBroker
 from marq.wire.markers import Delay
 from tests.worker.conftest import client_of
-from tests.worker.harness import Installation, Worker, eventually, faust, header
+from tests.worker.harness import Namespace, Worker, eventually, faust, header
 
 pytestmark = pytest.mark.verify
 
@@ -28,16 +28,16 @@ def toml(**settings: Any) -> str:
     return "[schedules.often]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in document.items())
 
 
-async def sent(installation: Installation) -> list[tuple[int, bytes | None]]:
+async def sent(namespace: Namespace) -> list[tuple[int, bytes | None]]:
     """The times whose messages were delivered, in the order of the log of each partition, with their values."""
-    records = await installation.records(installation.names.messages)
+    records = await namespace.records(namespace.names.messages)
     found = [(header(record)["marq-id"], record.value) for record in records if record.key == QUEUE.encode()]
     return sorted((int(identity.decode().rpartition("/")[2]), value) for identity, value in found)
 
 
-async def until_sent(installation: Installation, count: int) -> list[int]:
-    """Wait until so many times have come; return all of them."""
-    found = await eventually(lambda: sent(installation), lambda found: len(found) >= count)
+async def until_sent(namespace: Namespace, count: int) -> list[int]:
+    """Wait until this many times have come; return all of them."""
+    found = await eventually(lambda: sent(namespace), lambda found: len(found) >= count)
     return [each for each, _ in found]
 
 
@@ -49,26 +49,26 @@ async def test_kills_and_takeovers_double_no_time_and_lose_none_of_a_schedule_th
     new_worker: Make, broker: EmbeddedBroker
 ) -> None:
     first = await new_worker(queues=toml(catch_up=True)).start().ready()
-    async with Installation(broker.bootstrap_servers, first.names) as installation:
-        await until_sent(installation, 2)
+    async with Namespace(broker.bootstrap_servers, first.names) as namespace:
+        await until_sent(namespace, 2)
         other = new_worker(like=first).start()
         await other.ready(1)
         for _ in range(2):
             first.kill()
             # It gets both partitions after the session of the killed one.
             await other.ready(2)
-            count = len(await sent(installation))
-            await until_sent(installation, count + 3)
+            count = len(await sent(namespace))
+            await until_sent(namespace, count + 3)
             first, other = other, new_worker(like=other).start()
             await other.ready(1)
         first.kill()
         other.kill()
         back_s = time.time()
         last = await new_worker(like=other).start().ready(2)
-        await eventually(lambda: sent(installation), lambda found: found[-1][0] >= back_s)
+        await eventually(lambda: sent(namespace), lambda found: found[-1][0] >= back_s)
         await last.stop()
 
-        times = [each for each, _ in await sent(installation)]
+        times = [each for each, _ in await sent(namespace)]
         assert without_a_gap(times)
 
 
@@ -80,7 +80,7 @@ async def test_two_workers_plan_each_schedule_once_and_all_pages_show_them(
     await eventually(worker.partitions, lambda found: len(found) == 1)
     names = [f"s{number}" for number in range(6)]
     async with (
-        Installation(broker.bootstrap_servers, worker.names) as installation,
+        Namespace(broker.bootstrap_servers, worker.names) as namespace,
         marq.Schedules(**client_of(worker)) as schedules,
     ):
         for name in names:
@@ -103,7 +103,7 @@ async def test_two_workers_plan_each_schedule_once_and_all_pages_show_them(
             assert found["s0"]["next"].endswith("-12-31T23:00:00+00:00")
             assert found["s0"]["last"] is None
         await eventually(lambda: shown(worker), lambda found: found.get("often", {}).get("last"))
-        delays = [batch for _, batch in await installation.markers() if isinstance(batch, Delay)]
+        delays = [batch for _, batch in await namespace.markers() if isinstance(batch, Delay)]
         planned = [batch.source.topic.split("/")[1] for batch in delays]
         assert sorted(name for name in planned if name != "often") == names
 

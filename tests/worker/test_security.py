@@ -11,7 +11,7 @@ import marq
 from broker import Certificates, EmbeddedBroker, Security
 from tests.worker.conftest import workers
 from tests.worker.handling import Handlers
-from tests.worker.harness import Installation, Worker, eventually
+from tests.worker.harness import Namespace, Worker, eventually
 
 pytestmark = pytest.mark.verify
 
@@ -77,20 +77,20 @@ async def test_a_worker_tracks_and_runs_handlers_over_a_secured_listener(
     async with (
         marq.Producer(servers, prefix=worker.names.prefix, **options(security)) as producer,
         # The administrator's door, for what a consumer that died has left behind.
-        Installation(broker.bootstrap_servers, worker.names) as installation,
+        Namespace(broker.bootstrap_servers, worker.names) as namespace,
     ):
         await producer.send("coroutine", b"over a secured connection")
-        orphan = await installation.send("emails")
-        await installation.acquire(orphan, lease=0.5)
+        orphan = await namespace.send("emails")
+        await namespace.acquire(orphan, lease=0.5)
         await eventually(lambda: worker.queue("coroutine"), lambda found: found.get("acked") == 1)
-        await eventually(lambda: installation.copies_of(orphan))
+        await eventually(lambda: namespace.copies_of(orphan))
         # The copy is visible before the tracker has read its fact back.
-        figures = await eventually(
-            worker.figures, lambda found: found["complete"] and found["queues"].get("emails", {}).get("redelivered")
+        statistics = await eventually(
+            worker.published, lambda found: found["complete"] and found["queues"].get("emails", {}).get("redelivered")
         )
 
     assert [line["value"] for line in await handlers.noted("coroutine")] == ["over a secured connection"]
-    assert figures["queues"]["emails"]["redelivered"] == 1
+    assert statistics["queues"]["emails"]["redelivered"] == 1
 
 
 async def test_a_worker_with_a_wrong_password_ends_with_a_sentence(

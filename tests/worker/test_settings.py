@@ -12,7 +12,7 @@ from broker import EmbeddedBroker
 from marq.wire.names import Names
 from tests.effective import effective
 from tests.worker.conftest import client_of
-from tests.worker.harness import LIMIT_SECONDS, Installation, Worker, admin, eventually
+from tests.worker.harness import LIMIT_SECONDS, Namespace, Worker, admin, eventually
 
 pytestmark = pytest.mark.verify
 
@@ -27,16 +27,14 @@ async def test_what_is_due_at_a_workers_start_waits_for_the_definitions(
     new_worker: Make, broker: EmbeddedBroker
 ) -> None:
     worker = await new_worker(queues="[queues.q]\nmax_attempts = 5").start().ready()
-    async with Installation(broker.bootstrap_servers, worker.names) as installation:
-        sent = await installation.send("q")
-        acquired = await installation.acquire(sent, lease=5)
-        await installation.applied(acquired)
+    async with Namespace(broker.bootstrap_servers, worker.names) as namespace:
+        sent = await namespace.send("q")
+        acquired = await namespace.acquire(sent, lease=5)
+        await namespace.applied(acquired)
         worker.kill()
         # Behind so many others that a worker which fires before it has read them all has not come to this one yet.
         writes = [
-            installation.producer.send(
-                worker.names.queues, b'{"lease": %d}' % number, b"change:other-%d" % (number % 9)
-            )
+            namespace.producer.send(worker.names.queues, b'{"lease": %d}' % number, b"change:other-%d" % (number % 9))
             for number in range(1, 5_001)
         ]
         await asyncio.gather(*[await write for write in writes])
@@ -45,25 +43,25 @@ async def test_what_is_due_at_a_workers_start_waits_for_the_definitions(
 
         await new_worker(like=worker).start().ready()
 
-        await eventually(lambda: installation.dead_letters_of(sent))
-        assert await installation.copies_of(sent) == []
+        await eventually(lambda: namespace.dead_letters_of(sent))
+        assert await namespace.copies_of(sent) == []
 
 
 async def test_a_restart_publishes_what_changed_in_the_file_and_keeps_changes_at_run_time(
     new_worker: Make, broker: EmbeddedBroker
 ) -> None:
     worker = await new_worker(queues="[defaults]\nlease = 20\n[queues.q]\nmax_attempts = 1").start().ready()
-    async with Installation(broker.bootstrap_servers, worker.names) as installation, queues_of(worker) as queues:
+    async with Namespace(broker.bootstrap_servers, worker.names) as namespace, queues_of(worker) as queues:
         assert queues["q"] == effective(lease=20, max_attempts=1)
         assert queues["other"] == effective(lease=20)
         await queues.change("other", max_attempts=2)
-        written = await installation.ends(worker.names.queues)
+        written = await namespace.ends(worker.names.queues)
         await worker.stop()
 
         worker = await new_worker(like=worker).start().ready()
 
         assert written == {0: 3}
-        assert await installation.ends(worker.names.queues) == written, "without a change nothing is written"
+        assert await namespace.ends(worker.names.queues) == written, "without a change nothing is written"
         assert queues["other"] == effective(lease=20, max_attempts=2)
         await worker.stop()
         (worker.directory / "queues.toml").write_text("[queues.other]\nlease = 10\nmax_attempts = 3")
@@ -76,10 +74,10 @@ async def test_a_restart_publishes_what_changed_in_the_file_and_keeps_changes_at
         assert queues.definitions.names() == ["other"]
 
 
-# --- installations ----------------------------------------------------------------------------------------------------
+# --- namespaces -------------------------------------------------------------------------------------------------------
 
 
-async def test_installations_on_one_cluster_do_not_see_each_other(new_worker: Make, broker: EmbeddedBroker) -> None:
+async def test_namespaces_on_one_cluster_do_not_see_each_other(new_worker: Make, broker: EmbeddedBroker) -> None:
     one = new_worker(queues="[queues.q]\nmax_attempts = 1").start()
     file = one.directory / "other.toml"
     file.write_text("[queues.q]\nmax_attempts = 3")
@@ -97,7 +95,7 @@ async def test_installations_on_one_cluster_do_not_see_each_other(new_worker: Ma
             await message.release()
     assert received == {worker.names.prefix: [worker.names.prefix.encode()] for worker in (one, other)}
 
-    async with Installation(servers, one.names) as mine, Installation(servers, other.names) as theirs:
+    async with Namespace(servers, one.names) as mine, Namespace(servers, other.names) as theirs:
         await eventually(lambda: mine.records(one.names.dead_letters))
         await eventually(lambda: theirs.copies("q"))
         assert await mine.copies("q") == []

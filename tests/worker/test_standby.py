@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from broker import EmbeddedBroker
-from tests.worker.harness import Installation, Worker, eventually
+from tests.worker.harness import Namespace, Worker, eventually
 
 pytestmark = pytest.mark.verify
 
@@ -21,7 +21,7 @@ async def test_a_takeover_reads_only_what_the_local_copy_has_not(
     new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
     first = await new_worker(environment={"MARQ_DATA_DIR": str(tmp_path / "one")}).start().ready()
-    async with Installation(broker.bootstrap_servers, first.names) as marq:
+    async with Namespace(broker.bootstrap_servers, first.names) as marq:
         for partition in (0, 1):
             sent = await marq.send_many("held", OPEN, partition=partition)
             await marq.applied(await marq.acquire(*sent, lease=600))

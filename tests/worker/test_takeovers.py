@@ -12,7 +12,7 @@ from app.faust_app import EXIT_FENCED
 from broker import EmbeddedBroker
 from marq.wire.markers import Fact, Kind, Tick
 from tests.worker.conftest import workers
-from tests.worker.harness import Installation, Worker, eventually, kinds
+from tests.worker.harness import Namespace, Worker, eventually, kinds
 from tests.worker.restarting import STATIC, came_back, half_done, ids, witness
 
 pytestmark = pytest.mark.verify
@@ -42,7 +42,7 @@ def new_worker_of_own(own_broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Ma
 
 async def test_after_a_clean_stop_no_old_marker_is_read_again(new_worker: Make, broker: EmbeddedBroker) -> None:
     worker = await new_worker(environment={**STATIC, "MARQ_STOP_TIMEOUT": "60"}).start().ready()
-    async with Installation(broker.bootstrap_servers, worker.names) as marq:
+    async with Namespace(broker.bootstrap_servers, worker.names) as marq:
         config = await marq.config(marq.names.changelog)
         _, still_open = await half_done(marq, "clean", lease=6)
         # Their leases end while the worker stops.
@@ -77,20 +77,20 @@ async def test_a_worker_outlives_a_restart_of_its_broker_and_stops_within_its_li
     own_broker: EmbeddedBroker, new_worker_of_own: Make, how: str
 ) -> None:
     worker = await new_worker_of_own(environment=STOP).start().ready()
-    async with Installation(own_broker.bootstrap_servers, worker.names) as marq:
+    async with Namespace(own_broker.bootstrap_servers, worker.names) as marq:
         done, still_open = await half_done(marq, "outage", lease=3)
 
     getattr(own_broker, how)()
     own_broker.start()
 
-    async with Installation(own_broker.bootstrap_servers, worker.names) as marq:
+    async with Namespace(own_broker.bootstrap_servers, worker.names) as marq:
         assert await came_back(marq, "outage", still_open) == ids(still_open)
         await witness(marq, "after the outage")
         assert not [copy for sent in done for copy in await marq.copies_of(sent)]
         assert len(await marq.copies("outage")) == len(still_open)
-        figures = await eventually(lambda: worker.queue("outage"), lambda found: found.get("redelivered") == 20)
+        counts = await eventually(lambda: worker.queue("outage"), lambda found: found.get("redelivered") == 20)
         await half_done(marq, "unfinished", lease=60)
-    assert (figures["acquired"], figures["acked"], figures["reacquired"], figures["late"]) == (40, 20, 0, 0)
+    assert (counts["acquired"], counts["acked"], counts["reacquired"], counts["late"]) == (40, 20, 0, 0)
     assert worker.exit_code is None
 
     getattr(own_broker, how)()
@@ -103,7 +103,7 @@ async def test_a_worker_that_is_stopped_in_the_middle_of_a_transaction_ends_clea
     own_broker: EmbeddedBroker, new_worker_of_own: Make
 ) -> None:
     worker = await new_worker_of_own(environment={**STATIC, **STOP}).start().ready()
-    async with Installation(own_broker.bootstrap_servers, worker.names) as marq:
+    async with Namespace(own_broker.bootstrap_servers, worker.names) as marq:
         _, still_open = await half_done(marq, "cut short", lease=3)
         own_broker.pause()
         try:
@@ -128,11 +128,11 @@ async def test_a_worker_that_is_stopped_in_the_middle_of_a_transaction_ends_clea
 async def shared_out(*together: Worker, total: int = 2) -> dict[str, Any]:
     """Wait until these workers own all markers partitions, each at least one; return the statistics."""
 
-    def fits(figures: dict[str, Any]) -> bool:
-        owned = [[p["partition"] for p in w["partitions"] if p["state"] == "owner"] for w in figures.get("workers", [])]
+    def fits(counts: dict[str, Any]) -> bool:
+        owned = [[p["partition"] for p in w["partitions"] if p["state"] == "owner"] for w in counts.get("workers", [])]
         return len(owned) == len(together) and all(owned) and sum(map(len, owned)) == total
 
-    return await eventually(together[0].figures, fits)
+    return await eventually(together[0].published, fits)
 
 
 @pytest.fixture(scope="module")
@@ -161,10 +161,10 @@ async def test_two_workers_share_the_partitions_and_one_takes_over_when_the_othe
     second.start()
     await shared_out(first, second)
 
-    async with Installation(broker.bootstrap_servers, first.names) as marq:
+    async with Namespace(broker.bootstrap_servers, first.names) as marq:
         done, still_open = await half_done(marq, "shared", lease=15)
         from_first, from_second = [
-            await eventually(worker.figures, lambda found: found.get("complete")) for worker in (first, second)
+            await eventually(worker.statistics, lambda found: found.get("complete")) for worker in (first, second)
         ]
         second.kill()
         returned = await came_back(marq, "shared", still_open)
@@ -173,10 +173,10 @@ async def test_two_workers_share_the_partitions_and_one_takes_over_when_the_othe
         facts = [kinds(await marq.fact_of(sent)) for sent in still_open]
 
     # Each shows the sum of both, and each has its own directory and port.
-    for figures in (from_first, from_second):
-        assert figures["queues"]["shared"]["in_flight"] == 20
-        assert figures["queues"]["shared"]["acked"] == 20
-        assert {worker["url"] for worker in figures["workers"]} == {first.url, second.url}
+    for counts in (from_first, from_second):
+        assert counts["queues"]["shared"]["in_flight"] == 20
+        assert counts["queues"]["shared"]["acked"] == 20
+        assert {worker["url"] for worker in counts["workers"]} == {first.url, second.url}
     assert {path.name for path in first.data_directory.iterdir()} == {"worker-0", "worker-1"}
     assert returned == ids(still_open)
     assert len(copies) == len(still_open)
@@ -192,13 +192,13 @@ async def test_a_worker_that_was_paused_past_its_session_redelivers_nothing_a_se
     second.start()
     await shared_out(first, second)
 
-    async with Installation(broker.bootstrap_servers, first.names) as marq:
+    async with Namespace(broker.bootstrap_servers, first.names) as marq:
         _, still_open = await half_done(marq, "zombie", lease=3)
         second.pause()
         # Only the first worker can have sent those of the paused worker's partition, after the end of its session.
         returned = await came_back(marq, "zombie", still_open)
         second.resume()
-        figures = await shared_out(first, second)
+        counts = await shared_out(first, second)
         await witness(marq)
         copies = await marq.copies("zombie")
         facts = [kinds(await marq.fact_of(sent)) for sent in still_open]
@@ -206,7 +206,7 @@ async def test_a_worker_that_was_paused_past_its_session_redelivers_nothing_a_se
     assert returned == ids(still_open)
     assert len(copies) == len(still_open)
     assert facts == [[Kind.REDELIVERED]] * len(still_open)
-    assert figures["queues"]["zombie"]["redelivered"] == len(still_open)
+    assert counts["queues"]["zombie"]["redelivered"] == len(still_open)
     assert (first.exit_code, second.exit_code) == (None, None)
 
 

@@ -16,7 +16,7 @@ from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError
 from marq.wire.names import ENVELOPE_ROOM_BYTES, Names
-from tests.worker.harness import Installation, Worker, admin
+from tests.worker.harness import Namespace, Worker, admin
 
 Make = Callable[..., Worker]
 LIMIT = 1_048_588
@@ -40,9 +40,9 @@ async def test_missing_topics_are_created_with_the_settings_that_marq_needs(
 
     counts = {names.messages: 3, names.markers: 2, names.changelog: 2, names.dead_letters: 3, names.quarantine: 1}
     counts[names.queues] = 1
-    async with Installation(broker.bootstrap_servers, names) as installation:
-        found = {topic: len(await installation.producer.partitions_for(topic)) for topic in counts}
-        configs = {topic: await installation.config(topic) for topic in counts}
+    async with Namespace(broker.bootstrap_servers, names) as namespace:
+        found = {topic: len(await namespace.producer.partitions_for(topic)) for topic in counts}
+        configs = {topic: await namespace.config(topic) for topic in counts}
     assert found == counts
     limits = {topic: int(config["max.message.bytes"]) for topic, config in configs.items()}
     assert limits.pop(names.messages) == LIMIT

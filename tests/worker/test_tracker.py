@@ -14,7 +14,7 @@ import pytest
 import marq
 from marq.wire.markers import Discard, Fact, Source
 from tests.worker.conftest import client_of
-from tests.worker.harness import LIMIT_SECONDS, Installation, Worker, eventually, header, take
+from tests.worker.harness import LIMIT_SECONDS, Namespace, Worker, eventually, header, take
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -22,79 +22,75 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 LONG = 600.0
 
 
-async def test_an_acknowledged_message_leaves_no_row(
-    installation: Installation, shared_worker: Worker, queue: str
-) -> None:
-    sent = await installation.send_many(queue, 10)
+async def test_an_acknowledged_message_leaves_no_row(namespace: Namespace, shared_worker: Worker, queue: str) -> None:
+    sent = await namespace.send_many(queue, 10)
 
-    await installation.acquire(*sent, lease=LONG)
-    await installation.applied(await installation.ack(*sent))
+    await namespace.acquire(*sent, lease=LONG)
+    await namespace.applied(await namespace.ack(*sent))
 
-    figures = await shared_worker.queue(queue)
-    assert (figures["acquired"], figures["acked"], figures["in_flight"], figures["redelivered"]) == (10, 10, 0, 0)
-    rows = {record.key: record.value for record in await installation.records(installation.names.changelog)}
+    counts = await shared_worker.queue(queue)
+    assert (counts["acquired"], counts["acked"], counts["in_flight"], counts["redelivered"]) == (10, 10, 0, 0)
+    rows = {record.key: record.value for record in await namespace.records(namespace.names.changelog)}
     assert not [key for key, value in rows.items() if key[:1] in b"rs" and value and queue.encode() in value]
-    assert await installation.copies(queue) == []
+    assert await namespace.copies(queue) == []
 
 
-async def test_an_expired_lease_is_noticed_while_other_traffic_flows(installation: Installation, queue: str) -> None:
-    sent = await installation.send(queue)
-    acquired = await installation.acquire(sent, lease=0.5)
+async def test_an_expired_lease_is_noticed_while_other_traffic_flows(namespace: Namespace, queue: str) -> None:
+    sent = await namespace.send(queue)
+    acquired = await namespace.acquire(sent, lease=0.5)
 
     async def traffic() -> list[Any]:
-        other = await installation.send_many("traffic", 50)
-        await installation.acquire(*other, lease=LONG)
-        await installation.ack(*other)
-        return await installation.fact_of(sent)
+        other = await namespace.send_many("traffic", 50)
+        await namespace.acquire(*other, lease=LONG)
+        await namespace.ack(*other)
+        return await namespace.fact_of(sent)
 
     await eventually(traffic)
 
-    assert await installation.lateness(acquired, sent, 0.5) >= 0
+    assert await namespace.lateness(acquired, sent, 0.5) >= 0
 
 
 async def test_a_thousand_leases_that_end_together_are_redelivered_once_and_to_all_partitions(
-    installation: Installation, shared_worker: Worker, queue: str
+    namespace: Namespace, shared_worker: Worker, queue: str
 ) -> None:
-    sent = await installation.send_many(queue, 1_000)
+    sent = await namespace.send_many(queue, 1_000)
 
-    await installation.acquire(*sent, lease=0.5)
-    copies = await eventually(lambda: installation.copies(queue), lambda found: len(found) >= 1_000)
+    await namespace.acquire(*sent, lease=0.5)
+    copies = await eventually(lambda: namespace.copies(queue), lambda found: len(found) >= 1_000)
 
-    figures = await eventually(lambda: shared_worker.queue(queue), lambda found: found["redelivered"] == 1_000)
-    assert (figures["expired"], figures["in_flight"]) == (1_000, 0)
+    counts = await eventually(lambda: shared_worker.queue(queue), lambda found: found["redelivered"] == 1_000)
+    assert (counts["expired"], counts["in_flight"]) == (1_000, 0)
     assert sorted(header(copy)["marq-id"].decode() for copy in copies) == sorted(message.id for message in sent)
     assert {copy.partition for copy in copies} == {0, 1}
     # A witness that is acquired now, in the same partition, has expired: nothing else did meanwhile.
-    witness = await installation.send("witness")
-    await installation.acquire(witness, lease=0.1)
-    await eventually(lambda: installation.copies_of(witness))
-    assert len(await installation.copies(queue)) == 1_000
-    facts = [batch for _, batch in await installation.markers() if isinstance(batch, Fact) and batch.queue == queue]
+    witness = await namespace.send("witness")
+    await namespace.acquire(witness, lease=0.1)
+    await eventually(lambda: namespace.copies_of(witness))
+    assert len(await namespace.copies(queue)) == 1_000
+    facts = [batch for _, batch in await namespace.markers() if isinstance(batch, Fact) and batch.queue == queue]
     fired = [(fact.source, offset) for fact in facts for offset in fact.offsets]
     assert len(fired) == len(set(fired)) == 1_000
 
 
-async def test_the_figures_say_what_is_open_and_since_when(
-    installation: Installation, shared_worker: Worker, queue: str
+async def test_the_statistics_say_what_is_open_and_since_when(
+    namespace: Namespace, shared_worker: Worker, queue: str
 ) -> None:
-    held, released, rejected, done = await installation.send_many(queue, 4)
-    await installation.acquire(held, released, rejected, done, lease=LONG)
-    await installation.release(released, delay_ms=int(LONG * 1000))
-    await installation.ack(done)
-    await installation.reject(rejected)
+    held, released, rejected, done = await namespace.send_many(queue, 4)
+    await namespace.acquire(held, released, rejected, done, lease=LONG)
+    await namespace.release(released, delay_ms=int(LONG * 1000))
+    await namespace.ack(done)
+    await namespace.reject(rejected)
 
-    figures = await eventually(lambda: shared_worker.queue(queue), lambda found: found.get("dead"))
+    counts = await eventually(lambda: shared_worker.queue(queue), lambda found: found.get("dead"))
 
-    assert (figures["in_flight"], figures["waiting_for_redelivery"], figures["waiting_for_dead_letters"]) == (1, 1, 0)
-    assert (figures["acquired"], figures["acked"], figures["released"], figures["rejected"]) == (4, 1, 1, 1)
-    assert 0 < figures["oldest_lease_seconds"] < LONG
+    assert (counts["in_flight"], counts["waiting_for_redelivery"], counts["waiting_for_dead_letters"]) == (1, 1, 0)
+    assert (counts["acquired"], counts["acked"], counts["released"], counts["rejected"]) == (4, 1, 1, 1)
+    assert 0 < counts["oldest_lease_seconds"] < LONG
     status, page = await shared_worker.page("/")
     assert (status, queue in page) == (200, True)
 
 
-async def test_messages_in_flight_name_the_consumer_that_has_them(
-    installation: Installation, shared_worker: Worker
-) -> None:
+async def test_messages_in_flight_name_the_consumer_that_has_them(namespace: Namespace, shared_worker: Worker) -> None:
     worker, options = shared_worker, client_of(shared_worker)
 
     async def consumers(queue: str) -> dict[str, str | None]:
@@ -114,8 +110,8 @@ async def test_messages_in_flight_name_the_consumer_that_has_them(
         [held] = await billing.receive(wait=LIMIT_SECONDS)
         place = f"{worker.names.messages}/{held.partition}/{held.offset}"
         # By a holder that no member of the group names, as after a consumer was killed.
-        left = await installation.send("left", b"y")
-        await installation.acquire(left, lease=LONG)
+        left = await namespace.send("left", b"y")
+        await namespace.acquire(left, lease=LONG)
 
         await eventually(lambda: consumers("a/b"), lambda found: found == {place: "billing"})
         await eventually(lambda: consumers("left"), lambda found: found == {left.id: None})
@@ -127,11 +123,11 @@ async def test_messages_in_flight_name_the_consumer_that_has_them(
 
 
 async def test_a_delivery_time_that_can_not_be_read_is_logged_counted_and_shown(
-    installation: Installation, shared_worker: Worker, queue: str
+    namespace: Namespace, shared_worker: Worker, queue: str
 ) -> None:
     worker = shared_worker
-    bad = await installation.send(queue, b"bad", headers=[("marq-deliver-at", b"tomorrow")])
-    good = await installation.send(queue, b"good")
+    bad = await namespace.send(queue, b"bad", headers=[("marq-deliver-at", b"tomorrow")])
+    good = await namespace.send(queue, b"good")
     async with marq.Consumer(queue, **client_of(worker)) as consumer:
         messages = await take(consumer, 2)
         await consumer.ack(messages)
@@ -140,7 +136,7 @@ async def test_a_delivery_time_that_can_not_be_read_is_logged_counted_and_shown(
     await eventually(lambda: worker.queue(queue), lambda found: found.get("invalid_deliver_at") == 1)
     series = f'marq_messages_invalid_deliver_at_total{{queue="{queue}"}} 1.0'
     await eventually(lambda: worker.page("/metrics"), lambda page: series in page[1])
-    assert f"queue={queue} messages=1 first={bad.id}: marq-deliver-at can't be read as a time" in worker.log()
+    assert f"queue={queue} messages=1 first={bad.id}: marq-deliver-at is not a valid time" in worker.log()
     shown = [(await worker.page(f"/message?id={sent.id}"))[1] for sent in (bad, good)]
     assert ["can't be read as a time" in page for page in shown] == [True, False]
 
@@ -163,19 +159,19 @@ async def test_a_page_of_messages_refuses_what_it_does_not_know(
 
 
 async def test_markers_about_places_that_do_not_exist_do_no_harm(
-    installation: Installation, shared_worker: Worker, queue: str
+    namespace: Namespace, shared_worker: Worker, queue: str
 ) -> None:
-    names = installation.names
+    names = namespace.names
     marked = [
-        await installation.mark(Discard(queue, 7, Source(topic, partition), [2**40]), where)
+        await namespace.mark(Discard(queue, 7, Source(topic, partition), [2**40]), where)
         for topic, partition in [(names.dead_letters, 77), ("nowhere", 0), (names.messages, 0)]
         for where in (0, 1)
     ]
-    await installation.applied(*marked)
+    await namespace.applied(*marked)
 
-    sent = await installation.send(queue)
-    await installation.acquire(sent, lease=LONG)
-    await installation.reject(sent)
-    await eventually(lambda: installation.dead_letters_of(sent))
+    sent = await namespace.send(queue)
+    await namespace.acquire(sent, lease=LONG)
+    await namespace.reject(sent)
+    await eventually(lambda: namespace.dead_letters_of(sent))
     async with marq.DeadLetters(**client_of(shared_worker)) as letters:
         assert (await letters.redrive(queue)).redriven == 1

@@ -25,7 +25,7 @@ from marq.wire.names import Names
 from tests.worker import standstill
 from tests.worker.conftest import workers
 from tests.worker.handling import Handlers
-from tests.worker.harness import ROOT, Installation, Worker, admin, eventually
+from tests.worker.harness import ROOT, Namespace, Worker, admin, eventually
 
 pytestmark = pytest.mark.verify
 
@@ -79,13 +79,13 @@ class Victim:
 
 
 async def write_markers(broker: EmbeddedBroker, victim: Victim) -> None:
-    async with Installation(broker.bootstrap_servers, victim.worker.names) as marq:
+    async with Namespace(broker.bootstrap_servers, victim.worker.names) as marq:
         for partition in (0, 1):
             await marq.acquire(await marq.send("waits", partition=partition), lease=60)
 
 
 @pytest.mark.timeout(600)
-async def test_a_worker_that_stands_still_ends_itself_and_says_what_stood_still(
+async def test_a_stalled_worker_ends_itself_and_names_what_stalled(
     new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
     """Consumers that die slowly (faust-streaming #175, #640) stay in their group and are never heard of again.
@@ -109,15 +109,15 @@ async def test_a_worker_that_stands_still_ends_itself_and_says_what_stood_still(
     assert f"watchdog: the event loop has had no turn, for {WATCHDOG_SECONDS} s" in words[0]
     assert "most recent call first" in blocked.worker.log(), "where each thread stood"
     # A consumer may bring what it had fetched before, and so its own TICK is what is missing.
-    assert re.search(r"markers partition \d stands still: (what is there for it is not read|its own TICK)", words[1])
-    assert re.search(r"markers partition \d stands still: ", words[2])
+    assert re.search(r"markers partition \d stalled: (available records are not read|its own TICK)", words[1])
+    assert re.search(r"markers partition \d stalled: ", words[2])
 
 
 @pytest.mark.timeout(600)
 async def test_a_worker_that_does_not_get_out_of_a_rebalance_ends_itself(
     new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
-    # A variable of Faust: until then the broker waits for it, and a rebalance that others are in, too, is none to end
+    # Faust's variable: until then the broker waits for it, and a rebalance with other members is no reason to end
     # for.
     lost = Victim(new_worker, tmp_path / "lost", BROKER_REBALANCE_TIMEOUT="6")
     await lost.starts_and_stands_still(standstill.rebalance)
@@ -126,7 +126,7 @@ async def test_a_worker_that_does_not_get_out_of_a_rebalance_ends_itself(
     words = await lost.last_words()
 
     # What waits in its partitions may be missed first: nothing is read in a rebalance.
-    assert re.search(r"(a rebalance of the group .*-app|markers partition \d) stands still: ", words), words
+    assert re.search(r"(a rebalance of the group .*-app|markers partition \d) stalled: ", words), words
     assert other.exit_code is None
 
 
@@ -152,7 +152,7 @@ async def test_a_handlers_process_whose_consumer_brings_nothing_ends_and_is_foll
         await patiently(by_others)
 
     assert f"{one['worker']} has ended with exit code {EXIT_CODE}" in victim.worker.log()
-    assert "stands still: what is there for it is not read" in victim.worker.log()
+    assert "stalled: available records are not read" in victim.worker.log()
     assert victim.worker.exit_code is None
 
 
@@ -160,7 +160,7 @@ async def test_a_handlers_process_whose_consumer_brings_nothing_ends_and_is_foll
 async def test_a_worker_whose_broker_hangs_and_one_that_was_stopped_itself_go_on(tmp_path: Path) -> None:
     with EmbeddedBroker() as broker, contextlib.contextmanager(workers)(broker, tmp_path) as new_worker:
         worker = await new_worker(environment={"MARQ_WATCHDOG": "5"}).start().ready(limit=LIMIT_SECONDS)
-        async with Installation(broker.bootstrap_servers, worker.names) as marq_:
+        async with Namespace(broker.bootstrap_servers, worker.names) as marq_:
             sent = await marq_.send_many("waits", 2)
             await marq_.applied(await marq_.acquire(sent[0], lease=1))
             await eventually(lambda: marq_.copies_of(sent[0]))

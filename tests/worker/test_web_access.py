@@ -1,4 +1,4 @@
-"""Workers whose pages ask for a password, and workers that refuse to be open to anybody."""
+"""Workers whose pages ask for a password, and workers that refuse to start without one."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ async def test_workers_with_logins_know_each_other(new_worker: Callable[..., Wor
     await first.start().ready()
     second = new_worker(like=first, MARQ_WEB_PORT=str(first.web_port + 1)).start()
 
-    figures = await eventually(first.figures, lambda found: found.get("complete") and len(found["workers"]) == 2)
+    statistics = await eventually(first.published, lambda found: found.get("complete") and len(found["workers"]) == 2)
 
-    assert all(worker["answered"] for worker in figures["workers"])
+    assert all(worker["answered"] for worker in statistics["workers"])
     assert second.exit_code is None
     # A command authenticates by the same settings.
     await eventually(

@@ -27,7 +27,7 @@ from app.web.dashboard.descriptions import (
 from app.web.dashboard.groups import Groups
 from app.web.dashboard.history import History, add_up, slot_now
 from app.web.dashboard.timeline import Reading, last_place
-from app.web.statistics import InstallationStatistics
+from app.web.statistics import NamespaceStatistics
 from config.settings import AppSettings
 from marq.client.dead_letter import DeadLetter
 from marq.client.lifecycle import to_its_end
@@ -60,7 +60,7 @@ class Namespace:
     def __init__(
         self,
         app: faust.App,
-        statistics: InstallationStatistics,
+        statistics: NamespaceStatistics,
         settings: AppSettings,
         client: ClientSettings,
         definitions: Callable[[], Definitions],

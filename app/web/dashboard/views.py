@@ -25,7 +25,7 @@ from app.web.dashboard.pages import Data, Pages
 from app.web.dashboard.rendering import STATIC, environment
 from app.web.dashboard.tasks import Tasks
 from app.web.security import SAFE_METHODS, VISITOR
-from app.web.statistics import InstallationStatistics
+from app.web.statistics import NamespaceStatistics
 from config.settings import AppSettings
 from marq.dead_letters.dead_letters import DeadLetters
 from marq.queues.queues import Queues
@@ -211,7 +211,7 @@ class Dashboard(Service):
     def __init__(
         self,
         app: faust.App,
-        statistics: InstallationStatistics,
+        statistics: NamespaceStatistics,
         settings: AppSettings,
         client: ClientSettings,
         queues: Queues,

@@ -82,7 +82,7 @@ async def test_what_is_not_counted_is_not_known_to_be_nothing(backlog, monkeypat
         await backlog.stop()
 
 
-async def test_mistaken_keys_get_no_figures_each(backlog, monkeypatch) -> None:
+async def test_mistaken_keys_get_no_statistics_each(backlog, monkeypatch) -> None:
     monkeypatch.setattr(module, "MAX_UNKNOWN", 2)
     backlog.definitions().fold(b"file:defined", {})
 

@@ -17,7 +17,7 @@ def look(found: Unattended, waiting: set[str], unattended: set[str], **acquired:
     return suspects
 
 
-def test_nobody_is_asked_about_queues_that_move_or_have_nothing_waiting() -> None:
+def test_no_request_is_made_for_queues_that_progress_or_are_empty() -> None:
     found = Unattended()
 
     assert look(found, {"emails"}, set(), emails=10, reports=3) == []
@@ -27,7 +27,7 @@ def test_nobody_is_asked_about_queues_that_move_or_have_nothing_waiting() -> Non
     assert look(found, {"emails", "reports"}, set(), emails=13, reports=3) == ["reports"]
 
 
-def test_a_queue_without_a_consumer_is_one_after_a_grace_period() -> None:
+def test_a_queue_has_no_consumer_after_a_grace_period() -> None:
     found, looks = Unattended(), 0
     look(found, {"emails"}, {"emails"})
 
@@ -82,5 +82,5 @@ WAITS = {"waiting": 3, "in_flight": 0, "idle_seconds": STALLED_S, "no_consumer_s
         ({"no_consumer_seconds": NO_CONSUMER_S}, False),
     ],
 )
-def test_slow_handlers_are_no_stall(changed: dict[str, Any], stalled: bool) -> None:
+def test_slow_handlers_are_not_a_stall(changed: dict[str, Any], stalled: bool) -> None:
     assert is_stalled(WAITS | changed) == stalled

@@ -46,6 +46,6 @@ def test_of_places_there_may_be_more_than_of_messages() -> None:
         {"limit": "0" * 11 + "1" * 9},
     ],
 )
-def test_what_is_no_number_is_refused(query: dict[str, str]) -> None:
+def test_other_values_than_numbers_are_rejected(query: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
         read_choice("emails", query)

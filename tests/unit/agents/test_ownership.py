@@ -39,7 +39,7 @@ def event(start: int) -> Any:
     return SimpleNamespace(value=Fetched(start, start + 1, []))
 
 
-async def test_an_owner_that_goes_back_lets_in_who_waits_for_room() -> None:
+async def test_an_owner_that_seeks_back_makes_room_for_waiting_batches() -> None:
     """Else no batch of any partition would be delivered any more: one agent delivers them all."""
     sought: list[tuple[int, int]] = []
 
@@ -239,7 +239,7 @@ def fire(offset: int) -> DueAction:
 
 
 @pytest.mark.parametrize("error", [UnknownError(), NotEnoughReplicasError(), TimeoutError()])
-async def test_a_topic_of_somebody_elses_that_refuses_a_copy_is_not_tried_again_for_a_while(error: Exception) -> None:
+async def test_a_foreign_topic_that_refuses_a_redelivery_is_not_retried_for_a_while(error: Exception) -> None:
     """Otherwise its copies would be retried without end and block the partition's other queues."""
     producer = RefusingProducer(later=error)
     owner, write = firing(producer)

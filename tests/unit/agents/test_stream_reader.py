@@ -243,7 +243,7 @@ async def test_nothing_is_taken_before_it_is_known_where_to_read_on(monkeypatch:
     assert [record.offset for record in (await reader.fetch(100))[P0]] == [5, 6, 7]
 
 
-async def test_all_records_of_a_queues_own_topic_are_its_own_whatever_their_keys() -> None:
+async def test_all_records_of_a_queues_own_topic_are_its_messages() -> None:
     kafka = Kafka()
     reader = await reading(kafka, "emails", "orders", own_topics={"orders": "orders"})
 
@@ -322,7 +322,7 @@ async def test_a_reader_says_how_far_it_is_while_records_are_wanted_and_none_hav
     assert asked[P0].progress != read_on[P0].progress
 
 
-async def test_a_topic_that_was_made_anew_is_noticed_and_not_taken_for_what_was_read() -> None:
+async def test_a_recreated_topic_is_noticed_and_read_again() -> None:
     kafka = Kafka(offset=100, metadata=Positions({"emails": 100}).encode(100))
     reader = await reading(kafka)
 

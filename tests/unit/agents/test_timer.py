@@ -41,7 +41,7 @@ class Writer:
 def begun(writer: Any) -> Turn:
     turn = Turn(writer, write(0))
     turn.begin()
-    # A channel with two readers would hand it out twice.
+    # A channel with two readers would deliver it twice.
     turn.begin()
     return turn
 

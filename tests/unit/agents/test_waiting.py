@@ -31,7 +31,7 @@ steps = st.one_of(
 
 @given(st.lists(steps, max_size=12))
 def test_what_waits_is_what_no_mark_has(steps: list[tuple[str, object, object]]) -> None:
-    # The first interval says where a group began: nothing before it is for anybody.
+    # The first interval says where a group began: earlier records are not counted.
     marks = {queue: AcquiredRanges([(0, 0)]) for queue in QUEUES}
     counted = Waiting(lambda queue: marks.get(queue))
     log: dict[str, list[int]] = {queue: [] for queue in QUEUES}
@@ -91,7 +91,7 @@ def test_a_run_takes_no_room_and_single_offsets_become_one() -> None:
     assert [type(piece).__name__ for piece in single._pieces] == ["range"]
 
 
-def test_what_stands_before_the_place_where_a_group_began_is_for_nobody() -> None:
+def test_records_before_the_start_of_a_group_are_not_counted() -> None:
     marks = AcquiredRanges()
     counted = Waiting(lambda _: marks)
     counted.add(records(0, [b"a"] * 10))
@@ -141,7 +141,7 @@ def test_the_oldest_is_known_to_a_second() -> None:
     assert (counted.count("a"), counted.oldest_ms("a"), counted.queues()) == (0, None, [])
 
 
-def test_all_of_a_queues_own_topic_are_its_whatever_their_keys() -> None:
+def test_all_records_of_its_own_topic_belong_to_the_queue() -> None:
     counted = Waiting(lambda _: None, "orders")
 
     assert counted.add(records(0, [None, b"x", b"\xff"])) == {"orders": 3}

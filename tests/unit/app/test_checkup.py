@@ -12,7 +12,7 @@ from app.check.brokers import APIS, Appended, judge_apis, judge_clock
 from app.check.findings import Finding, Level, exit_code, fine, problem, report, warning
 from app.check.machine import Port, judge_packages, judge_port
 from app.check.members import Page, judge_members, judge_pages
-from app.check.rights import UNKNOWN, Allowed, Use, missing, operations
+from app.check.permissions import UNKNOWN, Allowed, Use, missing, operations
 from app.check.topics import judge_missing, judge_topics
 from app.identity import Identity
 from config.settings import AppSettings, Role
@@ -95,11 +95,11 @@ def test_a_broker_that_no_longer_speaks_our_versions_is_too_new() -> None:
 
 
 def topics(**settings: Any) -> dict[str, TopicFacts]:
-    """All topics with correct settings, except for the given copies and settings."""
-    copies = settings.pop("copies", 1)
+    """All topics with correct settings, except for the given replicas and settings."""
+    replicas = settings.pop("replicas", 1)
     defaults = {"cleanup.policy": "delete", "max.message.bytes": "1048588", "retention.bytes": "-1"}
     return {
-        name: TopicFacts(plan.partitions, {**defaults, **plan.config, **settings}, copies)
+        name: TopicFacts(plan.partitions, {**defaults, **plan.config, **settings}, replicas)
         for name, plan in planned(CLIENT, {}).items()
     }
 
@@ -109,18 +109,18 @@ def test_topics_as_they_should_be() -> None:
 
 
 @pytest.mark.parametrize(
-    ("copies", "confirming", "level", "said"),
+    ("replicas", "confirming", "level", "said"),
     [
-        (1, "1", Level.WARNING, "(expected: 3 copies)"),
+        (1, "1", Level.WARNING, "(expected: 3 replicas)"),
         (3, "1", Level.WARNING, "--add-config min.insync.replicas=2"),
         (2, "3", Level.PROBLEM, "nothing can be written"),
         (2, "3", Level.PROBLEM, "--add-config min.insync.replicas=1"),
     ],
 )
-def test_too_few_copies_or_confirmations_are_found_at_each_topic(
-    copies: int, confirming: str, level: Level, said: str
+def test_too_few_replicas_or_confirmations_are_found_at_each_topic(
+    replicas: int, confirming: str, level: Level, said: str
 ) -> None:
-    found = judge_topics(CLIENT, topics(copies=copies, **{"min.insync.replicas": confirming}), 3, changelog=True)
+    found = judge_topics(CLIENT, topics(replicas=replicas, **{"min.insync.replicas": confirming}), 3, changelog=True)
 
     assert levels(found) == [level] * 7
     assert all(said in str(finding) for finding in found)
@@ -138,10 +138,10 @@ def test_markers_that_go_by_size() -> None:
 
 
 def test_topics_that_would_be_made_with_one_copy_on_several_brokers() -> None:
-    missing_one, copies = judge_missing(CLIENT, {}, {NAMES.messages: ""}, 5)
+    missing_one, replicas = judge_missing(CLIENT, {}, {NAMES.messages: ""}, 5)
 
-    assert (missing_one.level, copies.level) == (Level.WARNING, Level.WARNING)
-    assert "set MARQ_REPLICATION_FACTOR=3" in copies.advice
+    assert (missing_one.level, replicas.level) == (Level.WARNING, Level.WARNING)
+    assert "set MARQ_REPLICATION_FACTOR=3" in replicas.advice
 
 
 def test_nothing_is_missing() -> None:
@@ -170,7 +170,7 @@ def test_members_of_one_kind() -> None:
         (member("1.1", "def456"), "versions and definitions of queues"),
     ],
 )
-def test_members_that_differ_are_two_installations_or_a_deploy(other: GroupMember, different: str) -> None:
+def test_members_that_differ_are_two_sets_of_workers_or_a_deploy(other: GroupMember, different: str) -> None:
     _, found = judge_members(NAMES, [member(), other], begun=True)
 
     assert (found.level, found.found) == (Level.WARNING, f"they have different {different}")
@@ -197,18 +197,18 @@ def test_pages_without_alarms_say_nothing() -> None:
 def test_an_alarm_is_a_problem_and_a_jump_of_the_clock_a_warning() -> None:
     alarm, jump = judge_pages([Page("http://a", [partition(alarm="gone", clock_jump_ms=7_000)])])
 
-    assert (alarm.level, alarm.subject, alarm.found) == (Level.PROBLEM, "markers partition 3", "stands still: gone")
-    assert (jump.level, jump.found) == (Level.WARNING, "the broker's clock jumped by 7 s, says http://a")
+    assert (alarm.level, alarm.subject, alarm.found) == (Level.PROBLEM, "markers partition 3", "stalled: gone")
+    assert (jump.level, jump.found) == (Level.WARNING, "the broker's clock jumped by 7 s, as seen by http://a")
 
 
 def test_partitions_without_an_owner_are_named() -> None:
     recovering = [Page("http://a", [partition(state="recovering")])]
     [found] = judge_pages(recovering)
     assert (found.level, found.subject) == (Level.WARNING, "markers partition 3")
-    assert found.found == "it is recovering at http://a, so that no lease ends there"
+    assert found.found == "it is recovering at http://a; until it has an owner, its leases do not expire"
 
     [_, missing] = judge_pages([*recovering, Page("http://b", [])], 5)
-    assert (missing.level, missing.found) == (Level.WARNING, "nobody owns 0, 1, 2, 4")
+    assert (missing.level, missing.found) == (Level.WARNING, "no worker owns 0, 1, 2, 4")
     # A worker that does not answer may own them.
     assert not [each for each in judge_pages([Page("http://a")], 5) if "owns" in each.found]
 
@@ -240,7 +240,7 @@ def test_clocks_are_judged(sent: int, level: Level, said: str) -> None:
     assert (found.level, said in found.found) == (level, True)
 
 
-# --- rights -----------------------------------------------------------------------------------------------------------
+# --- permissions ------------------------------------------------------------------------------------------------------
 
 
 def test_operations_are_read_from_bits() -> None:
@@ -253,13 +253,13 @@ def test_what_is_not_known_is_not_said_to_be_missing() -> None:
     assert missing(CLIENT, "worker", Use(handlers=True), Allowed()) == []
 
 
-def test_a_worker_needs_its_right_on_every_group_and_a_consumer_on_one() -> None:
+def test_a_worker_needs_its_permission_on_every_group_and_a_consumer_on_one() -> None:
     groups = {NAMES.named_group("a"): frozenset({"Read", "Describe"}), NAMES.named_group("b"): frozenset[str]()}
     use = Use(handlers=True, handled_groups=list(groups))
 
     lacking = missing(CLIENT, "worker", use, Allowed(groups=groups))
 
-    assert [(right.name, right.operation) for right in lacking] == [(NAMES.named_group(""), "Read")]
+    assert [(each.name, each.operation) for each in lacking] == [(NAMES.named_group(""), "Read")]
     assert missing(CLIENT, "consumer", use, Allowed(groups=groups)) == []
 
 
@@ -268,7 +268,7 @@ def test_a_service_needs_nothing_on_topics_of_other_queues() -> None:
 
     lacking = missing(CLIENT, "sender", Use(own_topics=["theirs", "ours"]), allowed)
 
-    assert [(right.name, right.operation) for right in lacking] == [("ours", "Write")]
+    assert [(each.name, each.operation) for each in lacking] == [("ours", "Write")]
 
 
 def test_what_a_worker_uses_follows_from_the_definitions_and_its_roles() -> None:
@@ -293,7 +293,7 @@ def test_a_tracker_that_places_queues_has_to_see_how_far_groups_have_read() -> N
     handlers = Use.of(definitions, NAMES, worker_settings("handlers", backlog=False))
 
     lacking = missing(CLIENT, "worker", tracker, denied)
-    assert [(right.name, right.operation) for right in lacking] == [(NAMES.messages, "Read")]
+    assert [(each.name, each.operation) for each in lacking] == [(NAMES.messages, "Read")]
     assert missing(CLIENT, "worker", handlers, denied) == []
 
 
@@ -306,7 +306,10 @@ def test_a_tracker_that_counts_what_waits_has_to_read_messages() -> None:
     counts_not = Use.of(definitions, NAMES, worker_settings("tracker", backlog=False))
 
     lacking = missing(CLIENT, "worker", counts, denied)
-    assert [(right.name, right.operation) for right in lacking] == [("orders", "Read"), (NAMES.backlog, "Read")]
+    assert [(each.name, each.operation) for each in lacking] == [
+        ("orders", "Read"),
+        (NAMES.backlog, "Read"),
+    ]
     assert missing(CLIENT, "worker", counts_not, denied) == []
 
 
@@ -324,7 +327,7 @@ def test_a_tracker_that_counts_what_waits_has_to_read_messages() -> None:
         (errno.EADDRNOTAVAIL, [], Level.PROBLEM),
     ],
 )
-def test_a_port_is_judged_by_who_has_it(error: int, workers: list[str] | None, level: Level) -> None:
+def test_a_port_is_judged_by_its_user(error: int, workers: list[str] | None, level: Level) -> None:
     assert judge_port(Port("127.0.0.1", 6066, error), "127.0.0.1", workers).level is level
 
 

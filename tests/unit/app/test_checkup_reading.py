@@ -29,7 +29,7 @@ def definitions(**queues: Mapping[str, Any]) -> Definitions:
 
 
 def judged(*readers: Reader, waits: int | None = 1, **queues: Mapping[str, Any]) -> list[Finding]:
-    """``waits``: so many messages of emails, None: not known."""
+    """``waits``: this many messages of emails, None: not known."""
     return judge_reading(CLIENT, definitions(**queues), readers, None if waits is None else {"emails": waits})
 
 
@@ -47,15 +47,16 @@ def test_a_group_is_not_judged_by_how_its_offsets_move() -> None:
 
 
 @pytest.mark.parametrize(
-    ("waits", "said"), [(0, "0 messages wait"), (1, "1 message waits"), (None, "whether messages wait is not known")]
+    ("waits", "said"),
+    [(0, "0 messages wait"), (1, "1 message waits"), (None, "the number of waiting messages is unknown")],
 )
-def test_handlers_that_nobody_runs_are_a_problem_even_when_nothing_waits(waits: int | None, said: str) -> None:
+def test_handlers_that_no_worker_runs_are_a_problem_even_without_messages(waits: int | None, said: str) -> None:
     reader = Reader(NAMES.named_group("handlers"), 0)
 
     [found] = judged(reader, waits=waits, emails={"handler": "shop:send"})
 
     assert found.level is Level.PROBLEM
-    assert found.found == f"nobody runs the handlers of emails; {said}"
+    assert found.found == f"no worker runs the handlers of emails; {said}"
     assert found.commands == ("faust -A app worker",)
     assert unhandled(CLIENT, definitions(emails={"handler": "shop:send"}), [reader]) == ["emails"]
 
@@ -64,11 +65,11 @@ def test_what_retention_took_before_it_was_read_is_a_problem() -> None:
     [found] = judged(Reader(EMAILS, 1, {P0: Place(3, 10, 10)}))
 
     assert found.level is Level.PROBLEM
-    assert "has removed 7 records that it had not read" in found.found
+    assert "removed 7 records before it read them" in found.found
     assert "--topic" in found.commands[0] or "shop.messages" in found.commands[0]
 
 
-def test_the_former_group_of_a_queue_that_moved_is_nobodys_concern() -> None:
+def test_the_former_group_of_a_queue_that_moved_is_ignored() -> None:
     [found] = judged(Reader(EMAILS, 0, {P0: Place(3, 10, 20)}), emails={"group": "background"})
 
     assert found.level is Level.OK
@@ -90,7 +91,7 @@ def test_fewer_partitions_than_settings_ask_for() -> None:
     )
 
 
-def test_a_spread_over_more_partitions_than_there_are() -> None:
+def test_a_queue_with_more_partitions_than_its_topic() -> None:
     [found] = judge_partitions(CLIENT, definitions(emails={"partitions": 6}), topics(4))
 
     assert (found.subject, found.expected) == ("queue emails", "at most 4")
@@ -105,7 +106,7 @@ def test_messages_that_are_kept_for_less_than_a_queue_has_them_wait() -> None:
     [found] = judge_retention(CLIENT, queues, topics(4, retention_ms="60000"))
 
     assert found.level is Level.PROBLEM
-    assert "queue emails has messages wait or be held for 120000 ms" in found.found
+    assert "messages of queue emails may wait or be in flight for 120000 ms" in found.found
     assert "retention.ms=120000" in found.commands[0]
 
 

@@ -38,7 +38,7 @@ def test_an_option_with_one_value_that_is_given_twice_is_refused_by_every_comman
         arguments = ["x" for each in parser.params if isinstance(each, click.Argument)]
         name = option.opts[0]
 
-        with pytest.raises(click.UsageError, match=f"{name} is given 2 times, but takes one value"):
+        with pytest.raises(click.UsageError, match=f"{name} was given 2 times"):
             parse(parser, *arguments, name, "1", f"{name}=1")
 
 

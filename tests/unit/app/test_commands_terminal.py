@@ -44,7 +44,7 @@ def environment() -> dict[str, str]:
 @pytest.mark.parametrize(
     ("arguments", "waits_with", "said"),
     [
-        (["-c", COMMAND.format("drain")], "draining", "what it had asked for by then may still be done"),
+        (["-c", COMMAND.format("drain")], "draining", "earlier requests may still be carried out"),
         (["-m", "faust", "-A", "app", "web-password"], "Password: ", "no password was read"),
     ],
     ids=["drain", "web-password"],
@@ -71,7 +71,7 @@ def test_ctrl_c_while_something_is_typed_ends_with_what_was_done_until_then(monk
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_an_answer_that_nobody_reads_to_its_end_is_no_error(tmp_path: Path) -> None:
+def test_an_abandoned_response_is_not_an_error(tmp_path: Path) -> None:
     process = subprocess.Popen(
         command("peek"), cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -99,11 +99,11 @@ def test_an_answer_that_a_full_disk_does_not_take_is_said_in_a_sentence(tmp_path
     assert b"Exception ignored" not in process.stderr
 
 
-def test_without_a_standard_input_nobody_is_asked_and_without_an_output_nothing_is_said(
+def test_without_standard_input_there_is_no_question_and_without_output_no_text(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(MarqError, match="nothing was changed; to answer yes"):
+    with pytest.raises(MarqError, match="nothing was changed; pass --yes"):
         confirm("Purge?", yes=False)
     with pytest.raises(ConfigError, match="the standard input is closed"):
         send._all(20)
@@ -113,7 +113,7 @@ def test_without_a_standard_input_nobody_is_asked_and_without_an_output_nothing_
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_who_asks_the_workers_is_told_that_nothing_is_at_the_broker_s_address(tmp_path: Path) -> None:
+def test_asking_the_workers_reports_an_unreachable_broker(tmp_path: Path) -> None:
     address = {"MARQ_BOOTSTRAP_SERVERS": "127.0.0.1:1", "MARQ_CONNECT_TIMEOUT": "1"}
 
     process = subprocess.run(
@@ -136,7 +136,7 @@ def test_what_others_wrote_neither_moves_the_cursor_nor_forges_a_line(capsys: py
     assert str(finding) == "PROBLEM  trackers: 1: evil�[2J�OK       all is well. Run�:\n         a�\n         b"
 
 
-def test_lines_are_sent_so_many_at_a_time() -> None:
+def test_lines_are_sent_in_batches() -> None:
     lines = [b"a", b"", b"c" * 20, b"d\re"] * 3_000
 
     pieces = list(send.pieces_of(io.BytesIO(b"\n".join(lines)), 20))

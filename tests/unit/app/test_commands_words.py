@@ -21,7 +21,7 @@ from marq.wire.markers import Source
 LIMIT_S = 60.0
 
 
-async def test_who_watches_sees_a_document_a_line_until_it_is_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_watch_prints_a_document_per_line_until_it_is_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
     looks = 0
     enough = asyncio.Event()
 
@@ -43,7 +43,7 @@ async def test_who_watches_sees_a_document_a_line_until_it_is_interrupted(capsys
     assert lines[:3] == [{"look": 1}, {"look": 2}, {"look": 3}]
 
 
-async def test_who_watches_is_told_once_that_the_broker_is_away_and_sees_more_when_it_is_back(
+async def test_watch_reports_an_outage_once_and_continues_afterwards(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     away = BrokerUnavailable("no Kafka broker could be used at b:9092")
@@ -75,7 +75,7 @@ async def test_who_watches_is_told_once_that_the_broker_is_away_and_sees_more_wh
     "answers",
     [[BrokerUnavailable("nothing listens")], [{"look": 1}, Forbidden("no right")], [{"look": 1}, ConfigError("no")]],
 )
-async def test_what_was_never_seen_and_what_waiting_can_t_mend_ends_a_watch(
+async def test_a_first_failure_or_a_permanent_one_ends_a_watch(
     answers: list[dict[str, int] | Exception],
 ) -> None:
     async def look() -> dict[str, int]:
@@ -91,7 +91,7 @@ async def test_what_was_never_seen_and_what_waiting_can_t_mend_ends_a_watch(
     assert not answers
 
 
-async def test_who_does_not_watch_looks_once() -> None:
+async def test_without_watch_the_command_looks_once() -> None:
     shown: list[dict[str, int]] = []
 
     async def look() -> dict[str, int]:
@@ -153,7 +153,7 @@ def test_a_start_that_is_none_is_named(since: str | None, place: str | None, sai
         replay.read_start(since, place)
 
 
-async def test_a_group_that_the_broker_does_not_tell_of_is_no_group_that_owns_nothing() -> None:
+async def test_an_unknown_group_is_not_a_group_without_partitions() -> None:
     admin = SimpleNamespace()
 
     with pytest.raises(GroupAuthorizationFailedError):

@@ -28,7 +28,7 @@ def basic(name: str, password: str) -> str:
     return f"Basic {base64.b64encode(f'{name}:{password}'.encode()).decode()}"
 
 
-def test_without_settings_nobody_has_to_make_himself_known(credentials: Settings) -> None:
+def test_without_settings_no_login_is_required(credentials: Settings) -> None:
     found = credentials()
 
     assert not found.required
@@ -52,13 +52,13 @@ def test_a_password_is_given_as_it_is_or_as_a_hash(credentials: Settings) -> Non
         assert found.check(basic(name, password)) is None
 
 
-def test_a_hash_is_no_password(credentials: Settings) -> None:
+def test_a_hash_is_not_a_password(credentials: Settings) -> None:
     secret = hashed("correct horse")
 
     assert credentials(operators=f"bob:{secret}").check(basic("bob", secret)) is None
 
 
-def test_what_was_right_once_is_known_quickly(credentials: Settings) -> None:
+def test_a_verified_password_is_recognised_quickly(credentials: Settings) -> None:
     found = credentials(operators="alice:open sesame")
     right, wrong = basic("alice", "open sesame"), basic("alice", "wrong")
     assert found.remembered(right) is None
@@ -91,20 +91,20 @@ def test_tokens_have_roles(credentials: Settings) -> None:
         "Digest x",
         "Bearer é",
         "Basic " + "A" * 9_999,
-        # Bytes that are no UTF-8, as aiohttp has them.
+        # Bytes that are not valid UTF-8, as aiohttp decodes them.
         "Basic \udcff",
         "Bearer \udcff",
         "\udcff",
     ],
 )
-def test_headers_that_make_no_sense_let_nobody_in(credentials: Settings, header: str) -> None:
+def test_invalid_credentials_headers_are_rejected(credentials: Settings, header: str) -> None:
     found = credentials(operators="alice:open sesame", viewer_tokens="prometheus-0123456789")
 
     assert found.remembered(header) is None
     assert found.check(header) is None
 
 
-def test_workers_of_one_installation_know_each_other_and_may_only_look(
+def test_workers_of_one_namespace_know_each_other_and_may_only_look(
     credentials: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = credentials(operators="alice:open sesame"), credentials()
@@ -118,7 +118,7 @@ def test_workers_of_one_installation_know_each_other_and_may_only_look(
 @pytest.mark.parametrize(
     ("setting", "value", "message"),
     [
-        ("operators", "secret-password", "MARQ_WEB_OPERATORS: entry 1 is not of the form NAME:PASSWORD"),
+        ("operators", "secret-password", "MARQ_WEB_OPERATORS: entry 1: expected NAME:PASSWORD"),
         ("operators", "alice:short-1", "MARQ_WEB_OPERATORS: the password of 'alice' is too short"),
         ("viewers", "alice:scrypt$12$34", "MARQ_WEB_VIEWERS: the hash of 'alice' is damaged"),
         ("viewer_tokens", "secret-token", "MARQ_WEB_VIEWER_TOKENS: token 1: expected at least 16 ASCII characters"),

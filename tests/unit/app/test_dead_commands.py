@@ -127,7 +127,7 @@ def test_a_snapshot_is_read_as_it_was_written_and_ages_are_counted_back_from_it(
     assert not fits(letter(0, 0, young_ms))
 
 
-def test_a_letter_is_shown_with_all_that_is_known() -> None:
+def test_a_dead_letter_is_shown_with_all_details() -> None:
     headers = [
         ("tenant", b"acme"), ("raw", b"\xff"), ("null", None), ("marq-id", b"marq.messages/0/7"),
         ("marq-attempt", b"5"), ("marq-first-sent", b"1700000000000"), ("marq-reason", b"no good"),
@@ -155,7 +155,7 @@ def test_a_letter_is_shown_with_all_that_is_known() -> None:
     }
 
 
-def test_headers_that_somebody_else_wrote_do_no_harm() -> None:
+def test_foreign_headers_do_no_harm() -> None:
     headers = [
         ("marq-dead-lettered-at", b"9" * 15),
         ("marq-attempt", b"-1"),

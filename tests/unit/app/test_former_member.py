@@ -51,7 +51,7 @@ async def expelled(broker: Broker, folder: Path, monkeypatch: pytest.MonkeyPatch
     return broker.left
 
 
-async def test_a_dead_member_leaves_when_somebody_joins_and_not_before(
+async def test_a_dead_member_leaves_when_another_one_joins_and_not_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     former_member.remember(tmp_path, FORMER)
@@ -72,5 +72,5 @@ async def test_a_new_folder_has_no_former_member(tmp_path: Path, monkeypatch: py
     assert await expelled(Broker(), tmp_path, monkeypatch) == []
 
 
-def test_a_folder_that_can_not_be_written_is_no_reason_to_stop(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_not_a_reason_to_stop(tmp_path: Path) -> None:
     former_member.remember(tmp_path / "absent", FORMER)

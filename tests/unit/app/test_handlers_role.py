@@ -96,8 +96,8 @@ def test_a_group_of_which_only_a_part_has_handlers_here_is_refused_with_what_to_
 
     with pytest.raises(
         ConfigError,
-        match=r"group 'background': .*handlers for 'emails', and none for 'orders', 'reports', .*"
-        r"Of 'orders' \(other:handle\) the module is not in MARQ_HANDLERS",
+        match=r"group 'background': .*handlers for 'emails', but none for 'orders', 'reports', .*"
+        r"MARQ_HANDLERS does not list the modules of 'orders' \(other:handle\)",
     ):
         checked(definitions)
 

@@ -58,7 +58,7 @@ def test_what_keeps_a_worker_from_being_ready_is_no_reason_to_restart_it(
         ({"blocked": {"background": MAX_LOOP_LAG_SECONDS + 1}}, "handlers of group background"),
     ],
 )
-def test_what_a_restart_would_mend_is_not_live_and_not_ready(wrong: dict[str, Any], subject: str) -> None:
+def test_problems_that_a_restart_would_fix_are_not_live_and_not_ready(wrong: dict[str, Any], subject: str) -> None:
     condition = replace(WELL, **wrong)
 
     assert [reason.subject for reason in not_live(condition)] == [subject]
@@ -71,7 +71,7 @@ def test_a_partition_that_is_behind_and_catches_up_is_ready() -> None:
     assert not_ready(replace(WELL, paces={0: catching_up})) == []
 
 
-def test_a_worker_that_is_no_tracker_needs_no_partitions() -> None:
+def test_a_worker_without_the_role_tracker_needs_no_partitions() -> None:
     condition = Condition(roles={Role.WEB}, assigned=False)
 
     assert not_ready(condition) == []

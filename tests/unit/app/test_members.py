@@ -28,7 +28,7 @@ URLS = [URL("http://one:1"), URL("http://two:1")]
         (GroupAuthorizationFailedError("marq-app"), Members((), settled=False, answered=True)),
     ],
 )
-async def test_who_the_trackers_are(
+async def test_the_trackers_are_found(
     monkeypatch: pytest.MonkeyPatch, answer: list[URL] | Exception | None, expected: Members
 ) -> None:
     group = Group(ClientSettings())

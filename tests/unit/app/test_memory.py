@@ -33,7 +33,7 @@ asyncio.run(main())
 """
 
 
-def test_holes_in_the_heap_are_given_back() -> None:
+def test_holes_in_the_heap_are_returned_to_the_system() -> None:
     done = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, timeout=180, check=False)
 
     assert (done.returncode, done.stderr) == (0, "")

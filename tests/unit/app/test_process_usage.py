@@ -12,7 +12,7 @@ from yarl import URL
 from agents.statistics import Statistics
 from agents.tracker import TrackerOwners
 from app.web.process_usage import UNKNOWN, ProcessUsage, Usage, usage_of
-from app.web.statistics import InstallationStatistics, _worker
+from app.web.statistics import NamespaceStatistics, _worker
 from marq.wire.version import VERSION
 
 CHILD = 4711
@@ -68,7 +68,7 @@ def test_a_worker_reports_its_process_and_nothing_is_known_of_one_of_an_older_ve
     handlers = [{"group": "emails", "pid": CHILD}, {"group": "reports", "pid": None}]
     worker = Statistics(TrackerOwners("markers"))
 
-    told = InstallationStatistics(worker, group, lambda: handlers, usage=machine.usage).local()
+    told = NamespaceStatistics(worker, group, lambda: handlers, usage=machine.usage).local()
     older = _worker(URL("http://there:1"), {"queues": {}, "partitions": []})
 
     assert (told["process"]["version"], told["process"]["memory_bytes"]) == (VERSION, 7 << 20)

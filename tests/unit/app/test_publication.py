@@ -60,10 +60,10 @@ def test_a_topic_that_a_change_gave_to_another_queue_is_refused_with_both_names(
         check_topics(known.after(differences(known, mine)), Names(), mine)
 
 
-def test_marqs_own_topics_are_nobodys() -> None:
+def test_marqs_own_topics_belong_to_no_queue() -> None:
     mine = file(orders={"topic": "marq.messages"})
 
-    with pytest.raises(ConfigError, match=r"queues.toml: \[queues.orders\]: topic: 'marq.messages' is marq's own"):
+    with pytest.raises(ConfigError, match=r"queues.toml: \[queues.orders\]: topic: 'marq.messages' belongs to marq"):
         check_topics(mine.definitions, Names(), mine)
 
 

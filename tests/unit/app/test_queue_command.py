@@ -60,11 +60,11 @@ def test_errors_and_breakers_can_be_set_too_and_read_as_they_are_written() -> No
     ("assignments", "unset", "said"),
     [
         (["lease"], [], "--set lease: expected KEY=VALUE"),
-        (["lease=soon"], [], "--set lease=soon: the value can't be read as in queues.toml"),
+        (["lease=soon"], [], "--set lease=soon: expected a value as in queues.toml"),
         (["lease=1\nmax_attempts=2"], [], "expected one value"),
-        (["lease=1", "lease=2"], [], "--set lease: the key is named twice"),
-        (["lease=1"], ["lease"], "--unset lease: the key is named twice"),
-        ([], ["lease", "lease"], "--unset lease: the key is named twice"),
+        (["lease=1", "lease=2"], [], "--set lease: the key is given twice"),
+        (["lease=1"], ["lease"], "--unset lease: the key is given twice"),
+        ([], ["lease", "lease"], "--unset lease: the key is given twice"),
         (["lese=1"], [], "--set: lese: unknown key"),
         (["dead_letter=0"], [], "--set: dead_letter: expected true or false"),
         (["group='"], [], "--set group='"),
@@ -108,11 +108,11 @@ def test_settings_are_shown_with_where_they_come_from() -> None:
     assert lines(shown)[1].split() == ["lease", "20", "[defaults]", "of", "queues.toml"]
 
 
-def test_a_queue_that_nobody_defined_is_shown_as_such() -> None:
+def test_an_undefined_queue_is_shown_as_such() -> None:
     shown = queue_document("emails", Definitions(), Names())
 
     assert shown["defined"] is False
-    assert lines(shown)[0] == "queue emails: a group of its own (marq.queue.emails); nobody has defined it"
+    assert lines(shown)[0] == "queue emails: a group of its own (marq.queue.emails); not defined"
 
 
 def test_a_queue_on_few_partitions_is_shown_with_where_it_is_sent_and_read() -> None:
@@ -127,6 +127,6 @@ def test_a_queue_on_few_partitions_is_shown_with_where_it_is_sent_and_read() -> 
     assert moved["partitions"] == {"sent_to": (3, 7), "read": (3, 7)}
 
 
-def test_a_spread_is_a_number_or_all() -> None:
+def test_partitions_is_a_number_or_all() -> None:
     assert read_changes(["partitions=2"], []) == {"partitions": 2}
     assert read_changes(["partitions=all"], []) == {"partitions": "all"}

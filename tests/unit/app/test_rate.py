@@ -12,7 +12,7 @@ class Clock:
         return self.now_s
 
 
-def test_a_burst_is_let_through_and_then_so_many_a_second() -> None:
+def test_a_burst_passes_and_then_a_fixed_rate() -> None:
     clock = Clock()
     rate = Rate(2, 0.5, clock)
 
@@ -26,7 +26,7 @@ def test_a_burst_is_let_through_and_then_so_many_a_second() -> None:
     assert rate.wait_s("a") == 0
 
 
-def test_what_is_given_back_was_not_counted() -> None:
+def test_a_release_at_shutdown_does_not_count() -> None:
     rate = Rate(1, 0.1, Clock())
     rate.spend("a")
 

@@ -59,7 +59,7 @@ async def test_a_reader_notes_each_silence_and_hears_what_comes_after_it() -> No
     assert read.count({"held": 1}) == 1
 
 
-async def test_nobody_waits_for_a_reader_that_is_slow_or_gone() -> None:
+async def test_writers_do_not_wait_for_a_slow_or_closed_reader() -> None:
     reading, writing = os.pipe()
     reporter = Reporter(writing)
     for number in range(20_000):

@@ -45,7 +45,7 @@ def test_what_is_less_important_is_left_out_first_and_named() -> None:
     assert rendered([ROW], 40)[1] == ["attempt", "value"]
 
 
-def test_an_id_is_whole_even_where_there_is_no_room_for_it() -> None:
+def test_ids_are_never_shortened() -> None:
     lines, missing = rendered([ROW], 20)
 
     assert ROW[0] in lines[-1]
@@ -64,7 +64,7 @@ def test_wide_characters_count_twice_and_what_moves_the_cursor_is_shown_as_no_ch
     ("duration_s", "said"),
     [(0, "0 s"), (59.4, "59 s"), (90, "1 m 30 s"), (3_600, "1 h"), (93_600, "1 d 2 h"), (-61, "-1 m 1 s")],
 )
-def test_a_duration_is_said_in_two_units_at_the_most(duration_s: float, said: str) -> None:
+def test_a_duration_has_at_most_two_units(duration_s: float, said: str) -> None:
     assert span(duration_s) == said
 
 
@@ -83,7 +83,7 @@ def part(partition: int, applied: int, **other: object) -> dict[str, object]:
     return {"partition": partition, "applied_offset": applied, "state": "owner", "alarm": "", **other}
 
 
-def test_figures_are_whole_when_the_owners_have_read_each_partition_to_its_end() -> None:
+def test_statistics_are_whole_when_the_owners_have_read_each_partition_to_its_end() -> None:
     first, second = {"partitions": [part(0, 9)]}, {"partitions": [part(1, 4)]}
 
     assert covers([first, second], {0: 10, 1: 5})
@@ -91,7 +91,7 @@ def test_figures_are_whole_when_the_owners_have_read_each_partition_to_its_end()
     # Behind, without an owner, or stopped by an alarm.
     assert not covers([first, second], {0: 11, 1: 5})
     assert not covers([first], {0: 10, 1: 5})
-    assert not covers([first, {"partitions": [part(1, 4, alarm="stands still")]}], {0: 10, 1: 5})
+    assert not covers([first, {"partitions": [part(1, 4, alarm="stalled")]}], {0: 10, 1: 5})
     assert not covers([first, {"partitions": [part(1, 4, state="waiting")]}], {0: 10, 1: 5})
     assert not covers([], None)
     # An empty topic has nothing to read.

@@ -38,7 +38,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 def clock(monkeypatch: pytest.MonkeyPatch, step_s: float) -> None:
-    """Let each look of the watchdog come so long after the one before, by its clock."""
+    """Let each look of the watchdog come this long after the one before, by its clock."""
     times = itertools.count(0.0, step_s)
     monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: next(times)))
     monkeypatch.setattr(watchdog, "LOOK_SECONDS", 0.001)
@@ -57,10 +57,8 @@ async def test_an_event_loop_that_is_blocked_ends_the_process_with_a_code_of_its
     assert "exit code 75" in caplog.text
 
 
-async def test_a_process_that_was_stopped_and_goes_on_is_no_older_for_it(
-    monkeypatch: pytest.MonkeyPatch, ended: threading.Event
-) -> None:
-    """An hour passes between two looks: the process was stopped, or the machine stood still."""
+async def test_suspended_time_does_not_count(monkeypatch: pytest.MonkeyPatch, ended: threading.Event) -> None:
+    """An hour passes between two samples: the process or the machine was suspended."""
     looks = threading.Semaphore(0)
     clock(monkeypatch, 3600.0)
     dog = Watchdog(3600.0, dict, work_waits)
@@ -93,12 +91,12 @@ async def test_a_defect_in_what_is_said_is_logged_and_ends_nothing(
         await asyncio.sleep(0)
     await dog.stop()
 
-    assert "the watchdog sees nothing but the event loop" in caplog.text
+    assert "the watchdog fails; it now checks only the event loop" in caplog.text
     assert dog._turns > 1
     assert not ended.is_set()
 
 
-async def test_a_watchdog_that_was_stopped_ends_nobody(monkeypatch: pytest.MonkeyPatch, ended: threading.Event) -> None:
+async def test_a_stopped_watchdog_ends_no_process(monkeypatch: pytest.MonkeyPatch, ended: threading.Event) -> None:
     clock(monkeypatch, 1.0)
     dog = Watchdog(0.001, dict, work_waits)
     await dog.stop()

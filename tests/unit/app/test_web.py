@@ -13,7 +13,7 @@ from agents.statistics import Statistics
 from agents.tracker import TrackerOwners
 from app.web import peers
 from app.web.peers import Members
-from app.web.statistics import InstallationStatistics
+from app.web.statistics import NamespaceStatistics
 
 OWN, OTHER = URL("http://here:1"), URL("http://there:1")
 APP: Any = SimpleNamespace(conf=SimpleNamespace(canonical_url=OWN), http_client=None)
@@ -38,27 +38,27 @@ class Trackers:
 
 
 @pytest.fixture
-def figures_of(monkeypatch: pytest.MonkeyPatch) -> Any:
-    async def figures_of(trackers: Trackers) -> dict[str, Any]:
+def statistics_of(monkeypatch: pytest.MonkeyPatch) -> Any:
+    async def statistics_of(trackers: Trackers) -> dict[str, Any]:
         monkeypatch.setattr(peers, "_ask", trackers.ask)
         group: Any = trackers
-        return await InstallationStatistics(Statistics(TrackerOwners("markers")), group, list).all(APP)
+        return await NamespaceStatistics(Statistics(TrackerOwners("markers")), group, list).all(APP)
 
-    return figures_of
+    return statistics_of
 
 
-async def test_a_worker_that_is_no_tracker_asks_all_of_them(figures_of: Any) -> None:
-    found = await figures_of(Trackers(OTHER))
+async def test_a_worker_without_the_role_tracker_asks_all_trackers(statistics_of: Any) -> None:
+    found = await statistics_of(Trackers(OTHER))
 
     assert found["complete"]
     assert found["queues"]["emails"]["acked"] == 7
     assert [worker["url"] for worker in found["workers"]] == [str(OWN), str(OTHER)]
 
 
-async def test_a_tracker_does_not_ask_itself(figures_of: Any) -> None:
+async def test_a_tracker_does_not_ask_itself(statistics_of: Any) -> None:
     trackers = Trackers(OWN, OTHER)
 
-    found = await figures_of(trackers)
+    found = await statistics_of(trackers)
 
     assert trackers.asked == [OTHER]
     assert found["complete"]
@@ -66,11 +66,11 @@ async def test_a_tracker_does_not_ask_itself(figures_of: Any) -> None:
 
 @pytest.mark.parametrize("shared", [OWN, OTHER], ids=["ours", "of others"])
 async def test_trackers_that_gave_the_same_address_are_not_counted_twice_and_one_is_missing(
-    figures_of: Any, shared: URL
+    statistics_of: Any, shared: URL
 ) -> None:
     trackers = Trackers(OWN, OTHER, shared)
 
-    found = await figures_of(trackers)
+    found = await statistics_of(trackers)
 
     assert trackers.asked == [OTHER]
     assert found["queues"]["emails"]["acked"] == 7
@@ -78,15 +78,15 @@ async def test_trackers_that_gave_the_same_address_are_not_counted_twice_and_one
     assert [worker["url"] for worker in found["workers"] if not worker["answered"]] == [str(shared)]
 
 
-async def test_figures_are_not_complete_while_it_is_not_known_who_the_trackers_are(figures_of: Any) -> None:
-    found = await figures_of(Trackers(OTHER, settled=False))
+async def test_statistics_are_not_complete_while_it_is_not_known_who_the_trackers_are(statistics_of: Any) -> None:
+    found = await statistics_of(Trackers(OTHER, settled=False))
 
     assert not found["complete"]
     assert found["queues"]["emails"]["acked"] == 7
 
 
-async def test_figures_are_not_complete_without_an_answer(figures_of: Any) -> None:
-    found = await figures_of(Trackers(OTHER, silent=[OTHER]))
+async def test_statistics_are_not_complete_without_an_answer(statistics_of: Any) -> None:
+    found = await statistics_of(Trackers(OTHER, silent=[OTHER]))
 
     assert not found["complete"]
     assert found["queues"] == {}

@@ -80,7 +80,7 @@ async def test_connections_beyond_the_limit_are_closed_until_others_end(
                     break
 
 
-async def test_who_does_not_come_to_the_end_of_a_request_is_not_waited_for() -> None:
+async def test_the_server_does_not_wait_for_incomplete_requests() -> None:
     async with server(Connections(), idle_s=0.2) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(REQUEST[:-4])
@@ -90,7 +90,7 @@ async def test_who_does_not_come_to_the_end_of_a_request_is_not_waited_for() -> 
         await closed(writer)
 
 
-async def test_what_is_no_request_makes_one_line_without_its_bytes(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_invalid_request_logs_one_line_without_its_bytes(caplog: pytest.LogCaptureFixture) -> None:
     shape(logging.getLogger("test-of-connections"), LogFormat.TEXT)
     with caplog.at_level(logging.INFO):
         async with server(Connections()) as port:
@@ -109,7 +109,7 @@ async def test_what_is_no_request_makes_one_line_without_its_bytes(caplog: pytes
 @pytest.mark.parametrize(
     ("charset", "body"), [("utf-8", b"queue=\xff\xfe"), ("nonsense", b"queue=emails"), ("utf-16", b"queue=emails!")]
 )
-async def test_a_form_that_is_no_text_is_whoever_sent_its_fault(charset: str, body: bytes) -> None:
+async def test_a_form_that_is_not_text_is_the_clients_fault(charset: str, body: bytes) -> None:
     found: list[str] = []
 
     async def act(request: Request) -> Response:

@@ -76,7 +76,7 @@ async def start() -> AsyncIterator[Start]:
 
 
 @pytest.mark.usefixtures("guarded")
-async def test_who_is_not_known_sees_only_whether_the_worker_lives(start: Start) -> None:
+async def test_without_a_login_only_health_is_visible(start: Start) -> None:
     client = await start()
 
     refused, live = await client.get("/"), await client.get("/healthz")
@@ -159,9 +159,7 @@ async def test_a_request_that_is_too_large_is_refused(start: Start) -> None:
 
 
 @pytest.mark.usefixtures("guarded")
-async def test_guessing_is_slowed_down_and_those_who_are_known_go_on(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_guessing_is_slowed_down_but_known_logins_continue(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     # However slow the machine is: no guess becomes free during the test.
     monkeypatch.setattr("app.web.security.FAILURES", (FAILURES[0], 1e-6))
     client = await start()
@@ -190,7 +188,7 @@ async def test_one_address_can_not_keep_the_server_busy() -> None:
 
 
 @pytest.mark.usefixtures("guarded")
-async def test_the_log_says_who_did_what_and_no_secret(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_names_user_and_action_and_no_secret(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     client = await start()
 
     with caplog.at_level(logging.INFO):

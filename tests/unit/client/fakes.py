@@ -36,7 +36,7 @@ class FakeRecord:
 
 
 class Clock:
-    """Time that the test sets; who sleeps by it wakes by :meth:`advance` only."""
+    """A clock that the test sets; sleepers wake by :meth:`advance` only."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -174,7 +174,7 @@ class Rig:
     acquirer: FakeWriter
     settler: FakeWriter
     clock: Clock
-    #: What acquires for queues that deliver at most once.
+    #: The acquisition for at-most-once queues.
     once: FakeWriter
 
     @property
@@ -182,7 +182,7 @@ class Rig:
         return next(iter(self.receiver.prefetch.buffers.values()))
 
     def add(self, offsets: int | Iterable[int], source: Source = P0, **fields: Any) -> None:
-        """Append records to the log of a partition: at these offsets, or so many from 0 on."""
+        """Append records to the log of a partition: at these offsets, or this many from 0 on."""
         offsets = range(offsets) if isinstance(offsets, int) else offsets
         self.reader.add(source, *[FakeRecord(offset, **fields) for offset in offsets])
 

@@ -1,4 +1,4 @@
-"""Who of a group is assigned what, by what its members say that they read."""
+"""The assignment of partitions in a group, from the queues that its members read."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def assigned(
     return {name: {topic: list(each) for topic, each in share.assignment} for name, share in found.items()}
 
 
-def test_only_partitions_that_somebody_reads_are_assigned() -> None:
+def test_only_partitions_that_a_member_reads_are_assigned() -> None:
     members = {"a": member((1, 5)), "b": member((1, 5))}
 
     assert assigned(Cluster(marq_messages=8), members) == {"a": {MESSAGES: [1]}, "b": {MESSAGES: [5]}}
@@ -54,7 +54,7 @@ def test_members_that_differ_are_given_what_they_read_themselves() -> None:
     }
 
 
-def test_whoever_says_nothing_reads_all_and_an_older_member_says_nothing() -> None:
+def test_members_without_user_data_read_all_as_older_ones_do() -> None:
     members = {"a": member((1,)), "old": RoundRobinPartitionAssignor.metadata([MESSAGES])}
 
     assert assigned(Cluster(marq_messages=4), members) == {"a": {MESSAGES: [1]}, "old": {MESSAGES: [0, 2, 3]}}
@@ -86,7 +86,7 @@ def test_a_topic_of_a_queues_own_is_read_as_a_whole() -> None:
     }
 
 
-def test_a_topic_or_partition_that_is_not_known_is_assigned_to_nobody() -> None:
+def test_unknown_topics_and_partitions_are_not_assigned() -> None:
     assert assigned(Cluster(marq_messages=2), {"a": member((1, 7), "orders")}) == {"a": {MESSAGES: [1]}}
 
 

@@ -1,8 +1,8 @@
 """Queues that deliver at most once: how their messages are acquired, and when they are dispatched.
 
 ACQUIRE and commit are one transaction. Found by the fault scenario ``at-most-once-killed``: a consumer that died
-between the two left messages which were redelivered when their leases ended, and their records were read and handed
-out, too.
+between the two left messages which were redelivered when their leases ended, and their records were read and
+delivered, too.
 
 A message is dispatched when its handler begins. Before, a consumer dispatched twice as many messages as handlers ran,
 and a kill abandoned messages that no handler had seen.

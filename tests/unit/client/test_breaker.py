@@ -51,7 +51,7 @@ def state(rig: Rig) -> str:
     return rig.receiver.rules.breakers["q"].state
 
 
-async def test_it_opens_at_a_part_of_failures_and_gives_back_what_nobody_has_begun(make_rig) -> None:
+async def test_it_opens_at_a_failure_rate_and_releases_prefetched_messages(make_rig) -> None:
     rig = make(make_rig, 20, max_in_flight=10)
     rig.buffer.handler_demand = 10
     first, second, third, fourth, *_ = await rig.take(5)
@@ -60,7 +60,7 @@ async def test_it_opens_at_a_part_of_failures_and_gives_back_what_nobody_has_beg
         assert state(rig) == "closed"
         await end(message, error)
     await rig.settled()
-    # Somebody asks, and gets nothing.
+    # A consumer asks for messages and gets none.
     rig.receiver.demand()
     await spin(50)
 
@@ -68,7 +68,7 @@ async def test_it_opens_at_a_part_of_failures_and_gives_back_what_nobody_has_beg
     assert not rig.buffer.ready
     assert rig.receiver.prefetch.in_flight == 1
     assert released(rig) == {
-        # The first failure after a success is the message's own, as far as anybody knows.
+        # The first failure after a success counts as the message's own.
         2: (True, -1),
         3: (False, 30_000),
         **dict.fromkeys(range(5, 10), (False, 30_000)),
@@ -101,7 +101,7 @@ async def test_after_the_pause_one_message_is_let_through_and_its_success_closes
     assert rig.buffer.ready
 
 
-async def test_a_test_that_fails_begins_another_pause_and_counts_for_nobody(make_rig) -> None:
+async def test_a_failed_trial_restarts_the_pause_and_costs_no_attempt(make_rig) -> None:
     rig = make(make_rig, 20, max_in_flight=4)
     await fail(rig, 4)
 
@@ -158,7 +158,7 @@ async def test_a_retry_because_of_an_exception_is_a_failure_and_one_without_is_n
     assert released(rig)[8] == (False, 60_000)
 
 
-async def test_errors_that_no_attempt_can_mend_open_nothing(make_rig) -> None:
+async def test_permanent_errors_do_not_open_the_breaker(make_rig) -> None:
     rig = make(make_rig, 10, QueueSettings(breaker=RULES.breaker, errors={f"{__name__}.Down": None}))
 
     await fail(rig, 10)
@@ -218,7 +218,7 @@ async def test_handlers_that_hang_until_their_leases_are_lost_open_it(make_rig) 
     await pool.stop(0)
 
 
-async def test_a_message_that_is_given_back_again_and_again_waits_longer(make_rig) -> None:
+async def test_a_message_that_is_released_repeatedly_waits_longer(make_rig) -> None:
     rig = make_rig(("q", "other"), queue=lambda _: RULES)
     rig.add(4)
     await fail(rig, 4)
@@ -261,4 +261,4 @@ async def test_without_the_library_a_start_says_what_to_install_and_a_change_doe
     await fail(rig, 3)
 
     assert not rig.receiver.rules.breakers
-    assert caplog.text.count("going on without a breaker") == 1
+    assert caplog.text.count("continuing without a circuit breaker") == 1

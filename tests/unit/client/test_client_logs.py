@@ -68,7 +68,7 @@ def test_during_an_outage_other_errors_are_shown(logs) -> None:
     assert logs.shows("Unexpected error in sender routine %s", error, exc_info=(type(error), error, None))
 
 
-def test_who_logs_at_debug_sees_demoted_lines_as_such(logs, caplog) -> None:
+def test_the_debug_log_shows_demoted_lines_as_such(logs, caplog) -> None:
     logs.outage = True
     logger = logging.getLogger("aiokafka.of.this.test")
     logger.addFilter(logs.filter)

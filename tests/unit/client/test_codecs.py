@@ -63,7 +63,7 @@ def test_bytes_stay_what_they_are() -> None:
 
 
 @pytest.mark.parametrize("value", [None, True, 0, 1.5, "Grüße 🚚", [], [1, [2]], {"a": {"b": None}}, 10**30])
-def test_json_gives_back_what_it_was_given(value) -> None:
+def test_json_round_trips(value) -> None:
     assert marq.JSON.decode(marq.JSON.encode(value)) == value
 
 
@@ -127,7 +127,7 @@ def test_a_model_comes_back_as_it_was_with_alias_and_computed_field() -> None:
     assert codec.decode(codec.encode(email)) == email
 
 
-def test_a_model_refuses_what_is_no_instance_of_it() -> None:
+def test_a_model_rejects_other_values() -> None:
     with pytest.raises(TypeError, match="expected an instance of Email, not dict"):
         marq.Model(Email).encode({"recipient": "e@x.org"})  # type: ignore[arg-type]
 
@@ -211,7 +211,7 @@ def test_a_codec_may_say_that_another_attempt_can_succeed(error) -> None:
 
 
 @pytest.mark.parametrize("codec", [5, json, dict, Raising, "json", Email])
-def test_what_is_no_codec_is_refused_with_what_was_expected(codec) -> None:
+def test_an_invalid_codec_is_rejected_with_the_expected_ones(codec) -> None:
     with pytest.raises(marq.ConfigError, match=r"expected marq\.BYTES, marq\.JSON, marq\.Model\(YourModel\)"):
         check_codec(codec)
 

@@ -84,7 +84,7 @@ def test_errors_of_a_codec_that_do_not_speak_of_the_value_stay_as_they_are(error
     ("queues", "expected"),
     [
         ([], "is empty"),
-        (["a", "b", "a"], "queue 'a' is twice"),
+        (["a", "b", "a"], "queue 'a' appears twice"),
         (["a", ""], "must not be empty"),
         (["a", 5], "is text"),
         ({"a", "b"}, "a list of names"),
@@ -110,7 +110,7 @@ def test_headers_are_a_dict_or_pairs() -> None:
 @pytest.mark.parametrize(
     ("headers", "expected"),
     [
-        ({"marq-id": b"x"}, "marq's own"),
+        ({"marq-id": b"x"}, "are reserved"),
         ({5: b"x"}, "expected a name of type str"),
         ({"a": "x"}, "expected a value of type bytes"),
         (["ab"], "expected a dict, or pairs"),

@@ -86,7 +86,7 @@ def test_all_times_of_a_year_are_different_and_in_order_wherever_one_begins() ->
         ("61 * * * *", "UTC", "schedule 's': cron: '61 .*' can't be understood: bad minute"),
         ("* * * FOO *", "UTC", "bad month"),
         ("0 0 30 2 *", "UTC", "bad day-of-month"),
-        ("0 0 * * *", "Europe/Nowhere", "schedule 's': timezone: 'Europe/Nowhere' is not known"),
+        ("0 0 * * *", "Europe/Nowhere", "schedule 's': timezone: 'Europe/Nowhere' is unknown"),
     ],
 )
 def test_what_can_not_be_followed_is_an_error_that_names_the_schedule(cron: str, timezone: str, said: str) -> None:

@@ -33,7 +33,7 @@ class Busy(ConnectionError):
         ({"builtins.ValueError": FIRST}, ValueError(), FIRST),
         ({"ValueError": FIRST}, json.JSONDecodeError("", "", 0), FIRST),
         ({"json.decoder.JSONDecodeError": FIRST}, json.JSONDecodeError("", "", 0), FIRST),
-        # By the name under which people import it.
+        # The public name of the class.
         ({"json.JSONDecodeError": FIRST}, json.JSONDecodeError("", "", 0), FIRST),
         ({"asyncio.TimeoutError": FIRST}, TimeoutError(), FIRST),
         ({"OSError": FIRST, "ConnectionError": SECOND}, Busy(), SECOND),

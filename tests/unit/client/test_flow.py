@@ -26,7 +26,7 @@ async def taken_after_commit(rig: Rig, count: int) -> list[int]:
     return [message.offset for message in await rig.take(count)]
 
 
-async def test_a_batch_is_acquired_committed_and_handed_out_in_this_order(make_rig) -> None:
+async def test_a_batch_is_acquired_committed_and_delivered_in_this_order(make_rig) -> None:
     rig = make_rig()
     seen: list[tuple[int, int]] = []
     rig.reader.during_commit = lambda: seen.append((len(rig.acquirer.written), len(rig.buffer.ready)))
@@ -203,7 +203,7 @@ async def test_acquires_are_written_while_the_cycle_before_commits_and_are_commi
 
 
 @pytest.mark.parametrize("source", [P0, P1])
-async def test_when_a_cycle_is_not_committed_nothing_of_the_next_one_is_handed_out(make_rig, source) -> None:
+async def test_when_a_cycle_is_not_committed_the_next_one_delivers_nothing(make_rig, source) -> None:
     rig = make_rig()
     rig.acquirer.gate.clear()
     rig.reader.refuse_commits = 1
@@ -240,7 +240,7 @@ async def test_a_cycle_of_a_former_assignment_that_ends_late_takes_nothing_of_th
     rig.receiver.demand()
     await spin()
     await rig.receiver.revoked()
-    # Somebody else has the first partition now.
+    # Another member has the first partition now.
     rig.receiver.assigned()
     rig.reader.add(P1, *records(0, 1))
     await spin()
@@ -486,7 +486,7 @@ async def test_a_loop_that_takes_its_time_holds_one_message(make_rig) -> None:
         await message.ack()
 
 
-async def test_nothing_is_fetched_before_somebody_asks(make_rig) -> None:
+async def test_nothing_is_fetched_before_a_request(make_rig) -> None:
     rig = make_rig()
     rig.reader.add(P0, *records(0))
 
@@ -538,7 +538,7 @@ async def test_a_message_that_can_not_be_acquired_stops_the_consumer_with_the_se
     assert rig.reader.committed == {}
 
 
-async def test_messages_that_nobody_asks_for_any_more_are_given_back_after_a_lease(make_rig) -> None:
+async def test_messages_without_a_receive_call_are_released_after_a_lease(make_rig) -> None:
     rig = make_rig()
     rig.reader.add(P0, *records(*range(4)))
     rig.buffer.call_demand = 4
@@ -558,7 +558,7 @@ async def test_messages_that_nobody_asks_for_any_more_are_given_back_after_a_lea
     assert list(rig.settler.of(Release)[0].offsets) == [1, 2, 3]
 
 
-async def test_what_a_slow_handler_hoards_is_given_back_uncounted_after_a_lease(make_rig) -> None:
+async def test_excess_prefetch_of_a_slow_handler_is_released_uncounted_after_a_lease(make_rig) -> None:
     rig = make_rig()
     rig.reader.add(P0, *records(*range(10)))
     rig.buffer.call_demand = 10

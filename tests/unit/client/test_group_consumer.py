@@ -17,7 +17,7 @@ from marq.kafka import group_consumer
 from marq.kafka.assignor import SpreadAssignor
 from marq.kafka.group_consumer import FENCED_INSTANCE_ID, Coordinator
 
-#: What a broker answers that is away.
+#: The answer of an unavailable broker.
 AWAY = None
 MINE = "the id that this member had"
 
@@ -105,7 +105,7 @@ async def test_a_leader_that_is_closed_while_the_broker_is_away_sends_no_assignm
 
     await coordinator.close()
 
-    with pytest.raises(KafkaError, match="closed before it knew what to assign"):
+    with pytest.raises(KafkaError, match="closed before it could assign partitions"):
         await assigning
 
 

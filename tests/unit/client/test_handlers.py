@@ -162,7 +162,7 @@ def test_what_can_not_handle_a_message_is_refused(function, said: str) -> None:
 
 
 @pytest.mark.parametrize("function", ["send_email", Mailer, generator, lambda: None, Mailer.send])
-def test_what_can_not_be_called_with_a_message_is_no_handler(function) -> None:
+def test_a_handler_must_accept_a_message(function) -> None:
     with pytest.raises(ConfigError, match="expected a function that takes a message"):
         check_handler(function)
 

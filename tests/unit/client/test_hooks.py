@@ -22,7 +22,7 @@ def twice(greet: Callable[[Greeter, str], str]) -> Callable[[Greeter, str], str]
     return lambda self, name: greet(self, name) * 2
 
 
-def test_a_point_that_nobody_wraps_is_the_method_itself() -> None:
+def test_an_unwrapped_point_is_the_method_itself() -> None:
     assert type(vars(Greeter)["greet"]) is type(shout)
     assert Greeter().greet("you") == "hello you"
 

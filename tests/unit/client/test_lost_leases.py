@@ -89,7 +89,7 @@ async def test_a_handler_that_is_cancelled_sees_why(make_rig) -> None:
     await spin()
     await pool.stop(1)
 
-    assert seen == ["the lease ran out: queue=q id=t/0/0 partition=0 offset=0 attempt=1"]
+    assert seen == ["the lease expired: queue=q id=t/0/0 partition=0 offset=0 attempt=1"]
 
 
 async def test_a_handler_that_swallows_the_cancellation_harms_no_other_message(make_rig) -> None:
@@ -160,7 +160,7 @@ async def test_a_stop_while_a_cancelled_handler_cleans_up_wins(make_rig) -> None
     assert all(task.cancelled() for task in pool.tasks)
 
 
-async def test_a_lease_that_is_lost_after_the_stop_began_ends_the_handler_within_the_grace(make_rig) -> None:
+async def test_a_lease_lost_during_a_stop_ends_the_handler_within_the_shutdown_timeout(make_rig) -> None:
     handler = Handler()
     rig, pool = await working(make_rig, handler)
 
@@ -371,7 +371,7 @@ async def test_a_handler_that_ignores_a_stop_is_left_and_its_message_released(
 
     await rig.settler.until(lambda: bool(rig.released))
     assert not rig.released[0][1]
-    assert "handler goes on although it was cancelled: queue=q id=t/0/0 partition=0 offset=0" in caplog.text
+    assert "handler continues although it was cancelled: queue=q id=t/0/0 partition=0 offset=0" in caplog.text
     handler.go_on.set()
     await asyncio.wait(pool.tasks, timeout=LIMIT_S)
     assert rig.acked == []

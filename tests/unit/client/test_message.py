@@ -24,7 +24,7 @@ async def held(make_rig):
     return rig, await rig.take(3)
 
 
-async def test_acks_that_nobody_waits_for_share_one_batch_with_rising_offsets(held) -> None:
+async def test_queued_acks_share_one_batch_with_rising_offsets(held) -> None:
     rig, (a, b, c) = held
 
     for message in (c, a, b):
@@ -107,7 +107,7 @@ async def test_a_codec_decodes_at_first_use_and_once(make_rig) -> None:
     assert (decoded, message.body) == ([b"v"], b"v")
 
 
-async def test_an_undecodable_value_that_nobody_handles_names_its_message(make_rig) -> None:
+async def test_an_unhandled_decode_error_names_its_message(make_rig) -> None:
     rig = make_rig(codec=marq.JSON)
     rig.reader.add(P0, FakeRecord(0, value=b"{"))
     (message,) = await rig.take(1)

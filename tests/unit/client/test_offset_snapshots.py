@@ -76,7 +76,7 @@ def test_twenty_thousand_queues_are_where_their_group_is_and_no_second_snapshot_
     assert again.snapshot is None
 
 
-def test_a_queue_that_joins_and_one_that_leaves_need_no_new_snapshot_where_nobody_is_behind() -> None:
+def test_joining_and_leaving_queues_need_no_snapshot_if_none_is_behind() -> None:
     partition = Partition()
     partition.commit(partition.place(MANY), MANY, 100)
     others = MANY[1:]
@@ -127,7 +127,7 @@ STEPS = st.lists(st.tuples(QUEUES, st.lists(st.integers(1, 9), max_size=2)), max
 # A queue that the snapshot does not name, and whose member begins where the queue is.
 @example([(["a", "c", "d", "e"], [1]), (["a"], [1]), (["b"], [1]), (["b"], [1]), (["a"], [])], 60)
 @given(STEPS, st.sampled_from([1, 40, 60, 90, MAX_METADATA_BYTES]))
-def test_whoever_serves_which_queues_when_each_queue_goes_on_where_it_was(
+def test_each_queue_continues_at_its_position_in_any_group(
     steps: list[tuple[list[str], list[int]]], room_bytes: int
 ) -> None:
     partition, truth = Partition(room_bytes), dict[str, int]()
@@ -158,7 +158,7 @@ def test_a_snapshot_is_read_back() -> None:
         ('{"version":2,"snapshot":"here","served":[],"past":{}}', "can't be read"),
     ],
 )
-def test_metadata_that_cannot_be_understood_neither_begin_anew_nor_pass_anything_over(metadata, message) -> None:
+def test_unknown_metadata_neither_restarts_nor_skips_records(metadata, message) -> None:
     with pytest.raises(UnknownPositions, match=message):
         Positions.decode(5, metadata, None, {"here": OffsetSnapshot("here", {}, {})})
 

@@ -1,4 +1,4 @@
-"""A queue that is paused: what consumers give back, leave with the tracker, and do not read."""
+"""A paused queue: what consumers release, leave with the tracker, and do not read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pause(rig: Rig, rules: Rules, *queues: str) -> None:
     rig.receiver.apply_pauses()
 
 
-async def test_what_nobody_has_taken_is_given_back_uncounted_and_nothing_is_read(make_rig) -> None:
+async def test_prefetched_messages_are_released_uncounted_and_nothing_is_read(make_rig) -> None:
     rules = Rules()
     rig = make_rig(queue=rules, max_in_flight=10)
     rig.add(20)
@@ -45,7 +45,7 @@ async def test_what_nobody_has_taken_is_given_back_uncounted_and_nothing_is_read
     assert not any(each.counted for each in rig.settler.of(Release))
     assert rig.receiver.prefetch.in_flight == 3
     assert max(max(each.offsets) for each in rig.acquirer.of(Acquire)) == 9
-    # What was being worked on ends as ever.
+    # Running handlers finish as usual.
     await held.ack()
     assert rig.receiver.prefetch.in_flight == 2
 
@@ -68,7 +68,7 @@ async def test_others_of_the_group_go_on_and_what_is_paused_is_left_with_the_tra
     assert rig.receiver.prefetch.in_flight == 3
 
 
-async def test_what_is_acquired_while_it_is_paused_is_given_back(make_rig) -> None:
+async def test_messages_acquired_during_a_pause_are_released(make_rig) -> None:
     rules = Rules()
     rig = make_rig(queue=rules)
     rig.reader.add(P0, FakeRecord(0))

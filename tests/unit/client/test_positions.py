@@ -88,7 +88,7 @@ def test_as_many_queues_as_fit_into_the_metadata_keep_their_positions_while_one_
     assert Positions.decode(7, positions.encode(7)) == positions
 
 
-def test_a_queues_own_group_whose_offset_somebody_else_has_set_goes_on_there() -> None:
+def test_a_group_whose_offset_was_set_externally_continues_there() -> None:
     assert Positions.decode(50, "", "emails").by_queue == {"emails": 50}
     assert Positions.decode(None, "", "emails").by_queue == {}
 
@@ -105,7 +105,7 @@ def test_a_member_that_does_not_know_a_queue_commits_nothing_for_it() -> None:
     assert both.by_queue == {"emails": 100, "reports": 100}
 
 
-def test_a_commit_says_who_made_it_and_means_the_same() -> None:
+def test_a_commit_names_its_committer_and_means_the_same() -> None:
     positions = Positions({"emails": 100, "reports": 17})
 
     signed = positions.encode(100, by='worker "a" on h (process 7)')
@@ -116,7 +116,7 @@ def test_a_commit_says_who_made_it_and_means_the_same() -> None:
     assert [committed_by(text) for text in ("", "x", "[]", positions.encode(100), '{"by":3}')] == [None] * 5
 
 
-def test_a_commit_that_names_a_snapshot_says_who_made_it() -> None:
+def test_a_commit_that_names_a_snapshot_names_its_committer() -> None:
     snapshot = OffsetSnapshot("9f86d081884c7d65", {"emails": 0}, {})
     positions = Positions({"emails": 40}, snapshot.metadata({}, {}))
 
@@ -126,7 +126,7 @@ def test_a_commit_that_names_a_snapshot_says_who_made_it() -> None:
     assert Positions.decode(40, signed, snapshots={snapshot.id: snapshot}) == positions
 
 
-def test_the_names_of_queues_come_before_who_commits() -> None:
+def test_queue_names_take_precedence_over_the_committer() -> None:
     positions = Positions({f"queue-{number:04}": 100 for number in range(300)})
 
     assert positions.encode(100, by="x" * 200) == positions.encode(100)

@@ -163,7 +163,7 @@ async def test_what_another_said_in_between_is_taken_up(queues: Queues, log: Lis
 async def test_a_group_that_has_no_room_for_one_queue_more_is_left_as_it_is(
     queues: Queues, log: ListLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("marq.kafka.offset_snapshots.MAX_ROSTER_BYTES", 4_400)
+    monkeypatch.setattr("marq.kafka.offset_snapshots.MAX_SNAPSHOT_BYTES", 4_400)
     for number in range(35):
         log.append(b"file:%d-%s" % (number, b"x" * 97), {"group": "g"})
     await queues.change("last", lease=5)
@@ -219,7 +219,7 @@ async def test_no_error_ends_the_reading(queues: Queues, log: ListLog, caplog: p
         assert (await queues.change("emails", lease=2)).lease == 2
         await queues.reset("emails")
 
-    assert caplog.text.count("definitions of queues can't be read, trying again") == 2
+    assert caplog.text.count("cannot read the definitions of queues, retrying") == 2
     assert "a bug of somebody's" in caplog.text
 
 
@@ -242,7 +242,7 @@ async def test_a_change_that_is_never_read_back_is_not_known_to_be_seen(log: Lis
             await queues.change("emails", lease=2)
 
 
-async def test_of_two_who_write_a_layer_at_the_same_moment_the_first_one_holds(queues: Queues, log: ListLog) -> None:
+async def test_of_two_concurrent_writers_of_a_layer_the_first_one_wins(queues: Queues, log: ListLog) -> None:
     placement = {"sends": [1], "reads": None}
 
     def once() -> None:

@@ -81,7 +81,7 @@ async def test_places_that_were_looked_up_before_a_rebalance_do_not_count(monkey
     assert consumer.sought == [(TopicPartition("t", 0), 7)]
 
 
-async def test_a_read_from_before_where_reading_began_begins_anew_but_only_once_for_the_same_place(monkeypatch) -> None:
+async def test_a_read_before_the_start_restarts_but_only_once_per_place(monkeypatch) -> None:
     async def places(settings, group, served, sources) -> dict[Source, Place]:
         return {P0: Place(100, Positions({"here": 100}))}
 

@@ -34,7 +34,7 @@ STEP_S = 0.05
 
 
 class Network:
-    """A broker that is up or down, and when somebody tried to reach it."""
+    """A broker that is up or down, with the times of all connection attempts."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.up = False
@@ -126,7 +126,7 @@ async def test_the_pause_grows_and_begins_again_after_a_success(pacer, network, 
     assert network.tried_at[1] - network.tried_at[0] < 0.2
 
 
-async def test_those_who_wait_for_an_attempt_share_its_outcome() -> None:
+async def test_all_waiters_of_an_attempt_share_its_outcome() -> None:
     pacer, network = Pacer(), Network()
     attempts = [asyncio.create_task(pacer.connect(BROKER, network.connect)) for _ in range(20)]
 
@@ -136,7 +136,7 @@ async def test_those_who_wait_for_an_attempt_share_its_outcome() -> None:
     assert all(isinstance(outcome, OSError | KafkaConnectionError) for outcome in outcomes)
 
 
-async def test_when_the_broker_is_back_all_who_wait_connect_at_once() -> None:
+async def test_when_the_broker_is_back_all_waiters_connect_at_once() -> None:
     pacer, network = Pacer(), Network()
     with pytest.raises(ConnectionRefusedError):
         await pacer.connect(BROKER, network.connect)
@@ -150,14 +150,14 @@ async def test_when_the_broker_is_back_all_who_wait_connect_at_once() -> None:
 async def test_many_connections_to_a_broker_that_is_up_are_not_delayed(pacer, network) -> None:
     network.up = True
 
-    # On a clock that stands still: nobody waits for a later moment.
+    # On a stopped clock: no client waits for a later time.
     async with asyncio.timeout(LIMIT_S):
         await asyncio.gather(*[pacer.connect(BROKER, network.connect) for _ in range(200)])
 
     assert network.most == MAX_CONCURRENT
 
 
-async def test_nobody_waits_for_a_broker_while_another_one_is_up(pacer, network) -> None:
+async def test_clients_do_not_wait_for_a_broker_while_another_one_is_up(pacer, network) -> None:
     with pytest.raises(ConnectionRefusedError):
         await pacer.connect(BROKER, network.connect, [OTHER])
 
@@ -311,7 +311,7 @@ def unused_tcp_port() -> int:
     return ports.free_port("127.0.0.1")
 
 
-# --- who is paced -----------------------------------------------------------------------------------------------------
+# --- paced clients ----------------------------------------------------------------------------------------------------
 
 KINDS = ("AIOKafkaProducer", "AIOKafkaConsumer", "AIOKafkaAdminClient")
 

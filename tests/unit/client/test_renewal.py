@@ -130,7 +130,7 @@ async def test_a_renewal_leaves_out_a_message_whose_own_longer_one_is_being_writ
     renewed = [(each.source.partition, offset) for each in shared for offset in each.offsets]
     assert (message.partition, message.offset) not in renewed
     assert len(renewed) == 5
-    # From before it was sent.
+    # Timestamp from before the send.
     assert message._expiry_s == rig.clock.now_s - 10 + 300
 
 
@@ -150,7 +150,7 @@ async def test_until_its_own_renewal_is_durable_the_earlier_end_counts(make_rig)
         await longer
 
 
-async def test_expired_messages_in_the_prefetch_are_not_handed_out(make_rig) -> None:
+async def test_expired_messages_in_the_prefetch_are_not_delivered(make_rig) -> None:
     rig = make_rig()
     rig.add(3)
     rig.buffer.handler_demand = 3
@@ -167,7 +167,7 @@ async def test_a_lease_that_was_made_much_shorter_is_renewed_in_time_all_the_sam
     rig.reader.add(P0, FakeRecord(0))
     await rig.take(1)
 
-    # While the pause until the next renewal is 200 s.
+    # The next renewal is 200 s away.
     leases["q"] = 3_000
     rig.reader.add(P0, FakeRecord(1))
     await rig.take(1)

@@ -17,7 +17,7 @@ from marq.settings.definitions import placement_key
 from marq.settings.partitions import SENT_S, Placement, subset
 from marq.testing import Broker
 from marq.testing.cluster import MemoryDefinitionLog
-from marq.testing.installation import encoded
+from marq.testing.namespace import encoded
 from marq.wire.errors import BrokerUnavailable
 
 PARTITIONS = 8
@@ -124,11 +124,11 @@ async def test_what_takes_too_long_to_send_counts_only_if_no_queue_has_moved(
 
         async def move_and_send(self: Batcher, batch: ProducerBatch) -> int:
             placement = Placement((0, 1), None)
-            broker._installation.define(placement_key("other"), encoded(placement.document()))
+            broker._namespace.define(placement_key("other"), encoded(placement.document()))
             return await send(self, batch)
 
         monkeypatch.setattr(Batcher, "_send_to_kafka", move_and_send)
-        with pytest.raises(BrokerUnavailable, match="moved to other partitions meanwhile"):
+        with pytest.raises(BrokerUnavailable, match="moved to other partitions"):
             await producer.send("few", b"2")
 
 

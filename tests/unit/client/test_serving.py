@@ -37,7 +37,7 @@ def test_in_the_shared_topic_the_key_decides(served: Serving) -> None:
     assert served.count(SHARED, read) == 4
 
 
-def test_in_its_own_topic_every_record_is_the_queues_whatever_its_key(served: Serving) -> None:
+def test_in_its_own_topic_every_record_belongs_to_the_queue(served: Serving) -> None:
     read = records(b"a", None, b"customer")
 
     assert offsets(served, OWN, read) == {"orders": [0, 1, 2]}
@@ -65,7 +65,7 @@ def test_few_and_many_queues_get_the_same(count: int) -> None:
     }
 
 
-def test_a_record_of_nobody_is_known_as_such(served: Serving) -> None:
+def test_a_record_without_queue_is_known_as_such(served: Serving) -> None:
     assert served.queue_of("m", b"x") is None
     assert served.queue_of("m", b"a") == "a"
     assert served.queue_of("orders", b"x") == "orders"

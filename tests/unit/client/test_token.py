@@ -17,6 +17,6 @@ def test_a_token_says_again_what_it_was_made_of() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "🧀", "AAAA", "A" * 40, "=" * 10])
-def test_other_texts_are_no_tokens(text) -> None:
+def test_other_texts_are_not_tokens(text) -> None:
     with pytest.raises(ValueError, match="not a message token"):
         decode(text)

@@ -37,7 +37,9 @@ def test_modules_of_handlers_are_separated_by_commas(monkeypatch: pytest.MonkeyP
 def test_what_can_not_be_a_module_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MARQ_HANDLERS", "services.emails:send")
 
-    with pytest.raises(ConfigError, match=r"MARQ_HANDLERS: expected names of modules.*'services.emails:send' is none"):
+    with pytest.raises(
+        ConfigError, match=r"MARQ_HANDLERS: expected names of modules.*'services.emails:send' is not one"
+    ):
         load_settings()
 
 

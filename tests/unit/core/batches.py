@@ -33,9 +33,9 @@ from marq.wire.markers import (
 from marq.wire.names import synthetic_topic
 
 SOURCE = Source("marq.messages", 0)
-#: Of messages that were delayed by their sender.
+#: Source of messages that their sender delayed.
 DRAWN = Source(synthetic_topic(5), 2)
-#: Of dead letters.
+#: Source of dead letters.
 LETTERS = Source("marq.dead-letters", 1)
 QUEUE = "emails"
 HOLDER, OTHER = 7, 8

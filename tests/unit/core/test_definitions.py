@@ -10,7 +10,7 @@ from marq.wire.errors import ConfigError
 from marq.wire.quarantines import Quarantine, digest
 
 
-def test_a_queue_that_nobody_defined_has_the_defaults() -> None:
+def test_an_undefined_queue_has_the_defaults() -> None:
     definitions = Definitions()
 
     assert definitions("anything") == definitions.settings("anything") == QueueSettings()

@@ -1,4 +1,4 @@
-"""Delayed messages in the lease book: a lease that nobody holds."""
+"""Delayed messages in the lease book: leases without a holder."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_cancel_is_told_of_as_a_fact_and_no_copy_is_sent() -> None:
     assert log.book.counts[QUEUE].cancelled == 1
 
 
-def test_who_moves_a_message_that_is_on_its_way_is_answered_when_that_is_decided() -> None:
+def test_a_late_reschedule_is_answered_when_the_delivery_is_decided() -> None:
     log = Log()
     log.fold(delay([0, 1], [1, 1]))
     gone, _ = log.book.due(T0 + 1)
@@ -106,7 +106,7 @@ def test_who_moves_a_message_that_is_on_its_way_is_answered_when_that_is_decided
     assert [offset for offset, *_ in fired(log, T0 + HOUR_MS)] == [1]
 
 
-def test_a_source_that_somebody_drew_is_forgotten_with_its_last_message() -> None:
+def test_a_synthetic_source_is_forgotten_with_its_last_message() -> None:
     log = Log()
     for number in range(50):
         source = Source(synthetic_topic(number), 0)

@@ -284,7 +284,7 @@ def test_a_payload_is_to_be_had_from_the_book_until_its_row_is_written() -> None
     assert rows.decode_payload(log.table[rows.row_key(SOURCE, 9)]) == original
 
 
-def test_pending_rows_are_counted_for_whoever_bounds_them() -> None:
+def test_pending_rows_are_counted_for_their_limit() -> None:
     log = Log()
     assert log.book.pending_rows == 0
     log.fold(acquire([1, 2, 3]))

@@ -1,4 +1,4 @@
-"""The codec: what is written is read, and whatever else is read is refused in one of two ways."""
+"""The codec: it reads what it writes, and rejects all other bytes in one of two ways."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_the_newer_head_of_these_tests_is_plausible() -> None:
         NEWER[:3] + b"\x00" + NEWER[4:],  # kind 0
         NEWER[:5] + bytes(8) + NEWER[13:],  # holder 0
         NEWER[:13] + b"\xc9" + b"q" * 300,  # a name of 201 bytes
-        NEWER[:14] + b"\xff" * 6 + NEWER[20:],  # a name that is no text
+        NEWER[:14] + b"\xff" * 6 + NEWER[20:],  # a name that is not text
     ],
 )
 def test_what_no_newer_version_can_have_written_is_corrupt_and_stops_nothing(data: bytes) -> None:
@@ -266,7 +266,7 @@ def test_any_text_can_be_cut(text: str) -> None:
     assert text.startswith(cut.decode())
 
 
-def test_a_text_that_is_no_unicode_is_written_with_replacements() -> None:
+def test_text_that_is_not_unicode_is_written_with_replacements() -> None:
     assert cut_text("a\udc80b") == b"a?b"
 
 
@@ -313,7 +313,7 @@ def test_a_payload_is_never_larger_than_was_reckoned(batch: Acquire) -> None:
     assert len(encode(batch)) <= frame + sum(payload_bytes(each) for each in batch.payloads)
 
 
-# --- golden: the bytes of version 1 for ever --------------------------------------------------------------------------
+# --- golden: the bytes of version 1, which never change ---------------------------------------------------------------
 
 _CLASSES = {
     each.__name__: each

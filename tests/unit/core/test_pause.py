@@ -65,7 +65,7 @@ def test_all_that_waited_comes_once_it_is_resumed_in_its_order() -> None:
     fires = book.due(T0 + 5_000)
     assert [fire.offset for fire in fires] == [2, 9, 1]
     assert {fire.destination for fire in fires} == {Destination.QUEUE}
-    # None of them was late: nobody wanted them before.
+    # None of them was late: they were not due before.
     assert {book.wanted_ms(fire.lease) for fire in fires} == {T0 + 5_000}
     assert due(book, T0 + 5_000) == []
 
@@ -77,7 +77,7 @@ def test_other_queues_go_on_and_a_message_that_is_moved_comes_at_its_new_time_on
     fold(book, acquire([1]), acquire([2], queue="other"))
     assert due(book, T0 + LEASE_MS) == [(1, Destination.QUEUE)]
 
-    # Acquired again by the next reader of its partition: what was held of it is nobody's any more.
+    # The next reader of its partition acquires it again, and its earlier lease ends.
     fold(book, acquire([2], queue="other", holder=99), at=T0 + 2 * LEASE_MS)
     paused.queues.clear()
 

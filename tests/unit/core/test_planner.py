@@ -23,7 +23,7 @@ PARTITIONS = 4
 
 
 def every(seconds: int) -> Callable[[Schedule, int], int | None]:
-    """Each multiple of so many seconds; the cron expression says them, when it is a number."""
+    """Each multiple of this many seconds; the cron expression says them, when it is a number."""
 
     def next_time(schedule: Schedule, after_s: int) -> int | None:
         step = int(schedule.cron.split()[0].removeprefix("*/")) if schedule.cron.startswith("*/") else seconds
@@ -165,7 +165,7 @@ def test_a_restart_plans_nothing_that_is_planned() -> None:
     assert life.delivered == times(0, 4)
 
 
-def test_what_is_written_twice_counts_once_for_ever() -> None:
+def test_repeated_writes_count_once_permanently() -> None:
     life = Life()
     life.define()
     life.work()
@@ -324,7 +324,7 @@ def test_a_schedule_that_is_removed_leaves_nothing() -> None:
     assert [key for key in life.table if key[:1] in (b"m", b"r", b"s")] == []
 
 
-def test_one_that_is_switched_off_stops_and_begins_anew() -> None:
+def test_a_disabled_schedule_stops_and_starts_again() -> None:
     life = Life()
     life.define(catch_up=True)
     life.until(times(0, 1)[0])
@@ -337,7 +337,7 @@ def test_one_that_is_switched_off_stops_and_begins_anew() -> None:
     assert life.delivered == [*times(0, 1), *times(6, 2)]
 
 
-def test_a_time_that_somebody_cancels_is_left_out() -> None:
+def test_a_cancelled_time_is_left_out() -> None:
     life = Life()
     life.define()
     life.work()

@@ -29,7 +29,7 @@ def test_a_purge_is_read_as_it_was_written() -> None:
 
     assert definitions.purge("emails") == PURGE
     assert definitions.purge("emails").starts == PURGE.starts
-    # It is no definition: a queue that was purged and that nobody defined has defaults, and no name of its own.
+    # A purge does not define the queue: it keeps the defaults and is not listed by name.
     assert definitions.names() == []
     assert definitions.after({}).purge("emails") == PURGE
     definitions.fold(purge_key("emails"), None)
@@ -63,7 +63,7 @@ def test_a_second_purge_takes_up_what_the_first_one_left_undone() -> None:
     again = Purge(9_000, {P0: 20, P1: 3}, {P0: 10, P1: 2}).after(PURGE)
 
     assert (again.until_ms, again.ends, again.starts) == (9_000, {P0: 20, P1: 3}, {P0: 4, P1: 0})
-    # Of one that came to its end nothing is left to do.
+    # A completed purge leaves nothing to do.
     assert Purge(9_000, {P0: 20}, {P0: 10}).after(PURGE.done()).starts == {P0: 10}
 
 
@@ -84,7 +84,7 @@ def test_what_comes_after_it_is_as_ever() -> None:
     assert unpurged(PURGE, Source("other", 0), own) == (own, 0)
 
 
-def test_a_topic_that_was_made_anew_begins_at_0_and_loses_nothing() -> None:
+def test_a_recreated_topic_starts_at_0_and_loses_nothing() -> None:
     own = records(0, 1, at_ms=5_001)
 
     left, known_to = unpurged(PURGE, P0, own)

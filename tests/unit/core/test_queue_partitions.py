@@ -42,9 +42,9 @@ def test_queues_are_spread_evenly() -> None:
     assert 190 < min(counts.values()) <= max(counts.values()) < 310
 
 
-def test_a_wider_spread_keeps_the_partitions_of_a_narrower_one() -> None:
+def test_more_partitions_include_the_previous_ones() -> None:
     for queue in QUEUES[:100]:
-        for narrow, wide in pairwise(subset(queue, 32, spread) or () for spread in range(1, 32)):
+        for narrow, wide in pairwise(subset(queue, 32, count) or () for count in range(1, 32)):
             assert set(narrow) < set(wide)
 
 
@@ -57,7 +57,7 @@ def test_a_topic_that_grows_moves_few_queues_and_only_to_new_partitions() -> Non
         assert set(after) - set(before) <= {16, 17, 18, 19}
         moved += before != after
 
-    # Of two partitions each has a chance of a fifth.
+    # Each of two partitions has a chance of one in five.
     assert moved < 0.45 * len(QUEUES)
 
 
@@ -73,7 +73,7 @@ def test_all_partitions_and_some_are_all() -> None:
     assert union([]) == ()
 
 
-def test_what_is_known_when_a_message_is_sent_is_old_for_a_shorter_time_than_the_grace() -> None:
+def test_senders_use_a_placement_for_less_than_the_grace_period() -> None:
     assert SYNCED_S < SENT_S < GRACE_S
 
 
@@ -94,7 +94,7 @@ def test_a_queue_that_moves_is_read_wherever_it_was_until_that_is_drained() -> N
     assert drained.former(4) == []
 
 
-def test_several_moves_in_a_row_are_read_everywhere_and_ends_are_looked_for_anew() -> None:
+def test_several_moves_in_a_row_are_read_everywhere_and_ends_are_looked_up_again() -> None:
     first = Placement((1,), (1,)).moved((1, 3)).moved((3,))
     assert first == Placement((3,), (1, 3))
     assert first.former(8) == [1]
@@ -163,20 +163,20 @@ def test_definitions_have_the_placements_and_tell_when_one_has_changed() -> None
 # --- the setting ------------------------------------------------------------------------------------------------------
 
 
-def test_a_spread_is_a_number_of_partitions_or_all() -> None:
+def test_partitions_is_a_number_or_all() -> None:
     assert queue_settings().partitions is None
     assert queue_settings(check_document({"partitions": 2}, "here")).partitions == 2
     assert queue_settings({"partitions": 2}, check_document({"partitions": "all"}, "here")).partitions is None
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "some", 10_001, None])
-def test_another_spread_is_refused(value: object) -> None:
+def test_other_values_of_partitions_are_refused(value: object) -> None:
     with pytest.raises(
         ConfigError, match='here: partitions: expected a number of partitions from 1 to 10000, or "all"'
     ):
         check_document({"partitions": value}, "here")
 
 
-def test_queues_that_nobody_defined_have_all_partitions() -> None:
+def test_undefined_queues_have_all_partitions() -> None:
     with pytest.raises(ConfigError, match=r"\[defaults\] can't name 'partitions'"):
         check_defaults({"partitions": 2}, "[defaults]")

@@ -1,4 +1,4 @@
-"""A queue that moves again and again, in virtual time: what was accepted is read, whoever is late or away."""
+"""A queue that moves again and again, in virtual time: every accepted message is read, even if clients are late."""
 
 from __future__ import annotations
 
@@ -144,5 +144,5 @@ def test_what_was_accepted_is_read_once(seed: int) -> None:
     assert {each: found for each in range(seed, seed + 50) if (found := lost(each, GRACE_S))} == {}
 
 
-def test_with_a_shorter_grace_messages_would_be_lost() -> None:
+def test_with_a_shorter_limit_messages_would_be_lost() -> None:
     assert any(lost(seed, SYNCED_S / 2) for seed in range(SEEDS))

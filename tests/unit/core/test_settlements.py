@@ -1,4 +1,4 @@
-"""Dead letters that are redriven or deleted: each once, for ever, and told of by notes."""
+"""Dead letters that are redriven or deleted: each exactly once, and recorded in notes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def notes(log: Log) -> list[tuple[list[int], Disposition, int]]:
     return [(list(note.offsets), note.became, note.holder) for note in log.book.settlements.take_notes()]
 
 
-def test_a_redriven_letter_is_delivered_at_once_as_a_first_attempt() -> None:
+def test_a_redriven_dead_letter_is_delivered_at_once_as_a_first_attempt() -> None:
     log = Log()
     log.fold(redrive([3, 9], queue="other"))
 
@@ -40,7 +40,7 @@ def test_a_redriven_letter_is_delivered_at_once_as_a_first_attempt() -> None:
 @pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("first", [redrive([3, 9]), discard([3, 9])])
 @pytest.mark.parametrize("again", [redrive([2, 3, 9], holder=HOLDER), discard([2, 3, 9], holder=HOLDER)])
-def test_a_letter_is_settled_once_whoever_asks_again_and_however(first: Batch, again: Batch, restart: bool) -> None:
+def test_a_dead_letter_is_settled_once_despite_further_requests(first: Batch, again: Batch, restart: bool) -> None:
     log = Log()
     log.fold(first)
     if log.book.due(T0):
@@ -58,7 +58,7 @@ def test_a_letter_is_settled_once_whoever_asks_again_and_however(first: Batch, a
     assert list(answered.values()) == [[2]]
 
 
-def test_a_deleted_letter_leaves_no_message() -> None:
+def test_a_deleted_dead_letter_leaves_no_message() -> None:
     log = Log()
     log.fold(discard([3]))
     log.write()
@@ -111,7 +111,7 @@ def test_places_are_a_set(added: set[int], asked: set[int]) -> None:
     assert {offset for offset in added | asked if offset in again} == added
 
 
-def test_a_row_that_is_no_chunk_is_refused() -> None:
+def test_a_row_that_is_not_a_chunk_is_refused() -> None:
     log = Log()
     log.table[rows.places_key(LETTERS, 0)] = b"\0"
 
@@ -171,5 +171,5 @@ def test_a_foreign_note_says_nothing(value: bytes) -> None:
     assert decode(LETTERS, value) is None
 
 
-def test_a_notes_key_is_no_queues_name() -> None:
+def test_a_notes_key_is_not_a_queues_name() -> None:
     assert NOTE_KEY == b""

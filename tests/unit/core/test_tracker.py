@@ -76,7 +76,7 @@ def test_nothing_fires_before_an_own_tick_has_been_read() -> None:
     assert offsets(partition.tracker.due()) == [1]
 
 
-def test_nobody_is_answered_before_an_own_tick_has_been_read() -> None:
+def test_requests_are_answered_after_an_own_tick_has_been_read() -> None:
     """The former owner had sent a copy when the message was moved: its fact stands behind the RESCHEDULE."""
     partition = Partition()
     partition.append(delay([1, 2], [0, 0]), T0)
@@ -186,7 +186,7 @@ def test_a_clock_that_was_set_back_sets_the_estimate_back() -> None:
 def test_after_a_fresh_fencing_an_old_tick_does_not_count() -> None:
     """The simulation's seed 658: a message was sent twice.
 
-    A TICK is written before the facts of a transaction whose outcome is unknown. The owner fences anew, reads the TICK
+    A TICK is written before the facts of a transaction whose outcome is unknown. The owner fences again, reads the TICK
     but not yet the facts, and must not take the messages for unsent.
     """
     partition = Partition()

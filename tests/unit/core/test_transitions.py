@@ -72,7 +72,7 @@ PATHS: dict[State | Absent, list[Batch]] = {
     State.CANCELLED: [_early([5]), cancel([5], source=SOURCE)],
     State.DISPATCHED: [acquire([5]), spend([5])],
 }
-#: Messages of these sources are no records, so other markers open them.
+#: Messages of these sources are not records, so other markers open them.
 OWN_SOURCES = {Marker.DELAY: _delay([5]).source, Marker.DISCARD: LETTERS}
 
 

@@ -154,7 +154,7 @@ def test_of_a_transaction_that_is_refused_for_its_size_each_copy_goes_alone_and_
     assert sent == [[(0, queue), (1, queue)], [(0, queue)], [(0, dead)], [(1, queue)]]
 
 
-def test_what_is_refused_for_its_size_as_a_dead_letter_too_is_not_tried_for_ever(life: Life) -> None:
+def test_a_dead_letter_that_is_too_large_is_not_retried_forever(life: Life) -> None:
     due(life, 1)
     refused = []
     for _ in range(2):

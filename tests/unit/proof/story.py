@@ -6,7 +6,7 @@ Five messages of one queue, in one partition (offsets 0 to 4), and what became o
 1. its consumer was killed: redelivered (5), then acknowledged;
 2. released with an error: redelivered (6), then acknowledged;
 3. rejected: a dead letter;
-4. removed by retention before anybody read it.
+4. removed by retention before a consumer read it.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def test_no_more_findings_are_printed_than_asked_for(tmp_path: Path, capsys: pyt
     assert json.loads(out.splitlines()[-1])["violations"] == {"quarantine": 1, "silent": 1}
 
 
-def test_a_line_that_is_no_event_gives_exit_2_and_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_line_gives_exit_2_and_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "history.jsonl"
     path.write_text('{"process": "p", "type": "ok", "op": "hang", "record": "t/0/0"}\nnonsense\n')
 
@@ -107,6 +107,6 @@ def test_an_acquire_names_what_it_keeps_as_the_record_does() -> None:
     assert marker["holder"] == "8000000000000001"
 
 
-def test_a_marker_that_nobody_can_read_is_named_by_its_content() -> None:
+def test_an_unreadable_marker_is_identified_by_its_content() -> None:
     assert history.marker("m/0", 0, 1, None, b"???")["content"] == history.digest(b"???")
     assert history.marker("m/0", 0, 1, Tick(1, 2), b"...").keys() >= {"holder", "monotonic_ms"}

@@ -40,7 +40,7 @@ ZEROTH, ACQUIRED = {"record": f"{LOG}/0"}, {"kind": "ACQUIRE", "offsets": [0]}
 TRUNCATED = {"process": MARKERS, "type": "ok", "op": "truncate", "offset": 3}
 
 
-def test_a_clean_history_passes_and_its_figures_are_right() -> None:
+def test_a_clean_history_passes_and_its_statistics_are_right() -> None:
     report = check(clean())
 
     assert [str(finding) for finding in report.findings] == []
@@ -121,7 +121,7 @@ def bury_two_committed_copies(events: Events) -> None:
     events[:] = story.history.events
 
 
-def release_what_nobody_released(events: Events) -> None:
+def release_without_a_request(events: Events) -> None:
     events[:] = [event for event in events if event["op"] != "release"]
     marker(events, "RELEASE", 2)["holder"] = holder_name(FIRST)
 
@@ -146,17 +146,17 @@ def leave_a_copy_open(events: Events) -> None:
 
 
 BROKEN: list[Broken] = [
-    ("lost", "nobody reads what is sent", lose_a_message),
+    ("lost", "a message is never read", lose_a_message),
     ("lost", "a record is lost", omit("record", offset=0)),
     ("silent", "unread messages are passed over in silence", omit("skipped")),
-    ("from-nowhere", "a record is delivered that nobody sent", change("deliver", ZEROTH, record=f"{LOG}/77")),
+    ("from-nowhere", "a record is delivered that was never sent", change("deliver", ZEROTH, record=f"{LOG}/77")),
     ("from-nowhere", "a message is written twice", repeat("record", {"offset": 0}, offset=8)),
     ("from-nowhere", "no client acknowledged", keep(lambda event: event["op"] != "ack" or event["offsets"] != [0])),
     ("not-durable", "an ack is not in the log", omit("marker", kind="ACK", offsets=[0])),
     ("after-ack", "a tracker decides after it has read the ack", decide_after_the_ack_was_read),
     ("early", "a tracker decides too early", decide_before_it_is_due),
     ("renewed", "a tracker overlooks a renewal", decide_although_it_was_renewed),
-    ("not-open", "a message is fired that nobody has acquired", omit("marker", kind="ACQUIRE", offsets=[1])),
+    ("not-open", "a message is redelivered that was never acquired", omit("marker", kind="ACQUIRE", offsets=[1])),
     ("fired-twice", "a message is fired twice", fire_twice),
     ("before-own-tick", "a tracker has no TICK", change("fire", {"offset": 1}, "invoke", tick=None)),
     ("before-own-tick", "its TICK is from before the fencing", change("own", {}, fenced_at=100)),
@@ -171,15 +171,15 @@ BROKEN: list[Broken] = [
     ("transaction", "a copy has no fact", repeat("record", {"offset": 6}, offset=9)),
     ("transaction", "a fact has no copy", change("record", {"offset": 6}, type="fail")),
     ("fidelity", "a copy has another value", change("record", {"offset": 6}, content=OTHER_CONTENT)),
-    ("fidelity", "another value is handed out", change("deliver", ZEROTH, content=OTHER_CONTENT)),
+    ("fidelity", "another value is delivered", change("deliver", ZEROTH, content=OTHER_CONTENT)),
     ("fidelity", "an ACQUIRE keeps another value", change("marker", ACQUIRED, contents=[OTHER_CONTENT])),
     ("fidelity", "a copy was sent at another time", change("record", {"offset": 6}, first_sent_ms=5_002)),
     ("fidelity", "an error is lost", change("record", {"offset": 5}, error="another")),
     ("fidelity", "a dead letter has another id", change("dead", {}, id=f"{LOG}/0")),
     ("misplaced", "a copy goes to another queue", change("record", {"offset": 6}, queue="other")),
-    ("delivered-twice", "a record is handed out twice", repeat("deliver", ZEROTH, process="second")),
+    ("delivered-twice", "a record is delivered twice", repeat("deliver", ZEROTH, process="second")),
     ("unexplained", "a lease expires without a reason", omit("kill", "info")),
-    ("unexplained", "nobody released what is released", release_what_nobody_released),
+    ("unexplained", "a message is released without a request", release_without_a_request),
     ("lease-not-noticed", "a consumer does not notice a lost lease", notice_no_lost_lease),
     ("position-lost", "markers are gone", lambda events: events.insert(0, TRUNCATED)),
     ("quarantine", "unreadable bytes are not quarantined", omit("quarantine")),

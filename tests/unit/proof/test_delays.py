@@ -142,7 +142,7 @@ def clean() -> Events:
     return events_of(tell, DelayedStory)
 
 
-def test_a_clean_history_passes_and_its_figures_are_right() -> None:
+def test_a_clean_history_passes_and_its_statistics_are_right() -> None:
     report = check(clean())
 
     assert [str(finding) for finding in report.findings] == []
@@ -187,7 +187,7 @@ def _is_about(event: Event, number: int, copied: int) -> bool:
     return named or (event.get("source") == LOG and event.get("offsets") == [copied])
 
 
-def hand_out_what_a_header_delays(events: Events) -> None:
+def deliver_a_delayed_record(events: Events) -> None:
     story = DelayedStory()
     story.deliver("second", SECOND, 4, 4)
     events.append(story.history.events[-1])
@@ -237,7 +237,7 @@ BROKEN: list[Broken] = [
     ("lost", "a message is never delivered", forget_its_time),
     ("not-drained", "a message stays where it is", forget_its_time),
     ("early", "a message comes before its time", delay(times_ms=[1_000, 100, 100, 100])),
-    ("early", "a message is handed out although a header delays it", hand_out_what_a_header_delays),
+    ("early", "a message is delivered although a header delays it", deliver_a_delayed_record),
     (
         "moved", "a message comes at its old time",
         lambda events: about(events, "RESCHEDULE", 2).update(times_ms=[2 * LATER_MS]),
@@ -247,13 +247,13 @@ BROKEN: list[Broken] = [
     ("attempts", "a delay uses up an attempt", decide(0, "DELIVERED", attempt=2)),
     ("wrong-cause", "what is due is taken for released", decide(0, "DELIVERED", cause="RELEASED")),
     ("cancelled", "what is cancelled is delivered", decide(1, "CANCELLED", kind="DELIVERED", cause="DUE")),
-    ("cancelled", "nobody cancelled", decide(0, "DELIVERED", kind="CANCELLED", cause="CANCELLED")),
-    ("cancelled", "who was too late hears that it is cancelled", change("cancel", TOO_LATE, outcomes=["DONE"])),
-    ("answered", "who was in time hears that it was too late", change("reschedule", DONE, **TOO_LATE)),
+    ("cancelled", "a cancellation without a request", decide(0, "DELIVERED", kind="CANCELLED", cause="CANCELLED")),
+    ("cancelled", "a late cancel is answered with DONE", change("cancel", TOO_LATE, outcomes=["DONE"])),
+    ("answered", "a timely request is answered with TOO_LATE", change("reschedule", DONE, **TOO_LATE)),
     ("answered", "a tracker answers that it was too late", answer(2, **TOO_LATE)),
     ("answered", "a tracker answers that it is moved", answer(3, **DONE)),
     ("answered", "a tracker answers although it has left", answer_although_it_left),
-    ("answered", "a tracker answers somebody else", answer(2, holder=history.holder_name(99))),
+    ("answered", "a tracker answers another client", answer(2, holder=history.holder_name(99))),
     ("fidelity", "a copy has another value", change("record", COPY, content=OTHER_CONTENT)),
     ("fidelity", "a copy was first sent at another time", delay(timestamps_ms=[1, 4_001, 4_002, 4_003])),
 ]  # fmt: skip
@@ -292,7 +292,7 @@ def test_a_question_while_the_copy_is_on_its_way_is_too_late_when_the_fact_comes
     assert [str(finding) for finding in judged(told, DelayedStory).findings] == []
 
 
-def test_who_finds_the_fact_before_its_question_stands_in_the_log_needs_no_answer() -> None:
+def test_a_client_that_reads_the_fact_before_its_request_needs_no_answer() -> None:
     """A question that was slow, and a tracker that stopped meanwhile: as it happens in the simulation."""
 
     def told(story: DelayedStory) -> None:
@@ -324,7 +324,7 @@ def test_a_cancel_that_comes_while_a_dead_letter_is_on_its_way_is_too_late() -> 
     assert [str(finding) for finding in judged(told, DelayedStory).findings] == []
 
 
-def test_who_asks_again_may_be_answered_again() -> None:
+def test_a_repeated_request_may_be_answered_again() -> None:
     def told(story: DelayedStory) -> None:
         story.delay(0)
         story.ask(MOVER, 0, 50)

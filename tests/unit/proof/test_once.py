@@ -80,7 +80,7 @@ def tell_redriven(story: OnceStory) -> None:
 
 
 def tell_spent(story: OnceStory) -> None:
-    """Two are handed out, and one of them is abandoned, for its consumer is killed; a third is given back unseen."""
+    """Two messages are delivered, one is abandoned because its consumer is killed, and a third is released unseen."""
     story.spend_from_now_on()
     for number in range(3):
         story.send(number)
@@ -166,7 +166,7 @@ REDRIVEN_BROKEN: list[Broken] = [
 ]
 
 
-def see_it_before_it_is_spent(events: Events) -> None:
+def deliver_before_dispatch(events: Events) -> None:
     seen = find(events, "deliver")
     events.remove(seen)
     events.insert(next(index for index, event in enumerate(events) if event["op"] == "dispatch"), seen)
@@ -187,14 +187,14 @@ SPENT_BROKEN: list[Broken] = [
         "nothing is spent",
         keep(lambda event: event["op"] != "dispatch" and event.get("kind") != "DISPATCH"),
     ),
-    ("dispatched", "a message is handed out before it is spent", see_it_before_it_is_spent),
-    ("dispatched", "a message is handed out twice", repeat("deliver", {})),
+    ("dispatched", "a message is delivered before it is dispatched", deliver_before_dispatch),
+    ("dispatched", "a message is delivered twice", repeat("deliver", {})),
     ("dispatched", "what is spent is delivered again", say_instead("ABANDONED", "REDELIVERED")),
     ("dispatched", "what is not spent is abandoned", say_instead("REDELIVERED", "ABANDONED")),
 ]
 
 
-def test_what_a_queue_delays_is_not_handed_out_at_once() -> None:
+def test_messages_of_a_queue_with_delay_are_not_delivered_at_once() -> None:
     def told(story: OnceStory) -> None:
         settings = {QUEUE: {**SETTINGS, "delay_ms": 500}}
         story.history.add("marq.queues/0", "ok", "settings", version=1, queues=settings)

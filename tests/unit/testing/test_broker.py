@@ -169,11 +169,11 @@ async def test_a_marker_that_cannot_be_read_goes_into_quarantine() -> None:
     async with Broker() as broker, broker.producer() as producer, broker.consumer("q") as consumer:
         await producer.send("q", b"x")
         [message] = await consumer.receive()
-        installation = broker._installation
+        namespace = broker._namespace
 
-        installation.owners[0].append(b"garbage")
+        namespace.owners[0].append(b"garbage")
 
-        [record] = installation.unreadable.logs[0]
+        [record] = namespace.unreadable.logs[0]
         assert record.value == b"garbage"
         assert dict(record.headers)["marq-origin"].startswith(b"marq.markers/0/")
         await message.ack()
@@ -191,7 +191,7 @@ async def test_settings_are_read_in_the_units_in_which_they_are_written() -> Non
 
 async def test_records_that_a_test_produces_to_the_markers_topic_do_not_stop_the_tracker() -> None:
     async with Broker() as broker, broker.producer() as producer, broker.consumer("q") as consumer:
-        markers = broker._memory.installation(broker._settings).markers
+        markers = broker._memory.namespace(broker._settings).markers
         for partition in range(markers.partitions):
             broker.produce(markers.name, b"not a marker", partition=partition)
 

@@ -1,4 +1,4 @@
-"""Schedules in memory: they send as time passes, and nobody waits for the last one."""
+"""Schedules in memory: they send as virtual time passes, and the broker does not wait for the last one."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ async def test_a_consumer_that_waits_gets_the_message_of_its_time() -> None:
         await message.ack()
 
 
-def test_what_is_no_schedule_is_refused() -> None:
+def test_invalid_schedules_are_rejected() -> None:
     with pytest.raises(marq.ConfigError, match="schedule 'daily': cron: it is missing"):
         Broker(schedules={"daily": {"queue": "reports"}})

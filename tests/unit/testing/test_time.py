@@ -33,7 +33,7 @@ def passed(broker: Broker) -> Callable[[], float]:
     return lambda: (broker.now - began).total_seconds()
 
 
-async def test_time_stands_still_by_itself(broker, producer) -> None:
+async def test_time_does_not_pass_by_itself(broker, producer) -> None:
     elapsed = passed(broker)
     async with broker.consumer("q", lease=30) as consumer:
         await producer.send("q", b"x")
@@ -58,7 +58,7 @@ async def test_waiting_for_messages_passes_time_up_to_the_next_one_or_to_the_end
 
         assert elapsed() == DAY + 7.5
         await message.release(5)
-        # In the same moment the message wins.
+        # If both happen at the same time, the message wins.
         assert len(await consumer.receive(wait=5)) == 1
 
 
@@ -237,9 +237,7 @@ async def test_a_handler_that_hangs_is_named_and_time_may_pass_over_it(broker, p
         await running
 
 
-async def test_who_waits_for_messages_does_not_wait_for_ever_for_a_handler_that_hangs(
-    broker, producer, monkeypatch, caplog
-) -> None:
+async def test_a_receiver_does_not_wait_forever_for_a_hanging_handler(broker, producer, monkeypatch, caplog) -> None:
     monkeypatch.setattr("marq.testing.passage._PATIENCE_S", 0.1)
     elapsed = passed(broker)
 
@@ -254,7 +252,7 @@ async def test_who_waits_for_messages_does_not_wait_for_ever_for_a_handler_that_
         assert await other.receive(wait=100) == []
 
         assert elapsed() == 200
-        assert len([each for each in caplog.messages if "passes although handlers still run" in each]) == 1
+        assert len([each for each in caplog.messages if "advances although handlers still run" in each]) == 1
         await consumer.stop()
         await running
 
@@ -350,7 +348,7 @@ async def test_hundreds_of_messages_and_a_day_take_no_time(broker, producer) -> 
 
     assert seen == 900
     assert len(broker.acked("q")) == 300
-    # Some tenths of a second on an idle machine; an hour if anybody waited for it.
+    # Some tenths of a second on an idle machine; an hour if a client waited for it.
     assert time.monotonic() - began_s < 600
 
 
@@ -358,7 +356,7 @@ async def test_hundreds_of_messages_and_a_day_take_no_time(broker, producer) -> 
 async def test_a_message_can_be_kept_for_days_by_its_own_renewals_or_by_a_long_max_lease(
     broker, producer, max_lease, renewed
 ) -> None:
-    """Share groups end an acquisition lock after an hour at the most, SQS a visibility timeout after 12."""
+    """Share groups end an acquisition lock after at most an hour, SQS a visibility timeout after 12."""
     async with broker.consumer("q", lease=3_600, max_lease=max_lease) as consumer:
         await producer.send("q", b"x")
         [message] = await consumer.receive()

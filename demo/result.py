@@ -14,7 +14,7 @@ from proof.findings import Report
 from proof.fold import DEAD_LETTERED, LEASED, REDELIVERED
 from proof.history import Event
 
-#: Figures that the checker and the data pipeline's audit have under the same names.
+#: Statistics that the checker and the data pipeline's audit have under the same names.
 SHARED = ("sent", "acked", "dead", "acked_and_dead", "lost", "duplicates", "redelivered")
 
 
@@ -38,7 +38,7 @@ class Result:
     broken: list[str]
     seconds: float
 
-    def figures(self) -> dict[str, Any]:
+    def statistics(self) -> dict[str, Any]:
         """Return the JSON object: counts, times in ms, and seconds."""
         report = self.report
         return {
@@ -69,7 +69,7 @@ def result_of(events: Sequence[Event], kills: Sequence[Kill], least_held: int, s
     """
     consumer, worker = kills
     evidence = gather(events)
-    # Consumers tell of messages, not of ACQUIREs. If no consumer told of a holder, its messages never left the library:
+    # Consumers record messages, not ACQUIREs. If no consumer recorded a holder, its messages never left the library:
     # the killed one had acquired them and died before it received them.
     for event in events:
         if event["op"] == "marker" and event["kind"] == "ACQUIRE":

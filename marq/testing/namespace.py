@@ -26,7 +26,7 @@ from marq.wire.names import ORIGIN_HEADER, REASON_HEADER, Names
 from marq.wire.notes import Note
 
 
-class Installation:
+class Namespace:
     """The objects of one prefix on an in-memory broker; ``topics`` are the broker's, by name."""
 
     def __init__(self, settings: ClientSettings, clock: Clock, topics: dict[str, Topic]) -> None:

@@ -35,21 +35,21 @@ class Allowed:
     groups: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
     transactional_ids: Mapping[str, bool | None] = field(default_factory=dict)
 
-    def lacks(self, right: Permission, every: Collection[str]) -> bool:
+    def lacks(self, wanted: Permission, every: Collection[str]) -> bool:
         """Return whether a permission is known to be missing.
 
         All groups in ``every`` need a prefixed permission; of other groups one with it is enough, because services may
         have theirs one by one.
         """
-        if right.kind is Kind.TRANSACTIONAL_ID:
-            return self.transactional_ids.get(right.name) is False
-        if right.kind is Kind.TOPIC:
-            allowed = self.topics.get(right.name)
-            return allowed is not None and right.operation not in allowed
+        if wanted.kind is Kind.TRANSACTIONAL_ID:
+            return self.transactional_ids.get(wanted.name) is False
+        if wanted.kind is Kind.TOPIC:
+            allowed = self.topics.get(wanted.name)
+            return allowed is not None and wanted.operation not in allowed
         known = {
-            name: right.operation in allowed
+            name: wanted.operation in allowed
             for name, allowed in self.groups.items()
-            if allowed is not None and (name.startswith(right.name) if right.prefixed else name == right.name)
+            if allowed is not None and (name.startswith(wanted.name) if wanted.prefixed else name == wanted.name)
         }
         if known.keys() & every:
             return not all(known[name] for name in known.keys() & every)
@@ -67,8 +67,8 @@ class Use:
     handled_topics: Collection[str] = ()
     #: Groups whose queues have handlers, by their Kafka names.
     handled_groups: Collection[str] = ()
-    #: Whether a queue lives on few partitions, so that a tracker has to know the positions of groups.
-    spread: bool = False
+    #: A queue sets `partitions`, so trackers must know the positions of groups.
+    limited_partitions: bool = False
 
     @classmethod
     def of(cls, definitions: Definitions, names: Names, settings: AppSettings) -> Use:
@@ -85,7 +85,7 @@ class Use:
             tracker=Role.TRACKER in roles,
             backlog=settings.count_waiting,
             handlers=bool(handled),
-            spread=any(queue_settings.partitions is not None for queue_settings in queues.values()),
+            limited_partitions=any(queue_settings.partitions is not None for queue_settings in queues.values()),
             handled_topics=[
                 queue_settings.topic for queue_settings in handled.values() if queue_settings.topic is not None
             ],
@@ -101,32 +101,32 @@ def missing(client: ClientSettings, role: str, use: Use, allowed: Allowed) -> li
             use.own_topics,
             tracker=use.tracker,
             backlog=use.backlog,
-            handlers=use.handlers or (use.tracker and use.spread),
+            handlers=use.handlers or (use.tracker and use.limited_partitions),
             handled_topics=use.handled_topics,
         )
-        return [right for right in needed if allowed.lacks(right, use.handled_groups)]
+        return [each for each in needed if allowed.lacks(each, use.handled_groups)]
     # A service need not use all queues: a queue's own topic counts if anything is allowed on it.
     topics = [topic for topic in use.own_topics if allowed.topics.get(topic) != frozenset()]
-    return [right for right in ROLES[role](client.names, topics) if allowed.lacks(right, ())]
+    return [each for each in ROLES[role](client.names, topics) if allowed.lacks(each, ())]
 
 
-def judge_rights(client: ClientSettings, roles: Iterable[str], use: Use, allowed: Allowed) -> list[Finding]:
+def judge_permissions(client: ClientSettings, roles: Iterable[str], use: Use, allowed: Allowed) -> list[Finding]:
     """Judge the permissions for these roles; for other roles only report that they suffice."""
-    asked, who = list(roles), principal(client)
+    asked, user = list(roles), principal(client)
     lacking = {role: missing(client, role, use, allowed) for role in ROLES}
     findings = [
         problem(
-            f"rights as {role}",
-            f"{who} lacks {', '.join(map(str, sorted(set(lacking[role]))))}",
+            f"permissions as {role}",
+            f"{user} lacks {', '.join(map(str, sorted(set(lacking[role]))))}",
             advice="an administrator grants exactly these with",
-            commands=grants(lacking[role], who, tools(client)),
+            commands=grants(lacking[role], user, tools(client)),
         )
         for role in asked
         if lacking[role]
     ]
-    enough = [role for role, rights in lacking.items() if not rights]
+    enough = [role for role, denied in lacking.items() if not denied]
     if enough:
         unseen = [topic for topic, operations in allowed.topics.items() if operations is None]
         limits = f", as far as can be seen without {', '.join(unseen)}" if unseen else ""
-        findings.append(fine("rights", f"{who} may do all that a {' or a '.join(enough)} needs{limits}"))
+        findings.append(fine("permissions", f"{user} has all permissions that a {' or a '.join(enough)} needs{limits}"))
     return findings

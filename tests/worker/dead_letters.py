@@ -12,16 +12,16 @@ from broker import EmbeddedBroker
 from marq.wire.markers import Source
 from marq.wire.names import DEAD_LETTERED_AT_HEADER, ERROR_HEADER, ID_HEADER, REASON_HEADER
 from marq.wire.notes import Disposition, decode, is_note
-from tests.worker.harness import Installation, Worker, eventually, header
+from tests.worker.harness import Namespace, Worker, eventually, header
 
 
 class Yard:
     """Dead letters, for tests."""
 
-    def __init__(self, worker: Worker, installation: Installation, letters: marq.DeadLetters) -> None:
+    def __init__(self, worker: Worker, namespace: Namespace, dead_letters: marq.DeadLetters) -> None:
         self.worker = worker
-        self.letters = letters
-        self.installation = installation
+        self.dead_letters = dead_letters
+        self.namespace = namespace
         self._topic = worker.names.dead_letters
 
     async def bury(self, queue: str, count: int, *, partition: int = 0, reason: str = "no good") -> set[bytes]:
@@ -34,7 +34,7 @@ class Yard:
                 (DEAD_LETTERED_AT_HEADER, b"%d" % (1_700_000_000_000 + number)), ("tenant", b"acme"),
             ]  # fmt: skip
             sent.append(
-                await self.installation.producer.send(
+                await self.namespace.producer.send(
                     self._topic, b"%d" % number, queue.encode(), partition=partition, headers=headers
                 )
             )
@@ -44,14 +44,14 @@ class Yard:
     async def delivered(self, *queues: str) -> Counter[bytes]:
         """How often each id was sent back to these queues."""
         keys = {queue.encode() for queue in queues}
-        records = await self.installation.records(self.worker.names.messages)
+        records = await self.namespace.records(self.worker.names.messages)
         return Counter(header(each)[ID_HEADER] for each in records if each.key in keys)
 
     async def notes(self) -> Counter[str]:
-        """How many places became what; each is told of once but to those who came too late."""
+        """Count the outcomes of dead letters; each is reported once, except to callers that came too late."""
         found: Counter[str] = Counter()
         told: set[tuple[int, int]] = set()
-        for record in await self.installation.records(self._topic):
+        for record in await self.namespace.records(self._topic):
             note = decode(Source(self._topic, record.partition), record.value) if is_note(record.headers) else None
             if note is not None and note.became is not Disposition.BEFORE:
                 # Written once more where it was unknown whether a transaction had been committed.
@@ -70,7 +70,7 @@ class Yard:
 async def yard_of(worker: Worker, broker: EmbeddedBroker) -> AsyncIterator[Yard]:
     servers = broker.bootstrap_servers
     async with (
-        Installation(servers, worker.names) as installation,
-        marq.DeadLetters(servers, prefix=worker.names.prefix) as letters,
+        Namespace(servers, worker.names) as namespace,
+        marq.DeadLetters(servers, prefix=worker.names.prefix) as dead_letters,
     ):
-        yield Yard(worker, installation, letters)
+        yield Yard(worker, namespace, dead_letters)

@@ -35,7 +35,7 @@ def owner() -> Ownership:
 
 
 @pytest.mark.parametrize("state", ["recovering", "waiting"])
-def test_who_is_no_owner_owes_to_become_one(owner: Ownership, state: str) -> None:
+def test_a_partition_without_owner_owes_a_takeover(owner: Ownership, state: str) -> None:
     owner.state = state
 
     standing = owner.standing()
@@ -114,4 +114,4 @@ def test_a_new_owner_owes_its_tick_until_it_is_read_back(owner: Ownership) -> No
     assert due is not None
     assert due.owes == "a TICK is due and not written"
     assert written is not None
-    assert written.owes == "its own TICK has not come back"
+    assert written.owes == "its own TICK has not arrived"

@@ -26,7 +26,7 @@ Place = tuple[str, int, int]
 
 
 @dataclass
-class Installation:
+class Namespace:
     """Topics of one prefix."""
 
     servers: str

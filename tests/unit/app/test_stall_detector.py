@@ -50,7 +50,7 @@ class Watched:
 def test_what_is_there_and_is_not_read_is_ended_for_after_the_limit() -> None:
     worker = Watched()
 
-    assert worker.lives(600, WAITS) == "markers partition 0 stands still: what is there for it is not read"
+    assert worker.lives(600, WAITS) == "markers partition 0 stalled: available records are not read"
     assert LIMIT_S <= worker.seconds <= LIMIT_S + 2
     assert worker.asked == [False, True]
 
@@ -67,9 +67,9 @@ def test_what_a_witness_found_work_for_is_suspected_before_it_is_ended_for() -> 
 
 
 def test_what_is_owed_is_said() -> None:
-    owed = ProgressReport((7,), 7, "its own TICK has not come back")
+    owed = ProgressReport((7,), 7, "its own TICK has not arrived")
 
-    assert Watched().lives(600, owed) == "markers partition 0 stands still: its own TICK has not come back"
+    assert Watched().lives(600, owed) == "markers partition 0 stalled: its own TICK has not arrived"
 
 
 @pytest.mark.parametrize("answer", [Answer.AWAY, Answer.NOTHING_TO_DO])
@@ -131,7 +131,7 @@ def test_an_event_loop_without_a_turn_is_ended_for_without_asking_anybody() -> N
     assert worker.asked == []
 
 
-def test_handlers_may_block_their_event_loop_for_ever() -> None:
+def test_handlers_may_block_their_event_loop_forever() -> None:
     worker = Watched(watches_loop=False)
     worker.lives(5, WAITS)
 

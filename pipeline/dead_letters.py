@@ -68,7 +68,7 @@ class Requester(NamedTuple):
     markers: Markers
 
 
-def letters(records: DataFrame, queue: str) -> DataFrame:
+def of_queue(records: DataFrame, queue: str) -> DataFrame:
     """Return the dead letters of a queue, settled or not, among the records of their topic."""
     kept = records.where((F.col("key") == F.lit(queue.encode())) & ~_is_note())
     place = F.concat_ws("/", F.col("topic"), F.col("partition"), F.col("offset"))

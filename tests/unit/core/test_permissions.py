@@ -9,25 +9,25 @@ NAMES = Names("shop")
 TOOLS = Tools("kafka:9092")
 
 
-def operations(rights: list[Permission], name: str) -> set[str]:
-    return {right.operation for right in rights if right.name == name}
+def operations(permissions: list[Permission], name: str) -> set[str]:
+    return {permission.operation for permission in permissions if permission.name == name}
 
 
 def test_a_sender_may_write_messages_and_nothing_else() -> None:
-    written = {right.name for right in sender(NAMES) if right.operation == "Write"}
+    written = {permission.name for permission in sender(NAMES) if permission.operation == "Write"}
 
     assert written == {NAMES.messages}
-    assert not [right for right in sender(NAMES) if right.kind is not Kind.TOPIC]
+    assert not [permission for permission in sender(NAMES) if permission.kind is not Kind.TOPIC]
 
 
-def test_only_workers_have_rights_on_changelog_dead_letters_and_the_trackers_transactional_ids() -> None:
+def test_only_workers_have_permissions_on_changelog_dead_letters_and_tracker_ids() -> None:
     allowed_ids = {"worker": {NAMES.transactional_ids}, "transactional-consumer": {NAMES.start_ids}}
     for role, needed in ROLES.items():
-        rights = needed(NAMES, ())
+        permissions = needed(NAMES, ())
         is_worker = role == "worker"
-        assert bool(operations(rights, NAMES.changelog)) is is_worker
-        assert ("Write" in operations(rights, NAMES.dead_letters)) is is_worker
-        ids = {right.name for right in rights if right.kind is Kind.TRANSACTIONAL_ID}
+        assert bool(operations(permissions, NAMES.changelog)) is is_worker
+        assert ("Write" in operations(permissions, NAMES.dead_letters)) is is_worker
+        ids = {permission.name for permission in permissions if permission.kind is Kind.TRANSACTIONAL_ID}
         # A consumer must not be able to fence a tracker.
         assert ids == allowed_ids.get(role, set())
 
@@ -39,7 +39,7 @@ def test_a_worker_needs_what_its_roles_need() -> None:
 
     assert "Read" not in operations(tracker, NAMES.messages)
     assert operations(tracker, "own") == {"Write"}
-    assert [right.operation for right in counting if right.name == NAMES.backlog] == ["Read"]
+    assert [permission.operation for permission in counting if permission.name == NAMES.backlog] == ["Read"]
     assert operations(counting, "own") == {"Read", "Write"}
     assert "Read" in operations(handlers, NAMES.messages)
     assert operations(handlers, "own") == {"Describe", "DescribeConfigs", "Read"}
@@ -47,17 +47,22 @@ def test_a_worker_needs_what_its_roles_need() -> None:
 
 
 def test_groups_are_granted_by_prefix() -> None:
-    groups = [right for right in consumer(NAMES) if right.kind is Kind.GROUP and right.operation == "Read"]
+    groups = [
+        permission for permission in consumer(NAMES) if permission.kind is Kind.GROUP and permission.operation == "Read"
+    ]
 
-    assert {(right.name, right.prefixed) for right in groups} == {("shop.queue.", True), ("shop.group.", True)}
+    assert {(each.name, each.prefixed) for each in groups} == {
+        ("shop.queue.", True),
+        ("shop.group.", True),
+    }
 
 
 def test_resources_with_the_same_operations_share_a_command() -> None:
-    rights = [
+    permissions = [
         Permission(Kind.TOPIC, name, operation) for name in ("a", "b") for operation in ("Read", "DescribeConfigs")
     ]
 
-    assert grants(rights, "User:x", TOOLS) == [
+    assert grants(permissions, "User:x", TOOLS) == [
         (
             "kafka-acls.sh --bootstrap-server kafka:9092 --add --allow-principal User:x --operation DescribeConfigs"
             " --operation Read --topic a --topic b"
@@ -85,5 +90,5 @@ def test_a_prefix_and_a_login_are_in_the_command() -> None:
     ]
 
 
-def test_nothing_to_grant_is_no_command() -> None:
+def test_nothing_to_grant_needs_no_command() -> None:
     assert grants([], "User:x", TOOLS) == []

@@ -1,8 +1,8 @@
-"""The figures of a run, from the history of tests/unit/proof/story.py."""
+"""The statistics of a run, from the history of tests/unit/proof/story.py."""
 
 from __future__ import annotations
 
-from demo.figures import Lateness, Result, percentile, result_of
+from demo.result import Lateness, Result, percentile, result_of
 from demo.run import Kill
 from proof.history import Event
 from tests.unit.proof.story import clean
@@ -16,8 +16,8 @@ def judged(events: list[Event], consumer: Kill = CONSUMER, worker: Kill = WORKER
     return result_of(events, [consumer, worker], least_held, 61.24)
 
 
-def test_the_checkers_report_and_the_histories_counts_are_the_figures() -> None:
-    found = judged(clean()).figures()
+def test_the_checkers_report_and_the_histories_counts_are_the_statistics() -> None:
+    found = judged(clean()).statistics()
 
     wanted = {
         "sent": 5, "acked": 3, "dead": 1, "lost": 0, "duplicates": 1, "redelivered": 2, "acked_and_dead": 0,
