@@ -40,7 +40,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Schedule:
 @pytest.fixture(scope="session")
 def broker() -> Iterator[EmbeddedBroker]:
     """One real Kafka for all tests; a test that stops or kills it makes its own."""
-    # Hundreds of tests leave their topics behind. A machine that stands still for seconds must not fence the broker.
+    # Hundreds of tests leave their topics behind. A machine that pauses for seconds must not fence the broker.
     with EmbeddedBroker(heap="1g", properties={"broker.session.timeout.ms": "30000"}) as embedded:
         yield embedded
 

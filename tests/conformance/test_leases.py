@@ -13,7 +13,7 @@ from marq.wire.markers import Ack, Acquire, Payload, Renew, Source
 from tests.conformance.backend import LIMIT_S, Backend
 from tests.conformance.receiving import nothing_comes, take, take_one
 
-#: A machine that stands still for less must not end a lease before its time.
+#: Lease that outlasts short pauses of a busy machine.
 SHORT_S = 4
 #: A consumer whose messages are lost after that, since they may not be renewed for longer.
 SHORT = {"lease": SHORT_S, "max_lease": SHORT_S}
