@@ -164,7 +164,7 @@ async def test_two_workers_share_the_partitions_and_one_takes_over_when_the_othe
     async with Namespace(broker.bootstrap_servers, first.names) as marq:
         done, still_open = await half_done(marq, "shared", lease=15)
         from_first, from_second = [
-            await eventually(worker.statistics, lambda found: found.get("complete")) for worker in (first, second)
+            await eventually(worker.published, lambda found: found.get("complete")) for worker in (first, second)
         ]
         second.kill()
         returned = await came_back(marq, "shared", still_open)
