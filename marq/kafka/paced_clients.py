@@ -12,23 +12,21 @@ between. :mod:`marq.kafka.client_logs` demotes aiokafka's own lines about the sa
 from __future__ import annotations
 
 import asyncio
-import logging
-import random
 import threading
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
+from types import FunctionType
 from typing import Any, TypeVar
 
+import aiokafka.client
 from aiokafka.client import AIOKafkaClient, ConnectionGroup
 from aiokafka.conn import CloseReason, collect_hosts, create_conn
-from aiokafka.errors import KafkaConnectionError, KafkaError
+from aiokafka.errors import KafkaConnectionError
 from aiokafka.protocol.metadata import MetadataRequest
 
 from marq.kafka import client_logs
 from marq.kafka.reconnect_pacer import FAILURES, Address, Pacer, reason_of
-
-log = logging.getLogger("marq")
 
 K = TypeVar("K")
 
@@ -87,30 +85,11 @@ class PacedClient(AIOKafkaClient):  # type: ignore[misc]
             self.force_metadata_update()
             return None
 
-    async def _metadata_update(self, cluster_metadata: Any, topics: Iterable[str]) -> bool:
-        """As aiokafka does it, but ask the broker to create no topic: it would, with the broker's own settings."""
-        request = MetadataRequest(list(topics) or None, allow_auto_topic_creation=False)
-        first = ("bootstrap", ConnectionGroup.DEFAULT)
-        nodes = [broker.nodeId for broker in self.cluster.brokers()] + ["bootstrap"] * (first in self._conns)
-        random.shuffle(nodes)
-        for node in nodes:
-            connection = await self._get_conn(node)
-            if connection is None:
-                continue
-            try:
-                metadata = await connection.send(request)
-            except (KafkaError, TimeoutError) as error:
-                log.debug("broker %s sent no metadata: %r", node, error)
-                continue
-            if not metadata.brokers:
-                return False
-            cluster_metadata.update_metadata(metadata)
-            if first in self._conns and self.cluster.brokers():
-                self._conns.pop(first).close()
-            return True
-        log.debug("no broker sent metadata: %s", nodes)
-        cluster_metadata.failed_update(None)
-        return False
+    #: aiokafka's own, but its requests create no topic: a broker would do that with settings of its own.
+    _metadata_update = FunctionType(
+        AIOKafkaClient._metadata_update.__code__,
+        {**vars(aiokafka.client), "MetadataRequest": partial(MetadataRequest, allow_auto_topic_creation=False)},
+    )
 
     async def _paced(self, address: Address, attempt: Callable[[], Awaitable[Any]], others: Iterable[Address]) -> Any:
         return await self.pacer.connect(address, attempt, others, patient=not self.stopping)
