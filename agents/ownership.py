@@ -42,8 +42,6 @@ from tables.leases import LocalTableError, PartitionRows
 
 log = logging.getLogger("marq.tracker")
 
-#: How long a TICK may wait before it is written. With the time to write it, below marq.core.storage.clock.MAX_DRIFT_MS.
-TICK_WAIT_MS = 1_000
 #: Backoff between two attempts to take a partition over: first and longest.
 RETRY_SECONDS = (0.2, 5.0)
 #: How long a revoked owner may take to write folded markers. The next owner folds the rest again.
@@ -345,8 +343,10 @@ class Ownership:
 
     async def perform(self, write: Write) -> None:
         """Carry out a write and tell the engine the outcome."""
-        if write.tick is not None and _monotonic_ms() - write.tick.monotonic_ms > TICK_WAIT_MS:
-            raise TimeoutError("a TICK waited too long for its turn")
+        if write.tick is not None:
+            # The write has waited for its turn. With its old time, a TICK would look like a jump of the broker's clock.
+            tick = self.tracker.tick(_monotonic_ms())
+            write = replace(write, tick=tick, markers=[*write.markers[:-1], tick])
         lateness_ms: list[int] = []
         if write.due:
             await self.context.heard()

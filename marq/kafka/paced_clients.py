@@ -28,8 +28,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 from marq.kafka import client_logs
 from marq.kafka.reconnect_pacer import FAILURES, Address, Pacer, reason_of
 
-#: aiokafka's own, whose lines about an outage are demoted.
-log = logging.getLogger("aiokafka")
+log = logging.getLogger("marq")
 
 K = TypeVar("K")
 
@@ -101,7 +100,7 @@ class PacedClient(AIOKafkaClient):  # type: ignore[misc]
             try:
                 metadata = await connection.send(request)
             except (KafkaError, TimeoutError) as error:
-                log.warning("Unable to request metadata from node with id %s: %r", node, error)
+                log.debug("broker %s sent no metadata: %r", node, error)
                 continue
             if not metadata.brokers:
                 return False
@@ -109,7 +108,7 @@ class PacedClient(AIOKafkaClient):  # type: ignore[misc]
             if first in self._conns and self.cluster.brokers():
                 self._conns.pop(first).close()
             return True
-        log.error("Unable to update metadata from %s", nodes)
+        log.debug("no broker sent metadata: %s", nodes)
         cluster_metadata.failed_update(None)
         return False
 

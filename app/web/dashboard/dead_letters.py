@@ -103,8 +103,7 @@ class DeadLetterIndex:
         wanted = {number for number, group in enumerate(groups) if fits(group)}
         chosen = heapq.nlargest(limit, (spot for spot in survey.spots() if spot.group in wanted), key=_age)
         queues = {spot[:2]: groups[spot.group].queue for spot in chosen}
-        async with self._open() as stored:
-            found = await self._dead_letters_at(stored, sorted(chosen), queues)
+        found = await self._dead_letters_at(sorted(chosen), queues)
         return [found[spot[:2]] for spot in chosen if spot[:2] in found]
 
     async def samples(self, kinds: Sequence[KindOfError]) -> list[dict[str, Any] | None]:
@@ -114,14 +113,12 @@ class DeadLetterIndex:
         for kind in kinds:
             if samples[kind.newest[:2]] is None:
                 missing.setdefault(kind.newest.partition, []).append(kind)
-        if missing:
-            async with self._open() as stored:
-                # One of each partition at a time, because everything between two places would be read.
-                for some in zip_longest(*missing.values()):
-                    queues = {kind.newest[:2]: kind.group.queue for kind in some if kind is not None}
-                    spots = [kind.newest for kind in some if kind is not None]
-                    for place, dead_letter in (await self._dead_letters_at(stored, spots, queues)).items():
-                        samples[place] = self._describe(dead_letter)
+        # One of each partition at a time, because everything between two places would be read.
+        for some in zip_longest(*missing.values()):
+            queues = {kind.newest[:2]: kind.group.queue for kind in some if kind is not None}
+            spots = [kind.newest for kind in some if kind is not None]
+            for place, dead_letter in (await self._dead_letters_at(spots, queues)).items():
+                samples[place] = self._describe(dead_letter)
         self._samples = {place: sample for place, sample in samples.items() if sample is not None}
         return [samples[kind.newest[:2]] for kind in kinds]
 
@@ -173,15 +170,17 @@ class DeadLetterIndex:
             self._counts[group.queue] += count
 
     async def _dead_letters_at(
-        self, stored: DeadLetterLog, spots: Sequence[Spot], queues: Mapping[tuple[int, int], str]
+        self, spots: Sequence[Spot], queues: Mapping[tuple[int, int], str]
     ) -> dict[tuple[int, int], DeadLetter]:
         """Read the dead letters at these places, which have rising offsets in each partition."""
-        return {
-            place: DeadLetter(record, queues[place], self._client.names.dead_letters, None)
-            async for records in dead_letters_at(stored, iter(spots), self._limit_s)
-            for record in records
-            if (place := (record.partition, record.offset))
-        }
+        # A reader that was used before may still return records of its former partitions.
+        async with self._open() as stored:
+            return {
+                place: DeadLetter(record, queues[place], self._client.names.dead_letters, None)
+                async for records in dead_letters_at(stored, iter(spots), self._limit_s)
+                for record in records
+                if (place := (record.partition, record.offset))
+            }
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[DeadLetterLog]:

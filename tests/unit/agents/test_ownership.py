@@ -260,6 +260,26 @@ async def test_a_copy_whose_partition_is_gone_goes_to_the_shared_topic() -> None
     assert producer.committed == ["t.messages", "t.markers"]
 
 
+async def test_a_tick_that_has_waited_for_its_turn_has_the_time_of_its_writing() -> None:
+    """A worker that catches up folds for seconds without a pause; its owners must not take over again each time."""
+    owner, _ = firing(RefusingProducer())
+    tick = owner.engine.next_write(0)
+    assert tick is not None
+    sent: list[Write] = []
+
+    async def commit(write: Write) -> tuple[int, int]:
+        sent.append(write)
+        return 0, -1
+
+    owner._writer.commit = commit  # type: ignore[method-assign]
+    await owner.perform(tick)
+
+    [written] = sent
+    assert written.tick is not None
+    assert written.markers == [written.tick]
+    assert owner.tracker.awaited_ms(written.tick.monotonic_ms + 7) == 7
+
+
 async def test_a_schedule_that_is_defined_while_the_owner_is_at_work_is_planned_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -10,10 +10,10 @@ import pytest
 
 import marq
 from app.web.dashboard import dead_letters
-from app.web.dashboard.dead_letters import DeadLetterIndex, TooManyDeadLetters
+from app.web.dashboard.dead_letters import DeadLetterIndex, KindOfError, TooManyDeadLetters
 from marq.dead_letters.filters import Filters
 from marq.dead_letters.log import Stored
-from marq.dead_letters.survey import Survey
+from marq.dead_letters.survey import Group, Spot, Survey
 from marq.settings.client import ClientSettings
 from marq.testing import Broker
 
@@ -162,3 +162,21 @@ async def test_a_survey_reads_on_and_forgets_what_retention_removed_or_a_new_top
 
     assert offsets == [[0, 1, 2, 3, 4], [3, 4, 5, 6, 7], [], [0, 1]]
     assert log.sought == [0, 5, 0]
+
+
+async def test_each_sample_of_a_partition_is_read_by_a_reader_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that seeks again may return records of partitions that it read before."""
+    logs: list[Log] = []
+
+    def open_log(_: object) -> Log:
+        logs.append(Log(0, 9))
+        return logs[-1]
+
+    monkeypatch.setattr(dead_letters, "dead_letter_log", open_log)
+    index = DeadLetterIndex(ClientSettings.read("localhost:1"), lambda dead_letter: {"id": dead_letter.id})
+    spots = [Spot(0, offset, 1, offset) for offset in (5, 1)]
+
+    samples = await index.samples([KindOfError(Group("emails", ""), 1, spot, spot) for spot in spots])
+
+    assert [log.sought for log in logs] == [[5], [1]]
+    assert [sample and sample["id"].rpartition("/")[2] for sample in samples] == ["5", "1"]
