@@ -167,7 +167,7 @@ def loadable(servers: str, names: Names, monkeypatch: pytest.MonkeyPatch) -> Non
         ("nowhere.csv q --format csv", "nowhere.csv: there is no such file or directory"),
         ("nowhere q --format table", "nowhere: there is no such table"),
         ("{file} q --format parquet", "can't be read as parquet"),
-        ("{file} q --format csv --name ../x", "--name ../x: expected 1 to 100 of a-z"),
+        ("{file} q --format csv --name ../x", "--name ../x: expected 1 to 100 characters"),
         ("{file} q --format csv --header shop", "--header shop: expected NAME=COL"),
         ("{file} q --format csv --rate 0", "--rate 0: expected rows a second"),
     ],
