@@ -135,7 +135,9 @@ def dead_message(worker: Worker) -> str:
 def shoot(browser: Browser, url: str, name: str, theme: str) -> None:
     """Take one picture."""
     page = browser.new_page(viewport=SIZE, color_scheme=theme, reduced_motion="reduce")  # type: ignore[arg-type]
-    page.goto(url)
+    answer = page.goto(url)
+    assert answer is not None
+    assert answer.ok, page.content()
     for chart in page.locator(".chart").all():
         expect(chart).to_have_attribute("data-drawn", re.compile("yes"))
     page.screenshot(path=IMAGES / f"{name}.png", full_page=True)
