@@ -72,9 +72,7 @@ def dead_letter_described(dead_letter: DeadLetter, redaction: Redaction) -> dict
 
 
 def kind_described(kind: KindOfError, sample: Mapping[str, Any] | None) -> dict[str, Any]:
-    first, last = (
-        time_of(spot.dead_lettered_at_ms).isoformat(timespec="seconds") for spot in (kind.oldest, kind.newest)
-    )
+    first, last = (time_of(spot.dead_lettered_at_ms) for spot in (kind.oldest, kind.newest))
     return {
         "queue": kind.group.queue,
         "kind": kind.group.reason,

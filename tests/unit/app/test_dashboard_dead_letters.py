@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 import marq
+from agents.redaction import Redaction
 from app.web.dashboard import dead_letters
 from app.web.dashboard.dead_letters import DeadLetterIndex, KindOfError, TooManyDeadLetters
+from app.web.dashboard.namespace import Namespace
 from marq.dead_letters.filters import Filters
 from marq.dead_letters.log import Stored
 from marq.dead_letters.survey import Group, Spot, Survey
@@ -84,6 +89,26 @@ async def test_dead_letters_and_kinds_come_newest_first_whatever_filters_them(
         assert [sample and sample["reason"] for sample in await index.samples(kinds)] == [
             reason for reason in reasons if reason != "no customer 1"
         ]
+
+
+async def test_kinds_are_described_with_their_times_and_a_redacted_sample() -> None:
+    broker = Broker()
+    async with namespace(broker) as (_, producer, consumer, _):
+        await reject(consumer, producer, "no customer 1")
+        await broker.advance(60)
+        await reject(consumer, producer, "no customer 2")
+        pages_data = Namespace.__new__(Namespace)
+        pages_data._statistics = cast("Any", SimpleNamespace(redaction=Redaction(["card"])))
+        pages_data._index = DeadLetterIndex(ClientSettings.read(broker.address), pages_data._describe)
+
+        [kind] = await pages_data.kinds("emails", {})
+        await pages_data._index.stop()
+
+    first, last = (datetime.fromisoformat(kind[f"{which}_dead_lettered_at"]) for which in ("first", "last"))
+    assert (kind["queue"], kind["kind"], kind["dead_letters"]) == ("emails", "no customer N", 2)
+    assert timedelta(seconds=60) <= last - first < timedelta(seconds=62)
+    assert kind["sample"]["reason"] == "no customer 2"
+    assert kind["sample"]["value"] != "x"
 
 
 async def test_a_sample_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
