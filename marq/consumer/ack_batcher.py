@@ -17,9 +17,8 @@ from typing import Any
 
 from marq.consumer.held_batch import HeldBatch, Released
 from marq.kafka.writer import FRAME_BYTES, MarkerRecord, MarkerWriter
-from marq.wire import marker_codec
 from marq.wire.errors import BrokerUnavailable
-from marq.wire.marker_codec import MAX_TEXT_BYTES
+from marq.wire.marker_codec import MAX_TEXT_BYTES, encode
 from marq.wire.markers import MAX_BATCH_MARKERS, MIXED_QUEUES, Ack, Reject, Release, Renew, Source, spans
 from marq.wire.names import markers_partition
 
@@ -199,7 +198,7 @@ class AckBatcher:
         source = batch.source
         partition = markers_partition(source.topic, source.partition, self._markers_partitions)
         for piece in self._pieces(batch):
-            yield MarkerRecord(partition, marker_codec.encode(piece))
+            yield MarkerRecord(partition, encode(piece))
 
     def _pieces(self, batch: _Batch) -> Iterator[_Batch]:
         """Split a batch that does not fit into a record."""

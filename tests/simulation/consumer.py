@@ -1,31 +1,35 @@
-"""A consumer: how it takes part in its group, and what it fetches.
+"""A consumer: the shipped session, receiver and handler pool, in a process of the simulated world.
 
-Steps 2 to 4 and renewals are those of the shipped receiver (reading.py), with a transaction for both in starting.py;
-outcomes.py has the handlers and step 5. Which records are whose, and where each queue goes on, is marq's own code, too.
+Its event loop runs in the world's time (loop.py). Its connections to Kafka are simulated: reading.py reads as a member
+of a group, sending.py writes markers, and starting.py writes markers and offsets in transactions. handling.py has the
+user's handlers.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from marq.kafka.offsets import Search
-from marq.kafka.positions import Progress
-from marq.kafka.records import Records
+from marq.consumer.handler_pool import HandlerTasks
+from marq.kafka.serving import Serving
 from marq.wire.markers import Source
 from proof import history
 from tests.simulation.actor import Actor
-from tests.simulation.driving import Answer, drive
 from tests.simulation.group import Group
+from tests.simulation.handling import Handlers
 from tests.simulation.log import TransactionalId
-from tests.simulation.outcomes import Outcomes
-from tests.simulation.reading import Reading, Writer
+from tests.simulation.loop import Loop
+from tests.simulation.reading import Reader
+from tests.simulation.receiving import Session, SimulatedReceiver
+from tests.simulation.sending import Writer
 from tests.simulation.starting import Starting
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
-POLL_MS = 40
-MAX_HELD = 12
+MAX_IN_FLIGHT = 12
+MAX_LEASE_MS = 3_600_000
 
 
 class Consumer(Actor):
@@ -33,15 +37,34 @@ class Consumer(Actor):
 
     def __init__(self, world: World, group: Group, name: str, transactional_id: TransactionalId | None) -> None:
         super().__init__(world, name)
-        self.starting = None if transactional_id is None else Starting(self, transactional_id)
+        self.loop = Loop(self)
+        transactional = transactional_id is not None or world.at_most_once
+        self.starting = Starting(self, transactional_id) if transactional else None
         self.group = group
         self.serving = group.serving(self)
-        self.progress = Progress()
-        self.readings: dict[Source, Reading] = {}
-        self.outcomes = Outcomes(self)
+        self.reader = Reader(self)
         self.writer = Writer(self)
+        # Where handlers hang, leases can't be renewed for long; and no message waits behind them, or for a DISPATCH.
+        hangs = world.faults.forgotten > 0 and not world.at_most_once
+        max_lease_ms = world.rng.choice([1, 2]) * world.lease_ms if hangs else MAX_LEASE_MS
+        self.receiver = SimulatedReceiver(self, MAX_IN_FLIGHT, max_lease_ms)
+        self.session = Session(self.receiver)
+        # Handlers that wait for their acks hold nothing.
+        self._concurrency = 3 * MAX_IN_FLIGHT if hangs else world.rng.choice([1, 3, MAX_IN_FLIGHT])
         self.generation = 0
+        #: The newest assignment that was heard of.
+        self._assignment: tuple[int, Sequence[Source]] | None = None
+        self._reassigned = asyncio.Event()
+        self._redefined = asyncio.Event()
+        self._background: list[asyncio.Task[None]] = []
         self.stopping = False
+        self.loop.do(self._start)
+
+    def _start(self) -> None:
+        self.session.start()
+        [buffer] = self.session.prefetch.distinct
+        self.session.add(HandlerTasks(buffer, self.receiver.acks, Handlers(self).handle, self._concurrency))
+        self._background = [asyncio.create_task(each) for each in (self._follow_group(), self._follow_definitions())]
 
     def suffers(self) -> bool:
         world, faults = self.world, self.world.faults
@@ -55,105 +78,70 @@ class Consumer(Actor):
             self.stop()
         return False
 
+    def note(self, type_: str, op: str, holder: int, source: Source, offsets: Sequence[int], **fields: Any) -> None:
+        """Note an operation on messages in the history."""
+        names = {"holder": history.holder_name(holder), "source": history.log_name(source), "offsets": list(offsets)}
+        self.world.history.add(self.name, type_, op, **names, **fields)
+
+    @property
+    def busy(self) -> bool:
+        return self.receiver.busy
+
     # --- membership ---------------------------------------------------------------------------------------------------
 
     def hear(self, version: int) -> None:
-        """Serve what the definitions say: a new subscription takes all partitions away, and joins the group anew."""
         super().hear(version)
-        wanted = self.group.serving(self)
-        if wanted == self.serving or self.stopping:
-            return
-        self.serving = wanted
-        self._revoke_all()
-        self.world.stats["served_anew"] += 1
+        self.loop.do(self._redefined.set)
+
+    async def _follow_definitions(self) -> None:
+        """Serve what the definitions say."""
+        while True:
+            await self._redefined.wait()
+            self._redefined.clear()
+            wanted = self.group.serving(self)
+            if wanted != self.serving and not self.stopping:
+                await self.receiver.serve(wanted, self.reader.serve)
+
+    def serves(self, serving: Serving) -> None:
+        """Join the group for other queues; what is on its way from before was dealt out for the former ones."""
+        self._revoked()
+        self.serving = serving
+        self.generation, self._assignment = self.group.generation, None
         if self in self.group.members:
             self.group.rebalance()
-            # What is on its way from before was dealt out for the former queues.
-            self.generation = self.group.generation - 1
-        else:
-            self.generation = self.group.generation
-
-    def _revoke_all(self) -> None:
-        self.world.history.add("nemesis", "info", "revoke", target=self.name)
-        for reading in self.readings.values():
-            reading.revoke()
-        self.readings.clear()
-        self.progress.clear()
 
     def assigned(self, generation: int, sources: list[Source]) -> None:
         """Learn of an assignment."""
-        if generation <= self.generation:
-            return
-        missed = generation > self.generation + 1
-        self.generation = generation
-        if missed or self.group.eager:
-            self._revoke_all()
-        for source, reading in list(self.readings.items()):
-            if source in sources:
-                reading.generation = generation
-            else:
-                self.world.history.add("nemesis", "info", "revoke", target=self.name)
-                reading.revoke()
-                del self.readings[source]
-        self._place([source for source in sources if source not in self.readings], generation)
+        if generation > self.generation:
+            self.generation, self._assignment = generation, (generation, sources)
+            self.loop.do(self._reassigned.set)
 
-    def _place(self, sources: list[Source], generation: int) -> None:
-        """Look up where the group is in each partition, and then where other groups are."""
-        if not sources or self.stopping or generation != self.generation:
-            return
-        if self.group.pending.of(sources):
-            # A former owner's transaction may still move an offset.
-            self.world.stats["waited_for_transactions"] += 1
-            self.later(self.world.rng.randint(5, 30), self._place, sources, generation)
-            return
-        search = self._search(sources)
-        self.later(self.world.rng.randint(0, 5), self._begin, sources, search, generation, self.known)
+    async def _follow_group(self) -> None:
+        """Give up all partitions in each rebalance, and read what is assigned then."""
+        while True:
+            await self._reassigned.wait()
+            self._reassigned.clear()
+            self._revoked()
+            await self.receiver.revoked()
+            self.reader.revoked()
+            if self._assignment is not None:
+                self.reader.assigned(*self._assignment)
+                self.receiver.assigned()
 
-    def _search(self, sources: list[Source]) -> Search:
-        world, group = self.world, self.group
-        return Search(
-            world.names,
-            group.kafka_name,
-            self.serving,
-            sources,
-            dict(group.committed),
-            world.snapshots,
-            room_bytes=world.metadata_room_bytes,
-            new_id=lambda: f"snapshot-{next(world.snapshot_numbers)}",
-        )
+    def _revoked(self) -> None:
+        self.world.history.add("nemesis", "info", "revoke", target=self.name)
 
-    def _begin(self, sources: list[Source], search: Search, generation: int, known: int) -> None:
-        if self.stopping or generation != self.generation:
-            return
-        if known != self.known:
-            self._place(sources, generation)
-            return
-        if search.needs_others:
-            # A queue that came from another group goes on where that one is.
-            if any(group.pending.of(sources) for group in self.world.groups):
-                self.later(self.world.rng.randint(5, 30), self._place, sources, generation)
-                return
-            for group in self.world.groups:
-                if group is not self.group:
-                    search.consider(group.kafka_name, group.committed, self.world.snapshots)
-        for source, place in search.places().items():
-            if place.snapshot is not None:
-                self.world.snapshots[place.snapshot.id] = place.snapshot
-                self.world.stats["snapshots"] += 1
-            reading = Reading(self, source, self.world.rng.getrandbits(64), generation, place.start)
-            self.readings[source] = reading
-            self.later(self.world.rng.randint(1, 40), self.outcomes.renew, reading.receiver)
-            self.progress.begin(source, place.positions, place.start)
-            self.later(self.world.rng.randint(0, 5), self._fetch, reading)
+    # --- life ---------------------------------------------------------------------------------------------------------
 
     def crash(self) -> None:
         """Kill -9: what it held is nobody's now, and the group finds out after the session timeout."""
         super().crash()
+        self.loop.close()
         world = self.world
         world.stats["consumer_crashes"] += 1
         world.schedule(world.rng.randint(50, 600), self.group.leave, self)
         kept = None
-        if self.starting is not None and world.rng.random() < 0.5:
+        if self.starting is not None and self.starting.always and world.rng.random() < 0.5:
             # It has a name, and starts again under it.
             kept = self.starting.transactional_id
         world.schedule(world.rng.randint(100, 900), world.add_consumer, self.group, kept)
@@ -174,73 +162,16 @@ class Consumer(Actor):
             self.group.join(self)
 
     def stop(self) -> None:
-        """Stop in good order: give back what is held, which does not count as an attempt, and leave."""
+        """Stop in good order: what is prefetched is released, which does not count as an attempt, and then leave."""
         self.stopping = True
         self.world.stats["consumer_stops"] += 1
         self.world.history.add("nemesis", "info", "stop", target=self.name)
-        self.outcomes.give_all_back()
-        self.later(30, self._leave)
+        self.loop.do(lambda: self._background.append(asyncio.create_task(self._stop())))
 
-    def _leave(self) -> None:
-        if not self.outcomes.written:
-            self.later(30, self._leave)
-            return
+    async def _stop(self) -> None:
+        world = self.world
+        await self.session.stop(world.rng.choice([0, 0.03, 1.0]))
         self.group.leave(self)
         self.alive = False
-        self.world.schedule(self.world.rng.randint(10, 300), self.world.add_consumer, self.group)
-
-    @property
-    def busy(self) -> bool:
-        return self.outcomes.busy or any(reading.taking is not None for reading in self.readings.values())
-
-    # --- 1 fetch ------------------------------------------------------------------------------------------------------
-
-    def _fetch(self, reading: Reading) -> None:
-        if reading.revoked or self.stopping:
-            return
-        world, rng = self.world, self.world.rng
-        partition = world.messages[reading.source]
-        if reading.position < partition.start:
-            self._skip(reading, partition.start)
-        end = partition.end(committed=self.group.committed_reads)
-        if reading.position >= end or self.outcomes.held_count(reading.holder) > MAX_HELD:
-            self.later(POLL_MS, self._fetch, reading)
-            return
-        end = min(end, reading.position + rng.randint(1, 8))
-        if world.hit(world.faults.late_read):
-            end = rng.randint(reading.position, end)
-        read = partition.read(reading.position, end, committed=self.group.committed_reads)
-        unmet = self.progress.unmet(self.serving, {reading.source: Records.of(read)} if read else {})
-        if not read:
-            # Nothing but the ends of transactions.
-            reading.position = end
-            self.later(self.world.rng.randint(0, 5), self._fetch, reading)
-            return
-        reading.taking, reading.began_ms = unmet[reading.source], self.monotonic_ms()
-        reading.note("invoke")
-        receiver = reading.receiver
-
-        def ended(delivered: bool) -> None:
-            if delivered:
-                reading.position = end
-            else:
-                world.stats["acquire_not_certain" if self.starting is None else "start_not_certain"] += 1
-            reading.taking = None
-            self.later(rng.randint(0, 5) if delivered else rng.randint(5, 60), self._fetch, reading)
-
-        drive(receiver.cycle(unmet), ended)
-
-    def lease_ms(self, queue: str) -> int:
-        return self.world.definitions.of(self).settings(queue).lease_ms
-
-    async def wait(self, delay_ms: int) -> None:
-        answer = Answer()
-        self.later(delay_ms, answer.give)
-        await answer
-
-    def _skip(self, reading: Reading, start: int) -> None:
-        """Retention was faster: what is gone is said, and reading goes on where the log begins."""
-        source = history.log_name(reading.source)
-        self.world.history.add(self.name, "ok", "skipped", source=source, start=reading.position, end=start)
-        self.world.stats["skipped"] += 1
-        reading.position = start
+        world.schedule(0, self.loop.close)
+        world.schedule(world.rng.randint(10, 300), world.add_consumer, self.group)

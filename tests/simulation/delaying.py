@@ -21,7 +21,7 @@ from marq.wire.markers import Answer, Batch, Cancel, Delay, Fact, Kind, Outcome,
 from marq.wire.names import synthetic_topic
 from proof import history
 from tests.simulation.actor import Actor
-from tests.simulation.outcomes import NEWER_VERSION, PATIENCE_MS, Sent
+from tests.simulation.sending import NEWER_VERSION, PATIENCE_MS, Sent
 
 if TYPE_CHECKING:
     from tests.simulation.log import Partition

@@ -46,8 +46,7 @@ def _group_is_done(group: Group) -> bool:
     if not group.members or any(member.busy or member.known != newest for member in group.members):
         return False
     return all(
-        (reading := member.readings.get(source)) is not None
-        and reading.position >= group.world.messages[source].end(committed=group.committed_reads)
+        member.reader.positions.get(source, -1) >= group.world.messages[source].end(committed=group.committed_reads)
         for source, member in group.assignment.items()
         if member.serving.queues
     )

@@ -57,9 +57,8 @@ class Group:
         self.name = name
         self.queue = queue
         self.kafka_name = world.names.group(queue) if queue is not None else world.names.named_group(name or "")
-        self.eager = world.rng.random() < 0.5
         #: The default is False: a dead tracker's open transaction must not stall consumers.
-        self.committed_reads = world.rng.random() < 0.25
+        self.committed_reads = world.rng.random() < 0.25 or world.at_most_once
         self.generation = 0
         self.committed: dict[Source, Committed] = {}
         self.pending = PendingOffsets(self)

@@ -6,6 +6,7 @@ Each turns round an order of operations that the shipped code must keep.
 from __future__ import annotations
 
 from tests.simulation.mutant import (
+    AT_MOST_ONCE,
     CHANGELOG_FIRST,
     FENCE_FIRST,
     LEASE_LOST,
@@ -26,10 +27,12 @@ from tests.simulation.mutant import (
 )
 
 _SIMULATION = "tests.simulation."
-_CONSUMER, _OUTCOMES, _OWNER = _SIMULATION + "consumer", _SIMULATION + "outcomes", _SIMULATION + "tracker"
+_READING, _OWNER = _SIMULATION + "reading", _SIMULATION + "tracker"
 _ENGINE = "marq.owner.engine"
 _STARTING, _GROUP = _SIMULATION + "starting", _SIMULATION + "group"
 _RECEIVER, _RENEWAL = "marq.consumer.receiver", "marq.consumer.renewal"
+_ACK_BATCHER, _AT_MOST_ONCE = "marq.consumer.ack_batcher", "marq.consumer.at_most_once"
+_HANDLER_POOL = "marq.consumer.handler_pool"
 _ACQUISITION, _STRATEGIES = "marq.consumer.acquisition", "marq.kafka.acquire_strategies"
 _WRITING, _TABLE = _SIMULATION + "writing", _SIMULATION + "table"
 
@@ -197,7 +200,8 @@ SHELL_MUTANTS = (
         _RECEIVER,
         "lease-not-noticed",
         ("holder, records, sent_s, lease_s,", "holder, records, self._clock(), lease_s,"),
-        marker_slow=0.4,
+        acquire_slow=0.5,
+        renew_slow=0.4,
         forgotten=0.5,
     ),
     mutant(
@@ -207,7 +211,8 @@ SHELL_MUTANTS = (
         "lease-not-noticed",
         ("acquisition.source, acquisition.lease_ms / 1000", "acquisition.source, settings.lease_of(queue) / 1000"),
         settings_every_ms=100.0,
-        marker_slow=0.5,
+        acquire_slow=0.5,
+        renew_slow=0.5,
         forgotten=0.5,
     ),
     mutant(
@@ -216,8 +221,8 @@ SHELL_MUTANTS = (
         _RENEWAL,
         "lease-not-noticed",
         ("len(shares), error)\n            return False\n", "len(shares), error)\n"),
-        marker_failed=0.5,
-        marker_slow=0.2,
+        renew_failed=0.5,
+        renew_slow=0.2,
     ),
     mutant(
         LEASE_LOST,
@@ -225,7 +230,61 @@ SHELL_MUTANTS = (
         _RENEWAL,
         "lease-not-noticed",
         ("            if done_s < lease.expires_s:\n", "            if True:\n"),
+        renew_slow=0.5,
+        renew_failed=0.6,
+        slow_commit=0.8,
+    ),
+    # --- at most once -------------------------------------------------------------------------------------------------
+    mutant(
+        AT_MOST_ONCE,
+        "a handler is called before the DISPATCH is durable",
+        _HANDLER_POOL,
+        "dispatched",
+        (
+            (
+                "                    if not await held.at_most_once.dispatch([message]):\n"
+                "                        continue\n"
+            ),
+            "                    asyncio.ensure_future(held.at_most_once.dispatch([message]))\n",
+        ),
+    ),
+    mutant(
+        AT_MOST_ONCE,
+        "a message is delivered although its DISPATCH came too late",
+        _AT_MOST_ONCE,
+        "dispatched",
+        ("or message in written) and _is_leased(message, now_s)", "or message in written)"),
         marker_slow=0.9,
+        slow_commit=0.5,
+    ),
+    mutant(
+        AT_MOST_ONCE,
+        "a message that was not dispatched is delivered",
+        _AT_MOST_ONCE,
+        "dispatched",
+        ("            await self._sleep(RETRY_S)\n", "            return set(live)\n"),
+    ),
+    mutant(
+        AT_MOST_ONCE,
+        "messages that are delivered at most once are acquired with the marker first",
+        _RECEIVER,
+        "dispatched",
+        ("self._transactional if at_most_once else self._strategy", "self._strategy"),
+    ),
+    # --- cycles -------------------------------------------------------------------------------------------------------
+    mutant(
+        MARKER_FIRST,
+        "a cycle commits although the one before it has failed",
+        _RECEIVER,
+        "lost not-drained delivered-twice silent",
+        ("                await ended(before)\n                # A rebalance", "                # A rebalance"),
+    ),
+    mutant(
+        MARKER_FIRST,
+        "a cycle that fails does not go back for those after it",
+        _RECEIVER,
+        "lost not-drained delivered-twice",
+        ("        starts = self._fetched.clear()\n", "        starts = {}\n"),
     ),
     # --- what a client is told ----------------------------------------------------------------------------------------
     mutant(
@@ -238,9 +297,9 @@ SHELL_MUTANTS = (
     mutant(
         MARKER_FIRST,
         "an outcome that was not written is confirmed",
-        _OUTCOMES,
+        _ACK_BATCHER,
         "not-durable",
-        ("over, Sent.FAILED)", "over, Sent.OK)"),
+        ("            await asyncio.sleep(pause_s)\n", "            break\n"),
     ),
     # --- sizes --------------------------------------------------------------------------------------------------------
     mutant(
@@ -286,9 +345,12 @@ SHELL_MUTANTS = (
     mutant(
         RETENTION,
         "unread messages that are gone are passed over in silence",
-        _CONSUMER,
+        _READING,
         "silent",
-        ('        self.world.history.add(self.name, "ok", "skipped", source=source, start', "        dict(start"),
+        (
+            '            world.history.add(self._consumer.name, "ok", "skipped", source=log_name',
+            "            dict(source=log_name",
+        ),
         unread_gone_every_ms=300.0,
         consumer_pause=0.03,
     ),
@@ -399,9 +461,9 @@ SHELL_MUTANTS = (
     mutant(
         ONE_START,
         "a new owner does not wait for the transactions of the former one",
-        _CONSUMER,
+        _READING,
         "delivered-twice",
-        ("        if self.group.pending.of(sources):\n", "        if False:\n"),
+        ("        if self._group.pending.of(sources):\n", "        if False:\n"),
         rebalance_every_ms=200.0,
         slow_commit=0.6,
         commit_unknown=0.2,

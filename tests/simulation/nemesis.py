@@ -143,11 +143,11 @@ class Nemesis:
     # --- definitions --------------------------------------------------------------------------------------------------
 
     def _change_settings(self) -> None:
-        """All but the group and the topic."""
+        """All but the group, the topic, and how often it delivers."""
         world = self._world
         queue = self._rng.choice(world.queues)
         former = world.definitions.versions[-1].layer("file", queue) or {}
-        kept = {key: value for key, value in former.items() if key in ("group", "topic")}
+        kept = {key: value for key, value in former.items() if key in ("group", "topic", "delivery")}
         lease_ms = self._rng.choice([world.lease_ms, world.lease_ms * 2])
         world.definitions.change((queue, {**world.document(), "lease": lease_ms / 1000, **kept}))
 

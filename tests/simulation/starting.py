@@ -17,15 +17,14 @@ from marq.kafka.reader import NotCommitted
 from marq.kafka.writer import MarkerRecord
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Acquire
-from proof import history
-from tests.simulation.driving import Answer
 from tests.simulation.group import Commit
 from tests.simulation.log import Fenced, Outcome, Transaction, TransactionalId
-from tests.simulation.outcomes import NEWER_VERSION, TYPES, Sent
+from tests.simulation.loop import give
+from tests.simulation.sending import NEWER_VERSION, TYPES, Sent
 
 if TYPE_CHECKING:
     from tests.simulation.consumer import Consumer
-    from tests.simulation.reading import PartitionCommit
+    from tests.simulation.reading import GroupCommit
 
 #: How long a transaction may be open, and how often the broker looks for such.
 TIMEOUT_MS, LOOK_MS = 300, 400
@@ -36,20 +35,22 @@ PATIENCE_MS = 200
 class Starting:
     """The one producer of a consumer, with one transaction at a time."""
 
-    def __init__(self, consumer: Consumer, transactional_id: TransactionalId) -> None:
-        self.transactional_id = transactional_id
+    def __init__(self, consumer: Consumer, transactional_id: TransactionalId | None) -> None:
+        #: Whether all messages are acquired like this, or only those that are delivered at most once.
+        self.always = transactional_id is not None
+        self.transactional_id = transactional_id or TransactionalId()
         self._consumer = consumer
         self._world = consumer.world
-        self._epoch = transactional_id.fence()
+        self._epoch = self.transactional_id.fence()
         self._transaction: Transaction | None = None
         self._busy = False
 
-    async def write(self, records: Sequence[MarkerRecord], commit: PartitionCommit, limit_s: float) -> None:
+    async def write(self, records: Sequence[MarkerRecord], commit: GroupCommit, limit_s: float) -> None:
         """Write records and commit offsets, as :meth:`marq.kafka.transactions.MarkerTransactions.write`."""
         consumer, world = self._consumer, self._world
         while self._busy or (self._transaction is not None and not self._transaction.shown):
             # The one before is not over, or the broker still ends it.
-            await consumer.wait(2)
+            await consumer.loop.wait(2)
         self._busy = True
         began_ms = consumer.monotonic_ms()
         batches: list[Acquire] = [value.about for _, value in records]  # type: ignore[attr-defined]
@@ -62,10 +63,10 @@ class Starting:
             self._note(TYPES[result], batch, took_ms=consumer.monotonic_ms() - began_ms)
         if error is not None:
             raise error
-        await consumer.wait(world.rng.randint(0, 3))
+        await consumer.loop.wait(world.rng.randint(0, 3))
 
     async def _transact(
-        self, records: Sequence[MarkerRecord], commit: PartitionCommit
+        self, records: Sequence[MarkerRecord], commit: GroupCommit
     ) -> tuple[Sent, BrokerUnavailable | NotCommitted | None]:
         """Return what the client knows of the transaction, and why it can't rely on it."""
         consumer, world, result = self._consumer, self._world, Sent.FAILED
@@ -76,13 +77,13 @@ class Starting:
             await self._write(records, transaction)
             if world.hit(world.faults.commit_failed):
                 raise BrokerUnavailable("failed")
-            outcome = consumer.group.commit_in(
-                transaction, commit.source, commit.committed, commit.generation, consumer
-            )
-            if outcome is Commit.REFUSED:
-                world.stats["commits_refused"] += 1
-                raise NotCommitted("refused")
-            await consumer.wait(world.rng.randint(0, 3))
+            for source, committed in commit.offsets.items():
+                outcome = consumer.group.commit_in(transaction, source, committed, commit.generation, consumer)
+                if outcome is Commit.REFUSED:
+                    world.stats["commits_refused"] += 1
+                    raise NotCommitted("refused")
+            slow = world.hit(world.faults.slow_commit)
+            await consumer.loop.wait(world.rng.randint(20, 150) if slow else world.rng.randint(0, 3))
             result = Sent.UNKNOWN
             await self._decide(transaction)
         except Fenced:
@@ -92,32 +93,33 @@ class Starting:
         return Sent.OK, None
 
     async def _write(self, records: Sequence[MarkerRecord], transaction: Transaction) -> None:
-        answer, results = Answer(), list[Sent]()
+        answer, results = self._consumer.loop.create_future(), list[Sent]()
 
         def written(result: Sent) -> None:
             results.append(result if self.transactional_id.accepts(transaction) else Sent.FAILED)
             if len(results) == len(records):
                 failed = any(each is not Sent.OK for each in results)
-                answer.give(BrokerUnavailable("not known to be written") if failed else None)
+                give(answer, failed)
 
         for _, value in records:
             self._send(transaction, value, written)
-        await answer
+        if await answer:
+            raise BrokerUnavailable("not known to be written")
 
     def _send(self, transaction: Transaction, data: bytes, written: Callable[[Sent], None]) -> None:
         world, faults = self._world, self._world.faults
         batch: Acquire = data.about  # type: ignore[attr-defined]
         self._note("invoke", batch)
         if world.hit(faults.acquire_failed):
-            self._consumer.later(world.rng.randint(5, 50), written, Sent.FAILED)
+            self._consumer.loop.arrive(world.rng.randint(5, 50), written, Sent.FAILED)
             return
-        travel_ms = world.rng.randint(20, 600) if world.hit(faults.marker_slow) else world.rng.randint(1, 5)
+        travel_ms = world.rng.randint(20, 600) if world.hit(faults.acquire_slow) else world.rng.randint(1, 5)
         result = Sent.UNKNOWN if world.hit(faults.acquire_unknown) else Sent.OK
         if world.hit(faults.newer_marker):
             data = NEWER_VERSION + data[1:]
             world.stats["newer_markers"] += 1
         world.schedule(travel_ms, self._append, transaction, batch, data)
-        self._consumer.later(travel_ms + world.rng.randint(1, 3), written, result)
+        self._consumer.loop.arrive(travel_ms + world.rng.randint(1, 3), written, result)
 
     def _append(self, transaction: Transaction, batch: Acquire, data: bytes) -> None:
         """At the broker, which takes nothing for a transaction that is over."""
@@ -129,7 +131,7 @@ class Starting:
         if world.hit(world.faults.commit_unknown):
             if world.rng.random() < 0.5:
                 self._commit(transaction)
-            await self._consumer.wait(world.rng.randint(1, PATIENCE_MS))
+            await self._consumer.loop.wait(world.rng.randint(1, PATIENCE_MS))
             raise BrokerUnavailable("unknown")
         self._commit(transaction)
 
@@ -142,8 +144,4 @@ class Starting:
             transaction.show()
 
     def _note(self, type_: str, batch: Acquire, **fields: int) -> None:
-        holder, source = history.holder_name(batch.holder), history.log_name(batch.source)
-        offsets = list(batch.offsets)
-        self._world.history.add(
-            self._consumer.name, type_, "acquire", holder=holder, source=source, offsets=offsets, **fields
-        )
+        self._consumer.note(type_, "acquire", batch.holder, batch.source, batch.offsets, **fields)

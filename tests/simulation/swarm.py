@@ -24,6 +24,10 @@ class Faults:
     large: float = 0.1
     acquire_failed: float = 0.15
     acquire_unknown: float = 0.15
+    acquire_slow: float = 0.1
+    renew_failed: float = 0.1
+    renew_unknown: float = 0.1
+    renew_slow: float = 0.1
     marker_failed: float = 0.1
     marker_unknown: float = 0.1
     marker_slow: float = 0.1

@@ -42,7 +42,7 @@ def markers(world: World, kind: str) -> list[Event]:
 def test_identity_a_copy_is_a_new_record_so_offsets_are_never_used_twice() -> None:
     """The late markers of a former holder are about the former record, whatever has become of its copies."""
     late = copies = 0
-    for world in worlds(forgotten=0.4):
+    for world in worlds(2 * SEEDS, forgotten=0.4):
         records = [event for event in world.history.events if event["op"] == "record"]
         copies += sum("id" in event for event in records)
         ended = {name for fact in markers(world, "REDELIVERED") for name in names(fact)}
@@ -92,7 +92,7 @@ def test_lease_lost_a_holder_knows_no_later_than_the_tracker_that_its_lease_is_o
 
 def test_firing_what_is_on_its_way_is_not_sent_twice_and_what_failed_is_sent_again() -> None:
     fired: Counter[str] = Counter()
-    for world in worlds(flush_aborted=0.2, flush_unknown=0.2, slow_commit=0.5, forgotten=0.4):
+    for world in worlds(2 * SEEDS, flush_aborted=0.2, flush_unknown=0.2, slow_commit=0.5, forgotten=0.4):
         fired.update(event["type"] for event in world.history.events if event["op"] == "fire")
 
     # Each invoke is one decision: more of them than facts, because transactions failed.
@@ -174,7 +174,7 @@ def test_settings_are_read_before_anything_fires_and_followed_as_they_change() -
 def test_readers_consumers_read_copies_of_aborted_transactions_and_trackers_do_not() -> None:
     """Such a copy is delivered: an explained duplicate, which ends like any other record."""
     causes: Counter[int] = Counter()
-    for seed in range(SEEDS):
+    for seed in range(2 * SEEDS):
         result, _, _ = inspect(seed, Plan(faults=swarm.only(flush_aborted=0.3, tracker_crash=0.01, forgotten=0.4)))
         assert result.failed == "", f"seed {seed}"
         causes.update(result.causes)
@@ -315,6 +315,18 @@ def test_delay_by_a_header_holds_for_whoever_reads_the_record_and_when_it_is_rea
         delayed += sum(max(event.get("dues_ms", [-1])) >= 0 for event in markers(world, "ACQUIRE"))
 
     assert delayed > stats["delayed_by_header"] > 100
+
+
+def test_at_most_once_a_message_is_delivered_once_or_abandoned() -> None:
+    """Consumers die before and after each DISPATCH, and write it too late."""
+    stats: Counter[str] = Counter()
+    dispatched = 0
+    for world in worlds(4 * SEEDS, consumer_crash=0.02, marker_slow=0.3, commit_failed=0.2, rebalance_every_ms=700.0):
+        stats += world.stats
+        dispatched += len(markers(world, "DISPATCH"))
+
+    assert dispatched > 100
+    assert stats["abandoned"] > 5
 
 
 def test_each_hard_case_has_a_test_here() -> None:

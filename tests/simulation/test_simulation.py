@@ -72,10 +72,12 @@ def test_nothing_is_lost_doubled_without_a_cause_or_stuck_in_a_hundred_seeds() -
 
 
 def test_a_seed_is_the_same_world_each_time() -> None:
-    first, second = simulate(7), simulate(7)
+    for seed in range(7, 17):
+        (first, _, one), (second, _, other) = inspect(seed), inspect(seed)
 
-    assert first == second
-    assert first.events > 100
+        assert first == second
+        assert one.history.events == other.history.events
+        assert first.events > 100
 
 
 @pytest.mark.parametrize("seed", REGRESSIONS)

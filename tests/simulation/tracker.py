@@ -25,7 +25,7 @@ from proof import history
 from tests.simulation.actor import Actor
 from tests.simulation.log import Fenced, Record
 from tests.simulation.oracle import Violation, difference, table_difference
-from tests.simulation.outcomes import NEWER_VERSION
+from tests.simulation.sending import NEWER_VERSION
 from tests.simulation.table import LocalTable
 from tests.simulation.writing import Writing
 
@@ -86,6 +86,10 @@ class Owner(Actor):
         return self.world.definitions.of(self).settings(queue)
 
     def hear(self, version: int) -> None:
+        if self.engine.unsent:
+            # What is decided rests on the former settings until it is sent, and the history has to say so.
+            self.later(20, self.hear, version)
+            return
         super().hear(version)
         self.world.history.add(self.name, "ok", "settings", version=self.known)
 

@@ -27,6 +27,7 @@ _STATS = {
     Kind.DEAD_LETTERED: "dead",
     Kind.DELIVERED: "delivered",
     Kind.CANCELLED: "cancelled_facts",
+    Kind.ABANDONED: "abandoned",
 }
 
 

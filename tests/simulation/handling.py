@@ -1,0 +1,175 @@
+"""The handlers of a simulated consumer: what its user's code does with messages, and what it is told of its acks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from marq.client.outcomes import Reject, Retry
+from marq.consumer import settlement
+from marq.consumer.message import Message
+from marq.wire.errors import BrokerUnavailable, LeaseLost
+from proof import history
+
+if TYPE_CHECKING:
+    from tests.simulation.consumer import Consumer
+
+
+class Handlers:
+    """The handler of all queues of one consumer."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self._world = consumer.world
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def handle(self, message: Message) -> None:
+        consumer, world, rng = self._consumer, self._world, self._world.rng
+        held, row, queue = message._held, message._record, message.queue
+        name = history.name_of(held.source, message.offset)
+        world.history.add(
+            consumer.name, "ok", "deliver", group=consumer.group.kafka_name,
+            holder=history.holder_name(held.holder), record=name, queue=queue,
+            attempt=message.attempt, content=history.content(queue, row.key, message._raw, row.headers),
+        )  # fmt: skip
+        world.stats["handed_out"] += 1
+        lease_ms = world.definitions.of(consumer).settings(queue).lease_ms
+        choice = rng.random() if world.faulty else 1.0
+        if world.hit(world.faults.forgotten):
+            # It hangs, perhaps for longer than its lease can be renewed, and ends all the same.
+            world.history.add(consumer.name, "ok", "hang", record=name)
+            await self._work(message, rng.randint(1, 4) * lease_ms, stubborn=True)
+        elif choice < world.release_share:
+            await self._work(message, rng.randint(0, 60))
+            await self._release(message)
+            return
+        elif choice < world.release_share + world.reject_share:
+            await self._work(message, rng.randint(0, 60))
+            await self._reject(message)
+            return
+        elif choice < world.release_share + world.reject_share + world.slow_share:
+            if world.faults.forgotten:
+                world.history.add(consumer.name, "ok", "hang", record=name)
+            stubborn = rng.random() < 0.8
+            await self._work(message, rng.randint(0, lease_ms), stubborn=stubborn)
+            if rng.random() < world.renew_share and message.offset in message._held.open:
+                # No longer than the library does: an earlier RENEW that comes late would make the lease shorter again.
+                await self._renew(message, lease_ms)
+            await self._work(message, rng.randint(0, 2 * lease_ms), stubborn=stubborn)
+        else:
+            await self._work(message, rng.randint(0, 60))
+        if message.offset in message._held.decided:
+            # The consumer was stopped, and has released it.
+            return
+        if rng.random() < 0.5:
+            await self._ack(message)
+        else:
+            self._tell_later("ack", message)
+
+    async def _ack(self, message: Message) -> None:
+        await self._tell("ack", message, message.ack())
+
+    async def _work(self, message: Message, took_ms: int, *, stubborn: bool = False) -> None:
+        """Take some time; the work of a stubborn handler goes on when the lease of its message has ended."""
+        loop = self._consumer.loop
+        end_s = loop.time() + took_ms / 1000
+        while (left_s := end_s - loop.time()) > 0:
+            try:
+                await asyncio.sleep(left_s)
+            except asyncio.CancelledError:
+                if message.offset in message._held.open:
+                    # The consumer is stopped, and settles the message.
+                    self._tell_failed(message)
+                    raise
+                if not stubborn or message._held.at_most_once is not None:
+                    raise
+                if self._world.faults.forgotten:
+                    # In a task of its own, or messages would wait for the handler until they can't be renewed.
+                    self._keep(self._end_late(message, end_s))
+                    raise
+
+    async def _end_late(self, message: Message, end_s: float) -> None:
+        await asyncio.sleep(end_s - self._consumer.loop.time())
+        if message.offset not in message._held.decided:
+            await self._ack(message)
+
+    async def _renew(self, message: Message, lease_ms: int) -> None:
+        try:
+            await message.renew(lease_ms / 1000, wait=self._world.rng.random() < 0.5)
+        except (LeaseLost, asyncio.CancelledError):
+            self._tell_failed(message)
+            raise
+
+    async def _release(self, message: Message) -> None:
+        world, rng = self._world, self._world.rng
+        delay_ms = rng.choice([0, 0, rng.randint(1, 400), None])
+        delay_s = None if delay_ms is None else delay_ms / 1000
+        world.stats["released"] += 1
+        how = 1.0 if message._held.at_most_once is not None else rng.random()
+        if how < 0.3 and message._held.decide(message.offset):
+            # As the library does with what no handler has seen.
+            settlement.put_back([message], delay_ms or 0)
+            self._tell_later("release", message)
+        elif how < 0.5:
+            await self._tell("release", message, message.release(delay_s))
+        else:
+            self._tell_failed(message)
+            raise Retry(delay_s) from RuntimeError(f"error {message.offset}" + "!" * rng.choice([0, 0, 0, 900]))
+
+    async def _reject(self, message: Message) -> None:
+        self._world.stats["rejected"] += 1
+        if self._world.rng.random() < 0.5:
+            self._tell_later("reject", message)
+            raise Reject("no good")
+        await self._tell("reject", message, message.reject("no good"))
+
+    # --- history ------------------------------------------------------------------------------------------------------
+
+    async def _tell(self, op: str, message: Message, settled: Awaitable[None]) -> None:
+        """Note an outcome, and what its call says of it."""
+        began_ms = self._note("invoke", op, message)
+        try:
+            await settled
+        except LeaseLost:
+            if op != "ack":
+                self._note("unknown", op, message)
+                self._tell_failed(message)
+                raise
+            self._note("ok", op, message, began_ms, lost=[message.offset])
+        except BrokerUnavailable:
+            self._note("unknown", op, message)
+        else:
+            self._note("ok", op, message, began_ms)
+
+    def _tell_failed(self, message: Message) -> None:
+        """Note what the library makes of an exception."""
+        self._tell_later("release" if message._held.at_most_once is None else "reject", message)
+
+    def _tell_later(self, op: str, message: Message) -> None:
+        """Note an outcome that follows from how the handler ends, and when it is durable."""
+        began_ms = self._note("invoke", op, message)
+        # When its lease was over there may be nothing to release.
+        known = op == "ack" or message.offset in message._held.open
+        self._keep(self._told(op, message, began_ms, message._expiry_s, known))
+
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _told(self, op: str, message: Message, began_ms: int, expiry_s: float, known: bool) -> None:
+        try:
+            await message._held.acks.settled()
+        except BrokerUnavailable:
+            known = False
+        lost = {"lost": [message.offset]} if op == "ack" and self._consumer.loop.time() >= expiry_s else {}
+        self._note("ok" if known else "unknown", op, message, began_ms, **lost)
+
+    def _note(self, type_: str, op: str, message: Message, began_ms: int | None = None, **fields: Any) -> int:
+        """Note an operation, and how long it took since ``began_ms``; return what the time is."""
+        held, now_ms = message._held, self._consumer.monotonic_ms()
+        if began_ms is not None:
+            fields["took_ms"] = now_ms - began_ms
+        self._consumer.note(type_, op, held.holder, held.source, [message.offset], **fields)
+        return now_ms

@@ -1,0 +1,112 @@
+"""The shipped receiver of a simulated consumer, which notes its cycles in the history."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from marq.consumer import acquisition
+from marq.consumer.acquisition import Acquisition
+from marq.consumer.cycles import Taking
+from marq.consumer.prefetch import PrefetchBuffer
+from marq.consumer.receiver import Receiver
+from marq.consumer.receiver_settings import ReceiverSettings
+from marq.consumer.session import ConsumerSession
+from marq.kafka.acquire_strategies import AcquireStrategy, MarkerFirst, Transactional
+from marq.kafka.records import Records
+from marq.kafka.writer import FRAME_BYTES
+from marq.wire.markers import Payload, Source, payload_bytes
+
+if TYPE_CHECKING:
+    from tests.simulation.consumer import Consumer
+
+#: For how many of the largest messages of a cycle an ACQUIRE has room: so that some cycles write several.
+ROOMS = (1, 3, 100)
+
+
+class SimulatedReceiver(Receiver):
+    """Receives for one consumer."""
+
+    def __init__(self, consumer: Consumer, max_in_flight: int, max_lease_ms: int) -> None:
+        world, reader, writer = consumer.world, consumer.reader, consumer.writer
+        strategy: AcquireStrategy = MarkerFirst(writer, reader)
+        transactional = None
+        if consumer.starting is not None:
+            transactional = Transactional(consumer.starting, reader)  # type: ignore[arg-type]
+        settings = ReceiverSettings(
+            max_in_flight=max_in_flight,
+            max_lease_ms=max_lease_ms,
+            markers_partitions=len(world.markers),
+            limit_bytes=world.limit_bytes,
+            queue=lambda queue: world.definitions.of(consumer).settings(queue),
+        )
+        super().__init__(
+            consumer.serving,
+            reader,
+            transactional if transactional is not None and consumer.starting.always else strategy,
+            writer,
+            settings,
+            transactional=transactional,
+            buffer=PrefetchBuffer(consumer.name),
+            clock=consumer.loop.time,
+            wall=lambda: consumer.wall_ms() / 1000,
+            new_holder=lambda: world.rng.getrandbits(64),
+        )
+        self._consumer = consumer
+
+    @property
+    def busy(self) -> bool:
+        """Whether it has messages, or outcomes of messages."""
+        return bool(self.prefetch.in_flight or self.acks.unwritten or self._cycles or self._fetched)
+
+    def fail(self, error: BaseException) -> None:
+        """End the world: nothing that happens in it may end a receiver."""
+        raise error
+
+    async def _cycle(
+        self, records: Mapping[Source, Records], taking: Taking, assignment: int, before: asyncio.Task[bool] | None
+    ) -> bool:
+        consumer, holder, began_ms = self._consumer, self._holder, self._consumer.monotonic_ms()
+        taken = {
+            source: [offset for _, own in self._serving.own(source, read) for offset in own.offsets]
+            for source, read in records.items()
+        }
+
+        def note(type_: str, **fields: int) -> None:
+            """How a cycle begins and ends: from the ACQUIRE to the commit."""
+            for source, offsets in taken.items():
+                if offsets:
+                    consumer.note(type_, "commit", holder, source, offsets, **fields)
+
+        note("invoke")
+        delivered = await super()._cycle(records, taking, assignment, before)
+        if delivered:
+            # No handler has seen any of them yet.
+            note("ok", took_ms=consumer.monotonic_ms() - began_ms)
+        else:
+            note("unknown")
+            consumer.world.stats["acquire_not_certain" if consumer.starting is None else "start_not_certain"] += 1
+        return delivered
+
+    def _take(self, records: Mapping[Source, Records]) -> Taking:
+        rows = [row for read in records.values() for row in read]
+        largest = max(payload_bytes(Payload(0, 1, row.key, row.headers, row.value)) for row in rows)
+        room = largest * self._consumer.world.rng.choice(ROOMS)
+        self._settings = replace(self._settings, limit_bytes=FRAME_BYTES + acquisition._HEAD_BYTES + room)
+        return super()._take(records)
+
+    def _deliver(self, acquisitions: Sequence[Acquisition], sent_s: float) -> None:
+        delayed = sum(len(each.taken) - len(each.messages) for each in acquisitions)
+        self._consumer.world.stats["delayed_by_header"] += delayed
+        super()._deliver(acquisitions, sent_s)
+
+
+class Session(ConsumerSession):
+    """The shipped session of a receiver that has no connections."""
+
+    def __init__(self, receiver: SimulatedReceiver) -> None:
+        self.receiver = receiver
+        self.prefetch = receiver.prefetch
+        self.pools = []
