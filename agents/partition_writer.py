@@ -19,7 +19,7 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordListTooL
 from agents.owner_context import OwnerContext
 from marq.core.deliveries import redeliveries
 from marq.core.deliveries.redeliveries import Redelivery
-from marq.core.due_actions import Destination, DueAction
+from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage import rows
 from marq.kafka.connection import stop_producer
 from marq.kafka.paced_clients import paced

@@ -1,5 +1,6 @@
-"""The timer agent: writes what is due in the markers partitions of this worker.
+"""The timer agent: redelivers expired messages, and writes all else that is due in this worker's markers partitions.
 
+marq/core/due_messages.py decides which messages are due, and marq/core/redeliver_or_dead_letter.py where each one goes.
 When marq/owner/engine.py has something to write (a TICK, redeliveries, answers, messages of schedules), the owner hands
 over to the agent, and reads no markers until the agent is done.
 """

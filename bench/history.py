@@ -19,7 +19,7 @@ import numpy as np
 
 from bench.log import Log
 from marq.core.deliveries.redeliveries import redelivery
-from marq.core.due_actions import Destination, DueAction, resolve_due
+from marq.core.redeliver_or_dead_letter import Destination, DueAction, resolve_due
 from marq.core.storage.rows import LeaseRow, State
 from marq.settings.queue import QueueSettings
 from marq.wire.marker_codec import encode

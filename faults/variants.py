@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from marq.core import due_messages
-from marq.core.due_actions import Destination, DueAction
 from marq.core.leases import LeaseBook
+from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.wire import marker_codec
 from marq.wire.markers import Batch, Cause
 

@@ -16,7 +16,7 @@ from faust.cli.faust import cli
 
 from agents.ownership import Ownership
 from faults import variants
-from marq.core.due_actions import DueAction
+from marq.core.redeliver_or_dead_letter import DueAction
 from marq.owner.write import Write
 from marq.wire.errors import CorruptMarker
 from marq.wire.marker_codec import decode

@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from marq.core.deliveries import dead_letters
+from marq.core.deliveries import dead_letter_records
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Headers, Source
 from marq.wire.names import (
@@ -174,9 +174,9 @@ def redrive(records: DataFrame, wanted: Mapping[int, np.ndarray], requester: Req
 
     def encoded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         places = _places(batches, wanted)
-        for run in runs(places, attrgetter("partition"), _bytes, dead_letters.MAX_BATCH_LETTERS, room_bytes):
+        for run in runs(places, attrgetter("partition"), _bytes, dead_letter_records.MAX_BATCH_LETTERS, room_bytes):
             source = Source(requester.topic, run[0].partition)
-            markers = dead_letters.redrive(requester.queue, requester.holder, source, run, room_bytes)
+            markers = dead_letter_records.redrive(requester.queue, requester.holder, source, run, room_bytes)
             yield records_of(requester.markers, [(source, encode(marker)) for marker in markers])
 
     return rows.mapInArrow(encoded, RECORDS)
@@ -187,7 +187,7 @@ def discard(wanted: Mapping[int, np.ndarray], queue: str, requester: Requester) 
     encoded = [
         (marker.source, encode(marker))
         for partition, offsets in wanted.items()
-        for marker in dead_letters.discard(
+        for marker in dead_letter_records.discard(
             queue, requester.holder, Source(requester.topic, partition), offsets.tolist()
         )
     ]

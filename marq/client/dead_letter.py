@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from marq.client.codecs import Codec, decode
-from marq.core.deliveries.dead_letters import LetterRecord, dead_lettered_at_ms, text_of
+from marq.core.deliveries.dead_letter_records import DeadLetterRecord, dead_lettered_at_ms, text_of
 from marq.wire.markers import Source
 from marq.wire.names import ERROR_HEADER, KEY_HEADER, ORIGIN_HEADER, REASON_HEADER, RESERVED_HEADER
 from marq.wire.record_headers import Origin, origin
@@ -17,7 +17,7 @@ class DeadLetter:
 
     __slots__ = ("_codec", "_record", "_topic", "queue")
 
-    def __init__(self, record: LetterRecord, queue: str, topic: str, codec: Codec | None) -> None:
+    def __init__(self, record: DeadLetterRecord, queue: str, topic: str, codec: Codec | None) -> None:
         #: The queue in which it died.
         self.queue = queue
         self._record = record

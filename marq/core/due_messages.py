@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from marq.core.due_actions import DueAction, is_delivery, resolve_due
 from marq.core.due_index import DueIndex
+from marq.core.redeliver_or_dead_letter import DueAction, is_delivery, resolve_due
 from marq.core.storage.open_messages import NO_MESSAGES, OpenMessages
 from marq.core.storage.rows import LeaseRow
 from marq.core.storage.table_image import TableImage

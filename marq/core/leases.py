@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
-from marq.core.due_actions import release_delay_ms
 from marq.core.due_messages import DueMessages
+from marq.core.redeliver_or_dead_letter import release_delay_ms
 from marq.core.replies import PendingReplies
 from marq.core.storage.invalid_times import InvalidTimes
 from marq.core.storage.open_messages import NO_MESSAGES, OpenMessages

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from marq.core.due_actions import DueAction
 from marq.core.leases import LeaseBook
+from marq.core.redeliver_or_dead_letter import DueAction
 from marq.core.storage.handling_times import HandlingTimes, samples
 from marq.core.storage.rows import LeaseRow
 from marq.settings.queue import QueueSettings

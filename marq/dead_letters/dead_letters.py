@@ -20,11 +20,11 @@ from marq.backend.cluster import Cluster, Writer, cluster_of
 from marq.client.codecs import Codec
 from marq.client.dead_letter import DeadLetter, time_of
 from marq.client.lifecycle import CodecClient, Lifecycle, to_its_end
-from marq.core.deliveries import dead_letters
+from marq.core.deliveries import dead_letter_records
 from marq.dead_letters.filters import DeadLetterFilter, Filters, Snapshot
 from marq.dead_letters.log import DeadLetterLog, Stored, dead_letter_log
 from marq.dead_letters.redrive import RedriveLimits, RedriveProgress, RedriveRequester
-from marq.dead_letters.survey import Survey, dead_letters_at
+from marq.dead_letters.selection import Survey, dead_letters_at
 from marq.kafka.topics import Topics
 from marq.kafka.writer import FRAME_BYTES
 from marq.settings.client import ClientSettings, whole_number
@@ -155,7 +155,7 @@ class DeadLetters(CodecClient[Topics]):
         """
         fits = self._fitting("kinds", queue, filters)
         async with self._reading() as log:
-            survey = Survey(self._settings.names.dead_letters, fits, dead_letters.kind_of)
+            survey = Survey(self._settings.names.dead_letters, fits, dead_letter_records.kind_of)
             await survey.make(log, self._limit_s)
         kinds = [
             Kind(group.queue, group.reason, letters, time_of(first_ms), time_of(last_ms))
@@ -222,12 +222,14 @@ class DeadLetters(CodecClient[Topics]):
                 for piece in _pieces(records, limits.turn):
                     groups: dict[tuple[int, str], list[Stored]] = {}
                     for record in piece:
-                        target = to or dead_letters.queue_of(record) or ""
+                        target = to or dead_letter_records.queue_of(record) or ""
                         groups.setdefault((record.partition, target), []).append(record)
                     yield [
                         batch
                         for (partition, target), letters in groups.items()
-                        for batch in dead_letters.redrive(target, holder, self._source(partition), letters, limit_bytes)
+                        for batch in dead_letter_records.redrive(
+                            target, holder, self._source(partition), letters, limit_bytes
+                        )
                     ]
 
         return await self._settle(fits, limits, requests, Redriven, progress)
@@ -257,7 +259,7 @@ class DeadLetters(CodecClient[Topics]):
                 yield [
                     batch
                     for (partition, name), offsets in targets.items()
-                    for batch in dead_letters.discard(name, holder, self._source(partition), offsets)
+                    for batch in dead_letter_records.discard(name, holder, self._source(partition), offsets)
                 ]
 
         return await self._settle(fits, limits, requests, Deleted, progress)
@@ -339,7 +341,7 @@ class DeadLetters(CodecClient[Topics]):
         return Source(self._settings.names.dead_letters, partition)
 
     def _letter(self, record: Stored) -> DeadLetter:
-        queue = dead_letters.queue_of(record)
+        queue = dead_letter_records.queue_of(record)
         assert queue is not None, "a survey finds dead letters only"
         return DeadLetter(record, queue, self._settings.names.dead_letters, self._codec)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Self, TypedDict
 
-from marq.core.deliveries.dead_letters import LetterRecord, dead_lettered_at_ms, kind_of, text_of
+from marq.core.deliveries.dead_letter_records import DeadLetterRecord, dead_lettered_at_ms, kind_of, text_of
 from marq.settings.durations import Duration, duration_ms
 from marq.settings.hints import refuse
 from marq.wire.errors import ConfigError
@@ -101,7 +101,7 @@ class DeadLetterFilter:
             as_of,
         )
 
-    def fits(self, record: LetterRecord) -> bool:
+    def fits(self, record: DeadLetterRecord) -> bool:
         headers = record.headers
         if self.as_of is not None and record.offset >= self.as_of.ends.get(record.partition, 0):
             return False

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from marq.core.deliveries import redeliveries
 from marq.core.deliveries.schedule_planner import Planner
-from marq.core.due_actions import DueAction
+from marq.core.redeliver_or_dead_letter import DueAction
 from marq.core.tracker import Tracker
 from marq.owner.payloads import Table, find_payloads
 from marq.owner.write import Due, Write

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from marq.core.deliveries import redeliveries
-from marq.core.due_actions import Destination
+from marq.core.redeliver_or_dead_letter import Destination
 from marq.core.storage.rows import LeaseRow
 from marq.kafka.topics import Topics
 from marq.settings.client import ClientSettings

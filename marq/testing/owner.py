@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from marq.core.deliveries import redeliveries
 from marq.core.deliveries.schedule_planner import Planner
-from marq.core.due_actions import Destination
+from marq.core.redeliver_or_dead_letter import Destination
 from marq.core.storage.rows import LeaseRow
 from marq.core.tracker import Tracker
 from marq.owner.engine import OwnerEngine

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from marq.core.due_actions import DueAction
+from marq.core.redeliver_or_dead_letter import DueAction
 from marq.core.storage.rows import WAITING
 from marq.wire.errors import CorruptMarker
 from marq.wire.marker_codec import decode, encode

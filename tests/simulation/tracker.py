@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from marq.core.deliveries.schedule_planner import Planner
-from marq.core.due_actions import DueAction
+from marq.core.redeliver_or_dead_letter import DueAction
 from marq.core.storage import rows
 from marq.core.tracker import Tracker
 from marq.owner.engine import OwnerEngine, PositionLost, Step

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from marq.core.deliveries.redeliveries import redelivery
-from marq.core.due_actions import Destination, DueAction
+from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.owner.write import Due, Write
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Kind

@@ -1,7 +1,7 @@
 """An index of the dead letters for pages: read once, then only new records.
 
 A page costs only the records since the last one, and is exact: redriven, deleted and removed ones do not count. Each
-takes about twenty bytes (:mod:`marq.dead_letters.survey`).
+takes about twenty bytes (:mod:`marq.dead_letters.selection`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 from marq.client.dead_letter import DeadLetter
 from marq.client.lifecycle import to_its_end
-from marq.core.deliveries.dead_letters import kind_of
+from marq.core.deliveries.dead_letter_records import kind_of
 from marq.dead_letters.filters import DeadLetterFilter, Filters
 from marq.dead_letters.log import DeadLetterLog, dead_letter_log
-from marq.dead_letters.survey import Group, Spot, Survey, dead_letters_at
+from marq.dead_letters.selection import Group, Spot, Survey, dead_letters_at
 from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError
 

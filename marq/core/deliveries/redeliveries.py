@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from marq.core.due_actions import Destination, DueAction
+from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage.rows import State
 from marq.wire.marker_codec import cut_text
 from marq.wire.markers import Cause, Headers, Payload

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from marq.core.due_actions import DueAction
 from marq.core.leases import LeaseBook
+from marq.core.redeliver_or_dead_letter import DueAction
 from marq.core.tracker import Tracker
 from marq.settings.schedules import Schedule, ScheduleLayers, home_partition
 from marq.wire.markers import Batch, Cause, Delay, Fact, Kind, Payload, Source, payload_bytes

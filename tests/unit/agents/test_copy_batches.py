@@ -6,7 +6,7 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 
 from agents.partition_writer import CopyBatches
 from marq.core.deliveries.redeliveries import Redelivery
-from marq.core.due_actions import Destination
+from marq.core.redeliver_or_dead_letter import Destination
 
 LIMIT_BYTES = 10_000
 

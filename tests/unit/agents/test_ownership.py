@@ -16,7 +16,7 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 from agents.inbox import MAX_INBOX_BATCHES, Fetched
 from agents.owner_context import OwnerContext
 from agents.ownership import Ownership
-from marq.core.due_actions import Destination, DueAction
+from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage.rows import LeaseRow
 from marq.owner.write import Write
 from marq.settings.queue import QueueSettings

@@ -18,7 +18,7 @@ from app.web.dashboard.dead_letters import DeadLetterIndex, KindOfError, TooMany
 from app.web.dashboard.namespace import Namespace
 from marq.dead_letters.filters import Filters
 from marq.dead_letters.log import Stored
-from marq.dead_letters.survey import Group, Spot, Survey
+from marq.dead_letters.selection import Group, Spot, Survey
 from marq.settings.client import ClientSettings
 from marq.testing import Broker
 

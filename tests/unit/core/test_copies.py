@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marq.core.deliveries.redeliveries import Redelivery, reason, redelivery
-from marq.core.due_actions import Destination, DueAction
+from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage.rows import LeaseRow, State
 from marq.wire.marker_codec import MAX_TEXT_BYTES
 from marq.wire.markers import NOW, Cause, Payload, Source

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from marq.core import due_messages
-from marq.core.due_actions import DueAction
 from marq.core.leases import LeaseBook
+from marq.core.redeliver_or_dead_letter import DueAction
 from marq.core.storage import rows
 from marq.core.tracker import Tracker
 from marq.settings.backoff import Backoff

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import pytest
 
 from marq.core import due_messages
-from marq.core.due_actions import Destination
 from marq.core.leases import LeaseBook
+from marq.core.redeliver_or_dead_letter import Destination
 from marq.core.storage import rows
 from marq.core.storage.rows import Counts
 from marq.settings.backoff import Backoff

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq.core.due_actions import Destination
+from marq.core.redeliver_or_dead_letter import Destination
 from marq.core.storage import rows
 from marq.core.storage.dispositions import CHUNK_OFFSETS, Places
 from marq.wire.markers import Batch, Cause, Fact, Kind, Source

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marq.core import tracker as tracker_module
-from marq.core.due_actions import DueAction
+from marq.core.redeliver_or_dead_letter import DueAction
 from marq.core.tracker import TICK_INTERVAL_MS, Tracker
 from marq.settings.backoff import Backoff
 from marq.settings.queue import QueueSettings

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from marq.core.deliveries.schedule_planner import Planner
-from marq.core.due_actions import Destination
+from marq.core.redeliver_or_dead_letter import Destination
 from marq.core.storage.rows import LeaseRow, encode_lease, encode_row, row_key
 from marq.core.tracker import Tracker
 from marq.owner.engine import OwnerEngine, PositionLost, Step

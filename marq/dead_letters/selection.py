@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from marq.core.deliveries.dead_letters import dead_lettered_at_ms, queue_of, text_of
+from marq.core.deliveries.dead_letter_records import dead_lettered_at_ms, queue_of, text_of
 from marq.core.storage.dispositions import Places
 from marq.dead_letters.log import DeadLetterLog, Stored
 from marq.wire.errors import BrokerUnavailable

@@ -9,7 +9,7 @@ import pytest
 
 import marq
 from marq.dead_letters.log import Stored
-from marq.dead_letters.survey import Survey
+from marq.dead_letters.selection import Survey
 
 
 class Stuck:

@@ -38,14 +38,14 @@ _HEAD_BYTES = 1_024
 MAX_BATCH_LETTERS = 1_000
 
 
-class LetterRecord(Record, Protocol):
+class DeadLetterRecord(Record, Protocol):
     """A record of the dead-letters topic."""
 
     @property
     def partition(self) -> int: ...
 
 
-def queue_of(record: LetterRecord) -> str | None:
+def queue_of(record: DeadLetterRecord) -> str | None:
     """Return the queue of a dead letter; None for a note or a record of another program."""
     try:
         queue = check_queue_name((record.key or b"").decode())
@@ -60,13 +60,13 @@ def text_of(headers: Headers, name: str) -> str:
     return ((values[-1] if values else None) or b"").decode("utf-8", "replace")
 
 
-def dead_lettered_at_ms(record: LetterRecord) -> int:
+def dead_lettered_at_ms(record: DeadLetterRecord) -> int:
     """Return when a message became a dead letter by the log's clock; the record's time if no header is readable."""
     text = text_of(record.headers, DEAD_LETTERED_AT_HEADER)
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 15 else record.timestamp
 
 
-def kind_of(record: LetterRecord) -> str:
+def kind_of(record: DeadLetterRecord) -> str:
     """Return the kind of a dead letter's error: the first line of the error, or else of the reason, with N for each
     part that varies."""
     text = text_of(record.headers, ERROR_HEADER) or text_of(record.headers, REASON_HEADER)
@@ -74,14 +74,14 @@ def kind_of(record: LetterRecord) -> str:
     return _VARIES.sub("N", first)[:MAX_KIND].strip()
 
 
-def redriven(record: LetterRecord, queue: str) -> Payload:
+def redriven(record: DeadLetterRecord, queue: str) -> Payload:
     """Return the message as its sender made it, for a queue; it keeps its id and the time of its first sending."""
     headers = tuple((name, value) for name, value in record.headers if name not in _DEATH_HEADERS)
     return Payload(record.timestamp, 1, queue.encode(), headers, record.value)
 
 
 def redrive(
-    queue: str, holder: int, source: Source, records: Sequence[LetterRecord], limit_bytes: int
+    queue: str, holder: int, source: Source, records: Sequence[DeadLetterRecord], limit_bytes: int
 ) -> Iterator[Delay]:
     """Return the markers that send dead letters to a queue; a batch of several has at most ``limit_bytes``.
 
