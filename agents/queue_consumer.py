@@ -11,7 +11,7 @@ import importlib
 import logging
 import sys
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -81,6 +81,10 @@ class Handlers:
         if session is None:
             return {"held": 0, "taken": 0}
         return {"held": session.prefetch.in_flight, "taken": session.prefetch.processing}
+
+    def holders(self) -> Sequence[int]:
+        """Return the numbers under which this process acquires messages, for its group."""
+        return () if self.session is None else self.session.receiver.holders()
 
     async def done(self) -> None:
         """Wait until receiving has stopped; raise its error."""

@@ -166,7 +166,7 @@ def create_handlers_app(settings: AppSettings, client: ClientSettings, process: 
     topic = app.topic(names.messages, *group.topics.values(), schema=BatchSchema())
     app.handlers = agents.queue_consumer.attach(app, topic, group, app.failed)
     reads = group.serving(names.messages, group.queues).reads
-    app.group_assignor = SpreadAssignor(lambda: reads)
+    app.group_assignor = SpreadAssignor(lambda: reads, app.handlers.holders)
     app.reporter = Reporter(process.reports)
 
     @app.timer(LOOK_SECONDS, name="report")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,12 @@ async def test_two_workers_share_a_queue_and_the_one_that_stops_releases_what_it
         await eventually(at_work, lambda processes: len(processes) == 2)
     prefetched = await eventually(lambda: one.queue("patient"), lambda found: found.get("in_flight", 0) > 10)
 
+    async def consumers() -> list[str | None]:
+        _, text = await one.page("/api/queues/patient/messages?state=in_flight")
+        return [each["consumer"] and each["consumer"]["name"] for each in json.loads(text)["messages"]]
+
+    # Also of those that were received before the second one joined.
+    await eventually(consumers, lambda names: None not in names and len(set(names)) == 2)
     [stopped] = [each["pid"] for each in (await two.handlers()).values()]
     await two.stop()
     handlers.let_go("patient")
