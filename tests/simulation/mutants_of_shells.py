@@ -254,8 +254,8 @@ SHELL_MUTANTS = (
         _AT_MOST_ONCE,
         "dispatched",
         ("or message in written) and _is_leased(message, now_s)", "or message in written)"),
+        renew_failed=0.9,
         marker_slow=0.9,
-        slow_commit=0.5,
     ),
     mutant(
         AT_MOST_ONCE,

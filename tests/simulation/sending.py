@@ -129,7 +129,7 @@ class Writer:
         self._consumer.world.markers_of(batch.source).append(data, about=batch)
 
     def _note(self, type_: str, batch: Batch, **fields: Any) -> None:
-        """Note what no handler says: these note their outcomes themselves."""
-        if isinstance(batch, Acquire | Renew | Dispatch):
+        """Note the writes of the library: handlers note their outcomes themselves."""
+        if isinstance(batch, Acquire | Renew | Dispatch) or (isinstance(batch, Release) and not batch.counted):
             op = type(batch).__name__.lower()
             self._consumer.note(type_, op, batch.holder, batch.source, batch.offsets, **fields)
