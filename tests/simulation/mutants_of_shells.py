@@ -440,7 +440,7 @@ SHELL_MUTANTS = (
         ONE_START,
         "the offset is committed although the markers are not known to be written",
         _STARTING,
-        "lost not-drained not-durable",
+        "lost not-drained not-durable stuck",
         ("failed = any(each is not Sent.OK for each in results)", "failed = False"),
     ),
     mutant(
