@@ -26,7 +26,8 @@ from app.web.dashboard.descriptions import (
 )
 from app.web.dashboard.groups import Groups
 from app.web.dashboard.history import History, add_up, slot_now
-from app.web.dashboard.timeline import Reading, last_place
+from app.web.dashboard.timeline import last_place
+from app.web.dashboard.timeline_reader import Reading
 from app.web.statistics import NamespaceStatistics
 from config.settings import AppSettings
 from marq.client.dead_letter import DeadLetter
