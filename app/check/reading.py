@@ -62,7 +62,7 @@ def judge_reading(
         queues = queues_of(reader.group, client.names, definitions)
         findings += _judge_lost(client, reader)
         findings += _judge_handlers(definitions, reader, queues, waiting)
-    return findings or [fine("groups", f"{len(readers)} read queues; none has lost records")]
+    return findings or [fine("groups", f"groups that read queues: {len(readers)}; none has lost records")]
 
 
 def _judge_lost(client: ClientSettings, reader: Reader) -> list[Finding]:

@@ -53,7 +53,7 @@ async def test_a_healthy_namespace_has_no_findings_and_is_not_changed(
     assert found.exit_code == 0, str(found)
     assert not found.has(Level.WARNING), str(found)
     assert "1 in group" in found.of(Level.OK, "trackers").found
-    assert "1 that read queues" in found.of(Level.OK, "groups").found
+    assert "groups that read queues: 1;" in found.of(Level.OK, "groups").found
     assert "emails" in found.of(Level.OK, "queues").found
     assert found.has(Level.OK, "clock")
     assert found.of(Level.OK, "web port").found == "in use by a running worker"

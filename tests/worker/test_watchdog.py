@@ -172,7 +172,7 @@ async def test_a_worker_whose_broker_hangs_and_one_that_was_stopped_itself_go_on
             assert (await worker.page("/healthz"))[0] == 200
             # Work is due meanwhile, and the witness finds more than once that it can't be done.
             await eventually(
-                lambda: times(worker, "the watchdog waits: "), lambda count: count >= 2, limit=LIMIT_SECONDS
+                lambda: times(worker, "the watchdog waits, "), lambda count: count >= 2, limit=LIMIT_SECONDS
             )
             broker.resume()
             await patiently(lambda: marq_.copies_of(sent[1]))
