@@ -217,7 +217,7 @@ def in_our_words(settings: Mapping[str, Any]) -> dict[str, Any]:
         "breaker": None
         if breaker is False
         else {
-            "failures": breaker["failure_rate"],
+            "failure_rate": breaker["failure_rate"],
             "window": breaker["window"],
             "reset_timeout_ms": max(round(breaker["reset_timeout"] * 1000), 1),
         },
