@@ -1,4 +1,4 @@
-"""The timer agent: redelivers expired messages, and writes all else that is due in this worker's markers partitions.
+"""The timer agent: redelivers expired messages, and writes everything else that is due.
 
 marq/core/due_messages.py decides which messages are due, and marq/core/redeliver_or_dead_letter.py where each one goes.
 When marq/owner/engine.py has something to write (a TICK, redeliveries, answers, messages of schedules), the owner hands

@@ -142,7 +142,7 @@ def end(servers: str, prefix: str) -> None:
 
 
 if __name__ == "__main__":
-    # A new topic has no leader for a moment, which aiokafka logs. asyncio and warnings tell of what was left open.
+    # aiokafka logs an error until a new topic has a leader. asyncio and warnings report unclosed resources.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     programs = {program.__name__: program for program in (fork, within_with, multiprocess, end)}
     programs[sys.argv[1]](*sys.argv[2:])

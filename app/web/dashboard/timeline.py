@@ -2,7 +2,7 @@
 
 The id of a message is the place of its first record. Each redelivery is a record with a place of its own and the id in
 a header, and the ACQUIRE that takes it carries the headers. So one read of the markers in order finds all places and
-all events; timeline_reader.py has it.
+all events; timeline_reader.py does this.
 """
 
 from __future__ import annotations
