@@ -62,7 +62,7 @@ lint: packages ## the checks alone: ruff, mypy, import-linter
 
 # Downloads Kafka only, not Spark's packages, so that the first steps are quick.
 broker: packages ## Kafka in the foreground, on MARQ_BOOTSTRAP_SERVERS or 127.0.0.1:9092
-	@exec $(RUN) -m broker
+	@exec $(RUN) -m marq_worker.broker
 
 bench: setup ## the benchmarks
 	@$(RUN) -m bench
@@ -137,11 +137,11 @@ python:
 		"install it, or name one: make PYTHON=python3.12" >&2; exit 1; }
 
 packages: python
-	$(call step,Python packages,$(PYTHON) -m broker.environment)
+	$(call step,Python packages,$(PYTHON) -m marq_worker.broker.environment)
 
 browser: packages
 	$(call step,Chromium,$(RUN) -m tests.browser.chromium)
 
 kafka: packages
-	$(call step,Java and Kafka,$(RUN) -m broker --prepare --jars pipeline/connector.sha256)
+	$(call step,Java and Kafka,$(RUN) -m marq_worker.broker --prepare --jars pipeline/connector.sha256)
 	$(call step,Spark,$(RUN) -m pipeline.archive)

@@ -16,11 +16,11 @@ from typing import IO, Any, NoReturn
 import faust
 from faust.exceptions import AlreadyConfiguredWarning
 
-from app.logs import shape
-from app.readable import end_with
-from app.web.security import check_exposure
-from config.settings import Role
 from marq.wire.errors import ConfigError
+from marq_worker.app.logs import shape
+from marq_worker.app.readable import end_with
+from marq_worker.app.web.security import check_exposure
+from marq_worker.config.settings import Role
 
 log = logging.getLogger("marq.worker")
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import faust
 from faust.exceptions import AlreadyConfiguredWarning
 
-from config.queues import QueuesFile
 from marq.wire.version import VERSION
+from marq_worker.config.queues import QueuesFile
 
 _CLIENT_ID = re.compile(r".*-(?P<version>\d[^-]*)-q(?P<fingerprint>[0-9a-f]+)", re.DOTALL)
 

@@ -11,12 +11,12 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from config.queues import FILE_LAYER, QueuesFile
 from marq.queues.queues import Queues
 from marq.settings.definitions import DEFAULTS_KEY, Definitions, layer_key
 from marq.settings.schedules import schedule_key
 from marq.wire.errors import ConfigError
 from marq.wire.names import Names
+from marq_worker.config.queues import FILE_LAYER, QueuesFile
 
 log = logging.getLogger("marq.worker")
 

@@ -1,4 +1,4 @@
-"""`python -m broker`: Kafka in the foreground. `python -m broker --prepare`: only fetch what it needs.
+"""`python -m marq_worker.broker`: Kafka in the foreground; with `--prepare` it only fetches what it needs.
 
 `--jars LIST` fetches further jars in the same way, such as those of Spark's Kafka connector.
 """
@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from broker import downloads, java
-from broker.downloads import VERSION, JarList
-from broker.embedded import EmbeddedBroker
-from broker.errors import BrokerError
+from marq_worker.broker import downloads, java
+from marq_worker.broker.downloads import VERSION, JarList
+from marq_worker.broker.embedded import EmbeddedBroker
+from marq_worker.broker.errors import BrokerError
 
 DEFAULT_ADDRESS = "127.0.0.1:9092"
 DEFAULT_DATA = Path(".marq") / "broker"
@@ -25,7 +25,9 @@ CHECK_SECONDS = 0.5
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m broker", description="Apache Kafka, one node, in the foreground.")
+    parser = argparse.ArgumentParser(
+        prog="python -m marq_worker.broker", description="Apache Kafka, one node, in the foreground."
+    )
     parser.add_argument("--prepare", action="store_true", help="fetch Java and Kafka's jars where missing, and end")
     parser.add_argument("--jars", type=Path, action="append", default=[], metavar="LIST", help="fetch these, too")
     parser.add_argument("--data", type=Path, default=DEFAULT_DATA, help="kept between runs (default: %(default)s)")

@@ -1,4 +1,4 @@
-"""`python -m broker.environment`: the virtual environment .venv with exactly the locked packages.
+"""`python -m marq_worker.broker.environment`: the virtual environment .venv with exactly the locked packages.
 
 The machine's own interpreter runs it, before any package is installed.
 """
@@ -8,8 +8,8 @@ import time
 from hashlib import sha256
 from pathlib import Path
 
-from broker.downloads import ToolFailed, run_tool
-from broker.errors import BrokerError
+from marq_worker.broker.downloads import ToolFailed, run_tool
+from marq_worker.broker.errors import BrokerError
 
 LOCK = Path("requirements.lock")
 VENV = Path(".venv")

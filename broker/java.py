@@ -11,9 +11,9 @@ from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
-from broker import downloads
-from broker.downloads import Report, ToolFailed
-from broker.errors import BrokerError
+from marq_worker.broker import downloads
+from marq_worker.broker.downloads import Report, ToolFailed
+from marq_worker.broker.errors import BrokerError
 
 OLDEST = 17  # what the server of Kafka 4 needs
 LOOK_LIMIT_SECONDS = 30.0

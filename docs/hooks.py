@@ -136,9 +136,9 @@ def _errors() -> str:
 
 
 def _settings() -> str:
-    from config.settings import AppSettings
     from marq.settings.client import ClientOptions
     from marq.settings.queue import CHECKS
+    from marq_worker.config.settings import AppSettings
 
     lines = ["# Settings", "", "## Workers", "", "| environment variable | default |", "|---|---|"]
     for name, field in AppSettings.model_fields.items():
@@ -161,7 +161,7 @@ def _commands() -> str:
     import faust
     from faust.cli.faust import cli
 
-    from app import commands
+    from marq_worker.app import commands
 
     before = dict(cli.commands)
     commands.attach(faust.App("docs"))
@@ -179,7 +179,7 @@ def _commands() -> str:
 
 
 def _metrics() -> str:
-    from app.web.metrics import Snapshot, families
+    from marq_worker.app.web.metrics import Snapshot, families
 
     lines = ["# Metrics", "", "`GET /metrics` of each worker returns these in the format of Prometheus.", ""]
     lines += ["| metric | type | meaning |", "|---|---|---|"]

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from agents.handler_groups import handler_groups, without_handler
-from agents.queue_consumer import load_handler, load_modules
-from app.check.findings import Finding, fine, problem, warning
-from app.handlers.role import part_of_group, publication
-from app.publication import differences
-from config.queues import QueuesFile
 from marq.kafka.permissions import tools
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.settings.topic_rules import LIMIT, TopicFacts, room_for_markers
 from marq.wire.errors import ConfigError
 from marq.wire.names import Names
+from marq_worker.agents.handler_groups import handler_groups, without_handler
+from marq_worker.agents.queue_consumer import load_handler, load_modules
+from marq_worker.app.check.findings import Finding, fine, problem, warning
+from marq_worker.app.handlers.role import part_of_group, publication
+from marq_worker.app.publication import differences
+from marq_worker.config.queues import QueuesFile
 
 
 def judge_file(definitions: Definitions, file: QueuesFile, *, published_by: int) -> list[Finding]:

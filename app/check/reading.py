@@ -6,10 +6,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agents.consumer_watch import NO_CONSUMER_S, has_no_consumer, is_stalled
-from agents.statistics import add_up, backlog_of
-from app.check.findings import Finding, fine, problem, warning
-from app.readable import span
 from marq.kafka.inspector import Waiting
 from marq.kafka.permissions import tools
 from marq.settings.client import ClientSettings
@@ -17,6 +13,10 @@ from marq.settings.definitions import Definitions
 from marq.settings.topic_rules import FOR_EVER, RETENTION, TopicFacts
 from marq.wire.markers import Source
 from marq.wire.names import Names
+from marq_worker.agents.consumer_watch import NO_CONSUMER_S, has_no_consumer, is_stalled
+from marq_worker.agents.statistics import add_up, backlog_of
+from marq_worker.app.check.findings import Finding, fine, problem, warning
+from marq_worker.app.readable import span
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The commands of ``faust -A app``, in addition to Faust's own; importing a module registers its commands."""
 
-from app.commands import (
+from marq_worker.app.commands import (
     check,
     dead,
     delayed,
@@ -15,7 +15,7 @@ from app.commands import (
     state,
     web_password,
 )  # fmt: skip
-from app.commands.command import attach
+from marq_worker.app.commands.command import attach
 
 __all__ = (
     "attach", "check", "dead", "delayed", "peek", "purge", "quarantine", "queue", "queues", "replay", "schedules",

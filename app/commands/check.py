@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from app.check.examination import Examination
-from app.check.findings import exit_code, report
-from app.check.permissions import WORKER
-from app.commands.command import JSON, command
 from marq.kafka.permissions import ROLES
+from marq_worker.app.check.examination import Examination
+from marq_worker.app.check.findings import exit_code, report
+from marq_worker.app.check.permissions import WORKER
+from marq_worker.app.commands.command import JSON, command
 
 
 @command(click.option(

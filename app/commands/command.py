@@ -19,12 +19,12 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 from faust.cli import AppCommand
 
-from app.readable import plain
 from marq.kafka.connection import admin_client
 from marq.kafka.topics import ensure_topics
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable, MarqError
+from marq_worker.app.readable import plain
 
 #: Exit codes as of a shell: after Ctrl-C, and if the reader of the output is gone (``| head``).
 INTERRUPTED, BROKEN_PIPE = 130, 141

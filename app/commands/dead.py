@@ -12,13 +12,13 @@ from typing import Any
 
 import click
 
-from app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, command, confirm
-from app.commands.terminal import Column, bar, moment_of, quoted, read_duration, show, text
 from marq.client.dead_letter import DeadLetter
 from marq.dead_letters.dead_letters import Count, DeadLetters, Deleted, Redriven
 from marq.dead_letters.filters import Filters
 from marq.wire.errors import ConfigError, UnknownQueue
 from marq.wire.names import check_queue_name
+from marq_worker.app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, command, confirm
+from marq_worker.app.commands.terminal import Column, bar, moment_of, quoted, read_duration, show, text
 
 #: Dead letters to show without --limit.
 DEFAULT_LETTERS = 20

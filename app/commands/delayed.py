@@ -9,17 +9,17 @@ from urllib.parse import quote
 
 import click
 
-from agents.listing import DEFAULT_MESSAGES, MAX_MESSAGES, read_choice
-from app.commands.command import JSON, YES, command, confirm
-from app.commands.terminal import WATCH, Column, cell, duration, looked, quoted, show
-from app.web.peers import ask_workers
-from app.web.statistics import merged
 from marq.client.receipt import Receipt
 from marq.kafka.topics import ensure_topics
 from marq.producer.producer import Producer
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.names import check_queue_name
+from marq_worker.agents.listing import DEFAULT_MESSAGES, MAX_MESSAGES, read_choice
+from marq_worker.app.commands.command import JSON, YES, command, confirm
+from marq_worker.app.commands.terminal import WATCH, Column, cell, duration, looked, quoted, show
+from marq_worker.app.web.peers import ask_workers
+from marq_worker.app.web.statistics import merged
 
 _COLUMNS = (
     Column("id", cell("place")),

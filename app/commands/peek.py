@@ -9,14 +9,14 @@ from typing import Any
 
 import click
 
-from agents.listing import moment
-from app.commands.command import JSON, command, open_queues
-from app.commands.terminal import Column, cell, number, quoted, show, text
-from app.readable import span
 from marq.kafka.inspector import MAX_SCANNED, Inspector, Peeked
 from marq.settings.queue import QueueSettings
 from marq.wire.names import RESERVED_HEADER, check_queue_name
 from marq.wire.record_headers import record_id
+from marq_worker.agents.listing import moment
+from marq_worker.app.commands.command import JSON, command, open_queues
+from marq_worker.app.commands.terminal import Column, cell, number, quoted, show, text
+from marq_worker.app.readable import span
 
 DEFAULT_MESSAGES, MAX_MESSAGES = 20, 10_000
 

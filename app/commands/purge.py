@@ -10,14 +10,14 @@ from typing import Any
 
 import click
 
-from app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, command, confirm, open_queues
-from app.commands.open_messages import opened
-from app.commands.terminal import bar, seconds
 from marq.admin import purge as purging
 from marq.admin.purge import Purged
 from marq.kafka.inspector import Inspector
 from marq.settings.client import ClientSettings
 from marq.wire.names import check_queue_name
+from marq_worker.app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, command, confirm, open_queues
+from marq_worker.app.commands.open_messages import opened
+from marq_worker.app.commands.terminal import bar, seconds
 
 
 @command(

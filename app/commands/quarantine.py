@@ -14,9 +14,6 @@ from typing import Any
 
 import click
 
-from app.commands.command import JSON, YES, command, confirm, open_queues
-from app.commands.terminal import Column, bar, cell, show
-from app.web.peers import ask_workers
 from marq.kafka.inspector import Inspector
 from marq.kafka.owned_partitions import Owned
 from marq.settings.client import ClientSettings
@@ -25,6 +22,9 @@ from marq.wire.errors import ConfigError, MarqError
 from marq.wire.markers import Source
 from marq.wire.quarantines import MAX_TEXT, Quarantine, digest
 from marq.wire.record_headers import record_id
+from marq_worker.app.commands.command import JSON, YES, command, confirm, open_queues
+from marq_worker.app.commands.terminal import Column, bar, cell, show
+from marq_worker.app.web.peers import ask_workers
 
 #: Seconds to wait for the owner to apply an order, and between two checks.
 _APPLY_LIMIT_S, _PAUSE_S = 20.0, 0.2

@@ -9,11 +9,6 @@ from typing import Any
 
 import click
 
-from agents.consumer_watch import has_no_consumer
-from app.commands.command import JSON, YES, command, confirm, open_queues
-from app.commands.open_messages import Open, told_by_workers
-from app.queue_document import queue_document
-from app.readable import span
 from marq.kafka.topics import ensure_topics
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
@@ -21,6 +16,11 @@ from marq.settings.definitions import LAYERS, layer_key
 from marq.settings.queue import ALL, CHECKS, NAME_KEYS, UNLIMITED, check_document
 from marq.wire.errors import ConfigError
 from marq.wire.names import check_queue_name
+from marq_worker.agents.consumer_watch import has_no_consumer
+from marq_worker.app.commands.command import JSON, YES, command, confirm, open_queues
+from marq_worker.app.commands.open_messages import Open, told_by_workers
+from marq_worker.app.queue_document import queue_document
+from marq_worker.app.readable import span
 
 #: Names of the layers.
 ORIGINS = {

@@ -9,14 +9,14 @@ from typing import Any
 
 import click
 
-from agents.consumer_watch import NO_CONSUMER_S, has_no_consumer, unattended
-from app.commands.command import JSON, command, open_groups, open_queues
-from app.commands.open_messages import Open, told_by_workers
-from app.commands.terminal import WATCH, Alarm, Column, cell, duration, looked, number, show
 from marq.dead_letters.dead_letters import DeadLetters
 from marq.kafka.inspector import MAX_SCANNED, Inspector, Waiting
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
+from marq_worker.agents.consumer_watch import NO_CONSUMER_S, has_no_consumer, unattended
+from marq_worker.app.commands.command import JSON, command, open_groups, open_queues
+from marq_worker.app.commands.open_messages import Open, told_by_workers
+from marq_worker.app.commands.terminal import WATCH, Alarm, Column, cell, duration, looked, number, show
 
 
 def _state(row: Mapping[str, Any]) -> str:

@@ -12,8 +12,6 @@ from typing import Any
 
 import click
 
-from app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, command, confirm, say
-from app.commands.terminal import bar, seconds
 from marq.admin import replay as replaying
 from marq.admin.replay import Rewound, Start, new_id
 from marq.client.receipt import Receipt
@@ -21,6 +19,8 @@ from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
 from marq.wire.names import check_queue_name
 from marq.wire.record_headers import record_id
+from marq_worker.app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, command, confirm, say
+from marq_worker.app.commands.terminal import bar, seconds
 
 
 @command(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from app.commands.command import JSON, command, open_queues
-from app.commands.terminal import Column, cell, show
-from app.web.peers import ask_workers
-from app.web.statistics import by_name
 from marq.queues.schedules import Schedules
 from marq.settings.schedules import schedule_document
+from marq_worker.app.commands.command import JSON, command, open_queues
+from marq_worker.app.commands.terminal import Column, cell, show
+from marq_worker.app.web.peers import ask_workers
+from marq_worker.app.web.statistics import by_name
 
 _COLUMNS = (
     Column("schedule", cell("name"), least=12),

@@ -11,13 +11,13 @@ from typing import Any, BinaryIO
 
 import click
 
-from app.commands.command import JSON, Interrupted, command, typing
-from app.commands.terminal import bar, moment_of, seconds
 from marq.client.receipt import Receipt
 from marq.kafka.topics import ensure_topics
 from marq.producer.producer import Producer
 from marq.wire.errors import ConfigError, MarqError, MessageTooLarge
 from marq.wire.names import check_queue_name
+from marq_worker.app.commands.command import JSON, Interrupted, command, typing
+from marq_worker.app.commands.terminal import bar, moment_of, seconds
 
 #: Limits of one batch of lines: their number, and their bytes.
 _LINES, _BYTES = 5_000, 8 << 20

@@ -13,9 +13,6 @@ from typing import Any
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import for_code
 
-from agents.listing import moment
-from app.commands.command import JSON, command, open_groups, open_queues
-from app.commands.terminal import WATCH, Column, bar, cell, duration, looked, number, show
 from marq.core.storage.rows import HELD
 from marq.kafka.group_members import DescribedGroup, GroupMember, described_members, listed_groups
 from marq.kafka.inspector import Inspector
@@ -25,6 +22,9 @@ from marq.kafka.positions import committed_by
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.markers import Source
+from marq_worker.agents.listing import moment
+from marq_worker.app.commands.command import JSON, command, open_groups, open_queues
+from marq_worker.app.commands.terminal import WATCH, Column, bar, cell, duration, looked, number, show
 
 NO_OWNER = "none"
 #: Characters at the end of a member id that tell the members of one process apart.

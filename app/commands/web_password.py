@@ -6,8 +6,8 @@ import getpass
 import sys
 from typing import Any
 
-from app.commands.command import command, typing
-from app.web.credentials import hashed
+from marq_worker.app.commands.command import command, typing
+from marq_worker.app.web.credentials import hashed
 
 
 @command()

@@ -19,10 +19,10 @@ from typing import Any
 
 from mode import Service
 
-from agents.handler_groups import HandlerGroup
-from app.faust_app import EXIT_FENCED
-from app.handlers.process import VARIABLE, HandlersProcess
-from app.handlers.reports import SILENCE_SECONDS, reports
+from marq_worker.agents.handler_groups import HandlerGroup
+from marq_worker.app.faust_app import EXIT_FENCED
+from marq_worker.app.handlers.process import VARIABLE, HandlersProcess
+from marq_worker.app.handlers.reports import SILENCE_SECONDS, reports
 
 log = logging.getLogger("marq.handlers")
 

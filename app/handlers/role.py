@@ -8,14 +8,14 @@ from typing import Any
 
 from mode import Service
 
-from agents.handler_groups import HandlerGroup, check_delivery, handler_groups, without_handler
-from agents.queue_consumer import load_handler, load_modules
-from app.handlers.processes import HandlersProcesses
 from marq.kafka.topics import Topics, own_topics
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions, layer_key
 from marq.wire.errors import ConfigError
+from marq_worker.agents.handler_groups import HandlerGroup, check_delivery, handler_groups, without_handler
+from marq_worker.agents.queue_consumer import load_handler, load_modules
+from marq_worker.app.handlers.processes import HandlersProcesses
 
 log = logging.getLogger("marq.handlers")
 

@@ -15,8 +15,8 @@ from enum import IntEnum
 
 from pydantic import SecretStr
 
-from config.settings import AppSettings
 from marq.wire.errors import ConfigError
+from marq_worker.config.settings import AppSettings
 
 SCHEME = "scrypt"
 #: Cost (memory: 128 bytes times both), about 50 ms of one core.

@@ -16,10 +16,10 @@ import pytest
 import yaml
 from compose_spec import PyCompose
 
-from app.web.security import OPEN_PATHS
-from config.queues import load_queues
-from config.settings import AppSettings, Role
 from marq.settings.client import ClientOptions
+from marq_worker.app.web.security import OPEN_PATHS
+from marq_worker.config.queues import load_queues
+from marq_worker.config.settings import AppSettings, Role
 from tests.deploy.digest import CHART, first_line
 
 ROOT = Path(__file__).resolve().parents[2]

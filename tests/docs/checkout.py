@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from broker import ports
-from broker.process import Process
 from marq.wire.names import Names
+from marq_worker.broker import ports
+from marq_worker.broker.process import Process
 from tests.docs.pages import ROOT
 
 LIMIT_SECONDS = 180

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from broker import EmbeddedBroker
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Ack
+from marq_worker.broker import EmbeddedBroker
 from tests.unit.core.batches import NEWER
 from tests.worker.harness import HOLDER, Namespace, Worker, eventually, header
 from tests.worker.shell import Shell

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agents.consumer_watch import has_no_consumer
-from agents.statistics import empty_metrics
-from app.readable import span
 from marq.core.storage.handling_times import quantile_ms
+from marq_worker.agents.consumer_watch import has_no_consumer
+from marq_worker.agents.statistics import empty_metrics
+from marq_worker.app.readable import span
 
 PAGE_ROWS = 100
 

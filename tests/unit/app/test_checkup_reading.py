@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from app.check.findings import Finding, Level
-from app.check.members import STALLED_S, Page, judge_pages
-from app.check.reading import Place, Reader, judge_partitions, judge_reading, judge_retention, unhandled
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.settings.topic_rules import TopicFacts
 from marq.wire.markers import Source
+from marq_worker.app.check.findings import Finding, Level
+from marq_worker.app.check.members import STALLED_S, Page, judge_pages
+from marq_worker.app.check.reading import Place, Reader, judge_partitions, judge_reading, judge_retention, unhandled
 
 CLIENT = ClientSettings.read("kafka:9092", {"prefix": "shop", "partitions": 4}, environment={})
 NAMES = CLIENT.names

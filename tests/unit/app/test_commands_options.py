@@ -7,7 +7,7 @@ import faust
 import pytest
 from faust.cli.base import cli
 
-from app import commands
+from marq_worker.app import commands
 
 
 @pytest.fixture(scope="module")

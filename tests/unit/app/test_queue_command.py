@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from app.commands.queue import lines, read_changes
-from app.queue_document import queue_document
 from marq.settings.definitions import Definitions
 from marq.wire.errors import ConfigError
 from marq.wire.names import Names
+from marq_worker.app.commands.queue import lines, read_changes
+from marq_worker.app.queue_document import queue_document
 
 
 def test_values_are_written_as_in_queues_toml() -> None:

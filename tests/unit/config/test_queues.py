@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from config.queues import load_queues
-from config.settings import load_settings
 from marq.settings.backoff import Backoff
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import ConfigError
+from marq_worker.config.queues import load_queues
+from marq_worker.config.settings import load_settings
 
 
 def write(folder: Path, text: str) -> Path:

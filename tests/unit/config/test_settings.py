@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from config.settings import Role, load_client_settings, load_settings, read_environment
 from marq.wire.errors import ConfigError
+from marq_worker.config.settings import Role, load_client_settings, load_settings, read_environment
 
 
 def test_a_worker_has_all_roles_unless_told() -> None:
