@@ -8,6 +8,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from marq.wire.errors import MarqError
+
 if TYPE_CHECKING:
     from marq_worker.app.faust_app import MarqApp
 
@@ -34,7 +36,6 @@ def create_app() -> "MarqApp":
 def __getattr__(name: str) -> Any:
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from marq.wire.errors import MarqError
     from marq_worker.app.readable import end_with
 
     try:
@@ -47,3 +48,4 @@ def __getattr__(name: str) -> Any:
 if __name__ == "app":
     # In a checkout. All modules have one name and one copy, that of the installed package.
     sys.modules["app"] = importlib.import_module("marq_worker.app")
+    importlib.import_module("marq_worker.app.commands").attach()

@@ -32,9 +32,14 @@ def main() -> int:
     parser.add_argument("--jars", type=Path, action="append", default=[], metavar="LIST", help="fetch these, too")
     parser.add_argument("--data", type=Path, default=DEFAULT_DATA, help="kept between runs (default: %(default)s)")
     arguments = parser.parse_args()
+    return run(None if arguments.prepare else arguments.data, arguments.jars)
+
+
+def run(data: Path | None, lists: Sequence[Path] = ()) -> int:
+    """Fetch what is missing and run the broker, unless ``data`` is None; return the exit code."""
     try:
-        prepare(arguments.jars)
-        return 0 if arguments.prepare else serve(arguments.data)
+        prepare(lists)
+        return 0 if data is None else serve(data)
     except BrokerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -15,7 +15,7 @@ from marq.admin.purge import Purged
 from marq.kafka.inspector import Inspector
 from marq.settings.client import ClientSettings
 from marq.wire.names import check_queue_name
-from marq_worker.app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, command, confirm, open_queues
+from marq_worker.app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, Setup, command, confirm, open_queues
 from marq_worker.app.commands.open_messages import opened
 from marq_worker.app.commands.terminal import bar, seconds
 
@@ -29,11 +29,11 @@ from marq_worker.app.commands.terminal import bar, seconds
     YES,
 )
 async def purge(
-    self: Any, name: str, delayed: bool, dead: bool, dry_run: bool, as_json: bool, yes: bool
+    setup: Setup, name: str, delayed: bool, dead: bool, dry_run: bool, as_json: bool, yes: bool
 ) -> int:  # fmt: skip
     """Discard all waiting messages of a queue; messages in flight continue, and the queue is paused meanwhile."""
     check_queue_name(name)
-    client, interrupted = self.app.client, False
+    client, interrupted = setup.client, False
     purged, extent = await purging.meant(client, name, delayed=delayed, dead=dead)
     if not dry_run and purged.total:
         confirm(f"Purge {purged.total} messages of queue {name!r} for good?", yes=yes)
@@ -79,11 +79,11 @@ _PAUSE_S = 0.5
     ),
     JSON,
 )
-async def drain(self: Any, name: str, timeout: str, as_json: bool) -> int:
+async def drain(setup: Setup, name: str, timeout: str, as_json: bool) -> int:
     """Wait until a queue has no waiting, in-flight or delayed message; exit 1 after the timeout."""
     check_queue_name(name)
     limit_s, began_s = seconds("--timeout", timeout), time.monotonic()
-    client, code = self.app.client, 1
+    client, code = setup.client, 1
     async with open_queues(client, changelog=True) as queues:
         draining = Draining(client, Inspector(client, queues.definitions), name)
         try:

@@ -22,7 +22,7 @@ from marq.wire.errors import ConfigError, MarqError
 from marq.wire.markers import Source
 from marq.wire.quarantines import MAX_TEXT, Quarantine, digest
 from marq.wire.record_headers import record_id
-from marq_worker.app.commands.command import JSON, YES, command, confirm, open_queues
+from marq_worker.app.commands.command import JSON, YES, Setup, command, confirm, open_queues
 from marq_worker.app.commands.terminal import Column, bar, cell, show
 from marq_worker.app.web.peers import ask_workers
 
@@ -49,10 +49,10 @@ _ORDERS = (
     YES,
 )
 async def quarantine(
-    self: Any, partition: int | None, offset: int | None, why: str, as_json: bool, yes: bool
+    setup: Setup, partition: int | None, offset: int | None, why: str, as_json: bool, yes: bool
 ) -> int:  # fmt: skip
     """Quarantine the marker record that stops a partition; without arguments, list stopped partitions."""
-    client = self.app.client
+    client = setup.client
     if partition is not None and offset is None:
         raise ConfigError("quarantine: give PARTITION and OFFSET, or neither to see which partitions are stopped")
     if len(why) > MAX_TEXT:

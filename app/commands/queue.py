@@ -17,7 +17,7 @@ from marq.settings.queue import ALL, CHECKS, NAME_KEYS, UNLIMITED, check_documen
 from marq.wire.errors import ConfigError
 from marq.wire.names import check_queue_name
 from marq_worker.agents.consumer_watch import has_no_consumer
-from marq_worker.app.commands.command import JSON, YES, command, confirm, open_queues
+from marq_worker.app.commands.command import JSON, YES, Setup, command, confirm, open_queues
 from marq_worker.app.commands.open_messages import Open, told_by_workers
 from marq_worker.app.queue_document import queue_document
 from marq_worker.app.readable import span
@@ -52,7 +52,7 @@ _ASKED = frozenset(NAME_KEYS)
     YES,
 )  # fmt: skip
 async def queue(
-    self: Any,
+    setup: Setup,
     name: str,
     assignments: Sequence[str],
     unset: Sequence[str],
@@ -66,7 +66,7 @@ async def queue(
     changes = read_changes(assignments, unset)
     if (reset, forget, bool(changes)).count(True) > 1:
         raise ConfigError("--set and --unset, --reset, --forget: give one of them")
-    client = self.app.client
+    client = setup.client
     async with open_queues(client) as queues:
         if forget:
             confirm(f"Forget the definition of queue {name!r}?", yes=yes)
@@ -184,15 +184,15 @@ _NAMES = click.argument("names", metavar="NAME...", nargs=-1, required=True)
 
 
 @command(_NAMES, JSON)
-async def pause(self: Any, names: Sequence[str], as_json: bool) -> None:
+async def pause(setup: Setup, names: Sequence[str], as_json: bool) -> None:
     """Pause queues: stop deliveries until `resume`; messages in flight continue."""
-    await _switch(self.app.client, names, as_json, paused=True)
+    await _switch(setup.client, names, as_json, paused=True)
 
 
 @command(_NAMES, JSON)
-async def resume(self: Any, names: Sequence[str], as_json: bool) -> None:
+async def resume(setup: Setup, names: Sequence[str], as_json: bool) -> None:
     """Resume paused queues."""
-    await _switch(self.app.client, names, as_json, paused=False)
+    await _switch(setup.client, names, as_json, paused=False)
 
 
 async def _switch(client: ClientSettings, names: Sequence[str], as_json: bool, *, paused: bool) -> None:

@@ -14,7 +14,7 @@ from marq.kafka.inspector import MAX_SCANNED, Inspector, Waiting
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq_worker.agents.consumer_watch import NO_CONSUMER_S, has_no_consumer, unattended
-from marq_worker.app.commands.command import JSON, command, open_groups, open_queues
+from marq_worker.app.commands.command import JSON, Setup, command, open_groups, open_queues
 from marq_worker.app.commands.open_messages import Open, told_by_workers
 from marq_worker.app.commands.terminal import WATCH, Alarm, Column, cell, duration, looked, number, show
 
@@ -47,9 +47,9 @@ _COUNT_DEAD_S = 30.0
     WATCH,
     JSON,
 )  # fmt: skip
-async def queues(self: Any, scan: int, watch: float | None, as_json: bool) -> int:
+async def queues(setup: Setup, scan: int, watch: float | None, as_json: bool) -> int:
     """Show all queues and their messages; exit 1 if some metrics are missing."""
-    client = self.app.client
+    client = setup.client
     async with open_queues(client) as followed, DeadLetters.of(client) as letters:
         dead = _Dead(letters)
 

@@ -8,7 +8,6 @@ import shlex
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
 
 import click
 
@@ -19,7 +18,7 @@ from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
 from marq.wire.names import check_queue_name
 from marq.wire.record_headers import record_id
-from marq_worker.app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, command, confirm, say
+from marq_worker.app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, Setup, command, confirm, say
 from marq_worker.app.commands.terminal import bar, seconds
 
 
@@ -33,13 +32,13 @@ from marq_worker.app.commands.terminal import bar, seconds
     YES,
 )
 async def replay(
-    self: Any, name: str, since: str | None, place: str | None, identity: str | None, dry_run: bool, as_json: bool,
+    setup: Setup, name: str, since: str | None, place: str | None, identity: str | None, dry_run: bool, as_json: bool,
     yes: bool,
 ) -> int:  # fmt: skip
     """Deliver finished messages of a queue again; unfinished ones are left alone."""
     check_queue_name(name)
     start, identity = read_start(since, place), identity or new_id()
-    client, interrupted = self.app.client, False
+    client, interrupted = setup.client, False
     replayed = await replaying.replay(client, name, start, identity=identity, dry_run=True)
     if replayed.again and not dry_run:
         confirm(f"Deliver {replayed.again} messages of queue {name!r} again?", yes=yes)

@@ -7,7 +7,7 @@ from typing import Any
 
 from marq.queues.schedules import Schedules
 from marq.settings.schedules import schedule_document
-from marq_worker.app.commands.command import JSON, command, open_queues
+from marq_worker.app.commands.command import JSON, Setup, command, open_queues
 from marq_worker.app.commands.terminal import Column, cell, show
 from marq_worker.app.web.peers import ask_workers
 from marq_worker.app.web.statistics import by_name
@@ -24,9 +24,9 @@ _COLUMNS = (
 
 
 @command(JSON)
-async def schedules(self: Any, as_json: bool) -> int:
+async def schedules(setup: Setup, as_json: bool) -> int:
     """Show all schedules and their next times; exit 1 if a worker did not answer."""
-    client = self.app.client
+    client = setup.client
     async with open_queues(client) as queues:
         known = {each.name: {"name": each.name, **schedule_document(each)} for each in Schedules.of(queues).list()}
     answer: dict[str, Any] = {"complete": True, "schedules": []}

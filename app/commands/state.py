@@ -23,7 +23,7 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.markers import Source
 from marq_worker.agents.listing import moment
-from marq_worker.app.commands.command import JSON, command, open_groups, open_queues
+from marq_worker.app.commands.command import JSON, Setup, command, open_groups, open_queues
 from marq_worker.app.commands.terminal import WATCH, Column, bar, cell, duration, looked, number, show
 
 NO_OWNER = "none"
@@ -67,9 +67,9 @@ _MEMBERS = (
 
 
 @command(WATCH, JSON)
-async def state(self: Any, watch: float | None, as_json: bool) -> int:
+async def state(setup: Setup, watch: float | None, as_json: bool) -> int:
     """Show the owner, or last owner, and position of each partition; exit 1 if a markers partition has no owner."""
-    client = self.app.client
+    client = setup.client
     async with open_queues(client, changelog=True) as queues:
 
         async def look() -> dict[str, Any]:

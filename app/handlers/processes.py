@@ -64,7 +64,8 @@ def stop_limit_s(timeout_s: float) -> float:
 
 def command(log_level: str | int | None) -> list[str]:
     level = [] if log_level is None else ["-l", str(log_level)]
-    return [sys.executable, "-m", "faust", "--quiet", "-A", "app", "worker", "--without-web", *level]
+    # -P: files of the current directory must not take the place of modules that the worker itself imports.
+    return [sys.executable, "-P", "-m", "marq_worker", "worker", "--without-web", *level]
 
 
 class HandlersProcesses(Service):

@@ -34,7 +34,7 @@ from marq_worker.agents.owner_context import OwnerContext
 from marq_worker.agents.placements import PlacementKeeper
 from marq_worker.agents.progress import ProgressReport
 from marq_worker.agents.redaction import Redaction
-from marq_worker.app import commands, identity
+from marq_worker.app import identity
 from marq_worker.app.batching import BatchSchema
 from marq_worker.app.check.cluster import ensure_permissions
 from marq_worker.app.check.permissions import Use
@@ -267,7 +267,6 @@ def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerAp
     totals = NamespaceStatistics(app_statistics, app.group, app.handlers_metrics, Redaction(settings.redact), app.usage)
     attach_web(app, totals)
     app.dashboard = Dashboard(app, totals, settings, client, app.queues)
-    commands.attach(app)
     return app
 
 
