@@ -142,7 +142,7 @@ def _settings() -> str:
 
     lines = ["# Settings", "", "## Workers", "", "| environment variable | default |", "|---|---|"]
     for name, field in AppSettings.model_fields.items():
-        lines.append(f"| `MARQ_{name.upper()}` | {_default(field.default)} |")
+        lines.append(f"| `MARQ_{name.upper()}` | {_default(field.get_default(call_default_factory=True))} |")
     lines += ["", "## Clients", "", "Workers read these settings too.", ""]
     lines += ["| keyword argument | environment variable |", "|---|---|"]
     lines += [f"| `{name}` | `MARQ_{name.upper()}` |" for name in ClientOptions.__annotations__]
@@ -158,18 +158,16 @@ def _default(value: object) -> str:
 
 
 def _commands() -> str:
-    import faust
-    from faust.cli.faust import cli
+    import click
 
-    from marq_worker.app import commands
+    from marq_worker.cli import cli
 
-    before = dict(cli.commands)
-    commands.attach(faust.App("docs"))
-    ours = {name: command for name, command in cli.commands.items() if before.get(name) is not command}
-    parts = ["# Command line", "", "Run each as `faust -A app COMMAND`.", ""]
-    for name, command in sorted(ours.items()):
-        context = command.make_context(name, [], resilient_parsing=True)
-        usage = " ".join(["faust -A app", name, *command.collect_usage_pieces(context)])
+    root = click.Context(cli, info_name="marq")
+    parts = ["# Command line", ""]
+    for name in sorted(cli.list_commands(root)):
+        command = cli.get_command(root, name)
+        context = command.make_context(name, [], parent=root, resilient_parsing=True)
+        usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
         parts += [f"## {name}", "", command.help or "", "", "```text", usage]
         options = [record for param in command.params if (record := param.get_help_record(context))]
         width = max((len(option) for option, _ in options), default=0)

@@ -14,9 +14,6 @@ import click
 from marq_worker.app import commands
 
 LEVELS = click.Choice(["debug", "info", "warn", "error", "crit"])
-#: What ``python -m faust`` would print first; a handlers process is a part of its worker.
-_QUIET = "--quiet"
-
 SHELLS = click.Choice(["bash", "zsh", "fish"])
 
 
@@ -65,7 +62,7 @@ def init() -> None:
 @cli.command()
 @click.argument("modules", nargs=-1, metavar="[MODULE]...")
 @click.option("--data", type=click.Path(path_type=Path), default=Path(".marq/broker"), show_default=True)
-@click.option("-l", "--loglevel", type=LEVELS, default="info", show_default=True)
+@click.option("-l", "--loglevel", type=LEVELS, default="warn", show_default=True)
 def dev(modules: Sequence[str], data: Path, loglevel: str) -> None:
     """Start a broker and a worker with the handlers of MODULE, and restart the worker when files change.
 
@@ -81,20 +78,21 @@ def dev(modules: Sequence[str], data: Path, loglevel: str) -> None:
 @click.argument("modules", nargs=-1, metavar="[MODULE]...")
 @click.option("-l", "--loglevel", type=LEVELS, default="info", show_default=True)
 @click.option("--without-web", is_flag=True, help="Serve no dashboard and no metrics.")
-def worker(modules: Sequence[str], loglevel: str, without_web: bool) -> None:
+@click.option("--quiet", is_flag=True, help="Print no table of settings at the start.")
+def worker(modules: Sequence[str], loglevel: str, without_web: bool, quiet: bool) -> None:
     """Run a worker with the handlers of MODULE, or of those in MARQ_HANDLERS."""
     if modules:
         os.environ["MARQ_HANDLERS"] = ",".join(modules)
     from faust.cli.faust import cli as faust
 
     from marq_worker import app
-    from marq_worker.app.handlers.process import VARIABLE
 
-    quiet = [_QUIET] if VARIABLE in os.environ else []
     # Before Faust looks for it, with the current directory as the first on its path.
     _ = app.app
-    web = ["--without-web"] if without_web else []
-    faust.main([*quiet, "-A", "marq_worker.app", "worker", "-l", loglevel, *web], prog_name="marq")
+    options = (
+        ["--quiet"] * quiet + ["-A", "marq_worker.app", "worker", "-l", loglevel] + ["--without-web"] * without_web
+    )
+    faust.main(options, prog_name="marq")
 
 
 @cli.command()

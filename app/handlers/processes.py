@@ -65,7 +65,7 @@ def stop_limit_s(timeout_s: float) -> float:
 def command(log_level: str | int | None) -> list[str]:
     level = [] if log_level is None else ["-l", str(log_level)]
     # -P: files of the current directory must not take the place of modules that the worker itself imports.
-    return [sys.executable, "-P", "-m", "marq_worker", "worker", "--without-web", *level]
+    return [sys.executable, "-P", "-m", "marq_worker", "worker", "--quiet", "--without-web", *level]
 
 
 class HandlersProcesses(Service):
