@@ -46,6 +46,8 @@ class MarqWorker(faust.Worker):
             end_with(error)
         # `faust worker` always asks for it; handlers' output would appear as warnings.
         super().__init__(app, *services, **{**kwargs, "redirect_stdouts": False})
+        # It writes to stdout what only a terminal understands.
+        self.spinner = None
 
     def on_setup_root_logger(self, logger: logging.Logger, level: int) -> None:
         """Set the log format, once Faust has set logging up."""

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -15,15 +15,16 @@ from typing import Self
 from urllib.request import urlopen
 
 import click
-from watchfiles import PythonFilter, watch
 
 from marq_worker.app.faust_worker import free_port
 from marq_worker.broker.__main__ import DEFAULT_ADDRESS, prepare
 from marq_worker.broker.embedded import EmbeddedBroker
 from marq_worker.config.settings import ENV_FILE, PROJECT_FILE, load_settings, read_environment
 
-#: How often to look whether the worker is ready or has ended, and how long to wait for its answer.
-_LOOK_MS, _ANSWER_S = 500, 1.0
+#: How often to look for changed files and at the worker, and how long to wait for its answer.
+_LOOK_S, _ANSWER_S = 0.5, 1.0
+#: Directories whose files are not the project's own; neither are those whose names begin with a dot.
+_FOREIGN = frozenset({"__pycache__", "node_modules", "venv"})
 
 
 def develop(modules: Sequence[str], data: Path, loglevel: str) -> int:
@@ -48,24 +49,31 @@ def develop(modules: Sequence[str], data: Path, loglevel: str) -> int:
         environment["MARQ_WEB_PORT"] = str(port)
         address = f"http://{settings.web_bind}:{port}"
         _say(f"dashboard on {address}")
+        seen = dict(_sources())
         worker = stack.enter_context(_Worker([*modules, "-l", loglevel], environment, address, settings.stop_timeout))
-        for changes in watch(Path(), watch_filter=_Sources(), stop_event=stop, rust_timeout=_LOOK_MS,
-                             yield_on_timeout=True, raise_interrupt=False):  # fmt: skip
-            if changes:
-                _say(f"changed: {', '.join(sorted({os.path.relpath(path) for _, path in changes}))}")
-                worker.restart()
-            else:
+        while not stop.wait(_LOOK_S):
+            found = dict(_sources())
+            if found == seen:
                 worker.look()
+                continue
+            changed = sorted(path for path, _ in found.items() ^ seen.items())
+            _say(f"restarting the worker, because of {', '.join(dict.fromkeys(changed))}")
+            seen = found
+            worker.restart()
     return 0
 
 
-class _Sources(PythonFilter):
-    """Python files, and the files with settings; ``.marq`` has the data of broker and worker."""
-
-    ignore_dirs = (*PythonFilter.ignore_dirs, ".marq")
-
-    def __init__(self) -> None:
-        super().__init__(extra_extensions=(PROJECT_FILE.name, ENV_FILE.name))
+def _sources() -> Iterator[tuple[str, int]]:
+    """Yield the Python files below the current directory, and the files with settings, with their times of change."""
+    for folder, folders, files in os.walk("."):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in _FOREIGN]
+        for name in files:
+            if name.endswith(".py") or name in {PROJECT_FILE.name, ENV_FILE.name}:
+                path = Path(folder, name)
+                try:
+                    yield str(path), path.stat().st_mtime_ns
+                except OSError:
+                    continue  # it has been deleted meanwhile
 
 
 class _Worker:
