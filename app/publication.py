@@ -68,5 +68,5 @@ def check_topics(definitions: Definitions, names: Names, file: QueuesFile) -> No
         if owners.setdefault(topic, queue) != queue:
             raise ConfigError(
                 f"{file.path}: queues {owners[topic]!r} and {queue!r} would have the same topic {topic!r}, set in"
-                " the file or at run time; `faust -A app queue NAME` shows both, and --unset topic undoes a change"
+                " the file or at run time; `marq queue NAME` shows both, and --unset topic undoes a change"
             )

@@ -30,7 +30,7 @@ def judge_members(names: Names, members: Sequence[GroupMember], *, begun: bool) 
     subject = "trackers"
     if not members:
         finding = f"none is running: group {names.app_id} has no members"
-        start = ["faust -A app worker"]
+        start = ["marq worker"]
         if not begun:
             return [warning(subject, finding, advice="start one", commands=start)]
         return [

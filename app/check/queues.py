@@ -76,7 +76,7 @@ def _judge_owners(client: ClientSettings, topic: str, queues: Sequence[str]) -> 
                 f"belongs to several queues: {', '.join(queues)}",
                 expected="one queue for a topic",
                 advice="remove `topic` from the others, in queues.toml or with",
-                commands=[f"faust -A app queue {queue} --unset topic" for queue in queues[1:]],
+                commands=[f"marq queue {queue} --unset topic" for queue in queues[1:]],
             )
         ]
     return []

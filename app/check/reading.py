@@ -115,7 +115,7 @@ def _judge_handlers(
             f"group {reader.group}",
             f"no worker runs the handlers of {_listed(handled)}; {waits}",
             advice="start a worker with the role handlers (MARQ_ROLES) and with their modules in MARQ_HANDLERS",
-            commands=["faust -A app worker"],
+            commands=["marq worker"],
         )
     ]
 
@@ -151,7 +151,7 @@ def judge_partitions(
             f"it wants {count} partitions, but {client.names.messages} has {messages.partitions} partitions",
             expected=f"at most {messages.partitions}",
             advice="the queue uses all of them. Change the setting with",
-            commands=[f"faust -A app queue {queue} --set partitions={messages.partitions}"],
+            commands=[f"marq queue {queue} --set partitions={messages.partitions}"],
         )
         for queue, count in wide.items()
     ]

@@ -1,4 +1,4 @@
-"""``faust -A app check``: finds problems, with advice."""
+"""``marq check``: finds problems, with advice."""
 
 from __future__ import annotations
 

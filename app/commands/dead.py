@@ -1,4 +1,4 @@
-"""``faust -A app dead [NAME]`` and ``redrive NAME``: dead letters."""
+"""``marq dead [NAME]`` and ``redrive NAME``: dead letters."""
 
 from __future__ import annotations
 

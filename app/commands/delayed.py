@@ -1,4 +1,4 @@
-"""``faust -A app delayed NAME``, ``cancel ID`` and ``deliver-now ID``: messages that wait for their time."""
+"""``marq delayed NAME``, ``cancel ID`` and ``deliver-now ID``: messages that wait for their time."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ async def _ask(client: ClientSettings, name: str, query: dict[str, str], limit: 
     members, answers = await ask_workers(client, f"api/queues/{quote(name, safe='')}/messages", query)
     if not members.urls:
         raise BrokerUnavailable(
-            f"queue {name!r}: only workers know its delayed messages, but none runs: start one with faust -A app worker"
+            f"queue {name!r}: only workers know its delayed messages, but none runs: start one with marq worker"
             if members.settled
             else f"queue {name!r}: only workers know its messages, and the broker ({client.bootstrap_servers}) did not"
-            " list them: try again; if that does not help, run faust -A app check"
+            " list them: try again; if that does not help, run marq check"
         )
     return merged(answers, limit, complete=members.settled)
 

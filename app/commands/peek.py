@@ -1,4 +1,4 @@
-"""``faust -A app peek NAME``: the waiting messages of a queue, without receiving them."""
+"""``marq peek NAME``: the waiting messages of a queue, without receiving them."""
 
 from __future__ import annotations
 

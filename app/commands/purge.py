@@ -1,4 +1,4 @@
-"""``faust -A app purge NAME`` and ``drain NAME``: empty a queue, or wait until it is empty."""
+"""``marq purge NAME`` and ``drain NAME``: empty a queue, or wait until it is empty."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``faust -A app quarantine [PARTITION OFFSET]``: quarantines a marker record of a newer version, or lists them."""
+"""``marq quarantine [PARTITION OFFSET]``: quarantines a marker record of a newer version, or lists them."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def _show(listed: Mapping[str, Any]) -> None:
         print(
             f"markers partition {each['partition']} is stopped before offset {each['offset']}: {each['error']}"
             f" ({each['bytes']:,} bytes, {each['begins']}). If a newer Marq wrote it, upgrade the workers; if not:"
-            f" faust -A app quarantine {location}"
+            f" marq quarantine {location}"
         )
     orders = listed["quarantined"]
     if orders:

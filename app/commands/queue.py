@@ -1,4 +1,4 @@
-"""``faust -A app queue NAME``, ``pause NAME`` and ``resume NAME``: settings of a queue and their changes."""
+"""``marq queue NAME``, ``pause NAME`` and ``resume NAME``: settings of a queue and their changes."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def messages(name: str, told: Open) -> dict[str, Any] | None:
 
 def _messages(metrics: Mapping[str, Any] | None) -> str:
     if metrics is None:
-        return "  messages: unknown, because no worker counts them; to count them: faust -A app queues"
+        return "  messages: unknown, because no worker counts them; to count them: marq queues"
     oldest_s = metrics["oldest_waiting_seconds"]
     oldest = "" if oldest_s is None else f", the oldest for {span(oldest_s)}"
     delayed = metrics["waiting_for_delivery"] + metrics["waiting_for_redelivery"]

@@ -1,4 +1,4 @@
-"""``faust -A app queues``: all queues, their messages and whether they make progress."""
+"""``marq queues``: all queues, their messages and whether they make progress."""
 
 from __future__ import annotations
 
@@ -143,9 +143,9 @@ def _show(document: dict[str, Any]) -> None:
     if rows:
         show(_COLUMNS, rows)
     else:
-        print("no queue is defined or has had a message: faust -A app send NAME VALUE sends one")
+        print("no queue is defined or has had a message: marq send NAME VALUE sends one")
     if not document["workers"]:
-        print("in-flight and delayed messages are unknown, as no worker runs: start one with faust -A app worker")
+        print("in-flight and delayed messages are unknown, as no worker runs: start one with marq worker")
     elif not document["complete"] and document["waiting_complete"]:
         print("not complete: a worker did not answer, or workers are joining and leaving")
     if not document["waiting_complete"]:

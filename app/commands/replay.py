@@ -1,4 +1,4 @@
-"""``faust -A app replay NAME``: delivers messages again that a queue has already received."""
+"""``marq replay NAME``: delivers messages again that a queue has already received."""
 
 from __future__ import annotations
 

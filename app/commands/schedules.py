@@ -1,4 +1,4 @@
-"""``faust -A app schedules``: all schedules and their next times, as the workers know them."""
+"""``marq schedules``: all schedules and their next times, as the workers know them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``faust -A app send NAME VALUE``: sends messages to a queue."""
+"""``marq send NAME VALUE``: sends messages to a queue."""
 
 from __future__ import annotations
 

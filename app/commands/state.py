@@ -1,4 +1,4 @@
-"""``faust -A app state``: the owner and the position of each partition; without an owner, the last one.
+"""``marq state``: the owner and the position of each partition; without an owner, the last one.
 
 It joins no group and needs no worker: groups, changelog and markers have all of it.
 """
@@ -196,10 +196,10 @@ def _show(document: dict[str, Any]) -> None:
     for each in document["markers"]:
         if (offset := each["stopped_before"]) is not None:
             number = each["partition"]
-            command = f"faust -A app quarantine {number} {offset}"
+            command = f"marq quarantine {number} {offset}"
             print(f"markers partition {number} stops before offset {offset}: {command}")
     if not all(each["owner"] for each in document["markers"]):
-        print("partitions of the markers have no owner: no lease ends there; start a worker: faust -A app worker")
+        print("partitions of the markers have no owner: no lease ends there; start a worker: marq worker")
 
 
 async def _groups(client: ClientSettings) -> dict[str, Group]:

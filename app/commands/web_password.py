@@ -1,4 +1,4 @@
-"""``faust -A app web-password``: hashes a password for MARQ_WEB_OPERATORS and MARQ_WEB_VIEWERS."""
+"""``marq web-password``: hashes a password for MARQ_WEB_OPERATORS and MARQ_WEB_VIEWERS."""
 
 from __future__ import annotations
 

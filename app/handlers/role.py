@@ -120,7 +120,7 @@ def part_of_group(group: HandlerGroup, rest: list[str], definitions: Definitions
     elsewhere = [f"{queue!r} ({name})" for queue in rest if (name := definitions.settings(queue).handler) is not None]
     modules = (
         f" MARQ_HANDLERS does not list the modules of {', '.join(elsewhere)}: add them; or, if a handler was removed,"
-        " run `faust -A app queue NAME --forget`."
+        " run `marq queue NAME --forget`."
         if elsewhere
         else ""
     )

@@ -60,7 +60,7 @@ def handler(
 ) -> Callable[[Function], Function]:
     """Decorate a function that handles the messages of ``queue``; the function itself does not change.
 
-    ``faust -A app worker`` runs it if MARQ_HANDLERS names its module; so does :meth:`Consumer.run`. Stack several
+    ``marq worker`` runs it if MARQ_HANDLERS names its module; so does :meth:`Consumer.run`. Stack several
     decorators to handle several queues.
 
     Args:

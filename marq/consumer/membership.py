@@ -98,7 +98,7 @@ def _refuse_handled(queue: str, definitions: Definitions) -> None:
     if settings.handler is not None:
         raise ConfigError(
             f"queue {queue!r} has the handler {settings.handler!r}, which workers run (group"
-            f" {definitions.group(queue) or HANDLERS_GROUP!r}): take the handler out of its settings (`faust -A app"
-            f" queue {queue}` shows where it comes from) before a consumer serves it;"
+            f" {definitions.group(queue) or HANDLERS_GROUP!r}): take the handler out of its settings (`marq queue"
+            f" {queue}` shows where it comes from) before a consumer serves it;"
             f" {_TWICE.format(queue, queue + '-2')}"
         )

@@ -41,7 +41,7 @@ HANDLERS_GROUP = "handlers"
 LAYERS = ("handler", "file", "change")
 DEFAULTS_KEY = b"defaults"
 _RECORDS = _PLACEMENT, _PURGE, _QUARANTINE = "placement", "purge", "quarantine"
-#: A record without a value, from which `faust -A app check` learns the broker's time.
+#: A record without a value, from which `marq check` learns the broker's time.
 CHECK_KEY = b"check"
 
 

@@ -416,7 +416,7 @@ class PretendActor:
     def _take(self, action: str, ids: Sequence[str], there: dict[str, Any]) -> list[bool]:
         self.asked.append((action, list(ids)))
         if self.fails:
-            raise BrokerUnavailable("no tracker answered within 10 s: is a worker running (faust -A app worker)?")
+            raise BrokerUnavailable("no tracker answered within 10 s: is a worker running (marq worker)?")
         return [there.pop(each, None) is not None for each in ids]
 
 

@@ -1,4 +1,4 @@
-"""Runs ``faust -A app check``: in this process, as the command does, or as a process of its own."""
+"""Runs ``marq check``: in this process, as the command does, or as a process of its own."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ async def test_topics_have_wrong_settings_until_the_commands_were_run(
     )
     trackers = again.problem("trackers")
     assert trackers.found == f"none is running: group {names.app_id} has no members"
-    assert trackers.commands == ("faust -A app worker",)
+    assert trackers.commands == ("marq worker",)
 
 
 async def test_topics_that_may_not_be_made_until_an_administrator_did(
@@ -199,7 +199,7 @@ async def test_definitions_that_contradict_each_other(
     assert absent.found == f"its topic {prefix}-absent does not exist"
     several, small = (each for each in found.findings if each.subject == f"topic {big}")
     assert several.found == "belongs to several queues: one, two"
-    assert several.commands == ("faust -A app queue two --unset topic",)
+    assert several.commands == ("marq queue two --unset topic",)
     assert f"{names.markers}, {names.dead_letters}, {names.changelog} can't carry" in small.found
     unreadable = [each.found for each in found.findings if each.subject == f"topic {names.queues}"]
     assert len(unreadable) == 2, str(found)
@@ -267,7 +267,7 @@ async def test_queues_without_consumers_and_settings_that_the_topics_do_not_fit(
 
     handlers = found.problem(f"group {names.named_group('handlers')}")
     assert "no worker runs the handlers of emails" in handlers.found
-    assert handlers.commands == ("faust -A app worker",)
+    assert handlers.commands == ("marq worker",)
     assert re.fullmatch(
         r"has no consumer; 2 messages wait, the oldest for \d+ m.*", found.problem("queue left-alone").found
     )

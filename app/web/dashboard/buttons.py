@@ -207,7 +207,7 @@ async def in_time(reading: Awaitable[Any]) -> Any:
     except TimeoutError:
         raise MarqError(
             f"the dead letters could not be read within {DEAD_LETTERS_LIMIT_S:g} s. Without filters, reading continues:"
-            " try again in a moment; with filters, use faust -A app dead --count, or the pipeline"
+            " try again in a moment; with filters, use marq dead --count, or the pipeline"
         ) from None
 
 

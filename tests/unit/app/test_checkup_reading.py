@@ -57,7 +57,7 @@ def test_handlers_that_no_worker_runs_are_a_problem_even_without_messages(waits:
 
     assert found.level is Level.PROBLEM
     assert found.found == f"no worker runs the handlers of emails; {said}"
-    assert found.commands == ("faust -A app worker",)
+    assert found.commands == ("marq worker",)
     assert unhandled(CLIENT, definitions(emails={"handler": "shop:send"}), [reader]) == ["emails"]
 
 
