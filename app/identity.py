@@ -1,4 +1,4 @@
-"""The identity that a worker shows in its group: its version and a fingerprint of its queues.toml.
+"""The identity that a worker shows in its group: its version and a fingerprint of its marq.toml.
 
 They are part of the client id, which the broker shows with each member. They reveal two sets of workers that share a
 prefix by mistake.
@@ -21,7 +21,7 @@ _CLIENT_ID = re.compile(r".*-(?P<version>\d[^-]*)-q(?P<fingerprint>[0-9a-f]+)", 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Identity:
-    """``fingerprint`` is that of the definitions in the worker's queues.toml."""
+    """``fingerprint`` is that of the definitions in the worker's marq.toml."""
 
     version: str
     fingerprint: str

@@ -1,4 +1,4 @@
-"""Publishes the queues.toml of a worker, so that it applies to all workers and clients.
+"""Publishes the marq.toml of a worker, so that it applies to all workers and clients.
 
 Each worker does so at its start, before it delivers anything. It writes only differences, and removes what the file no
 longer has, because all workers have the same file. The role handlers publishes decorated handlers

@@ -23,8 +23,6 @@ from marq.wire.names import PREFIX_RULE, Names
 #: Read from the directory in which the worker or the command is started.
 ENV_FILE = Path(".env")
 PROJECT_FILE = Path("marq.toml")
-#: In a checkout, what defines queues if there is no marq.toml.
-_CHECKOUT_FILE = Path("config/queues.toml")
 
 
 class Role(StrEnum):
@@ -40,11 +38,6 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-def _default_queues_file() -> Path:
-    in_checkout = _CHECKOUT_FILE.parent.resolve() == Path(__file__).resolve().parent
-    return _CHECKOUT_FILE if in_checkout and not PROJECT_FILE.exists() else PROJECT_FILE
-
-
 class AppSettings(BaseModel):
     """Settings of a worker; docs/operations/settings.md describes each one."""
 
@@ -55,7 +48,7 @@ class AppSettings(BaseModel):
     #: Parent of the RocksDB files; each worker on a machine takes a folder of its own below it.
     data_dir: Path = Path(".marq/data")
     #: Where queues and schedules are defined.
-    queues_file: Path = Field(default_factory=_default_queues_file)
+    queues_file: Path = PROJECT_FILE
     web_bind: str = "127.0.0.1"
     #: The first port to try; a second worker on the machine takes the next free one.
     web_port: Annotated[int, Field(ge=1, le=65535)] = 6066

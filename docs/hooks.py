@@ -142,7 +142,7 @@ def _settings() -> str:
 
     lines = ["# Settings", "", "## Workers", "", "| environment variable | default |", "|---|---|"]
     for name, field in AppSettings.model_fields.items():
-        lines.append(f"| `MARQ_{name.upper()}` | {_default(field.get_default(call_default_factory=True))} |")
+        lines.append(f"| `MARQ_{name.upper()}` | {_default(field.default)} |")
     lines += ["", "## Clients", "", "Workers read these settings too.", ""]
     lines += ["| keyword argument | environment variable |", "|---|---|"]
     lines += [f"| `{name}` | `MARQ_{name.upper()}` |" for name in ClientOptions.__annotations__]

@@ -13,7 +13,7 @@ handlers = ["tasks"]
 
 # For all queues; [queues.NAME] overrides them for one.
 [defaults]
-lease = 30            # seconds until a message that nobody acknowledged is redelivered
+lease = 30            # seconds until an unacknowledged message is redelivered
 max_attempts = 5      # deliveries, the first included; then it is a dead letter
 
 [queues.greetings]

@@ -75,7 +75,7 @@ def _judge_owners(client: ClientSettings, topic: str, queues: Sequence[str]) -> 
                 f"topic {topic}",
                 f"belongs to several queues: {', '.join(queues)}",
                 expected="one queue for a topic",
-                advice="remove `topic` from the others, in queues.toml or with",
+                advice="remove `topic` from the others, in marq.toml or with",
                 commands=[f"marq queue {queue} --unset topic" for queue in queues[1:]],
             )
         ]

@@ -25,9 +25,9 @@ from marq_worker.app.readable import span
 #: Names of the layers.
 ORIGINS = {
     "": "default",
-    "defaults": "[defaults] of queues.toml",
+    "defaults": "[defaults] of marq.toml",
     "handler": "the handler's code",
-    "file": "queues.toml",
+    "file": "marq.toml",
     "change": "changed at run time",
 }
 #: Changes of these settings decide which group reads the queue.
@@ -37,11 +37,11 @@ _ASKED = frozenset(NAME_KEYS)
 @command(click.argument("name"),
     click.option(
         "--set", "assignments", multiple=True, metavar="KEY=VALUE",
-        help="Change a setting for all workers and clients; VALUE as in queues.toml. Repeatable.",
+        help="Change a setting for all workers and clients; VALUE as in marq.toml. Repeatable.",
     ),
     click.option(
         "--unset", "unset", multiple=True, metavar="KEY",
-        help="Undo a change by --set, so that queues.toml applies again. Repeatable.",
+        help="Undo a change by --set, so that marq.toml applies again. Repeatable.",
     ),
     click.option("--reset", is_flag=True, help="Undo all changes by --set."),
     click.option(
@@ -115,7 +115,7 @@ def _value(key: str, text: str) -> Any:
     try:
         document = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"--set {key}={text}: expected a value as in queues.toml: {error}") from error
+        raise ConfigError(f"--set {key}={text}: expected a value as in marq.toml: {error}") from error
     if len(document) > 1:
         raise ConfigError(f"--set {key}={text}: expected one value")
     return document["value"]

@@ -45,6 +45,6 @@ def _show(document: dict[str, Any]) -> None:
     if document["schedules"]:
         show(_COLUMNS, document["schedules"])
     else:
-        print("no schedules: define them in queues.toml, [schedules.NAME], or with marq.Schedules")
+        print("no schedules: define them in marq.toml, [schedules.NAME], or with marq.Schedules")
     if not document["complete"]:
         print("not complete: no worker runs, one did not answer, or workers are joining and leaving")

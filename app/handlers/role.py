@@ -103,7 +103,7 @@ def check(definitions: Definitions, groups: Mapping[str, HandlerGroup], own: Map
         named = (definitions.layer("file", queue) or {}).get("handler")
         if named not in (None, name):
             raise ConfigError(
-                f"queue {queue!r} has two handlers: {named} in queues.toml, and {name}, by its "
+                f"queue {queue!r} has two handlers: {named} in marq.toml, and {name}, by its "
                 "decorator: remove one of them"
             )
     for group in groups.values():

@@ -2,9 +2,9 @@
 
 The topic is compacted. Each record is one layer of one queue or schedule, or the defaults of all queues:
 
-* ``defaults``: the [defaults] of queues.toml;
+* ``defaults``: the [defaults] of marq.toml;
 * ``handler:NAME``: the settings in a handler's decorator, from the workers that have its code;
-* ``file:NAME``: a table of queues.toml;
+* ``file:NAME``: a table of marq.toml;
 * ``change:NAME``: changes at run time;
 * ``placement:NAME``: the partitions of the messages topic for a queue (:mod:`marq.settings.partitions`), from workers;
 * ``purge:NAME``: the purged records of a queue (:mod:`marq.settings.purges`);

@@ -142,7 +142,7 @@ def wrong_partitions(names: Names, found: Mapping[str, TopicFacts]) -> list[str]
         wrong.append(
             f"topic {names.queues} has {queues.partitions} partitions, but marq needs 1: definitions of queues apply in"
             " the order in which they were written. Delete the topic and restart: workers recreate it and publish"
-            " their queues.toml. Repeat changes that were made at run time"
+            " their marq.toml. Repeat changes that were made at run time"
         )
     if changelog is not None and markers is not None and changelog.partitions != markers.partitions:
         wrong.append(
