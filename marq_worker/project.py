@@ -27,6 +27,8 @@ import marq
 
 @marq.handler("greetings")
 async def greet(name: str) -> None:
+    if name == "Zoe":
+        raise ValueError("Zoe has moved away")
     print(f"Hello, {name}!", flush=True)
 """
 

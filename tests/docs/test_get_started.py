@@ -1,0 +1,105 @@
+"""docs/get-started.md, command by command, in an empty directory with a new virtual environment."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from marq_worker.broker.process import Process
+from tests.docs.pages import ROOT
+from tests.worker.harness import eventually
+
+PAGE = (ROOT / "docs" / "get-started.md").read_text(encoding="utf-8")
+LIMIT_SECONDS = 300.0
+#: Of a checkout, from which the page installs the package.
+INSTALLED = ("app", "agents", "tables", "config", "broker", "marq_worker", "marq")
+
+
+def blocks(heading: str) -> list[str]:
+    """The code of each fenced block in a section."""
+    section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    return re.findall(r"^```\w+\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+
+
+class Shell:
+    """A shell of a newcomer: nothing of the test's own environment is installed or set in it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._environment = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "COLUMNS": "200"}
+
+    def run(self, commands: str) -> str:
+        done = subprocess.run(
+            ["bash", "-e", "-c", commands], cwd=self.directory, env=self._environment, capture_output=True, text=True,
+            timeout=LIMIT_SECONDS, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def activate(self) -> None:
+        self._environment["PATH"] = f"{self.directory / '.venv' / 'bin'}:{self._environment['PATH']}"
+
+    def background(self, command: str) -> Process:
+        return Process(
+            command.split(), self.directory / "dev.log", directory=self.directory, environment=self._environment
+        )
+
+
+@pytest.mark.verify
+async def test_get_started(tmp_path: Path) -> None:
+    checkout, project = tmp_path / "checkout", tmp_path / "project"
+    project.mkdir()
+    for name in INSTALLED:
+        shutil.copytree(ROOT / name, checkout / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, checkout)
+    shell = Shell(project)
+    [install] = blocks("Install")
+    assert "'marq[worker]'" in install
+    shell.run(install.replace("'marq[worker]'", f"'{checkout}[worker]'"))
+    shell.activate()
+
+    start, tasks, send, look = blocks("Run a project")
+    init, dev = [line.partition("#")[0].strip() for line in start.splitlines()]
+    shell.run(init)
+    written = (project / "tasks.py").read_text()
+    assert written == tasks.removeprefix("# tasks.py\n")
+    running = shell.background(dev)
+    try:
+
+        async def said() -> str:
+            return (project / "dev.log").read_text(errors="replace")
+
+        await eventually(said, lambda text: "the worker is ready" in text, limit=LIMIT_SECONDS)
+        shell.run(send)
+        await eventually(said, lambda text: "Hello, Ann!" in text, limit=LIMIT_SECONDS)
+
+        async def looked() -> str:
+            return shell.run(look)
+
+        dead = await eventually(looked, lambda text: "Zoe has moved away" in text, limit=LIMIT_SECONDS)
+        assert "2 of 2 attempts used" in dead
+
+        about_zoe = [line for line in written.splitlines(keepends=True) if "Zoe" in line]
+        assert len(about_zoe) == 2
+        (project / "tasks.py").write_text(
+            "".join(line for line in written.splitlines(keepends=True) if "Zoe" not in line)
+        )
+        await eventually(said, lambda text: text.count("the worker is ready") == 2, limit=LIMIT_SECONDS)
+        [redrive] = blocks("Repair and redrive")
+        shell.run(redrive)
+        await eventually(said, lambda text: "Hello, Zoe!" in text, limit=LIMIT_SECONDS)
+        assert "restarting the worker, because of ./tasks.py" in await said()
+
+        os.kill(running.pid, signal.SIGINT)
+        assert running.wait(LIMIT_SECONDS)
+    finally:
+        running.kill()
+
+    shell.run("pip install --quiet pytest && pytest -q")
