@@ -7,7 +7,7 @@ it, or if a module of its MARQ_HANDLERS has one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from marq.kafka.serving import Serving, serving
@@ -38,6 +38,8 @@ class HandlerGroup:
 
     name: str
     queues: Mapping[str, HandledQueue]
+    #: As in :class:`marq.kafka.serving.Serving`.
+    changed_at: int = field(default=-1, compare=False)
 
     @property
     def topics(self) -> dict[str, str]:
@@ -45,14 +47,16 @@ class HandlerGroup:
 
     def serving(self, messages: str, queues: Iterable[str]) -> Serving:
         """Return what to read for some of the queues."""
-        return serving(messages, queues, self.topics, {name: queue.reads for name, queue in self.queues.items()})
+        reads = {name: queue.reads for name, queue in self.queues.items()}
+        return serving(messages, queues, self.topics, reads, self.changed_at)
 
     def document(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> HandlerGroup:
-        return cls(document["name"], {name: _handled(**queue) for name, queue in document["queues"].items()})
+        queues = {name: _handled(**queue) for name, queue in document["queues"].items()}
+        return cls(document["name"], queues, document["changed_at"])
 
 
 def _handled(reads: Iterable[int] | None, **told: Any) -> HandledQueue:
@@ -75,7 +79,7 @@ def handler_groups(definitions: Definitions, own: Mapping[str, str]) -> dict[str
             settings, reads = definitions.settings(queue), definitions.placement(queue).reads
             group = definitions.group(queue) or HANDLERS_GROUP
             groups.setdefault(group, {})[queue] = HandledQueue(handler, settings.concurrency, settings.topic, reads)
-    return {name: HandlerGroup(name, queues) for name, queues in sorted(groups.items())}
+    return {name: HandlerGroup(name, queues, definitions.changed_at(queues)) for name, queues in sorted(groups.items())}
 
 
 def check_delivery(group: HandlerGroup, definitions: Definitions) -> None:

@@ -109,6 +109,8 @@ class Statistics:
     backlog: BacklogCounter | None = None
     #: More metrics of a queue: for how long it has had no consumer.
     watched: Callable[[str], Mapping[str, float]] = lambda _: {}
+    #: As :meth:`agents.removed_handlers.RemovedHandlers.metrics`.
+    removed_handlers: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
     #: (monotonic seconds, {(partition, queue): counters}).
     samples: deque[tuple[float, dict[tuple[int, str], Counts]]] = field(
         default_factory=lambda: deque(maxlen=RATE_SAMPLES + 1)
@@ -151,7 +153,7 @@ class Statistics:
                 self.totals.note(partition, before, counters)
 
     def local(self) -> dict[str, Any]:
-        """Return the ``queues``, ``handled`` (handling times), ``partitions`` and ``backlog`` of this worker."""
+        """Return the metrics of this worker; ``handled`` has handling times."""
         queues: dict[str, dict[str, float]] = {}
         for owner in self.owners.owned.values():
             _add_owner(queues, owner)
@@ -160,8 +162,13 @@ class Statistics:
                 queues[queue].update(rates)
         self._add_backlog(queues)
         backlog = None if self.backlog is None else self.backlog.metrics()
-        handled = self.handling.recent()
-        return {"queues": queues, "handled": handled, "partitions": self.partitions(), "backlog": backlog}
+        return {
+            "queues": queues,
+            "handled": self.handling.recent(),
+            "partitions": self.partitions(),
+            "backlog": backlog,
+            "removed_handlers": dict(self.removed_handlers()),
+        }
 
     async def open_now(self) -> dict[str, dict[str, float]]:
         """Return the open messages of each queue that this worker knows, yielding to other tasks in between."""

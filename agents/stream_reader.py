@@ -264,14 +264,11 @@ class StreamReader:
         after = self._progress.after(self._serving, offsets)
         for topic, partition in offsets.keys() - after.keys():
             raise NotCommitted(f"{topic}/{partition} is no longer assigned")
+        by, changed_at = self._partitions.committer, self._serving.changed_at
+        commits = {source: (offset, after[source].encode(offset, by, changed_at)) for source, offset in offsets.items()}
         try:
             async with asyncio.timeout(COMMIT_SECONDS):
-                await self._partitions.commit(
-                    {
-                        source: (offset, after[source].encode(offset, self._partitions.committer))
-                        for source, offset in offsets.items()
-                    }
-                )
+                await self._partitions.commit(commits)
         except (KafkaError, TimeoutError) as error:
             raise NotCommitted(str(error) or type(error).__name__) from error
         self._progress.take(after)

@@ -193,7 +193,7 @@ class ClusterView:
                 for entry in entries:
                     try:
                         document = None if entry.value is None else json.loads(entry.value)
-                        published.definitions.fold(entry.key, document)
+                        published.definitions.fold(entry.key, document, entry.offset)
                     except (ConfigError, ValueError, RecursionError) as error:
                         published.unreadable.append((entry.offset, str(error)))
         finally:

@@ -8,6 +8,7 @@ from typing import Any
 
 from marq.kafka.group_members import GroupMember
 from marq.wire.names import Names
+from marq_worker.agents.removed_handlers import merged, removed
 from marq_worker.app.check.findings import Finding, fine, problem, warning
 from marq_worker.app.identity import Identity
 
@@ -73,7 +74,18 @@ def _judge_identities(names: Names, members: Sequence[GroupMember]) -> list[Find
 def judge_pages(pages: Sequence[Page], partitions: int | None = None) -> list[Finding]:
     """Judge the workers' pages; ``partitions``: the number of markers partitions, None if not known."""
     findings = [_judge_page(page) for page in pages]
-    return [*(finding for each in findings for finding in each), *_judge_owners(pages, partitions or 0)]
+    return [
+        *(finding for each in findings for finding in each),
+        *_judge_owners(pages, partitions or 0),
+        *_judge_handlers(pages),
+    ]
+
+
+def _judge_handlers(pages: Sequence[Page]) -> list[Finding]:
+    return [
+        warning(f"queue {queue}", removed(queue, **report))
+        for queue, report in sorted(merged([page.metrics for page in pages]).items())
+    ]
 
 
 def _judge_owners(pages: Sequence[Page], partitions: int) -> list[Finding]:

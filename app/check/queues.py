@@ -13,7 +13,7 @@ from marq.wire.names import Names
 from marq_worker.agents.handler_groups import handler_groups, without_handler
 from marq_worker.agents.queue_consumer import load_handler, load_modules
 from marq_worker.app.check.findings import Finding, fine, problem, warning
-from marq_worker.app.handlers.role import part_of_group, publication
+from marq_worker.app.handlers.role import lacks_handler, part_of_group, publication
 from marq_worker.app.publication import differences
 from marq_worker.config.queues import QueuesFile
 
@@ -148,6 +148,7 @@ def judge_handlers(definitions: Definitions, file: QueuesFile, modules: tuple[st
                 findings.append(problem("handlers", str(error)))
         rest = without_handler(after, group)
         if rest:
-            findings.append(problem("handlers", part_of_group(group, rest, after)))
+            judged = problem if lacks_handler(after, rest) else warning
+            findings.append(judged("handlers", part_of_group(group, rest, after)))
     queues = [queue for group in groups.values() for queue in group.queues]
     return findings or ([fine("handlers", f"can be imported: {', '.join(queues)}")] if queues else [])

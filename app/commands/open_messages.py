@@ -9,6 +9,7 @@ from typing import Any
 from marq.kafka.inspector import Inspector
 from marq.kafka.owned_partitions import OPEN, open_counts
 from marq.settings.client import ClientSettings
+from marq_worker.agents.removed_handlers import merged
 from marq_worker.agents.statistics import add_up, backlog_of
 from marq_worker.app.web.peers import ask_workers
 
@@ -22,6 +23,8 @@ class Open:
     workers: int = 0
     #: True if waiting messages were counted too.
     backlog: bool = False
+    #: Removed handlers by queue, as :meth:`agents.removed_handlers.RemovedHandlers.metrics`.
+    removed_handlers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def of(self, queue: str) -> dict[str, int]:
         metrics = self.queues.get(queue, {})
@@ -33,7 +36,8 @@ async def told_by_workers(client: ClientSettings, ends: Mapping[int, int] | None
     members, answers = await ask_workers(client, "api/queues")
     metrics = [answer for answer in answers if answer is not None]
     complete = members.settled and covers(metrics, ends)
-    return Open(add_up(metrics), complete, len(members.urls), backlog_of(metrics, everyone=complete)["complete"])
+    backlog = backlog_of(metrics, everyone=complete)["complete"]
+    return Open(add_up(metrics), complete, len(members.urls), backlog, merged(metrics))
 
 
 def covers(answers: Sequence[Mapping[str, Any]], ends: Mapping[int, int] | None) -> bool:

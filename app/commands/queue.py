@@ -17,6 +17,7 @@ from marq.settings.queue import ALL, CHECKS, NAME_KEYS, UNLIMITED, check_documen
 from marq.wire.errors import ConfigError
 from marq.wire.names import check_queue_name
 from marq_worker.agents.consumer_watch import has_no_consumer
+from marq_worker.agents.removed_handlers import removed
 from marq_worker.app.commands.command import JSON, YES, Setup, command, confirm, open_queues
 from marq_worker.app.commands.open_messages import Open, told_by_workers
 from marq_worker.app.queue_document import queue_document
@@ -81,7 +82,9 @@ async def queue(
             await queues.change(name, **changes)
         shown = queue_document(name, queues.definitions, client.names)
         if not (forget or reset or changes):
-            shown["messages"] = messages(name, await told_by_workers(client))
+            told = await told_by_workers(client)
+            shown["messages"] = messages(name, told)
+            shown["removed_handler"] = told.removed_handlers.get(name)
     print(json.dumps(shown) if as_json else "\n".join(lines(shown)))
 
 
@@ -160,6 +163,7 @@ def lines(shown: Mapping[str, Any]) -> list[str]:
         f"queue {shown['queue']}: {group} ({shown['consumer_group']}){undefined}",
         *([] if partitions == {"sent_to": ALL, "read": ALL} else [_on(**partitions)]),
         *([_messages(shown["messages"])] if "messages" in shown else []),
+        *([f"  {removed(shown['queue'], **shown['removed_handler'])}"] if shown.get("removed_handler") else []),
         *(
             f"  {key:<12}  {values[key]:<{width}}  {ORIGINS.get(setting['from'], setting['from'])}"
             for key, setting in shown["settings"].items()

@@ -20,7 +20,11 @@ from marq_worker.app.commands.terminal import WATCH, Alarm, Column, cell, durati
 
 
 def _state(row: Mapping[str, Any]) -> str:
-    return "paused" if row["paused"] else Alarm("no consumer") if row["no_consumer"] else "delivers"
+    if row["paused"]:
+        return "paused"
+    if row["removed_handler"]:
+        return Alarm("handler removed")
+    return Alarm("no consumer") if row["no_consumer"] else "delivers"
 
 
 _COLUMNS = (
@@ -119,6 +123,7 @@ def described(
                 "defined": name in definitions.names(),
                 "paused": definitions.settings(name).paused,
                 "no_consumer": name in lonely and not definitions.settings(name).paused,
+                "removed_handler": told.removed_handlers.get(name, {}).get("handler"),
                 "group": definitions.group(name),
                 "waiting": waiting.counts[name] + unknown.get(name, 0),
                 **told.of(name),

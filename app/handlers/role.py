@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -11,13 +13,17 @@ from mode import Service
 from marq.kafka.topics import Topics, own_topics
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
-from marq.settings.definitions import Definitions, layer_key
-from marq.wire.errors import ConfigError
+from marq.settings.confirmations import CONFIRM_S, EXPIRY_S, Confirmations, decorated, module_of
+from marq.settings.definitions import Definitions, confirmed_key, layer_key
+from marq.wire.errors import ConfigError, MarqError
 from marq_worker.agents.handler_groups import HandlerGroup, check_delivery, handler_groups, without_handler
 from marq_worker.agents.queue_consumer import load_handler, load_modules
 from marq_worker.app.handlers.processes import HandlersProcesses
 
 log = logging.getLogger("marq.handlers")
+
+#: Seconds between two looks for handlers to confirm.
+LOOK_S = 10.0
 
 
 class HandlersRole(Service):
@@ -25,11 +31,12 @@ class HandlersRole(Service):
 
     def __init__(self, modules: tuple[str, ...], processes: HandlersProcesses, queues: Queues) -> None:
         super().__init__()
-        decorated = load_modules(modules)
+        handlers = load_modules(modules)
         self._modules = modules
         #: Settings from the decorators in our modules, by queue.
-        self.documents = {handler.queue: handler.document for handler in decorated}
-        self._own = {handler.queue: handler.name for handler in decorated}
+        self.documents = {handler.queue: handler.document for handler in handlers}
+        self._own = {handler.queue: handler.name for handler in handlers}
+        self._confirmations = Confirmations()
         self._processes = processes
         self._queues = queues
         self._incomplete: dict[str, list[str]] = {}
@@ -56,6 +63,29 @@ class HandlersRole(Service):
     def metrics(self) -> list[dict[str, Any]]:
         return self._processes.metrics()
 
+    @Service.task
+    async def _confirm(self) -> None:
+        before_s = time.monotonic()
+        while not self.should_stop:
+            now_s = time.monotonic()
+            passed_s, before_s = now_s - before_s, now_s
+            try:
+                await self.confirm(passed_s)
+            except MarqError as error:
+                log.warning("handlers could not be confirmed, retrying: %s", error)
+            await asyncio.sleep(LOOK_S)
+
+    async def confirm(self, passed_s: float) -> None:
+        """Confirm our handlers if no worker has done so for a while, so that their layers do not expire."""
+        definitions = self._queues.definitions
+        unconfirmed_s = self._confirmations.look(definitions, modules_of(self.documents), passed_s)
+        if all(definitions.confirmed(module) for module in unconfirmed_s):
+            due = [module for module, seconds in unconfirmed_s.items() if seconds >= CONFIRM_S]
+            await self._queues.publish({confirmed_key(module): {} for module in due})
+        else:
+            # A tracker has removed them, because this worker was cut off for long.
+            await self._queues.publish(self.publication(definitions))
+
     def _follow(self) -> None:
         definitions = self._queues.definitions
         groups = handler_groups(definitions, self._own)
@@ -70,20 +100,16 @@ class HandlersRole(Service):
 def publication(
     definitions: Definitions, documents: Mapping[str, Mapping[str, Any]], modules: Collection[str]
 ) -> dict[bytes, Mapping[str, Any] | None]:
-    """Return the layers to write so that all know the handlers of ``modules``, by queue.
+    """Return the records to write so that all know the handlers of ``modules``, by queue, and that a worker has them.
 
     Layers of other modules stay: other workers may run them. A layer of ours that no handler defines any more is
     removed.
     """
-    ours = {*modules, *map(_module, documents.values())}
-    layers: dict[bytes, Mapping[str, Any] | None] = {}
-    for queue in definitions.names():
-        before = definitions.layer("handler", queue)
-        if (
-            before is not None
-            and queue not in documents
-            and any(f"{_module(before)}.".startswith(f"{m}.") for m in ours)
-        ):
+    running = modules_of(documents)
+    ours = {*modules, *running}
+    layers: dict[bytes, Mapping[str, Any] | None] = {confirmed_key(module): {} for module in running}
+    for queue, handler in decorated(definitions).items():
+        if queue not in documents and any(f"{module_of(handler)}.".startswith(f"{m}.") for m in ours):
             layers[layer_key("handler", queue)] = None
     for queue, document in documents.items():
         if definitions.layer("handler", queue) != document:
@@ -91,13 +117,14 @@ def publication(
     return layers
 
 
-def _module(document: Mapping[str, Any]) -> str:
-    return str(document.get("handler")).partition(":")[0]
+def modules_of(documents: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the modules of the handlers in these layers, sorted."""
+    return sorted({module_of(str(document["handler"])) for document in documents.values()})
 
 
 def check(definitions: Definitions, groups: Mapping[str, HandlerGroup], own: Mapping[str, str]) -> None:
     """Check that each queue has one importable handler and at-least-once delivery, and each group handlers for all its
-    queues.
+    queues. A decorated handler that this worker does not have is no error: it may have been removed.
     """
     for queue, name in own.items():
         named = (definitions.layer("file", queue) or {}).get("handler")
@@ -111,16 +138,21 @@ def check(definitions: Definitions, groups: Mapping[str, HandlerGroup], own: Map
         for queue, each in group.queues.items():
             load_handler(queue, each.handler)
         rest = without_handler(definitions, group)
-        if rest:
+        if lacks_handler(definitions, rest):
             raise ConfigError(part_of_group(group, rest, definitions))
+
+
+def lacks_handler(definitions: Definitions, queues: Collection[str]) -> bool:
+    """Return whether one of these queues has no handler in any worker."""
+    return any(definitions.settings(queue).handler is None for queue in queues)
 
 
 def part_of_group(group: HandlerGroup, rest: list[str], definitions: Definitions) -> str:
     """Explain which queues of a group have no handler in this worker."""
     elsewhere = [f"{queue!r} ({name})" for queue in rest if (name := definitions.settings(queue).handler) is not None]
     modules = (
-        f" MARQ_HANDLERS does not list the modules of {', '.join(elsewhere)}: add them; or, if a handler was removed,"
-        " run `marq queue NAME --forget`."
+        f" MARQ_HANDLERS does not list the modules of {', '.join(elsewhere)}: add them. A handler that was removed from"
+        f" all workers expires after {EXPIRY_S / 60:.0f} min, or with `marq queue NAME --forget`."
         if elsewhere
         else ""
     )

@@ -16,6 +16,7 @@ from yarl import URL
 from marq.core.storage.handling_times import add_counts
 from marq_worker.agents.listing import described_schedules, open_messages, read_choice
 from marq_worker.agents.redaction import Redaction
+from marq_worker.agents.removed_handlers import merged as merged_removals
 from marq_worker.agents.statistics import Statistics, add_up, backlog_of
 from marq_worker.app.web.limits import IDLE_S, Connections
 from marq_worker.app.web.peers import Group, ask_each
@@ -23,7 +24,10 @@ from marq_worker.app.web.process_usage import UNKNOWN, ProcessUsage
 
 _NOTHING: dict[str, Any] = {
     "queues": {}, "handled": {}, "partitions": [], "handlers": [], "backlog": None, "process": {},
+    "removed_handlers": {},
 }  # fmt: skip
+#: What the statistics of the namespace have instead of those of its workers.
+_ADDED_UP = frozenset(("queues", "handled", "removed_handlers"))
 
 
 class MarqWeb(Web):
@@ -79,10 +83,8 @@ class NamespaceStatistics:
             "queues": add_up(answered),
             "backlog": backlog_of(answered, everyone=everyone),
             "handled": add_counts([worker["handled"] for worker in answered]),
-            "workers": [
-                {name: value for name, value in worker.items() if name not in ("queues", "handled")}
-                for worker in workers
-            ],
+            "removed_handlers": merged_removals(answered),
+            "workers": [{name: value for name, value in worker.items() if name not in _ADDED_UP} for worker in workers],
         }
 
     async def messages(self, app: faust.App, queue: str, query: Mapping[str, str]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from marq_worker.agents.owner_context import OwnerContext
 from marq_worker.agents.placements import PlacementKeeper
 from marq_worker.agents.progress import ProgressReport
 from marq_worker.agents.redaction import Redaction
+from marq_worker.agents.removed_handlers import RemovedHandlers
 from marq_worker.app import identity
 from marq_worker.app.batching import BatchSchema
 from marq_worker.app.check.cluster import ensure_permissions
@@ -76,6 +77,8 @@ class WorkerApp(MarqApp):
     backlog: BacklogCounter | None = None
     #: Only with a backlog counter.
     consumer_watch: ConsumerWatch | None = None
+    #: Only with the role tracker.
+    removed_handlers: RemovedHandlers | None = None
     watchdog: Watchdog | None = None
     #: True once the group has assigned partitions, possibly none; False without the role tracker.
     assigned = False
@@ -131,6 +134,7 @@ class WorkerApp(MarqApp):
                 PlacementKeeper(self.client, self.queues, self.owners.keeps_placements),
                 self.backlog,
                 self.consumer_watch,
+                self.removed_handlers,
             ]
         parts += [self.handlers, self.watchdog, self.dashboard, self.usage]
         return [part for part in parts if part is not None]
@@ -261,6 +265,9 @@ def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerAp
     app_statistics = statistics.attach(app, app.owners, app.backlog)
     if app.consumer_watch is not None:
         app_statistics.watched = app.consumer_watch.metrics
+    if Role.TRACKER in settings.roles:
+        app.removed_handlers = RemovedHandlers(app.queues, app.owners.keeps_placements)
+        app_statistics.removed_handlers = app.removed_handlers.metrics
     app_statistics.paces.end_of = app.markers_end
     probes.attach(app, app_statistics)
     app.usage = ProcessUsage(app.handlers_pids)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from marq.kafka.offset_snapshots import check_room
 from marq.kafka.serving import Serving, serving
+from marq.settings.confirmations import EXPIRY_S
 from marq.settings.definitions import HANDLERS_GROUP, Definitions
 from marq.wire.errors import ConfigError
 from marq.wire.names import Names, check_group_name, check_queue_name
 
-_TWICE = "to process each message twice, send it to two queues: producer.send([{0!r}, {1!r}], …)"
+_TWICE = "To process each message twice, send it to two queues: producer.send([{0!r}, {1!r}], …)"
 
 
 class Membership:
@@ -63,7 +64,7 @@ class Membership:
             self._refuse_part_of_group(self.queue, definitions)
         topics = {queue: definitions.settings(queue).topic for queue in queues}
         reads = {queue: definitions.placement(queue).reads for queue in queues}
-        return serving(names.messages, queues, topics, reads)
+        return serving(names.messages, queues, topics, reads, definitions.changed_at(queues))
 
     def refuse_empty(self, definitions: Definitions) -> None:
         """Raise ConfigError if no queue's settings name the group."""
@@ -89,16 +90,22 @@ class Membership:
             raise ConfigError(
                 f"queue {queue!r} belongs to group {group!r} together with {', '.join(map(repr, others))}, and a"
                 f" consumer serves a group as a whole: use Consumer(group={group!r}), or take `group` out of the"
-                f" queue's settings; {_TWICE.format(queue, queue + '-2')}"
+                f" queue's settings. {_TWICE.format(queue, queue + '-2')}"
             )
 
 
 def _refuse_handled(queue: str, definitions: Definitions) -> None:
     settings = definitions.settings(queue)
     if settings.handler is not None:
+        removed = (
+            f" A handler that was removed from all workers expires after {EXPIRY_S / 60:.0f} min, or with `marq"
+            f" queue {queue} --forget`."
+            if definitions.origin(queue, "handler") == "handler"
+            else ""
+        )
         raise ConfigError(
             f"queue {queue!r} has the handler {settings.handler!r}, which workers run (group"
             f" {definitions.group(queue) or HANDLERS_GROUP!r}): take the handler out of its settings (`marq queue"
-            f" {queue}` shows where it comes from) before a consumer serves it;"
+            f" {queue}` shows where it comes from) before a consumer serves it.{removed}"
             f" {_TWICE.format(queue, queue + '-2')}"
         )

@@ -31,7 +31,7 @@ from marq.kafka.offset_snapshots import (
     snapshot_named,
 )
 from marq.kafka.paced_clients import paced
-from marq.kafka.positions import Positions
+from marq.kafka.positions import Positions, is_older
 from marq.kafka.protocol import UNSTABLE_OFFSET_COMMIT, stable_offsets
 from marq.kafka.serving import Serving
 from marq.settings.client import ClientSettings
@@ -94,9 +94,16 @@ class Search:
         self._new_id = new_id
         self._positions = {source: _positions(names, group, committed.get(source), snapshots) for source in sources}
         self._newcomers = {
-            source: frozenset(positions.newcomers(serving.queues_in(source.topic), _offset(committed.get(source))))
+            source: self._newcomers_in(source, positions, committed.get(source))
             for source, positions in self._positions.items()
         }
+
+    def _newcomers_in(self, source: Source, positions: Positions, commit: Committed | None) -> frozenset[str]:
+        queues = self._serving.queues_in(source.topic)
+        if commit is not None and is_older(commit.metadata, self._serving.changed_at):
+            # A queue that was elsewhere meanwhile would be read again from where it left, even if the group is there.
+            return frozenset(queues)
+        return frozenset(positions.newcomers(queues, _offset(commit)))
 
     @property
     def newcomers(self) -> frozenset[str]:

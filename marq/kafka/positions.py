@@ -23,8 +23,8 @@ from marq.kafka.serving import Serving
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
 
-#: The JSON key of the committer in the metadata.
-_BY = "by"
+#: The JSON keys of the committer, and of its knowledge of the definitions, in the metadata.
+_BY, _CHANGED_AT = "by", "changed_at"
 
 
 class Positions:
@@ -71,16 +71,18 @@ class Positions:
         except (ValueError, KeyError, TypeError):
             return cls()
 
-    def encode(self, offset: int, by: str = "") -> str:
+    def encode(self, offset: int, by: str = "", changed_at: int = -1) -> str:
         """Return the metadata to commit with an offset. Raises ConfigError if there are too many queues.
 
-        ``by`` is a readable name of the committer, left out if there is no room for it.
+        ``by`` is a readable name of the committer, ``changed_at`` that of its :class:`marq.kafka.serving.Serving`. Each
+        is left out if there is no room for it.
         """
         metadata = self._metadata if self._metadata is not None else self._without_snapshot(offset)
-        if not by:
-            return metadata
-        signed = f'{metadata[:-1]},"{_BY}":{json.dumps(by, ensure_ascii=False)}}}'
-        return signed if len(signed.encode()) <= MAX_METADATA_BYTES else metadata
+        for key, value in ((_CHANGED_AT, changed_at if changed_at >= 0 else None), (_BY, by or None)):
+            longer = f'{metadata[:-1]},"{key}":{json.dumps(value, ensure_ascii=False)}}}'
+            if value is not None and len(longer.encode()) <= MAX_METADATA_BYTES:
+                metadata = longer
+        return metadata
 
     def _without_snapshot(self, offset: int) -> str:
         by_queue = self.by_queue
@@ -169,6 +171,18 @@ def committed_by(metadata: str) -> str | None:
         return None
     by = document.get(_BY) if isinstance(document, dict) else None
     return by if isinstance(by, str) else None
+
+
+def is_older(metadata: str, changed_at: int) -> bool:
+    """Return whether a commit's queues may have been in another group since.
+
+    Metadata is empty only if a program set the offset, which then counts.
+    """
+    try:
+        document = json.loads(metadata or f'{{"{_CHANGED_AT}":{changed_at}}}')
+        return int(document.get(_CHANGED_AT, -1)) < changed_at
+    except (ValueError, TypeError, AttributeError):
+        return True
 
 
 @lru_cache(maxsize=4)

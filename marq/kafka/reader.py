@@ -317,8 +317,9 @@ class GroupReader:
         after = self._progress.after(self._serving, offsets)
         for topic, partition in offsets.keys() - after.keys():
             raise NotCommitted(f"{topic}/{partition} is no longer assigned")
+        by, changed_at = self._committer, self._serving.changed_at
         commits = {
-            TopicPartition(*source): OffsetAndMetadata(offset, after[source].encode(offset, self._committer))
+            TopicPartition(*source): OffsetAndMetadata(offset, after[source].encode(offset, by, changed_at))
             for source, offset in offsets.items()
         }
         # Partitions and generation are ours from the end of a rebalance to the start of the next one.

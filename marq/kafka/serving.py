@@ -21,13 +21,15 @@ _FEW = 4
 class Serving:
     """``messages`` is the shared topic, ``partitions`` its partitions in which these queues may have records.
 
-    ``own_topics`` has the topics that belong to queues.
+    ``own_topics`` has the topics that belong to queues. None of the queues has changed its group after the record at
+    ``changed_at`` of the queues topic.
     """
 
     messages: str
     queues: tuple[str, ...]
     own_topics: Mapping[str, str] = field(default_factory=dict)
     partitions: Partitions = None
+    changed_at: int = field(default=-1, compare=False)
     _keys: Mapping[bytes, str] = field(init=False, repr=False, compare=False)
     _owners: Mapping[str, str] = field(init=False, repr=False, compare=False)
 
@@ -104,6 +106,7 @@ def serving(
     queues: Iterable[str],
     own_topics: Mapping[str, str | None],
     reads: Mapping[str, Partitions] | None = None,
+    changed_at: int = -1,
 ) -> Serving:
     """Return the serving of queues; ``own_topics`` may have None for a queue without a topic.
 
@@ -111,4 +114,5 @@ def serving(
     """
     names = tuple(sorted(queues))
     own = {queue: topic for queue in names if (topic := own_topics.get(queue))}
-    return Serving(messages, names, own, union((reads or {}).get(queue) for queue in names) if names else None)
+    partitions = union((reads or {}).get(queue) for queue in names) if names else None
+    return Serving(messages, names, own, partitions, changed_at)

@@ -180,7 +180,7 @@ class DefinitionsFollower:
 def fold(definitions: Definitions, entry: Entry) -> ConfigError | None:
     """Fold a record into definitions; return its error."""
     try:
-        definitions.fold(entry.key, document_of(entry.value))
+        definitions.fold(entry.key, document_of(entry.value), entry.offset)
     except ConfigError as error:
         return error
     return None

@@ -9,6 +9,7 @@ The topic is compacted. Each record is one layer of one queue or schedule, or th
 * ``placement:NAME``: the partitions of the messages topic for a queue (:mod:`marq.settings.partitions`), from workers;
 * ``purge:NAME``: the purged records of a queue (:mod:`marq.settings.purges`);
 * ``quarantine:PARTITION/OFFSET``: an order to put one marker record into quarantine (:mod:`marq.wire.quarantines`);
+* ``confirmed:MODULE``: a worker that runs the decorated handlers of this module was alive (agents/removed_handlers.py);
 * ``schedule-file:NAME``, ``schedule:NAME``: schedules (:mod:`marq.settings.schedules`), from the file and at run time;
 * ``check``: never with a value.
 
@@ -22,7 +23,7 @@ with it, for example, the queue's group.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -40,7 +41,7 @@ HANDLERS_GROUP = "handlers"
 #: Layers of one queue, weakest first.
 LAYERS = ("handler", "file", "change")
 DEFAULTS_KEY = b"defaults"
-_RECORDS = _PLACEMENT, _PURGE, _QUARANTINE = "placement", "purge", "quarantine"
+_RECORDS = _PLACEMENT, _PURGE, _QUARANTINE, _CONFIRMED = "placement", "purge", "quarantine", "confirmed"
 #: A record without a value, from which `marq check` learns the broker's time.
 CHECK_KEY = b"check"
 
@@ -62,6 +63,10 @@ def quarantine_key(quarantine: Quarantine) -> bytes:
     return layer_key(_QUARANTINE, quarantine.place)
 
 
+def confirmed_key(module: str) -> bytes:
+    return layer_key(_CONFIRMED, module)
+
+
 class Definitions:
     """Calling it gives the settings of a queue, defined or not."""
 
@@ -81,8 +86,11 @@ class Definitions:
         self._purges: dict[str, Purge] = {}
         #: Orders of quarantine, by partition and offset.
         self._quarantines: dict[tuple[int, int], Quarantine] = {}
+        self._confirmations = 0
+        self._confirmed: dict[str, int] = {}
+        self._changed_at: dict[str, int] = {}
 
-    def fold(self, key: bytes | None, document: Mapping[str, Any] | None) -> str | None:
+    def fold(self, key: bytes | None, document: Mapping[str, Any] | None, offset: int = -1) -> str | None:
         """Fold one record of the queues topic; return the queue concerned, None for all or none.
 
         Raises ConfigError if the key or the document can't be understood; everything stays as it was.
@@ -105,13 +113,14 @@ class Definitions:
                 self._note(layer, queue, document)
             except ConfigError as error:
                 raise ConfigError(f"the record '{layer}:{queue}': {error}") from error
-            return None if layer == _QUARANTINE else queue
+            return queue if layer in (_PLACEMENT, _PURGE) else None
         if document is None:
             self._drop(layer, queue)
         else:
             checked = check_document(_known(document), f"the record '{layer}:{queue}'")
             self._layers[queue] = {**self._layers.get(queue, {}), layer: checked}
             self._add_up(queue)
+        self._changed_at[queue] = offset
         return queue
 
     def settings(self, queue: str) -> QueueSettings:
@@ -142,6 +151,13 @@ class Definitions:
         named = self.group(queue)
         return names.group(queue) if named is None else names.named_group(named)
 
+    def changed_at(self, queues: Iterable[str]) -> int:
+        """Return the offset of the last record that changed settings of these queues, -1 if there is none.
+
+        None of them has changed its group after it. Compaction may hide earlier records, but not the last one.
+        """
+        return max((self._changed_at.get(queue, -1) for queue in queues), default=-1)
+
     def queues_of(self, group: str) -> list[str]:
         """Return the queues of a named group, sorted."""
         if self._by_group is None:
@@ -168,6 +184,10 @@ class Definitions:
     def purge(self, queue: str) -> Purge | None:
         """Return the purge of a queue, None if it was never purged."""
         return self._purges.get(queue)
+
+    def confirmed(self, module: str) -> int:
+        """Return a number that changes when a worker confirms the handlers of a module, 0 if they were removed."""
+        return self._confirmed.get(module, 0)
 
     def quarantines(self) -> list[Quarantine]:
         """Return all orders of quarantine, by partition and offset."""
@@ -215,6 +235,10 @@ class Definitions:
             self._settings.pop(queue, None)
 
     def _note(self, layer: str, name: str, document: Mapping[str, Any] | None) -> None:
+        if layer == _CONFIRMED:
+            self._confirmations += 1
+            self._confirmed[name] = 0 if document is None else self._confirmations
+            return
         notes: Any
         read: Callable[[object], Any]
         key: Any = name

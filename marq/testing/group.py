@@ -190,7 +190,9 @@ class Member:
         for topic, partition in offsets.keys() - after.keys():
             raise NotCommitted(f"{topic}/{partition} is no longer assigned")
         for source, offset in offsets.items():
-            self._group.committed[source] = Committed(offset, after[source].encode(offset))
+            self._group.committed[source] = Committed(
+                offset, after[source].encode(offset, changed_at=self._serving.changed_at)
+            )
         self._progress.take(after)
 
     def rewind(self, offsets: Mapping[Source, int]) -> None:

@@ -75,7 +75,7 @@ class Namespace:
         offset = self.queues.append(0, self.clock.wall_ms, key, value)
         # Clients log a definition that can't be read; the former one stays in effect.
         with suppress(ConfigError, ValueError):
-            queue = self.definitions.fold(key, None if value is None else json.loads(value))
+            queue = self.definitions.fold(key, None if value is None else json.loads(value), offset)
             if queue is not None:
                 self._place(queue)
         for owner in self.owners:

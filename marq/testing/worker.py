@@ -104,7 +104,8 @@ class _Group:
     async def start(self, settings: ClientSettings, definitions: Definitions) -> None:
         cluster, names = MemoryCluster(settings), settings.names
         topics = await cluster.topics()
-        served = serving(names.messages, self.handlers, {each: definitions(each).topic for each in self.handlers})
+        own_topics = {each: definitions(each).topic for each in self.handlers}
+        served = serving(names.messages, self.handlers, own_topics, changed_at=definitions.changed_at(self.handlers))
         await cluster.own_topics(served.own_topics.values(), topics)
         self._member = member = cluster.member(names.named_group(self._name), served, None)
         self._session = session = HandlersSession(cluster, topics, served, member, definitions, self.handlers)

@@ -144,6 +144,7 @@ class PretendNamespace:
         self.alarm = ""
         self.tasks_of_others: list[dict[str, Any]] = []
         self.old_handlers: list[dict[str, Any]] = []
+        self.removed_handlers: dict[str, dict[str, Any]] = {}
         self.open = {f"marq.messages/0/{number}": self._open(number) for number in range(4)}
         #: Known without being defined.
         self.undefined = {"a/b&c"}
@@ -159,7 +160,7 @@ class PretendNamespace:
         ]  # fmt: skip
         return {
             "complete": self.complete, "queues": statistics_of(self.queues), "workers": workers, "backlog": BACKLOG,
-            "handled": dict.fromkeys(self.queues, HANDLED),
+            "handled": dict.fromkeys(self.queues, HANDLED), "removed_handlers": self.removed_handlers,
         }  # fmt: skip
 
     async def consumers(self, queues: Sequence[str], wait_s: float) -> dict[str, int]:
@@ -202,6 +203,7 @@ class PretendNamespace:
             "statistics": statistics_of(self.queues).get(name),
             "backlog": BACKLOG,
             "handled": HANDLED,
+            "removed_handler": self.removed_handlers.get(name),
             "messages": [
                 {"partition": number, "consumer": self.consumer, "host": "10.0.0.9", "end": 52_000, "committed": 51_990,
                  "lag": 10, "first_open": 51_940, "gap": 50, "in_flight": 12, "waiting": 1, "oldest_seconds": 3.5}

@@ -108,3 +108,19 @@ async def test_a_consumer_whose_queue_goes_to_a_group_ends_and_the_group_goes_on
         await backend.advance(0.3)
 
     assert Counter(later.seen) == Counter(numbered(moves, 10, 20))
+
+
+async def test_a_queue_that_moves_away_and_back_gets_nothing_twice_although_nothing_else_was_committed(
+    backend: Backend,
+) -> None:
+    group = backend.new_name("group")
+    queue, seen = await backend.new_queue("returns", group=group), list[bytes]()
+    for first, own in ((0, False), (10, True), (20, False), (30, True)):
+        await backend.define(queue, group=None if own else group)
+        async with served(backend.consumer(queue) if own else backend.consumer(group=group)) as consumer:
+            await send(backend, queue, first, first + 10)
+            await backend.until(lambda consumer=consumer: len(consumer.seen) >= 10)
+            await backend.advance(0.3)
+        seen += consumer.seen
+
+    assert Counter(seen) == Counter(numbered(queue, 0, 40))

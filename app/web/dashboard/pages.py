@@ -111,6 +111,7 @@ class Pages:
         return {
             **details,
             "alarms": rows.no_consumer_alarms({name: metrics} if metrics else {})
+            + rows.removed_alarms({name: details["removed_handler"]} if details["removed_handler"] else {})
             + rows.backlog_alarms(details["backlog"]),
             "least": rows.least(details["backlog"]),
             "row": row,

@@ -8,6 +8,7 @@ from typing import Any
 
 from marq.core.storage.handling_times import quantile_ms
 from marq_worker.agents.consumer_watch import has_no_consumer
+from marq_worker.agents.removed_handlers import removed
 from marq_worker.agents.statistics import empty_metrics
 from marq_worker.app.readable import span
 
@@ -191,6 +192,7 @@ def alarms(metrics: Mapping[str, Any]) -> list[str]:
         for queue, state in sorted(open_breakers(metrics["workers"]).items())
     ]
     texts += no_consumer_alarms(metrics["queues"])
+    texts += removed_alarms(metrics["removed_handlers"])
     missing = [worker["url"] for worker in metrics["workers"] if not worker["answered"]]
     if not metrics["complete"]:
         why = f"no answer from {', '.join(missing)}" if missing else "the workers can't be listed now"
@@ -214,6 +216,12 @@ def no_consumer_alarms(queues: Mapping[str, Mapping[str, Any]]) -> list[str]:
     ]
     more = len(queue_names) - _NAMED
     return [*alarms, f"{more:,} more queues with waiting messages have no consumer."] if more > 0 else alarms
+
+
+def removed_alarms(removed_handlers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    return [
+        f"Queue {queue}: {removed(queue, **report)}." for queue, report in sorted(removed_handlers.items())[:_NAMED]
+    ]
 
 
 def _messages(count: int) -> str:
@@ -255,6 +263,7 @@ def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
     opened = open_breakers(metrics["workers"])
     answered = sum(worker["answered"] for worker in metrics["workers"])
     unread = without_consumer(metrics["queues"])
+    removed_handlers = sorted(metrics["removed_handlers"])
     rows = (
         (metrics["complete"], "workers answer", f"{answered} of {len(metrics['workers'])}",
          "For the others, run marq check"),
@@ -276,6 +285,8 @@ def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
          "Repair the service that the handlers of these queues call"),
         (not unread, "queues with waiting messages have consumers", _without(unread) or "all have",
          "Start the consumers or handlers of these queues, or purge them"),
+        (not removed_handlers, "published handlers run in a worker", ", ".join(removed_handlers) or "all do",
+         "The pages of these queues say which module is missing, and when its handlers expire"),
     )  # fmt: skip
     return [{"ok": bool(ok), "what": what, "found": found, "advice": advice} for ok, what, found, advice in rows]
 

@@ -194,6 +194,19 @@ def test_pages_without_alarms_say_nothing() -> None:
     assert judge_pages([Page("http://a", [partition(), partition()])]) == []
 
 
+def test_a_handler_that_no_worker_runs_is_a_warning_by_the_worker_that_has_watched_longest() -> None:
+    reports = [{"emails": {"handler": "mail:send", "seconds": seconds}} for seconds in (370.0, 620.0)]
+    pages = [
+        Page(f"http://{name}", [], {"removed_handlers": report}) for name, report in zip("ab", reports, strict=True)
+    ]
+
+    [found] = judge_pages([*pages, Page("http://of-an-older-version", [])])
+
+    assert (found.level, found.subject) == (Level.WARNING, "queue emails")
+    assert "no worker has run its handler mail:send for 10 min" in found.found
+    assert "queue emails --forget" in found.found
+
+
 def test_an_alarm_is_a_problem_and_a_jump_of_the_clock_a_warning() -> None:
     alarm, jump = judge_pages([Page("http://a", [partition(alarm="gone", clock_jump_ms=7_000)])])
 

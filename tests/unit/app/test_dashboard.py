@@ -95,7 +95,7 @@ def found(counted: bool = False, **queues: dict[str, float]) -> dict[str, Any]:
         "trouble": [],
     }  # fmt: skip
     rows = {name: empty_metrics() | row for name, row in queues.items()}
-    return {"queues": rows, "workers": [], "complete": True, "backlog": backlog}
+    return {"queues": rows, "workers": [], "complete": True, "backlog": backlog, "removed_handlers": {}}
 
 
 def test_a_row_counts_dead_letters_that_are_left_and_what_waits_in_either_way() -> None:
@@ -146,6 +146,22 @@ def test_queues_without_consumers_are_alarms_and_wrong_on_the_page_of_health() -
     assert (check["ok"], check["found"].endswith("and 2 more have none")) == (False, True)
     [check] = [each for each in rows.checks(found(one=WAITS), []) if "consumers" in each["what"]]
     assert (check["ok"], check["found"]) == (True, "all have")
+
+
+def test_a_handler_that_no_worker_runs_is_an_alarm_and_wrong_on_the_page_of_health() -> None:
+    metrics = found(emails={}) | {"removed_handlers": {"emails": {"handler": "mail.work:send", "seconds": 420.0}}}
+
+    [alarm] = rows.alarms(metrics)
+    [check] = [each for each in rows.checks(metrics, []) if "published handlers" in each["what"]]
+
+    assert alarm == (
+        "Queue emails: no worker has run its handler mail.work:send for 7 min. Start a worker with the module mail.work"
+        " in MARQ_HANDLERS. If the handler was removed, consumers may serve the queue in 8 min, or after"
+        " `marq queue emails --forget`."
+    )
+    assert (check["ok"], check["found"]) == (False, "emails")
+    [check] = [each for each in rows.checks(found(emails={}), []) if "published handlers" in each["what"]]
+    assert (check["ok"], check["found"]) == (True, "all do")
 
 
 def test_workers_together_say_how_long_nothing_of_a_queue_was_acquired() -> None:

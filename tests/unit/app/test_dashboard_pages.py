@@ -126,6 +126,18 @@ async def test_a_page_says_that_a_worker_did_not_answer_and_which_partition_is_s
     assert health.count('class="state wrong"') == 2
 
 
+async def test_the_page_of_a_queue_says_that_its_handler_may_have_been_removed(
+    client: Client, namespace: Filtered
+) -> None:
+    namespace.removed_handlers = {"emails": {"handler": "mail:send", "seconds": 400.0}}
+
+    for address in ("/", "/queues/emails"):
+        assert "no worker has run its handler mail:send" in await (await client.get(address)).text()
+    health = await (await client.get("/health")).text()
+    assert "published handlers run in a worker" in health
+    assert "which module is missing" in health
+
+
 async def test_who_may_only_look_finds_no_buttons(client: Client, namespace: Filtered, actor: PretendActor) -> None:
     @web.middleware
     async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -14,7 +14,7 @@ from marq.settings.definitions import Definitions
 from marq.wire.errors import ConfigError
 from marq_worker.agents.handler_groups import handler_groups
 from marq_worker.agents.queue_consumer import load_modules
-from marq_worker.app.handlers.role import check, publication
+from marq_worker.app.handlers.role import check, part_of_group, publication
 
 MAIL = """
     import marq
@@ -56,8 +56,9 @@ def test_what_is_said_of_decorated_handlers_is_said_once(make_module: Callable[.
     said = {each.queue: each.document for each in load_modules(("mail_of_the_test",))}
     document = {"handler": "mail_of_the_test:send", "concurrency": 3}
 
-    assert publication(Definitions(), said, ["mail_of_the_test"]) == {b"handler:emails": document}
-    assert publication(defined(handler__emails=document), said, ["mail_of_the_test"]) == {}
+    confirmed = {b"confirmed:mail_of_the_test": {}}
+    assert publication(Definitions(), said, ["mail_of_the_test"]) == confirmed | {b"handler:emails": document}
+    assert publication(defined(handler__emails=document), said, ["mail_of_the_test"]) == confirmed
 
 
 def test_what_our_modules_say_no_more_is_removed_and_what_others_say_stays() -> None:
@@ -100,6 +101,23 @@ def test_a_group_of_which_only_a_part_has_handlers_here_is_refused_with_what_to_
         r"MARQ_HANDLERS does not list the modules of 'orders' \(other:handle\)",
     ):
         checked(definitions)
+
+
+def test_a_group_whose_other_handlers_may_have_been_removed_is_not_refused(
+    make_module: Callable[..., ModuleType],
+) -> None:
+    make_module()
+    definitions = defined(
+        file__emails={"handler": "mail_of_the_test:send", "group": "background"},
+        handler__orders={"handler": "other:handle", "group": "background"},
+    )
+
+    checked(definitions)
+
+    [group] = handler_groups(definitions, {}).values()
+    text = part_of_group(group, ["orders"], definitions)
+    assert "MARQ_HANDLERS does not list the modules of 'orders' (other:handle)" in text
+    assert "expires after 15 min, or with `marq queue NAME --forget`" in text
 
 
 def test_a_handler_that_can_not_be_imported_is_refused_at_the_start() -> None:

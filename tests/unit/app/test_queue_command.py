@@ -56,6 +56,14 @@ def test_errors_and_breakers_can_be_set_too_and_read_as_they_are_written() -> No
     assert "{ failure_rate = 0.5, window = 8, reset_timeout = 30 }" in shown
 
 
+def test_a_removed_handler_is_shown() -> None:
+    shown = queue_document("emails", Definitions(), Names())
+    report = {"handler": "mail:send", "seconds": 400.0}
+
+    assert any("no worker has run its handler mail:send" in line for line in lines(shown | {"removed_handler": report}))
+    assert not any("handler mail" in line for line in lines(shown | {"removed_handler": None}))
+
+
 @pytest.mark.parametrize(
     ("assignments", "unset", "said"),
     [

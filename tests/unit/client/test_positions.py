@@ -3,7 +3,7 @@
 import pytest
 
 from marq.kafka.offset_snapshots import MAX_METADATA_BYTES, OffsetSnapshot, fits
-from marq.kafka.positions import Positions, committed_by
+from marq.kafka.positions import Positions, committed_by, is_older
 from marq.wire.errors import ConfigError
 
 
@@ -130,3 +130,23 @@ def test_queue_names_take_precedence_over_the_committer() -> None:
     positions = Positions({f"queue-{number:04}": 100 for number in range(300)})
 
     assert positions.encode(100, by="x" * 200) == positions.encode(100)
+
+
+def test_a_commit_tells_up_to_where_its_writer_knew_the_definitions() -> None:
+    positions = Positions({"emails": 100})
+
+    metadata = positions.encode(100, by="a", changed_at=7)
+
+    assert metadata == '{"at":["emails"],"past":{},"changed_at":7,"by":"a"}'
+    assert Positions.decode(100, metadata) == positions
+    assert not is_older(metadata, 7)
+    assert is_older(metadata, 8)
+
+
+@pytest.mark.parametrize("metadata", ["x", "[]", '{"at":[],"past":{}}', '{"changed_at":"x"}', '{"changed_at":null}'])
+def test_a_commit_that_does_not_tell_is_older_than_any_definition(metadata: str) -> None:
+    assert is_older(metadata, 0)
+
+
+def test_an_offset_that_an_operator_has_set_is_not_questioned() -> None:
+    assert not is_older("", 7)

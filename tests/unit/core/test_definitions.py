@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marq.settings.definitions import HANDLERS_GROUP, Definitions, quarantine_key
+from marq.settings.definitions import HANDLERS_GROUP, Definitions, confirmed_key, quarantine_key
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import ConfigError
 from marq.wire.quarantines import Quarantine, digest
@@ -188,3 +188,28 @@ def test_an_order_of_quarantine_for_no_place_is_refused(place: str, document: di
 def test_an_order_of_quarantine_that_says_too_little_is_refused(document: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="the record 'quarantine:3/17': expected"):
         Definitions().fold(b"quarantine:3/17", document)
+
+
+def test_the_last_record_of_a_layer_limits_when_a_queue_may_have_changed_its_group() -> None:
+    definitions = Definitions()
+    definitions.fold(b"file:emails", {"group": "background"}, 3)
+    definitions.fold(b"change:reports", None, 5)
+    definitions.fold(b"purge:emails", {"until_ms": 1, "ends": {}}, 6)
+
+    assert definitions.changed_at(["emails"]) == 3
+    # Compaction may have removed what this record took away.
+    assert definitions.changed_at(["emails", "reports"]) == 5
+    assert definitions.changed_at(["others"]) == definitions.changed_at([]) == -1
+
+
+def test_each_confirmation_of_a_module_has_another_number_until_it_is_taken_back() -> None:
+    definitions, key = Definitions(), confirmed_key("services.mail")
+    numbers = [definitions.confirmed("services.mail")]
+
+    for document in ({}, {}, None, {}):
+        assert definitions.fold(key, document) is None
+        numbers.append(definitions.confirmed("services.mail"))
+
+    assert numbers[0] == numbers[3] == 0
+    assert len({*numbers}) == 4
+    assert definitions.names() == []
