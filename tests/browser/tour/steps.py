@@ -35,7 +35,7 @@ def messages(queue: str, state: str) -> str:
 
 
 def row(page: Page, *said: str) -> Locator:
-    """The row of a table in which all of this stands."""
+    """Return the row of a table that contains all of these texts."""
     found = page.locator("tbody tr")
     for each in said:
         found = found.filter(has_text=each)
@@ -43,7 +43,7 @@ def row(page: Page, *said: str) -> Locator:
 
 
 def shown(page: Page, address: str, rows: int) -> None:
-    """Wait until a page shows a table with so many rows."""
+    """Wait until a page shows a table with this number of rows."""
     page.goto(address)
     page.get_by_label("Refresh").select_option("2")
     expect(page.locator("tbody tr")).to_have_count(rows)
