@@ -158,7 +158,7 @@ def archive_flags(archive: Path) -> list[str]:
 
 
 def remove_other_archives(archive: Path) -> None:
-    """Delete the archives of other runtimes and older jars: 50 MB each, and quickly made again."""
+    """Delete the archives of other runtimes and older jars, which take 50 MB each and are quickly recreated."""
     for other in archive.parent.glob(f"{_ARCHIVE_PREFIX}*.jsa"):
         if other != archive:
             other.unlink(missing_ok=True)

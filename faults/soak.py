@@ -153,7 +153,7 @@ class Soak:
                     max(map(_mib, consumers), default=0.0),
                     _mib(broker) if broker is not None else 0.0,
                     max(map(_files, [*workers, *consumers]), default=0),
-                    sum(part["open"] for part in partitions),
+                    sum(part["unfinished"] for part in partitions),
                     stage.accepted - stage.received,
                 )
             )

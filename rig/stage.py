@@ -244,5 +244,5 @@ class Stage:
 
 def _is_done(part: dict[str, Any], newest: dict[int, int]) -> bool:
     applied: int = part["applied_offset"]
-    empty = part["state"] == "owner" and part["open"] == 0
+    empty = part["state"] == "owner" and part["unfinished"] == 0
     return part["state"] == "stopped" or (empty and applied >= newest.get(part["partition"], -1))

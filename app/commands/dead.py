@@ -44,7 +44,7 @@ _COUNTS = (
 )
 _LETTERS = (
     Column("id", lambda letter: letter.id),
-    Column("died", lambda letter: letter.dead_lettered_at.strftime("%Y-%m-%d %H:%M:%S"), rank=2),
+    Column("dead-lettered", lambda letter: letter.dead_lettered_at.strftime("%Y-%m-%d %H:%M:%S"), rank=2),
     Column("attempts", lambda letter: str(letter.attempts), rank=3, right=True),
     Column("reason", lambda letter: letter.reason, least=16),
     Column("last error", lambda letter: letter.last_error, least=12, rank=1),

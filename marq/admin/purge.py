@@ -70,13 +70,13 @@ class Purged:
     waiting: int = 0
     redelivery: int = 0
     delayed: int = 0
-    dead: int = 0
+    dead_letters: int = 0
     too_late: int = 0
     paused: bool = False
 
     @property
     def total(self) -> int:
-        return self.waiting + self.redelivery + self.delayed + self.dead
+        return self.waiting + self.redelivery + self.delayed + self.dead_letters
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ async def purge(
     if dead:
         async with DeadLetters.of(settings) as dead_letters:
             as_of = None if extent is None else extent.dead_letters
-            purged = replace(purged, dead=(await dead_letters.delete(queue, as_of=as_of)).deleted)
+            purged = replace(purged, dead_letters=(await dead_letters.delete(queue, as_of=as_of)).deleted)
     return purged
 
 

@@ -81,7 +81,7 @@ async def test_the_statistics_say_what_is_open_and_since_when(
     await namespace.ack(done)
     await namespace.reject(rejected)
 
-    counts = await eventually(lambda: shared_worker.queue(queue), lambda found: found.get("dead"))
+    counts = await eventually(lambda: shared_worker.queue(queue), lambda found: found.get("dead_lettered"))
 
     assert (counts["in_flight"], counts["waiting_for_redelivery"], counts["waiting_for_dead_letters"]) == (1, 1, 0)
     assert (counts["acquired"], counts["acked"], counts["released"], counts["rejected"]) == (4, 1, 1, 1)

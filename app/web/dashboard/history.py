@@ -35,7 +35,7 @@ SERIES = (
     "acquired_per_second",
     "acked_per_second",
     "redelivered_per_second",
-    "dead_per_second",
+    "dead_lettered_per_second",
 )
 #: Of these, those that are known only with a backlog counter.
 _COUNTED = ("waiting", "arrived_per_second")

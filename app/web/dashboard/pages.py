@@ -116,7 +116,7 @@ class Pages:
             "row": row,
             "past": minutes(past),
             "possible": _of_queue(row["state"]),
-            "counts": {state: row[state] for state in _OF_STATE},
+            "counts": _counts(row),
         }
 
     def _row(
@@ -152,7 +152,7 @@ class Pages:
         return {
             "queue": name,
             "state": state,
-            "counts": {each: row[each] for each in _OF_STATE},
+            "counts": _counts(row),
             "least": rows.least(statistics["backlog"]),
             "shown": {name: query.get(name, "") for name in ("error", "reason", "id", "attempts", "minutes")}
             | {"kind": query.get("kind"), "limit": limit},
@@ -266,6 +266,11 @@ class Pages:
 
 def _of_queue(state: str) -> Sequence[str]:
     return ("resume" if state == "paused" else "pause", "purge")
+
+
+def _counts(row: Mapping[str, Any]) -> Data:
+    """Return the number of a queue's messages in each state, by the values of ``state=``."""
+    return {state: row["dead_letters" if state == "dead" else state] for state in _OF_STATE}
 
 
 def _possible(now: Mapping[str, Any] | None) -> Sequence[str]:
