@@ -71,7 +71,7 @@ class Tracker:
         try:
             batch = decode(value)
         except UnknownVersion as error:
-            # Only for unreadable records: an order must never remove a valid marker.
+            # Only for unreadable records: a request must never remove a valid marker.
             order = self.ordered(offset, value or b"")
             if order is None:
                 raise
