@@ -15,7 +15,7 @@ from broker import downloads
 from broker.downloads import Report, ToolFailed
 from broker.errors import BrokerError
 
-OLDEST = 17  # what the server of Kafka 4 needs
+OLDEST = 17  # the oldest version that runs the Kafka 4 broker
 LOOK_LIMIT_SECONDS = 30.0
 # Package managers put runtimes there, which may not be on PATH.
 INSTALLED = Path("/usr/lib/jvm")

@@ -223,7 +223,7 @@ class Run(Stage):
 
 
 def _settings() -> dict[str, Any]:
-    """Return what queues.toml says, for the checker."""
+    """Return the settings in queues.toml, for the checker."""
     defaults = tomllib.loads(QUEUES_FILE.read_text(encoding="utf-8"))["defaults"]
     backoff = defaults["backoff"]
     times_ms = [int(backoff["base"] * 1000), backoff["factor"], int(backoff["max"] * 1000)]

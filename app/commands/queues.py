@@ -81,7 +81,7 @@ class _Dead:
         if time.monotonic() - self._counted_s > _COUNT_DEAD_S:
             counts: Counter[str] = Counter()
             for count in await self._letters.count():
-                counts[count.queue] += count.letters
+                counts[count.queue] += count.dead_letters
             self._known, self._counted_s = counts, time.monotonic()
         return self._known
 

@@ -131,7 +131,7 @@ async def meant(
     if dead:
         async with DeadLetters.of(settings) as known:
             snapshot = await known.snapshot()
-            count = sum([each.letters for each in await known.count(queue, as_of=snapshot)])
+            count = sum([each.dead_letters for each in await known.count(queue, as_of=snapshot)])
     kinds = [kind for _, kind in held]
     purged = Purged(
         waiting.counts[queue] + kinds.count("waiting"), kinds.count("redelivery"), kinds.count("delayed"), count

@@ -37,7 +37,7 @@ SERIES = (
     "redelivered_per_second",
     "dead_lettered_per_second",
 )
-#: Of these, those that are known only with a backlog counter.
+#: The keys that need a backlog counter.
 _COUNTED = ("waiting", "arrived_per_second")
 #: Stands for a value that is not known.
 _UNKNOWN = float("nan")

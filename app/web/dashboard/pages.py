@@ -259,7 +259,7 @@ class Pages:
             if task["id"] == identity:
                 return dict(task)
         raise NotThere(
-            f"no worker that answers knows task {identity}: its worker has ended, is no tracker, or forgot it."
+            f"no worker that answers knows task {identity}: its worker has ended, is not a tracker, or forgot it."
             " What the task has requested still happens"
         )
 
