@@ -179,7 +179,7 @@ class FormerPartitions:
         self._client = client
         self._consumer = consumer
         self._admin = admin
-        #: Where the last search of a partition started that found records of the queue: no need to search from there again.
+        #: Start of the last search of a partition that found records of the queue: no need to search from there again.
         self._owed = owed
 
     async def ends(self, partitions: Iterable[int]) -> dict[int, int]:

@@ -143,7 +143,7 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
     # --- answer -------------------------------------------------------------------------------------------------------
     mutant(
         ANSWERING,
-        "DONE of a message that is on its way",
+        "a message that is being sent is answered with DONE",
         _QUESTIONS,
         "answered",
         ("            if lease is not None and offset in opened.firing:\n", "            if False:\n"),
@@ -152,7 +152,7 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         ANSWERING,
-        "an owner answers before it has read what the former one did",
+        "an owner answers before it has read the former owner's markers",
         _TRACKER,
         "answered",
         (
