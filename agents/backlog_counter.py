@@ -23,8 +23,6 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, KafkaTimeoutError, TopicAuthorizationFailedError
 from mode import Service
 
-from agents.counted_sources import CountedSources
-from agents.tracker import TrackerOwners
 from marq.core.leases import LeaseBook
 from marq.kafka.connection import client_options, started, stop_consumer
 from marq.kafka.fetching import fetch_records
@@ -33,6 +31,8 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.errors import MarqError
 from marq.wire.markers import Source
+from marq_worker.agents.counted_sources import CountedSources
+from marq_worker.agents.tracker import TrackerOwners
 
 log = logging.getLogger("marq.backlog")
 

@@ -19,14 +19,14 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import GroupAuthorizationFailedError, KafkaError, NotCoordinatorForGroupError, for_code
 from mode import Service
 
-from agents.backlog_counter import BacklogCounter
-from agents.tracker import TrackerOwners
 from marq.kafka.connection import client_options, close_admin
 from marq.kafka.group_members import STABLE, DescribedGroup, described_members, listed_groups
 from marq.kafka.paced_clients import paced
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.names import Names
+from marq_worker.agents.backlog_counter import BacklogCounter
+from marq_worker.agents.tracker import TrackerOwners
 
 #: Seconds between two checks. After each check, the tracker also waits REST times as long as the check took.
 LOOK_S, REST = 5.0, 20

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError, UnknownTopicOrPartitionError
 
-from agents.tracker import TrackerOwners
-from agents.waiting import MAX_QUEUES, Waiting
 from marq.core.leases import LeaseBook
 from marq.core.storage.acquired_ranges import AcquiredRanges
 from marq.kafka.log_reader import log_ranges
@@ -24,6 +22,8 @@ from marq.kafka.offsets import commit_offsets, committed_offsets
 from marq.settings.definitions import Definitions
 from marq.wire.markers import Source
 from marq.wire.names import Names, markers_partition
+from marq_worker.agents.tracker import TrackerOwners
+from marq_worker.agents.waiting import MAX_QUEUES, Waiting
 
 
 @dataclass

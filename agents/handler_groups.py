@@ -1,6 +1,6 @@
 """Which handlers a worker runs, as one process per group (app/handlers/processes.py runs them).
 
-A worker runs the handler of a queue if queues.toml or a change at run time names one, because every worker can import
+A worker runs the handler of a queue if marq.toml or a change at run time names one, because every worker can import
 it, or if a module of its MARQ_HANDLERS has one.
 """
 

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from agents.ownership import Ownership
-from agents.redaction import Redaction
-from agents.tracker import TrackerOwners
 from marq.core.storage.rows import HELD, WAITING, LeaseRow, State
 from marq.settings.schedules import Schedule
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Payload, Source
 from marq.wire.names import PREVIOUS_HEADER
 from marq.wire.record_headers import origin, record_id
+from marq_worker.agents.ownership import Ownership
+from marq_worker.agents.redaction import Redaction
+from marq_worker.agents.tracker import TrackerOwners
 
 if TYPE_CHECKING:
-    from agents.ownership import Ownership
+    from marq_worker.agents.ownership import Ownership
 
 
 #: States that a query can ask for.

@@ -6,8 +6,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from agents.progress import Lateness
-from agents.timer import redeliver
 from marq.core.storage.handling_times import HandlingTimes
 from marq.owner.write import Write
 from marq.settings.partitions import EVERYWHERE, Placement
@@ -15,10 +13,12 @@ from marq.settings.queue import QueueSettings
 from marq.settings.schedules import ScheduleLayers
 from marq.wire.names import Names
 from marq.wire.quarantines import Quarantine
-from tables.leases import LeaseTable
+from marq_worker.agents.progress import Lateness
+from marq_worker.agents.timer import redeliver
+from marq_worker.tables.leases import LeaseTable
 
 if TYPE_CHECKING:
-    from agents.ownership import Ownership
+    from marq_worker.agents.ownership import Ownership
 
 
 async def _known() -> None:

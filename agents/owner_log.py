@@ -16,7 +16,7 @@ log = logging.getLogger("marq.tracker")
 def newer_version_alarm(source: Source, offset: int, error: UnknownVersion) -> str:
     return (
         f"record {record_id(source, offset)} has {error}. If a newer Marq wrote it, upgrade the workers. If not, put it"
-        f" into quarantine: faust -A app quarantine {source.partition} {offset}"
+        f" into quarantine: marq quarantine {source.partition} {offset}"
     )
 
 

@@ -23,11 +23,6 @@ from aiokafka.errors import (
 )
 from faust import Event
 
-from agents.inbox import Fetched, Inbox
-from agents.owner_context import OwnerContext
-from agents.owner_log import log_invalid_times, log_jump, log_refused, newer_version_alarm
-from agents.partition_writer import PartitionWriter
-from agents.progress import ProgressReport, RecentLateness
 from marq.core.deliveries.schedule_planner import Planner
 from marq.core.storage.restoration import ROWS_AT_ONCE
 from marq.core.storage.rows import Counts
@@ -38,7 +33,12 @@ from marq.settings.cron import Times
 from marq.wire.errors import UnknownVersion
 from marq.wire.markers import Source
 from marq.wire.record_headers import record_id
-from tables.leases import LocalTableError, PartitionRows
+from marq_worker.agents.inbox import Fetched, Inbox
+from marq_worker.agents.owner_context import OwnerContext
+from marq_worker.agents.owner_log import log_invalid_times, log_jump, log_refused, newer_version_alarm
+from marq_worker.agents.partition_writer import PartitionWriter
+from marq_worker.agents.progress import ProgressReport, RecentLateness
+from marq_worker.tables.leases import LocalTableError, PartitionRows
 
 log = logging.getLogger("marq.tracker")
 

@@ -16,7 +16,6 @@ from typing import Any
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, RecordListTooLargeError, UnknownTopicOrPartitionError
 
-from agents.owner_context import OwnerContext
 from marq.core.deliveries import redeliveries
 from marq.core.deliveries.redeliveries import Redelivery
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
@@ -28,6 +27,7 @@ from marq.wire import notes
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Payload
 from marq.wire.notes import Note
+from marq_worker.agents.owner_context import OwnerContext
 
 log = logging.getLogger("marq.tracker")
 

@@ -19,8 +19,6 @@ from typing import Any
 import faust
 from faust.types import TP, StreamT
 
-from agents.handler_groups import HandlerGroup, check_delivery
-from agents.stream_reader import Partitions, StreamReader
 from marq.backend.cluster import cluster_of
 from marq.consumer.handlers import Handler, HandlerDefinition, check_handler, handlers_in
 from marq.consumer.session import HandlersSession
@@ -30,6 +28,8 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.markers import Source
+from marq_worker.agents.handler_groups import HandlerGroup, check_delivery
+from marq_worker.agents.stream_reader import Partitions, StreamReader
 
 #: Files whose frames precede the user's code in the traceback of an import.
 _IMPORTING = (__file__, importlib.__file__, "<frozen importlib")

@@ -15,13 +15,13 @@ from typing import Any
 
 import faust
 
-from agents.backlog_counter import BacklogCounter, QueueBacklog
-from agents.ownership import Ownership
-from agents.progress import Pace, Paces
-from agents.tracker import TrackerOwners
 from marq.core.storage.gauges import Gauge, add_gauges
 from marq.core.storage.handling_times import HandlingTimes
 from marq.core.storage.rows import Counts
+from marq_worker.agents.backlog_counter import BacklogCounter, QueueBacklog
+from marq_worker.agents.ownership import Ownership
+from marq_worker.agents.progress import Pace, Paces
+from marq_worker.agents.tracker import TrackerOwners
 
 #: Seconds between two samples, and the number of samples over which a rate is measured.
 SAMPLE_SECONDS = 1.0

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord
 
-from agents.inbox import Fetched
-from agents.progress import ProgressReport
 from marq.kafka.offsets import Place
 from marq.kafka.positions import Progress
 from marq.kafka.reader import NotCommitted
@@ -21,6 +19,8 @@ from marq.kafka.records import Records
 from marq.kafka.serving import Serving
 from marq.wire.errors import MarqError
 from marq.wire.markers import Source
+from marq_worker.agents.inbox import Fetched
+from marq_worker.agents.progress import ProgressReport
 
 log = logging.getLogger("marq.handlers")
 

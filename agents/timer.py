@@ -20,7 +20,7 @@ from mode.utils.queues import FlowControlEvent, ThrowableQueue
 from marq.owner.write import Write
 
 if TYPE_CHECKING:
-    from agents.ownership import Ownership
+    from marq_worker.agents.ownership import Ownership
 
 
 async def redeliver(owner: Ownership, write: Write | None) -> None:

@@ -8,9 +8,9 @@ import faust
 from faust.types import TP, StreamT
 from mode import Service
 
-from agents.owner_context import OwnerContext
-from agents.ownership import Ownership
-from tables.standby import Standby
+from marq_worker.agents.owner_context import OwnerContext
+from marq_worker.agents.ownership import Ownership
+from marq_worker.tables.standby import Standby
 
 
 class TrackerOwners(Service):

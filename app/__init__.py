@@ -1,16 +1,23 @@
-"""The application that ``faust -A app`` finds: a worker's, or that of one of its handler processes."""
+"""What ``faust -A app`` finds: ``app.app`` is the application of a worker, or of one of its handler processes.
 
+It is created at first use, so that other modules can be imported without it.
+"""
+
+import importlib
 import os
+import sys
+from typing import TYPE_CHECKING, Any
 
-from app.faust_app import MarqApp
-from app.readable import end_with
-from config.settings import load_client_settings, load_settings
 from marq.wire.errors import MarqError
 
+if TYPE_CHECKING:
+    from marq_worker.app.faust_app import MarqApp
 
-def create_app() -> MarqApp:
+
+def create_app() -> "MarqApp":
     """Create the application of this process, and import only what that one needs."""
-    from app.handlers import process as handlers_process
+    from marq_worker.app.handlers import process as handlers_process
+    from marq_worker.config.settings import load_client_settings, load_settings
 
     settings = load_settings()
     client = load_client_settings(settings)
@@ -21,12 +28,24 @@ def create_app() -> MarqApp:
         del os.environ[handlers_process.VARIABLE]
         return app
     # Commands, pages and tables are half of the imports: a handler process starts 0.3 s sooner without them.
-    from app.worker.application import create_worker_app
+    from marq_worker.app.worker.application import create_worker_app
 
     return create_worker_app(settings, client)
 
 
-try:
-    app = create_app()
-except MarqError as error:
-    end_with(error)
+def __getattr__(name: str) -> Any:
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from marq_worker.app.readable import end_with
+
+    try:
+        app = globals()["app"] = create_app()
+    except MarqError as error:
+        end_with(error)
+    return app
+
+
+if __name__ == "app":
+    # In a checkout. All modules have one name and one copy, that of the installed package.
+    sys.modules["app"] = importlib.import_module("marq_worker.app")
+    importlib.import_module("marq_worker.app.commands").attach()

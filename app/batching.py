@@ -26,10 +26,10 @@ from faust import Event, Schema
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP, ConsumerMessage
 
-from agents.inbox import Fetched
 from marq.kafka.connection import stop_consumer
 from marq.kafka.group_consumer import GroupConsumer
 from marq.kafka.paced_clients import paced
+from marq_worker.agents.inbox import Fetched
 
 #: Longest wait for records in one poll; a stop or rebalance waits for it.
 _POLL_SECONDS = 1.0

@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 import faust
 from faust.auth import SASLCredentials, SSLCredentials
 
-from app.batching import BatchTransport
-from app.faust_worker import MarqWorker
-from app.readable import end_with
-from config.settings import AppSettings
 from marq.kafka.assignor import SpreadAssignor
 from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError
+from marq_worker.app.batching import BatchTransport
+from marq_worker.app.faust_worker import MarqWorker
+from marq_worker.app.readable import end_with
+from marq_worker.config.settings import AppSettings
 
 log = logging.getLogger("marq.worker")
 

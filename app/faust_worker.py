@@ -16,11 +16,11 @@ from typing import IO, Any, NoReturn
 import faust
 from faust.exceptions import AlreadyConfiguredWarning
 
-from app.logs import shape
-from app.readable import end_with
-from app.web.security import check_exposure
-from config.settings import Role
 from marq.wire.errors import ConfigError
+from marq_worker.app.logs import shape
+from marq_worker.app.readable import end_with
+from marq_worker.app.web.security import check_exposure
+from marq_worker.config.settings import Role
 
 log = logging.getLogger("marq.worker")
 
@@ -46,6 +46,8 @@ class MarqWorker(faust.Worker):
             end_with(error)
         # `faust worker` always asks for it; handlers' output would appear as warnings.
         super().__init__(app, *services, **{**kwargs, "redirect_stdouts": False})
+        # It writes to stdout what only a terminal understands.
+        self.spinner = None
 
     def on_setup_root_logger(self, logger: logging.Logger, level: int) -> None:
         """Set the log format, once Faust has set logging up."""

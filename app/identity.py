@@ -1,4 +1,4 @@
-"""The identity that a worker shows in its group: its version and a fingerprint of its queues.toml.
+"""The identity that a worker shows in its group: its version and a fingerprint of its marq.toml.
 
 They are part of the client id, which the broker shows with each member. They reveal two sets of workers that share a
 prefix by mistake.
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import faust
 from faust.exceptions import AlreadyConfiguredWarning
 
-from config.queues import QueuesFile
 from marq.wire.version import VERSION
+from marq_worker.config.queues import QueuesFile
 
 _CLIENT_ID = re.compile(r".*-(?P<version>\d[^-]*)-q(?P<fingerprint>[0-9a-f]+)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Identity:
-    """``fingerprint`` is that of the definitions in the worker's queues.toml."""
+    """``fingerprint`` is that of the definitions in the worker's marq.toml."""
 
     version: str
     fingerprint: str

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 from aiohttp.http_exceptions import HttpProcessingError
 
-from config.settings import LogFormat
+from marq_worker.config.settings import LogFormat
 
 #: They log whole requests at debug level: messages, and the password of a login.
 TELLTALES = ("aiokafka.conn", "aiokafka.producer.producer")

@@ -1,4 +1,4 @@
-"""Publishes the queues.toml of a worker, so that it applies to all workers and clients.
+"""Publishes the marq.toml of a worker, so that it applies to all workers and clients.
 
 Each worker does so at its start, before it delivers anything. It writes only differences, and removes what the file no
 longer has, because all workers have the same file. The role handlers publishes decorated handlers
@@ -11,12 +11,12 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from config.queues import FILE_LAYER, QueuesFile
 from marq.queues.queues import Queues
 from marq.settings.definitions import DEFAULTS_KEY, Definitions, layer_key
 from marq.settings.schedules import schedule_key
 from marq.wire.errors import ConfigError
 from marq.wire.names import Names
+from marq_worker.config.queues import FILE_LAYER, QueuesFile
 
 log = logging.getLogger("marq.worker")
 
@@ -68,5 +68,5 @@ def check_topics(definitions: Definitions, names: Names, file: QueuesFile) -> No
         if owners.setdefault(topic, queue) != queue:
             raise ConfigError(
                 f"{file.path}: queues {owners[topic]!r} and {queue!r} would have the same topic {topic!r}, set in"
-                " the file or at run time; `faust -A app queue NAME` shows both, and --unset topic undoes a change"
+                " the file or at run time; `marq queue NAME` shows both, and --unset topic undoes a change"
             )

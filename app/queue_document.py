@@ -1,4 +1,4 @@
-"""The settings of a queue with their origins, as ``faust -A app queue`` and the pages show them."""
+"""The settings of a queue with their origins, as ``marq queue`` and the pages show them."""
 
 from __future__ import annotations
 

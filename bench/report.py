@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.suite import Outcome, Row, Size, format_number, measure
-from broker import java
-from broker.downloads import VERSION as KAFKA_VERSION
+from marq_worker.broker import java
+from marq_worker.broker.downloads import VERSION as KAFKA_VERSION
 
 RESULTS = Path(__file__).with_name("results")
 #: Packages whose versions may affect a figure.

@@ -23,7 +23,7 @@ from statistics import median
 from aiokafka.admin import AIOKafkaAdminClient
 
 from bench.worker import BenchWorker
-from broker import EmbeddedBroker
+from marq_worker.broker import EmbeddedBroker
 
 Measurements = dict[str, float]
 Medians = Mapping[str, Measurements]

@@ -3,8 +3,8 @@
 `marq` itself never imports this package: it serves `make`, the demo, the benchmarks and the tests.
 """
 
-from broker.embedded import EmbeddedBroker
-from broker.errors import BrokerError
-from broker.security import Certificates, Security
+from marq_worker.broker.embedded import EmbeddedBroker
+from marq_worker.broker.errors import BrokerError
+from marq_worker.broker.security import Certificates, Security
 
 __all__ = ["BrokerError", "Certificates", "EmbeddedBroker", "Security"]

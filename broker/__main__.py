@@ -1,4 +1,4 @@
-"""`python -m broker`: Kafka in the foreground. `python -m broker --prepare`: only fetch what it needs.
+"""`python -m marq_worker.broker`: Kafka in the foreground; with `--prepare` it only fetches what it needs.
 
 `--jars LIST` fetches further jars in the same way, such as those of Spark's Kafka connector.
 """
@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from broker import downloads, java
-from broker.downloads import VERSION, JarList
-from broker.embedded import EmbeddedBroker
-from broker.errors import BrokerError
+from marq_worker.broker import downloads, java
+from marq_worker.broker.downloads import VERSION, JarList
+from marq_worker.broker.embedded import EmbeddedBroker
+from marq_worker.broker.errors import BrokerError
 
 DEFAULT_ADDRESS = "127.0.0.1:9092"
 DEFAULT_DATA = Path(".marq") / "broker"
@@ -25,14 +25,21 @@ CHECK_SECONDS = 0.5
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m broker", description="Apache Kafka, one node, in the foreground.")
+    parser = argparse.ArgumentParser(
+        prog="python -m marq_worker.broker", description="Apache Kafka, one node, in the foreground."
+    )
     parser.add_argument("--prepare", action="store_true", help="fetch Java and Kafka's jars where missing, and end")
     parser.add_argument("--jars", type=Path, action="append", default=[], metavar="LIST", help="fetch these, too")
     parser.add_argument("--data", type=Path, default=DEFAULT_DATA, help="kept between runs (default: %(default)s)")
     arguments = parser.parse_args()
+    return run(None if arguments.prepare else arguments.data, arguments.jars)
+
+
+def run(data: Path | None, lists: Sequence[Path] = ()) -> int:
+    """Fetch what is missing and run the broker, unless ``data`` is None; return the exit code."""
     try:
-        prepare(arguments.jars)
-        return 0 if arguments.prepare else serve(arguments.data)
+        prepare(lists)
+        return 0 if data is None else serve(data)
     except BrokerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

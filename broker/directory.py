@@ -8,8 +8,8 @@ import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
-from broker import settings
-from broker.errors import BrokerError
+from marq_worker.broker import settings
+from marq_worker.broker.errors import BrokerError
 
 LOG_BYTES = 64 << 10
 

@@ -17,7 +17,7 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from broker.errors import BrokerError
+from marq_worker.broker.errors import BrokerError
 
 VERSION = "4.3.1"
 SUMS = Path(__file__).with_name("kafka.sha256")

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from broker import downloads, errors, java, ports, settings
-from broker.directory import BrokerDirectory
-from broker.errors import BrokerError
-from broker.process import Process
-from broker.security import Security
-from broker.settings import FIRST_NODE_ID, Membership, new_cluster_id
+from marq_worker.broker import downloads, errors, java, ports, settings
+from marq_worker.broker.directory import BrokerDirectory
+from marq_worker.broker.errors import BrokerError
+from marq_worker.broker.process import Process
+from marq_worker.broker.security import Security
+from marq_worker.broker.settings import FIRST_NODE_ID, Membership, new_cluster_id
 
 START_LIMIT_SECONDS = 60.0
 STOP_LIMIT_SECONDS = 30.0

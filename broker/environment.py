@@ -1,4 +1,4 @@
-"""`python -m broker.environment`: the virtual environment .venv with exactly the locked packages.
+"""`python -m marq_worker.broker.environment`: the virtual environment .venv with exactly the locked packages.
 
 The machine's own interpreter runs it, before any package is installed.
 """
@@ -8,16 +8,18 @@ import time
 from hashlib import sha256
 from pathlib import Path
 
-from broker.downloads import ToolFailed, run_tool
-from broker.errors import BrokerError
+from marq_worker.broker.downloads import ToolFailed, run_tool
+from marq_worker.broker.errors import BrokerError
 
 LOCK = Path("requirements.lock")
 VENV = Path(".venv")
+PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input")
 
 
 def main() -> int:
     try:
         ensure(LOCK, VENV)
+        install_checkout(VENV)
     except BrokerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -43,10 +45,16 @@ def ensure(lock: Path, venv: Path) -> None:
             "(Debian, Ubuntu: apt-get install python3-venv), or name another interpreter: make PYTHON=..."
         ) from failed
     print(f"    made {venv} with Python {sys.version.split()[0]}; installing {lock}", flush=True)
-    pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
-    run_tool("installing the locked packages", [*pip, "--require-hashes", "-r", lock])
+    run_tool("installing the locked packages", [python, *PIP, "--require-hashes", "-r", lock])
     stamp.touch()
     print(f"    Python packages: {time.monotonic() - began:.1f} s", flush=True)
+
+
+def install_checkout(venv: Path) -> None:
+    """Install the current directory in place, so that .venv/bin/marq runs it from anywhere. Raises BrokerError."""
+    if not (venv / "bin" / "marq").exists():
+        options = ("--no-deps", "--no-build-isolation", "--editable")
+        run_tool("installing the checkout", [venv / "bin" / "python", *PIP, *options, Path.cwd()])
 
 
 def _digest(lock: Path) -> str:

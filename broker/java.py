@@ -11,9 +11,9 @@ from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
-from broker import downloads
-from broker.downloads import Report, ToolFailed
-from broker.errors import BrokerError
+from marq_worker.broker import downloads
+from marq_worker.broker.downloads import Report, ToolFailed
+from marq_worker.broker.errors import BrokerError
 
 OLDEST = 17  # the oldest version that runs the Kafka 4 broker
 LOOK_LIMIT_SECONDS = 30.0

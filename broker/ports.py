@@ -10,7 +10,7 @@ import socket
 import struct
 from pathlib import Path
 
-from broker.errors import BrokerError
+from marq_worker.broker.errors import BrokerError
 
 EPHEMERAL_RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 DEFAULT_EPHEMERAL_START = 32768

@@ -1,4 +1,4 @@
-"""Definitions of queues and schedules in ``config/queues.toml``: read and checked.
+"""Definitions of queues and schedules in ``marq.toml``, or another file: read and checked.
 
 Workers publish them at their start. They use the definitions in the queues topic (:mod:`marq.settings.definitions`),
 not the file.
@@ -22,6 +22,7 @@ from marq.settings.schedules import LAYERS as SCHEDULE_LAYERS
 from marq.settings.schedules import check_schedule, check_schedule_name, schedule_key, schedule_of
 from marq.wire.errors import ConfigError
 from marq.wire.names import check_queue_name
+from marq_worker.config.settings import PROJECT_FILE
 
 FILE_LAYER = SCHEDULE_LAYERS[0]
 
@@ -65,7 +66,9 @@ def load_queues(path: Path, decorated: Collection[str] | None = ()) -> QueuesFil
         document = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
-    unknown = set(document) - {"defaults", "queues", "schedules"}
+    # Its settings are read elsewhere (:mod:`marq_worker.config.settings`).
+    settings = {"settings"} if path == PROJECT_FILE else set()
+    unknown = set(document) - {"defaults", "queues", "schedules"} - settings
     if unknown:
         raise ConfigError(
             f"{path}: unknown table {min(unknown)!r}; expected [defaults], [queues.NAME] and [schedules.NAME]"

@@ -1,4 +1,4 @@
-"""Settings of the Faust application: ``MARQ_…`` in the environment, else in ``.env``.
+"""Settings of the worker: ``MARQ_…`` in the environment, else in ``.env``, else ``[settings]`` of ``marq.toml``.
 
 Workers and commands read the settings of clients (:mod:`marq.settings.client`) from there too; a service that only
 imports marq never reads a file. Durations are in seconds.
@@ -6,21 +6,23 @@ imports marq never reads a file. Durations are in seconds.
 
 from __future__ import annotations
 
+import difflib
 import os
+import tomllib
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from dotenv import dotenv_values
-from pydantic import Field, SecretStr, ValidationError, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 
-from marq.settings.client import ClientSettings
+from marq.settings.client import ClientOptions, ClientSettings
 from marq.wire.errors import ConfigError
 from marq.wire.names import PREFIX_RULE, Names
 
 #: Read from the directory in which the worker or the command is started.
 ENV_FILE = Path(".env")
+PROJECT_FILE = Path("marq.toml")
 
 
 class Role(StrEnum):
@@ -36,18 +38,17 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-class AppSettings(BaseSettings):
+class AppSettings(BaseModel):
     """Settings of a worker; docs/operations/settings.md describes each one."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="MARQ_", env_file=ENV_FILE, env_ignore_empty=True, extra="ignore", frozen=True
-    )
+    model_config = ConfigDict(frozen=True)
 
     bootstrap_servers: str = "127.0.0.1:9092"
     prefix: str = "marq"
     #: Parent of the RocksDB files; each worker on a machine takes a folder of its own below it.
     data_dir: Path = Path(".marq/data")
-    queues_file: Path = Path("config/queues.toml")
+    #: Where queues and schedules are defined.
+    queues_file: Path = PROJECT_FILE
     web_bind: str = "127.0.0.1"
     #: The first port to try; a second worker on the machine takes the next free one.
     web_port: Annotated[int, Field(ge=1, le=65535)] = 6066
@@ -69,14 +70,14 @@ class AppSettings(BaseSettings):
     count_waiting: bool = True
     #: Static membership: restarts of this worker cause no rebalance.
     instance_id: str | None = None
-    roles: Annotated[frozenset[Role], NoDecode] = frozenset(Role)
+    roles: frozenset[Role] = frozenset(Role)
     #: Modules with functions that are decorated with ``marq.handler``.
-    handlers: Annotated[tuple[str, ...], NoDecode] = ()
+    handlers: tuple[str, ...] = ()
 
     log_format: LogFormat = LogFormat.TEXT
     tracing: bool = False
     #: Fields of JSON payloads, and headers, that pages hide.
-    redact: Annotated[tuple[str, ...], NoDecode] = ()
+    redact: tuple[str, ...] = ()
 
     @field_validator("prefix")
     @classmethod
@@ -122,23 +123,60 @@ def _words(text: str) -> list[str]:
 
 
 def read_environment() -> dict[str, str]:
-    """Return the variables of ``.env``, if there is one, overridden by non-empty ones of the environment."""
+    """Return the variables of the environment, of ``.env`` and of ``marq.toml``; the first that is not empty counts.
+
+    Raises ConfigError if a file can't be read.
+    """
     try:
         written = dotenv_values(ENV_FILE) if ENV_FILE.is_file() else {}
     except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(error) from error
-    environment = {name: value for name, value in os.environ.items() if value.strip()}
-    return {**{name: value for name, value in written.items() if value is not None}, **environment}
+        raise _unreadable(ENV_FILE, error) from error
+    sources: list[dict[str, Any]] = [_project_settings(), dict(written), dict(os.environ)]
+    return {name: value for source in sources for name, value in source.items() if value and value.strip()}
+
+
+def read_project() -> dict[str, Any]:
+    """Return the content of ``marq.toml``, {} without one; raises ConfigError if it can't be read."""
+    try:
+        return tomllib.loads(PROJECT_FILE.read_text(encoding="utf-8")) if PROJECT_FILE.exists() else {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(PROJECT_FILE, error) from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{PROJECT_FILE} is not valid TOML: {error}") from error
+
+
+def _project_settings() -> dict[str, str]:
+    table = read_project().get("settings", {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"{PROJECT_FILE}: expected a table [settings], not {table!r}")
+    known = {*AppSettings.model_fields, *ClientOptions.__annotations__}
+    for name in table:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else "expected the name of a variable without MARQ_"
+            raise ConfigError(f"{PROJECT_FILE}: [settings]: unknown setting {name!r}; {hint}")
+    return {f"MARQ_{name.upper()}": _text(name, value) for name, value in table.items()}
+
+
+def _text(name: str, value: object) -> str:
+    """Return a value as it would be written in the environment."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | int | float):
+        return str(value)
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return ",".join(value)
+    raise ConfigError(f"{PROJECT_FILE}: [settings]: {name} = {value!r}: expected text, a number, true, false or a list")
 
 
 def load_settings() -> AppSettings:
     """Read the settings of a worker; an empty variable counts as missing."""
+    environment = read_environment()
+    given = {name: environment.get(f"MARQ_{name.upper()}") for name in AppSettings.model_fields}
     try:
-        return AppSettings()
+        return AppSettings.model_validate({name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         raise ConfigError(_explain(error)) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(error) from error
 
 
 def load_client_settings(settings: AppSettings) -> ClientSettings:
@@ -146,8 +184,8 @@ def load_client_settings(settings: AppSettings) -> ClientSettings:
     return ClientSettings.read(settings.bootstrap_servers, {"prefix": settings.prefix}, environment=read_environment())
 
 
-def _unreadable(error: Exception) -> ConfigError:
-    return ConfigError(f"{ENV_FILE.absolute()} can't be read: {error}")
+def _unreadable(file: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"{file.absolute()} can't be read: {error}")
 
 
 def _explain(error: ValidationError) -> str:

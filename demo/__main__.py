@@ -21,8 +21,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from broker import EmbeddedBroker
-from broker.errors import BrokerError
 from demo.plan import Plan, read_plan
 from demo.progress import Display
 from demo.report import show
@@ -31,6 +29,8 @@ from demo.run import Run
 from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError
+from marq_worker.broker import EmbeddedBroker
+from marq_worker.broker.errors import BrokerError
 from proof.history import Event
 from rig.audit import Audit, audit
 from rig.program import RigError

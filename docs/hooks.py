@@ -136,9 +136,9 @@ def _errors() -> str:
 
 
 def _settings() -> str:
-    from config.settings import AppSettings
     from marq.settings.client import ClientOptions
     from marq.settings.queue import CHECKS
+    from marq_worker.config.settings import AppSettings
 
     lines = ["# Settings", "", "## Workers", "", "| environment variable | default |", "|---|---|"]
     for name, field in AppSettings.model_fields.items():
@@ -158,18 +158,16 @@ def _default(value: object) -> str:
 
 
 def _commands() -> str:
-    import faust
-    from faust.cli.faust import cli
+    import click
 
-    from app import commands
+    from marq_worker.cli import cli
 
-    before = dict(cli.commands)
-    commands.attach(faust.App("docs"))
-    ours = {name: command for name, command in cli.commands.items() if before.get(name) is not command}
-    parts = ["# Command line", "", "Run each as `faust -A app COMMAND`.", ""]
-    for name, command in sorted(ours.items()):
-        context = command.make_context(name, [], resilient_parsing=True)
-        usage = " ".join(["faust -A app", name, *command.collect_usage_pieces(context)])
+    root = click.Context(cli, info_name="marq")
+    parts = ["# Command line", ""]
+    for name in sorted(cli.list_commands(root)):
+        command = cli.get_command(root, name)
+        context = command.make_context(name, [], parent=root, resilient_parsing=True)
+        usage = " ".join([context.command_path, *command.collect_usage_pieces(context)])
         parts += [f"## {name}", "", command.help or "", "", "```text", usage]
         options = [record for param in command.params if (record := param.get_help_record(context))]
         width = max((len(option) for option, _ in options), default=0)
@@ -179,7 +177,7 @@ def _commands() -> str:
 
 
 def _metrics() -> str:
-    from app.web.metrics import Snapshot, families
+    from marq_worker.app.web.metrics import Snapshot, families
 
     lines = ["# Metrics", "", "`GET /metrics` of each worker returns these in the format of Prometheus.", ""]
     lines += ["| metric | type | meaning |", "|---|---|---|"]

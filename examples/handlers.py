@@ -1,6 +1,6 @@
 """Handlers that a worker runs, with the settings of examples/queues.toml.
 
-``MARQ_HANDLERS=examples.handlers MARQ_QUEUES_FILE=examples/queues.toml faust -A app worker -l info``
+``MARQ_HANDLERS=examples.handlers MARQ_QUEUES_FILE=examples/queues.toml marq worker -l info``
 """
 
 import asyncio

@@ -14,11 +14,11 @@ import sys
 import time
 from collections.abc import Sequence
 
-from broker import EmbeddedBroker, java
 from faults import brokers, clocks, consumers, delays, disks, networks, workers
 from faults.report import DOCUMENT, write_table
 from faults.scenario import DECLARED, Result, Scenario, play
 from faults.stage import SEED_VARIABLE
+from marq_worker.broker import EmbeddedBroker, java
 
 _ORDER = [module.__name__ for module in (consumers, workers, brokers, disks, networks, clocks, delays)]
 SCENARIOS = sorted(DECLARED, key=lambda scenario: _ORDER.index(scenario.play.__module__))

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from broker import EmbeddedBroker
 from faults.cluster import Cluster
 from faults.scenario import Play, own_broker, scenario
 from faults.stage import QUEUE, Stage
 from marq.dead_letters.dead_letters import DeadLetters
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
+from marq_worker.broker import EmbeddedBroker
 from proof.causes import EVERYBODY
 from rig.program import RigError
 

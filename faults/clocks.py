@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from broker import EmbeddedBroker
 from faults.scenario import AtBroker, ConditionError, scenario
 from faults.stage import LEASE_SECONDS, Stage
+from marq_worker.broker import EmbeddedBroker
 from proof.causes import EVERYBODY
 
 #: Paths in Debian, Ubuntu and Fedora of the variant for programs with threads.

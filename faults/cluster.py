@@ -12,8 +12,8 @@ from typing import Self
 
 from aiokafka.admin import AIOKafkaAdminClient
 
-from broker import EmbeddedBroker, ports
-from broker.settings import FIRST_NODE_ID, Membership, new_cluster_id
+from marq_worker.broker import EmbeddedBroker, ports
+from marq_worker.broker.settings import FIRST_NODE_ID, Membership, new_cluster_id
 
 HOST = "127.0.0.1"
 #: Heap of each node; two nodes must carry the load of three.

@@ -6,11 +6,11 @@ import asyncio
 from typing import Any
 
 import marq
-from broker import EmbeddedBroker
 from faults.consumer import Point
 from faults.scenario import Play, own_broker, scenario
 from faults.stage import LEASE_SECONDS, Stage
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
+from marq_worker.broker import EmbeddedBroker
 from proof.causes import EVERYBODY
 from rig.stage import SESSION_SECONDS
 

@@ -8,12 +8,12 @@ import shutil
 from collections import defaultdict
 
 import marq
-from broker import EmbeddedBroker
 from faults.consumer import Point
 from faults.mix import Mix
 from faults.scenario import own_broker, scenario
 from faults.stage import QUEUE, QUICK_BACKOFF, Stage, WorkerProcess
 from marq.dead_letters.dead_letters import DeadLetters
+from marq_worker.broker import EmbeddedBroker
 from proof.causes import EVERYBODY
 from rig.program import RigError
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from broker import EmbeddedBroker
 from faults.scenario import AtBroker, ConditionError, scenario
 from faults.stage import Stage
+from marq_worker.broker import EmbeddedBroker
 
 #: Several times the size of RocksDB's files in this scenario.
 MEBIBYTES = 128

@@ -9,10 +9,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from broker import EmbeddedBroker
 from faults.proxy import Proxy
 from faults.scenario import AtBroker, Play, scenario
 from faults.stage import LEASE_SECONDS, Stage
+from marq_worker.broker import EmbeddedBroker
 from proof.causes import EVERYBODY
 from rig.program import Program, RigError
 from rig.stage import SESSION_SECONDS

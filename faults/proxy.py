@@ -15,7 +15,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any, Literal, Self
 
-from broker import ports
+from marq_worker.broker import ports
 
 Direction = Literal["both", "to broker", "to client"]
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from broker import EmbeddedBroker
 from faults import variants
 from faults.stage import Stage, recovery_seconds
+from marq_worker.broker import EmbeddedBroker
 from proof.check import told
 from proof.checker import check
 from rig.audit import audit as audited

@@ -21,8 +21,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from broker import EmbeddedBroker
 from faults.stage import LEASE_SECONDS, ConsumerProcess, Stage, WorkerProcess, recovery_seconds
+from marq_worker.broker import EmbeddedBroker
 from proof.check import told
 from proof.checker import check
 from rig.program import RigError

@@ -14,13 +14,13 @@ from typing import Any
 
 from faust.cli.faust import cli
 
-from agents.ownership import Ownership
 from faults import variants
 from marq.core.redeliver_or_dead_letter import DueAction
 from marq.owner.write import Write
 from marq.wire.errors import CorruptMarker
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Source, Tick
+from marq_worker.agents.ownership import Ownership
 from proof import history
 from rig.recorder import Recorder
 

@@ -278,7 +278,7 @@ class Ingest:
             raise PipelineError(
                 f"{self._connection.names.markers}/{newer.log_partition}/{newer.log_offset}: {newer.error}."
                 " None of its batch was ingested. Use the pipeline of a newer Marq; if no newer Marq wrote the"
-                f" record: faust -A app quarantine {newer.log_partition} {newer.log_offset}"
+                f" record: marq quarantine {newer.log_partition} {newer.log_offset}"
             )
 
     def _close(self, streams: list[Stream], history: History, written: Offsets) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from broker.process import Process
+from marq_worker.broker.process import Process
 
 ROOT = Path(__file__).resolve().parent.parent
 LOG_TAIL_LINES = 15

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from broker.ports import free_port
+from marq_worker.broker.ports import free_port
 from rig.program import ROOT, Program, RigError
 
 WORKER = ("-m", "faust", "-A", "app", "worker", "-l", "info")

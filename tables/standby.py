@@ -19,7 +19,7 @@ from aiokafka.errors import KafkaError
 from mode import Service
 
 from marq.kafka.connection import stop_consumer
-from tables.leases import RECORDS_AT_ONCE, STOP_CONSUMER_SECONDS, LeaseTable, changelog_reader
+from marq_worker.tables.leases import RECORDS_AT_ONCE, STOP_CONSUMER_SECONDS, LeaseTable, changelog_reader
 
 log = logging.getLogger("marq.tracker")
 

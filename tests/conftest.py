@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
-from broker import java
-from broker.embedded import EmbeddedBroker
 from marq.wire.names import Names
+from marq_worker.broker import java
+from marq_worker.broker.embedded import EmbeddedBroker
 
 os.environ["JAVA_TOOL_OPTIONS"] = java.SHORT_LIVED_OPTIONS
 # A shell starts background jobs with SIGINT ignored, and all child processes would inherit that.

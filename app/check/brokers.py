@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from app.check.findings import Finding, fine, problem, warning
+from marq_worker.app.check.findings import Finding, fine, problem, warning
 
 
 class Api(NamedTuple):

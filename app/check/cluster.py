@@ -31,11 +31,6 @@ from aiokafka.errors import (
 from aiokafka.protocol.admin import ApiVersionRequest
 from aiokafka.protocol.transaction import EndTxnRequest
 
-from agents.consumer_watch import unattended
-from app.check.brokers import Appended
-from app.check.permissions import WORKER, Allowed, Use, missing, operations
-from app.check.reading import Place, Reader
-from app.check.topics import topics_of
 from marq.kafka.connection import abandon_producer, admin_client, client_options
 from marq.kafka.group_members import GroupMember, described_members
 from marq.kafka.log_reader import LogReader
@@ -49,6 +44,11 @@ from marq.settings.definitions import CHECK_KEY, Definitions
 from marq.settings.topic_rules import TopicPlan
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
+from marq_worker.agents.consumer_watch import unattended
+from marq_worker.app.check.brokers import Appended
+from marq_worker.app.check.permissions import WORKER, Allowed, Use, missing, operations
+from marq_worker.app.check.reading import Place, Reader
+from marq_worker.app.check.topics import topics_of
 
 #: Interval between two attempts to find a coordinator.
 _PAUSE_S = 0.1

@@ -19,13 +19,30 @@ from typing import TypeVar
 from aiohttp import ClientError, ClientSession, ClientTimeout
 from aiokafka.admin import AIOKafkaAdminClient
 
-from app.check.brokers import judge_apis, judge_clock
-from app.check.cluster import ClusterView, GroupFacts, Published
-from app.check.findings import Finding, fine, problem, warning
-from app.check.machine import VERSIONS, judge_data_directory, judge_exposure, judge_packages, judge_port, look_at_port
-from app.check.members import Page, judge_members, judge_pages
-from app.check.permissions import WORKER, Allowed, Use, judge_permissions
-from app.check.queues import (
+from marq.client.threads import in_thread
+from marq.kafka.connection import client_options, close_admin
+from marq.kafka.diagnosis import find_obstacle
+from marq.kafka.group_members import GroupMember
+from marq.kafka.inspector import Inspector, Waiting
+from marq.kafka.paced_clients import paced
+from marq.kafka.topics import Look, planned
+from marq.settings.client import MEMORY_SCHEME, ClientSettings
+from marq.settings.definitions import Definitions
+from marq.wire.errors import MarqError
+from marq_worker.app.check.brokers import judge_apis, judge_clock
+from marq_worker.app.check.cluster import ClusterView, GroupFacts, Published
+from marq_worker.app.check.findings import Finding, fine, problem, warning
+from marq_worker.app.check.machine import (
+    VERSIONS,
+    judge_data_directory,
+    judge_exposure,
+    judge_packages,
+    judge_port,
+    look_at_port,
+)
+from marq_worker.app.check.members import Page, judge_members, judge_pages
+from marq_worker.app.check.permissions import WORKER, Allowed, Use, judge_permissions
+from marq_worker.app.check.queues import (
     groups_of,
     judge_defined,
     judge_file,
@@ -34,7 +51,7 @@ from app.check.queues import (
     judge_unreadable,
     own_topics,
 )
-from app.check.reading import (
+from marq_worker.app.check.reading import (
     Backlog,
     Reader,
     counted,
@@ -46,22 +63,12 @@ from app.check.reading import (
     told_by,
     unhandled,
 )
-from app.check.topics import judge_missing, judge_topics, topics_of
-from app.faust_worker import reachable_name
-from app.publication import differences
-from app.web.peers import authorization
-from config.queues import QueuesFile, load_queues
-from config.settings import AppSettings, Role
-from marq.client.threads import in_thread
-from marq.kafka.connection import client_options, close_admin
-from marq.kafka.diagnosis import find_obstacle
-from marq.kafka.group_members import GroupMember
-from marq.kafka.inspector import Inspector, Waiting
-from marq.kafka.paced_clients import paced
-from marq.kafka.topics import Look, planned
-from marq.settings.client import MEMORY_SCHEME, ClientSettings
-from marq.settings.definitions import Definitions
-from marq.wire.errors import MarqError
+from marq_worker.app.check.topics import judge_missing, judge_topics, topics_of
+from marq_worker.app.faust_worker import reachable_name
+from marq_worker.app.publication import differences
+from marq_worker.app.web.peers import authorization
+from marq_worker.config.queues import QueuesFile, load_queues
+from marq_worker.config.settings import AppSettings, Role
 
 #: Time limit of the whole examination.
 LIMIT_S = 13.0

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from app.readable import plain
+from marq_worker.app.readable import plain
 
 
 class Level(StrEnum):

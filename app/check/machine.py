@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.check.findings import Finding, fine, problem, warning
-from app.web.security import check_exposure
-from config.settings import AppSettings
 from marq.wire.errors import ConfigError
+from marq_worker.app.check.findings import Finding, fine, problem, warning
+from marq_worker.app.web.security import check_exposure
+from marq_worker.config.settings import AppSettings
 
 #: Exact versions, because Marq uses private interfaces: read tests/worker/faust_reliances.py before an upgrade.
 VERSIONS = {"faust-streaming": "0.15.3", "mode-streaming": "0.7.1", "aiokafka": "0.14.0", "rocksdict": "0.3.29"}

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.check.findings import Finding, fine, problem, warning
-from app.identity import Identity
 from marq.kafka.group_members import GroupMember
 from marq.wire.names import Names
+from marq_worker.app.check.findings import Finding, fine, problem, warning
+from marq_worker.app.identity import Identity
 
 #: A partition has stalled if its owner has read none of the available records for this long. On a busy machine a record
 #: may wait for seconds.
@@ -30,7 +30,7 @@ def judge_members(names: Names, members: Sequence[GroupMember], *, begun: bool) 
     subject = "trackers"
     if not members:
         finding = f"none is running: group {names.app_id} has no members"
-        start = ["faust -A app worker"]
+        start = ["marq worker"]
         if not begun:
             return [warning(subject, finding, advice="start one", commands=start)]
         return [

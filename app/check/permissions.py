@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from app.check.findings import Finding, fine, problem
-from config.settings import AppSettings, Role
 from marq.kafka.permissions import ROLES, Kind, Permission, grants, principal, tools, worker
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.names import Names
+from marq_worker.app.check.findings import Finding, fine, problem
+from marq_worker.config.settings import AppSettings, Role
 
 #: The role that runs trackers and handlers.
 WORKER = "worker"

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from agents.handler_groups import handler_groups, without_handler
-from agents.queue_consumer import load_handler, load_modules
-from app.check.findings import Finding, fine, problem, warning
-from app.handlers.role import part_of_group, publication
-from app.publication import differences
-from config.queues import QueuesFile
 from marq.kafka.permissions import tools
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.settings.topic_rules import LIMIT, TopicFacts, room_for_markers
 from marq.wire.errors import ConfigError
 from marq.wire.names import Names
+from marq_worker.agents.handler_groups import handler_groups, without_handler
+from marq_worker.agents.queue_consumer import load_handler, load_modules
+from marq_worker.app.check.findings import Finding, fine, problem, warning
+from marq_worker.app.handlers.role import part_of_group, publication
+from marq_worker.app.publication import differences
+from marq_worker.config.queues import QueuesFile
 
 
 def judge_file(definitions: Definitions, file: QueuesFile, *, published_by: int) -> list[Finding]:
@@ -75,8 +75,8 @@ def _judge_owners(client: ClientSettings, topic: str, queues: Sequence[str]) -> 
                 f"topic {topic}",
                 f"belongs to several queues: {', '.join(queues)}",
                 expected="one queue for a topic",
-                advice="remove `topic` from the others, in queues.toml or with",
-                commands=[f"faust -A app queue {queue} --unset topic" for queue in queues[1:]],
+                advice="remove `topic` from the others, in marq.toml or with",
+                commands=[f"marq queue {queue} --unset topic" for queue in queues[1:]],
             )
         ]
     return []

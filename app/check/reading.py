@@ -6,10 +6,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agents.consumer_watch import NO_CONSUMER_S, has_no_consumer, is_stalled
-from agents.statistics import add_up, backlog_of
-from app.check.findings import Finding, fine, problem, warning
-from app.readable import span
 from marq.kafka.inspector import Waiting
 from marq.kafka.permissions import tools
 from marq.settings.client import ClientSettings
@@ -17,6 +13,10 @@ from marq.settings.definitions import Definitions
 from marq.settings.topic_rules import FOR_EVER, RETENTION, TopicFacts
 from marq.wire.markers import Source
 from marq.wire.names import Names
+from marq_worker.agents.consumer_watch import NO_CONSUMER_S, has_no_consumer, is_stalled
+from marq_worker.agents.statistics import add_up, backlog_of
+from marq_worker.app.check.findings import Finding, fine, problem, warning
+from marq_worker.app.readable import span
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def _judge_handlers(
             f"group {reader.group}",
             f"no worker runs the handlers of {_listed(handled)}; {waits}",
             advice="start a worker with the role handlers (MARQ_ROLES) and with their modules in MARQ_HANDLERS",
-            commands=["faust -A app worker"],
+            commands=["marq worker"],
         )
     ]
 
@@ -151,7 +151,7 @@ def judge_partitions(
             f"it wants {count} partitions, but {client.names.messages} has {messages.partitions} partitions",
             expected=f"at most {messages.partitions}",
             advice="the queue uses all of them. Change the setting with",
-            commands=[f"faust -A app queue {queue} --set partitions={messages.partitions}"],
+            commands=[f"marq queue {queue} --set partitions={messages.partitions}"],
         )
         for queue, count in wide.items()
     ]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from app.check.findings import Finding, fine, problem, warning
 from marq.kafka.permissions import principal, tools
 from marq.kafka.topics import commands_to_make, planned
 from marq.settings.client import ClientSettings
 from marq.settings.topic_rules import FOR_EVER, RETENTION, Rule, TopicFacts, broken_rules, rules, wrong_partitions
 from marq.wire.names import Names
+from marq_worker.app.check.findings import Finding, fine, problem, warning
 
 MIN_IN_SYNC = "min.insync.replicas"
 RETENTION_BYTES = "retention.bytes"

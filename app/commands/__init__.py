@@ -1,23 +1,37 @@
-"""The commands of ``faust -A app``, in addition to Faust's own; importing a module registers its commands."""
+"""The commands of ``marq`` and ``faust -A app``; each is imported when it is needed."""
 
-from app.commands import (
-    check,
-    dead,
-    delayed,
-    peek,
-    purge,
-    quarantine,
-    queue,
-    queues,
-    replay,
-    schedules,
-    send,
-    state,
-    web_password,
-)  # fmt: skip
-from app.commands.command import attach
+from importlib import import_module
 
-__all__ = (
-    "attach", "check", "dead", "delayed", "peek", "purge", "quarantine", "queue", "queues", "replay", "schedules",
-    "send", "state", "web_password",
-)  # fmt: skip
+import click
+
+#: The commands, by what they are for.
+SECTIONS = {
+    "Queues": ("queues", "queue", "pause", "resume", "purge", "drain", "replay", "schedules"),
+    "Messages": ("send", "peek", "delayed", "cancel", "deliver-now", "dead", "redrive"),
+    "Operation": ("check", "state", "quarantine", "web-password"),
+}
+#: The modules of those that share one.
+_MODULES = {
+    "pause": "queue",
+    "resume": "queue",
+    "drain": "purge",
+    "cancel": "delayed",
+    "deliver-now": "delayed",
+    "redrive": "dead",
+}
+
+
+def load(name: str) -> click.Command:
+    """Return the command of a name."""
+    function = name.replace("-", "_")
+    loaded: click.Command = getattr(import_module(f"{__name__}.{_MODULES.get(name, function)}"), function)
+    return loaded
+
+
+def attach() -> None:
+    """Add the commands to ``faust``, where they replace Faust's own of the same name."""
+    from faust.cli.faust import cli
+
+    for names in SECTIONS.values():
+        for name in names:
+            cli.add_command(load(name), name)

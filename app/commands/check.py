@@ -1,18 +1,17 @@
-"""``faust -A app check``: finds problems, with advice."""
+"""``marq check``: finds problems, with advice."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
-from app.check.examination import Examination
-from app.check.findings import exit_code, report
-from app.check.permissions import WORKER
-from app.commands.command import JSON, command
 from marq.kafka.permissions import ROLES
+from marq_worker.app.check.examination import Examination
+from marq_worker.app.check.findings import exit_code, report
+from marq_worker.app.check.permissions import WORKER
+from marq_worker.app.commands.command import JSON, Setup, command
 
 
 @command(click.option(
@@ -21,8 +20,8 @@ from marq.kafka.permissions import ROLES
     ),
     JSON,
 )  # fmt: skip
-async def check(self: Any, roles: Sequence[str], as_json: bool) -> int:
+async def check(setup: Setup, roles: Sequence[str], as_json: bool) -> int:
     """Find problems and show how to fix them; changes nothing, and exits 1 if there is a problem."""
-    findings = await Examination(self.app.settings, self.app.client, roles).run()
+    findings = await Examination(setup.settings, setup.client, roles).run()
     print(json.dumps(report(findings)) if as_json else "\n".join(map(str, findings)))
     return exit_code(findings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import logging
 import os
 import signal
@@ -11,20 +12,20 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, ClassVar, NoReturn
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
 import click
-import faust
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
-from faust.cli import AppCommand
 
-from app.readable import plain
 from marq.kafka.connection import admin_client
 from marq.kafka.topics import ensure_topics
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable, MarqError
+from marq_worker.app.readable import plain
+from marq_worker.config.settings import AppSettings, load_client_settings, load_settings
 
 #: Exit codes as of a shell: after Ctrl-C, and if the reader of the output is gone (``| head``).
 INTERRUPTED, BROKEN_PIPE = 130, 141
@@ -42,32 +43,15 @@ YES = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 DRY_RUN = click.option("--dry-run", is_flag=True, help="Only show how many messages it would affect.")
 
 
-class MarqCommand(AppCommand):
-    """A command whose ``run`` returns an exit code, None for 0; a MarqError becomes one sentence and code 1."""
+class MarqCommand(click.Command):
+    """A command that refuses options that are given twice: click silently ignores the first value."""
 
-    abstract: ClassVar[bool] = True
-
-    @classmethod
-    def as_click_command(cls) -> click.Command:
-        """Return Faust's parser of the command line, changed to refuse options that are given twice."""
-        parsing: click.Command = super().as_click_command()
-        parse = parsing.parse_args
-
-        def parse_args(context: click.Context, arguments: list[str]) -> list[str]:
-            refuse_repeated(parsing, context, arguments)
-            return parse(context, arguments)
-
-        parsing.parse_args = parse_args  # type: ignore[method-assign]
-        return parsing
-
-    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        # aiokafka's log lines about an unreachable broker would mix with the output.
-        logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
-        sys.exit(ending(lambda: asyncio.run(self.run(*self.args, *args, **self.kwargs, **kwargs))))
+    def parse_args(self, context: click.Context, arguments: list[str]) -> list[str]:
+        refuse_repeated(self, context, arguments)
+        return super().parse_args(context, arguments)
 
 
 def refuse_repeated(parsing: click.Command, context: click.Context, arguments: Sequence[str]) -> None:
-    """Refuse an option with one value that is given twice: click silently ignores the first value."""
     _, _, options = parsing.make_parser(context).parse_args(list(arguments))
     for option, times in Counter(options).items():
         if times > 1 and isinstance(option, click.Option) and not (option.multiple or option.is_flag or option.count):
@@ -114,22 +98,37 @@ def say(text: str) -> None:
     print(f"marq: {plain(text)}", file=sys.stderr)
 
 
-_COMMANDS: list[tuple[Callable[..., Any], Sequence[Callable[..., Any]]]] = []
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a command works with: the settings of a worker, and of its clients."""
+
+    settings: AppSettings
+    client: ClientSettings
 
 
-def command(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a coroutine function ``run(self, …)`` as the command of its name; ``options`` are click's decorators."""
+def command(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a command of a coroutine function ``run(setup, …)``; ``options`` are click's decorators.
 
-    def register(run: Callable[..., Any]) -> Callable[..., Any]:
-        _COMMANDS.append((run, options))
-        return run
+    ``run`` returns an exit code, None for 0; a MarqError becomes one sentence and code 1.
+    """
 
-    return register
+    def declare(run: Callable[..., Any]) -> click.Command:
+        @functools.wraps(run)
+        def call(**arguments: Any) -> NoReturn:
+            # aiokafka's log lines about an unreachable broker would mix with the output.
+            logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+            sys.exit(ending(lambda: asyncio.run(run(_setup(), **arguments))))
+
+        for option in reversed(options):
+            option(call)
+        return click.command(run.__name__.replace("_", "-"), cls=MarqCommand)(call)
+
+    return declare
 
 
-def attach(app: faust.App) -> None:
-    for run, options in _COMMANDS:
-        app.command(*options, base=MarqCommand)(run)
+def _setup() -> Setup:
+    settings = load_settings()
+    return Setup(settings, load_client_settings(settings))
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""``faust -A app dead [NAME]`` and ``redrive NAME``: dead letters."""
+"""``marq dead [NAME]`` and ``redrive NAME``: dead letters."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 
 import click
 
-from app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, command, confirm
-from app.commands.terminal import Column, bar, moment_of, quoted, read_duration, show, text
 from marq.client.dead_letter import DeadLetter
 from marq.dead_letters.dead_letters import Count, DeadLetters, Deleted, Redriven
 from marq.dead_letters.filters import Filters
 from marq.wire.errors import ConfigError, UnknownQueue
 from marq.wire.names import check_queue_name
+from marq_worker.app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, Setup, command, confirm
+from marq_worker.app.commands.terminal import Column, bar, moment_of, quoted, read_duration, show, text
 
 #: Dead letters to show without --limit.
 DEFAULT_LETTERS = 20
@@ -66,7 +66,7 @@ _LETTERS = (
     YES,
 )
 async def dead(
-    self: Any, name: str | None, limit: int | None, count: bool, delete: bool, dry_run: bool, as_json: bool,
+    setup: Setup, name: str | None, limit: int | None, count: bool, delete: bool, dry_run: bool, as_json: bool,
     yes: bool, **options: Any,
 ) -> int:  # fmt: skip
     """Show, count or delete the dead letters of a queue."""
@@ -75,7 +75,7 @@ async def dead(
         raise ConfigError("--dry-run: only with --delete")
     if count and (delete or limit):
         raise ConfigError("--count: not with --delete or --limit")
-    async with DeadLetters.of(self.app.client) as letters:
+    async with DeadLetters.of(setup.client) as letters:
         if delete:
             if name is None:
                 raise ConfigError("--delete: name the queue whose dead letters are to be deleted")
@@ -229,13 +229,13 @@ def _verb(reached: Reached) -> str:
     YES,
 )
 async def redrive(
-    self: Any, name: str, to: str | None, allow_unknown: bool, limit: int | None, rate: float | None,
+    setup: Setup, name: str, to: str | None, allow_unknown: bool, limit: int | None, rate: float | None,
     dry_run: bool, as_json: bool, yes: bool, **options: Any,
 ) -> int:  # fmt: skip
     """Send dead letters back to their queue; repeat the command after an interruption to continue."""
     target = check_queue_name(name if to is None else to)
     filters = read_filters(**options)
-    async with DeadLetters.of(self.app.client) as letters:
+    async with DeadLetters.of(setup.client) as letters:
         unknown = "" if to is None or allow_unknown else await _unknown(letters, to)
         return await ask_and_act(
             letters,

@@ -1,4 +1,4 @@
-"""``faust -A app delayed NAME``, ``cancel ID`` and ``deliver-now ID``: messages that wait for their time."""
+"""``marq delayed NAME``, ``cancel ID`` and ``deliver-now ID``: messages that wait for their time."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from urllib.parse import quote
 
 import click
 
-from agents.listing import DEFAULT_MESSAGES, MAX_MESSAGES, read_choice
-from app.commands.command import JSON, YES, command, confirm
-from app.commands.terminal import WATCH, Column, cell, duration, looked, quoted, show
-from app.web.peers import ask_workers
-from app.web.statistics import merged
 from marq.client.receipt import Receipt
 from marq.kafka.topics import ensure_topics
 from marq.producer.producer import Producer
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.names import check_queue_name
+from marq_worker.agents.listing import DEFAULT_MESSAGES, MAX_MESSAGES, read_choice
+from marq_worker.app.commands.command import JSON, YES, Setup, command, confirm
+from marq_worker.app.commands.terminal import WATCH, Column, cell, duration, looked, quoted, show
+from marq_worker.app.web.peers import ask_workers
+from marq_worker.app.web.statistics import merged
 
 _COLUMNS = (
     Column("id", cell("place")),
@@ -39,16 +39,16 @@ _COLUMNS = (
     WATCH,
     JSON,
 )
-async def delayed(self: Any, name: str, limit: int, until: str | None, watch: float | None, as_json: bool) -> int:
+async def delayed(setup: Setup, name: str, limit: int, until: str | None, watch: float | None, as_json: bool) -> int:
     """Show the delayed messages of a queue in order of their due times; exit 1 if some may be missing."""
     check_queue_name(name)
     query = {"state": "delayed", "limit": str(limit), **({} if until is None else {"until": until})}
     # Reject a wrong value here, not in each worker.
     read_choice(name, query)
     # Reports an unreachable broker, or another program at its address.
-    await ensure_topics(self.app.client)
+    await ensure_topics(setup.client)
     shown = await looked(
-        lambda: _ask(self.app.client, name, query, limit), lambda listed: _show(name, listed, limit),
+        lambda: _ask(setup.client, name, query, limit), lambda listed: _show(name, listed, limit),
         watch=watch, as_json=as_json,
     )  # fmt: skip
     return 0 if shown["complete"] else 1
@@ -58,10 +58,10 @@ async def _ask(client: ClientSettings, name: str, query: dict[str, str], limit: 
     members, answers = await ask_workers(client, f"api/queues/{quote(name, safe='')}/messages", query)
     if not members.urls:
         raise BrokerUnavailable(
-            f"queue {name!r}: only workers know its delayed messages, but none runs: start one with faust -A app worker"
+            f"queue {name!r}: only workers know its delayed messages, but none runs: start one with marq worker"
             if members.settled
             else f"queue {name!r}: only workers know its messages, and the broker ({client.bootstrap_servers}) did not"
-            " list them: try again; if that does not help, run faust -A app check"
+            " list them: try again; if that does not help, run marq check"
         )
     return merged(answers, limit, complete=members.settled)
 
@@ -82,21 +82,21 @@ _IDS = click.argument("ids", metavar="ID...", nargs=-1, required=True)
 
 
 @command(_IDS, JSON, YES)
-async def cancel(self: Any, ids: Sequence[str], as_json: bool, yes: bool) -> int:
+async def cancel(setup: Setup, ids: Sequence[str], as_json: bool, yes: bool) -> int:
     """Cancel delayed messages; exit 1 if one was no longer delayed."""
     receipts = list(map(Receipt.of, ids))
     messages = "this message" if len(ids) == 1 else f"these {len(ids)} messages"
     confirm(f"Cancel {messages} for good?", yes=yes)
-    async with Producer.of(self.app.client) as producer:
+    async with Producer.of(setup.client) as producer:
         outcomes = await producer.cancel(receipts)
     return _told(ids, outcomes, "cancelled", as_json=as_json)
 
 
 @command(_IDS, JSON)
-async def deliver_now(self: Any, ids: Sequence[str], as_json: bool) -> int:
+async def deliver_now(setup: Setup, ids: Sequence[str], as_json: bool) -> int:
     """Deliver delayed messages at once; exit 1 if one was no longer delayed."""
     receipts = list(map(Receipt.of, ids))
-    async with Producer.of(self.app.client) as producer:
+    async with Producer.of(setup.client) as producer:
         outcomes = await producer.reschedule(receipts, delay=0)
     return _told(ids, outcomes, "delivered", as_json=as_json)
 

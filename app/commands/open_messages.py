@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agents.statistics import add_up, backlog_of
-from app.web.peers import ask_workers
 from marq.kafka.inspector import Inspector
 from marq.kafka.owned_partitions import OPEN, open_counts
 from marq.settings.client import ClientSettings
+from marq_worker.agents.statistics import add_up, backlog_of
+from marq_worker.app.web.peers import ask_workers
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""``faust -A app peek NAME``: the waiting messages of a queue, without receiving them."""
+"""``marq peek NAME``: the waiting messages of a queue, without receiving them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 import click
 
-from agents.listing import moment
-from app.commands.command import JSON, command, open_queues
-from app.commands.terminal import Column, cell, number, quoted, show, text
-from app.readable import span
 from marq.kafka.inspector import MAX_SCANNED, Inspector, Peeked
 from marq.settings.queue import QueueSettings
 from marq.wire.names import RESERVED_HEADER, check_queue_name
 from marq.wire.record_headers import record_id
+from marq_worker.agents.listing import moment
+from marq_worker.app.commands.command import JSON, Setup, command, open_queues
+from marq_worker.app.commands.terminal import Column, cell, number, quoted, show, text
+from marq_worker.app.readable import span
 
 DEFAULT_MESSAGES, MAX_MESSAGES = 20, 10_000
 
@@ -37,10 +37,10 @@ _COLUMNS = (
     ),
     JSON,
 )  # fmt: skip
-async def peek(self: Any, name: str, limit: int, scan: int, as_json: bool) -> int:
+async def peek(setup: Setup, name: str, limit: int, scan: int, as_json: bool) -> int:
     """Show the messages of a queue that have waited longest, without receiving them; exit 1 if --scan cut the list."""
     check_queue_name(name)
-    client = self.app.client
+    client = setup.client
     async with open_queues(client) as queues:
         messages, complete = await Inspector(client, queues.definitions).peek(name, limit, scan)
         settings = queues.definitions(name)

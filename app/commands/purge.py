@@ -1,4 +1,4 @@
-"""``faust -A app purge NAME`` and ``drain NAME``: empty a queue, or wait until it is empty."""
+"""``marq purge NAME`` and ``drain NAME``: empty a queue, or wait until it is empty."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 import click
 
-from app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, command, confirm, open_queues
-from app.commands.open_messages import opened
-from app.commands.terminal import bar, seconds
 from marq.admin import purge as purging
 from marq.admin.purge import Purged
 from marq.kafka.inspector import Inspector
 from marq.settings.client import ClientSettings
 from marq.wire.names import check_queue_name
+from marq_worker.app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, Setup, command, confirm, open_queues
+from marq_worker.app.commands.open_messages import opened
+from marq_worker.app.commands.terminal import bar, seconds
 
 
 @command(
@@ -29,11 +29,11 @@ from marq.wire.names import check_queue_name
     YES,
 )
 async def purge(
-    self: Any, name: str, delayed: bool, dead: bool, dry_run: bool, as_json: bool, yes: bool
+    setup: Setup, name: str, delayed: bool, dead: bool, dry_run: bool, as_json: bool, yes: bool
 ) -> int:  # fmt: skip
     """Discard all waiting messages of a queue; messages in flight continue, and the queue is paused meanwhile."""
     check_queue_name(name)
-    client, interrupted = self.app.client, False
+    client, interrupted = setup.client, False
     purged, extent = await purging.meant(client, name, delayed=delayed, dead=dead)
     if not dry_run and purged.total:
         confirm(f"Purge {purged.total} messages of queue {name!r} for good?", yes=yes)
@@ -80,11 +80,11 @@ _PAUSE_S = 0.5
     ),
     JSON,
 )
-async def drain(self: Any, name: str, timeout: str, as_json: bool) -> int:
+async def drain(setup: Setup, name: str, timeout: str, as_json: bool) -> int:
     """Wait until a queue has no waiting, in-flight or delayed message; exit 1 after the timeout."""
     check_queue_name(name)
     limit_s, began_s = seconds("--timeout", timeout), time.monotonic()
-    client, code = self.app.client, 1
+    client, code = setup.client, 1
     async with open_queues(client, changelog=True) as queues:
         draining = Draining(client, Inspector(client, queues.definitions), name)
         try:

@@ -1,4 +1,4 @@
-"""``faust -A app quarantine [PARTITION OFFSET]``: quarantines a marker record of a newer version, or lists them."""
+"""``marq quarantine [PARTITION OFFSET]``: quarantines a marker record of a newer version, or lists them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ from typing import Any
 
 import click
 
-from app.commands.command import JSON, YES, command, confirm, open_queues
-from app.commands.terminal import Column, bar, cell, show
-from app.web.peers import ask_workers
 from marq.kafka.inspector import Inspector
 from marq.kafka.owned_partitions import Owned
 from marq.settings.client import ClientSettings
@@ -25,6 +22,9 @@ from marq.wire.errors import ConfigError, MarqError
 from marq.wire.markers import Source
 from marq.wire.quarantines import MAX_TEXT, Quarantine, digest
 from marq.wire.record_headers import record_id
+from marq_worker.app.commands.command import JSON, YES, Setup, command, confirm, open_queues
+from marq_worker.app.commands.terminal import Column, bar, cell, show
+from marq_worker.app.web.peers import ask_workers
 
 #: Seconds to wait for the owner to apply a request, and between two checks.
 _APPLY_LIMIT_S, _PAUSE_S = 20.0, 0.2
@@ -49,10 +49,10 @@ _ORDERS = (
     YES,
 )
 async def quarantine(
-    self: Any, partition: int | None, offset: int | None, why: str, as_json: bool, yes: bool
+    setup: Setup, partition: int | None, offset: int | None, why: str, as_json: bool, yes: bool
 ) -> int:  # fmt: skip
     """Quarantine the marker record that stops a partition; without arguments, list stopped partitions."""
-    client = self.app.client
+    client = setup.client
     if partition is not None and offset is None:
         raise ConfigError("quarantine: give PARTITION and OFFSET, or neither to see which partitions are stopped")
     if len(why) > MAX_TEXT:
@@ -210,7 +210,7 @@ def _show(listed: Mapping[str, Any]) -> None:
         print(
             f"markers partition {each['partition']} is stopped before offset {each['offset']}: {each['error']}"
             f" ({each['bytes']:,} bytes, {each['begins']}). If a newer Marq wrote it, upgrade the workers; if not:"
-            f" faust -A app quarantine {location}"
+            f" marq quarantine {location}"
         )
     orders = listed["quarantined"]
     if orders:

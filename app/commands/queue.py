@@ -1,4 +1,4 @@
-"""``faust -A app queue NAME``, ``pause NAME`` and ``resume NAME``: settings of a queue and their changes."""
+"""``marq queue NAME``, ``pause NAME`` and ``resume NAME``: settings of a queue and their changes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,6 @@ from typing import Any
 
 import click
 
-from agents.consumer_watch import has_no_consumer
-from app.commands.command import JSON, YES, command, confirm, open_queues
-from app.commands.open_messages import Open, told_by_workers
-from app.queue_document import queue_document
-from app.readable import span
 from marq.kafka.topics import ensure_topics
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
@@ -21,13 +16,18 @@ from marq.settings.definitions import LAYERS, layer_key
 from marq.settings.queue import ALL, CHECKS, NAME_KEYS, UNLIMITED, check_document
 from marq.wire.errors import ConfigError
 from marq.wire.names import check_queue_name
+from marq_worker.agents.consumer_watch import has_no_consumer
+from marq_worker.app.commands.command import JSON, YES, Setup, command, confirm, open_queues
+from marq_worker.app.commands.open_messages import Open, told_by_workers
+from marq_worker.app.queue_document import queue_document
+from marq_worker.app.readable import span
 
 #: Names of the layers.
 ORIGINS = {
     "": "default",
-    "defaults": "[defaults] of queues.toml",
+    "defaults": "[defaults] of marq.toml",
     "handler": "the handler's code",
-    "file": "queues.toml",
+    "file": "marq.toml",
     "change": "changed at run time",
 }
 #: Changes of these settings decide which group reads the queue.
@@ -37,11 +37,11 @@ _ASKED = frozenset(NAME_KEYS)
 @command(click.argument("name"),
     click.option(
         "--set", "assignments", multiple=True, metavar="KEY=VALUE",
-        help="Change a setting for all workers and clients; VALUE as in queues.toml. Repeatable.",
+        help="Change a setting for all workers and clients; VALUE as in marq.toml. Repeatable.",
     ),
     click.option(
         "--unset", "unset", multiple=True, metavar="KEY",
-        help="Undo a change by --set, so that queues.toml applies again. Repeatable.",
+        help="Undo a change by --set, so that marq.toml applies again. Repeatable.",
     ),
     click.option("--reset", is_flag=True, help="Undo all changes by --set."),
     click.option(
@@ -52,7 +52,7 @@ _ASKED = frozenset(NAME_KEYS)
     YES,
 )  # fmt: skip
 async def queue(
-    self: Any,
+    setup: Setup,
     name: str,
     assignments: Sequence[str],
     unset: Sequence[str],
@@ -66,7 +66,7 @@ async def queue(
     changes = read_changes(assignments, unset)
     if (reset, forget, bool(changes)).count(True) > 1:
         raise ConfigError("--set and --unset, --reset, --forget: give one of them")
-    client = self.app.client
+    client = setup.client
     async with open_queues(client) as queues:
         if forget:
             confirm(f"Forget the definition of queue {name!r}?", yes=yes)
@@ -115,7 +115,7 @@ def _value(key: str, text: str) -> Any:
     try:
         document = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"--set {key}={text}: expected a value as in queues.toml: {error}") from error
+        raise ConfigError(f"--set {key}={text}: expected a value as in marq.toml: {error}") from error
     if len(document) > 1:
         raise ConfigError(f"--set {key}={text}: expected one value")
     return document["value"]
@@ -141,7 +141,7 @@ def messages(name: str, told: Open) -> dict[str, Any] | None:
 
 def _messages(metrics: Mapping[str, Any] | None) -> str:
     if metrics is None:
-        return "  messages: unknown, because no worker counts them; to count them: faust -A app queues"
+        return "  messages: unknown, because no worker counts them; to count them: marq queues"
     oldest_s = metrics["oldest_waiting_seconds"]
     oldest = "" if oldest_s is None else f", the oldest for {span(oldest_s)}"
     delayed = metrics["waiting_for_delivery"] + metrics["waiting_for_redelivery"]
@@ -184,15 +184,15 @@ _NAMES = click.argument("names", metavar="NAME...", nargs=-1, required=True)
 
 
 @command(_NAMES, JSON)
-async def pause(self: Any, names: Sequence[str], as_json: bool) -> None:
+async def pause(setup: Setup, names: Sequence[str], as_json: bool) -> None:
     """Pause queues: stop deliveries until `resume`; messages in flight continue."""
-    await _switch(self.app.client, names, as_json, paused=True)
+    await _switch(setup.client, names, as_json, paused=True)
 
 
 @command(_NAMES, JSON)
-async def resume(self: Any, names: Sequence[str], as_json: bool) -> None:
+async def resume(setup: Setup, names: Sequence[str], as_json: bool) -> None:
     """Resume paused queues."""
-    await _switch(self.app.client, names, as_json, paused=False)
+    await _switch(setup.client, names, as_json, paused=False)
 
 
 async def _switch(client: ClientSettings, names: Sequence[str], as_json: bool, *, paused: bool) -> None:

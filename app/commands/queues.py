@@ -1,4 +1,4 @@
-"""``faust -A app queues``: all queues, their messages and whether they make progress."""
+"""``marq queues``: all queues, their messages and whether they make progress."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 import click
 
-from agents.consumer_watch import NO_CONSUMER_S, has_no_consumer, unattended
-from app.commands.command import JSON, command, open_groups, open_queues
-from app.commands.open_messages import Open, told_by_workers
-from app.commands.terminal import WATCH, Alarm, Column, cell, duration, looked, number, show
 from marq.dead_letters.dead_letters import DeadLetters
 from marq.kafka.inspector import MAX_SCANNED, Inspector, Waiting
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
+from marq_worker.agents.consumer_watch import NO_CONSUMER_S, has_no_consumer, unattended
+from marq_worker.app.commands.command import JSON, Setup, command, open_groups, open_queues
+from marq_worker.app.commands.open_messages import Open, told_by_workers
+from marq_worker.app.commands.terminal import WATCH, Alarm, Column, cell, duration, looked, number, show
 
 
 def _state(row: Mapping[str, Any]) -> str:
@@ -47,9 +47,9 @@ _COUNT_DEAD_S = 30.0
     WATCH,
     JSON,
 )  # fmt: skip
-async def queues(self: Any, scan: int, watch: float | None, as_json: bool) -> int:
+async def queues(setup: Setup, scan: int, watch: float | None, as_json: bool) -> int:
     """Show all queues and their messages; exit 1 if some metrics are missing."""
-    client = self.app.client
+    client = setup.client
     async with open_queues(client) as followed, DeadLetters.of(client) as letters:
         dead = _Dead(letters)
 
@@ -143,9 +143,9 @@ def _show(document: dict[str, Any]) -> None:
     if rows:
         show(_COLUMNS, rows)
     else:
-        print("no queue is defined or has had a message: faust -A app send NAME VALUE sends one")
+        print("no queue is defined or has had a message: marq send NAME VALUE sends one")
     if not document["workers"]:
-        print("in-flight and delayed messages are unknown, as no worker runs: start one with faust -A app worker")
+        print("in-flight and delayed messages are unknown, as no worker runs: start one with marq worker")
     elif not document["complete"] and document["waiting_complete"]:
         print("not complete: a worker did not answer, or workers are joining and leaving")
     if not document["waiting_complete"]:

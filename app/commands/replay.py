@@ -1,4 +1,4 @@
-"""``faust -A app replay NAME``: delivers messages again that a queue has already received."""
+"""``marq replay NAME``: delivers messages again that a queue has already received."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ import shlex
 import time
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
 
 import click
 
-from app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, command, confirm, say
-from app.commands.terminal import bar, seconds
 from marq.admin import replay as replaying
 from marq.admin.replay import Replayed, Start, new_id
 from marq.client.receipt import Receipt
@@ -21,6 +18,8 @@ from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
 from marq.wire.names import check_queue_name
 from marq.wire.record_headers import record_id
+from marq_worker.app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, Setup, command, confirm, say
+from marq_worker.app.commands.terminal import bar, seconds
 
 
 @command(
@@ -33,13 +32,13 @@ from marq.wire.record_headers import record_id
     YES,
 )
 async def replay(
-    self: Any, name: str, since: str | None, place: str | None, identity: str | None, dry_run: bool, as_json: bool,
+    setup: Setup, name: str, since: str | None, place: str | None, identity: str | None, dry_run: bool, as_json: bool,
     yes: bool,
 ) -> int:  # fmt: skip
     """Deliver finished messages of a queue again; unfinished ones are left alone."""
     check_queue_name(name)
     start, identity = read_start(since, place), identity or new_id()
-    client, interrupted = self.app.client, False
+    client, interrupted = setup.client, False
     replayed = await replaying.replay(client, name, start, identity=identity, dry_run=True)
     if replayed.messages and not dry_run:
         confirm(f"Deliver {replayed.messages} messages of queue {name!r} again?", yes=yes)

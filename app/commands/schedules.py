@@ -1,16 +1,16 @@
-"""``faust -A app schedules``: all schedules and their next times, as the workers know them."""
+"""``marq schedules``: all schedules and their next times, as the workers know them."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from app.commands.command import JSON, command, open_queues
-from app.commands.terminal import Column, cell, show
-from app.web.peers import ask_workers
-from app.web.statistics import by_name
 from marq.queues.schedules import Schedules
 from marq.settings.schedules import schedule_document
+from marq_worker.app.commands.command import JSON, Setup, command, open_queues
+from marq_worker.app.commands.terminal import Column, cell, show
+from marq_worker.app.web.peers import ask_workers
+from marq_worker.app.web.statistics import by_name
 
 _COLUMNS = (
     Column("schedule", cell("name"), least=12),
@@ -24,9 +24,9 @@ _COLUMNS = (
 
 
 @command(JSON)
-async def schedules(self: Any, as_json: bool) -> int:
+async def schedules(setup: Setup, as_json: bool) -> int:
     """Show all schedules and their next times; exit 1 if a worker did not answer."""
-    client = self.app.client
+    client = setup.client
     async with open_queues(client) as queues:
         known = {each.name: {"name": each.name, **schedule_document(each)} for each in Schedules.of(queues).list()}
     answer: dict[str, Any] = {"complete": True, "schedules": []}
@@ -45,6 +45,6 @@ def _show(document: dict[str, Any]) -> None:
     if document["schedules"]:
         show(_COLUMNS, document["schedules"])
     else:
-        print("no schedules: define them in queues.toml, [schedules.NAME], or with marq.Schedules")
+        print("no schedules: define them in marq.toml, [schedules.NAME], or with marq.Schedules")
     if not document["complete"]:
         print("not complete: no worker runs, one did not answer, or workers are joining and leaving")

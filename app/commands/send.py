@@ -1,4 +1,4 @@
-"""``faust -A app send NAME VALUE``: sends messages to a queue."""
+"""``marq send NAME VALUE``: sends messages to a queue."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any, BinaryIO
 
 import click
 
-from app.commands.command import JSON, Interrupted, command, typing
-from app.commands.terminal import bar, moment_of, seconds
 from marq.client.receipt import Receipt
 from marq.kafka.topics import ensure_topics
 from marq.producer.producer import Producer
 from marq.wire.errors import ConfigError, MarqError, MessageTooLarge
 from marq.wire.names import check_queue_name
+from marq_worker.app.commands.command import JSON, Interrupted, Setup, command, typing
+from marq_worker.app.commands.terminal import bar, moment_of, seconds
 
 #: Limits of one batch of lines: their number, and their bytes.
 _LINES, _BYTES = 5_000, 8 << 20
@@ -33,7 +33,7 @@ _LINES, _BYTES = 5_000, 8 << 20
     JSON,
 )
 async def send(
-    self: Any, name: str, value: str | None, headers: Sequence[str], delay: str | None, moment: str | None,
+    setup: Setup, name: str, value: str | None, headers: Sequence[str], delay: str | None, moment: str | None,
     lines: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Send VALUE, or `-` for all of the standard input; prints the message's id."""
@@ -44,8 +44,8 @@ async def send(
         raise ConfigError(f"send: --delay {delay} and --at {moment}: give one of the two")
     options = {"headers": _headers(headers), "delay": _delay(delay), "at": _at(moment)}
     options = {key: option for key, option in options.items() if option is not None}
-    limit = (await ensure_topics(self.app.client)).messages_limit_bytes
-    async with Producer.of(self.app.client) as producer:
+    limit = (await ensure_topics(setup.client)).messages_limit_bytes
+    async with Producer.of(setup.client) as producer:
         if not lines:
             data = _all(limit) if value == "-" else str(value).encode("utf-8", "surrogateescape")
             _show([await producer.send(name, data, **options)], as_json=as_json)

@@ -1,4 +1,4 @@
-"""``faust -A app state``: the owner and the position of each partition; without an owner, the last one.
+"""``marq state``: the owner and the position of each partition; without an owner, the last one.
 
 It joins no group and needs no worker: groups, changelog and markers have all of it.
 """
@@ -13,9 +13,6 @@ from typing import Any
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import for_code
 
-from agents.listing import moment
-from app.commands.command import JSON, command, open_groups, open_queues
-from app.commands.terminal import WATCH, Column, bar, cell, duration, looked, number, show
 from marq.core.storage.rows import HELD
 from marq.kafka.group_members import DescribedGroup, GroupMember, described_members, listed_groups
 from marq.kafka.inspector import Inspector
@@ -25,6 +22,9 @@ from marq.kafka.positions import committed_by
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.markers import Source
+from marq_worker.agents.listing import moment
+from marq_worker.app.commands.command import JSON, Setup, command, open_groups, open_queues
+from marq_worker.app.commands.terminal import WATCH, Column, bar, cell, duration, looked, number, show
 
 NO_OWNER = "none"
 #: Characters at the end of a member id that tell the members of one process apart.
@@ -67,9 +67,9 @@ _MEMBERS = (
 
 
 @command(WATCH, JSON)
-async def state(self: Any, watch: float | None, as_json: bool) -> int:
+async def state(setup: Setup, watch: float | None, as_json: bool) -> int:
     """Show the owner, or last owner, and position of each partition; exit 1 if a markers partition has no owner."""
-    client = self.app.client
+    client = setup.client
     async with open_queues(client, changelog=True) as queues:
 
         async def look() -> dict[str, Any]:
@@ -196,10 +196,10 @@ def _show(document: dict[str, Any]) -> None:
     for each in document["markers"]:
         if (offset := each["stopped_before"]) is not None:
             number = each["partition"]
-            command = f"faust -A app quarantine {number} {offset}"
+            command = f"marq quarantine {number} {offset}"
             print(f"markers partition {number} stops before offset {offset}: {command}")
     if not all(each["owner"] for each in document["markers"]):
-        print("partitions of the markers have no owner: no lease ends there; start a worker: faust -A app worker")
+        print("partitions of the markers have no owner: no lease ends there; start a worker: marq worker")
 
 
 async def _groups(client: ClientSettings) -> dict[str, Group]:

@@ -20,9 +20,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from app.commands.command import Interrupted, say
-from app.readable import plain, span
 from marq.wire.errors import BrokerUnavailable, ConfigError
+from marq_worker.app.commands.command import Interrupted, say
+from marq_worker.app.readable import plain, span
 
 #: Cells between two columns.
 _GAP = 2

@@ -1,17 +1,16 @@
-"""``faust -A app web-password``: hashes a password for MARQ_WEB_OPERATORS and MARQ_WEB_VIEWERS."""
+"""``marq web-password``: hashes a password for MARQ_WEB_OPERATORS and MARQ_WEB_VIEWERS."""
 
 from __future__ import annotations
 
 import getpass
 import sys
-from typing import Any
 
-from app.commands.command import command, typing
-from app.web.credentials import hashed
+from marq_worker.app.commands.command import Setup, command, typing
+from marq_worker.app.web.credentials import hashed
 
 
 @command()
-async def web_password(self: Any) -> None:
+async def web_password(setup: Setup) -> None:
     """Read a password from the terminal or a pipe, and print its hash: MARQ_WEB_OPERATORS=NAME:HASH."""
     with typing("no password was read"):
         password = getpass.getpass("Password: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")

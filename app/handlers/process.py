@@ -18,17 +18,6 @@ from typing import Any
 from faust.app import BootStrategy
 from faust.types import TP
 
-import agents.queue_consumer
-import tables.leases
-from agents.handler_groups import HandlerGroup
-from agents.progress import ProgressReport
-from agents.stream_reader import Partitions
-from app.batching import BatchSchema
-from app.faust_app import MarqApp, new_app, or_exit
-from app.handlers.reports import LOOK_SECONDS, Reporter, follow_parent
-from app.watchdog.broker_probe import BrokerProbe, Messages
-from app.watchdog.watchdog import Watchdog
-from config.settings import AppSettings
 from marq.kafka.assignor import SpreadAssignor
 from marq.kafka.offsets import places
 from marq.kafka.positions import committer
@@ -37,6 +26,17 @@ from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.markers import Source
+from marq_worker.agents import queue_consumer
+from marq_worker.agents.handler_groups import HandlerGroup
+from marq_worker.agents.progress import ProgressReport
+from marq_worker.agents.stream_reader import Partitions
+from marq_worker.app.batching import BatchSchema
+from marq_worker.app.faust_app import MarqApp, new_app, or_exit
+from marq_worker.app.handlers.reports import LOOK_SECONDS, Reporter, follow_parent
+from marq_worker.app.watchdog.broker_probe import BrokerProbe, Messages
+from marq_worker.app.watchdog.watchdog import Watchdog
+from marq_worker.config.settings import AppSettings
+from marq_worker.tables import leases
 
 log = logging.getLogger("marq.handlers")
 
@@ -71,7 +71,7 @@ class HandlersApp(MarqApp):
 
     group: HandlerGroup
     queues: Queues
-    handlers: agents.queue_consumer.Handlers
+    handlers: queue_consumer.Handlers
     reporter: Reporter
     watchdog: Watchdog | None = None
     #: Number of assigned partitions; None before the first assignment.
@@ -158,13 +158,13 @@ def create_handlers_app(settings: AppSettings, client: ClientSettings, process: 
         trace_handlers()
     group, names = process.group, client.names
     # It has no tables, but Faust's own table manager would wait a second for them.
-    app = new_app(HandlersApp, names.named_group(group.name), settings, client, TableManager=tables.leases.Tables)
+    app = new_app(HandlersApp, names.named_group(group.name), settings, client, TableManager=leases.Tables)
     # It sends nothing through Faust.
     app.boot_strategy = BootStrategy(app, enable_kafka_producer=False)
     app.group = group
     app.queues = Queues.of(client)
     topic = app.topic(names.messages, *group.topics.values(), schema=BatchSchema())
-    app.handlers = agents.queue_consumer.attach(app, topic, group, app.failed)
+    app.handlers = queue_consumer.attach(app, topic, group, app.failed)
     reads = group.serving(names.messages, group.queues).reads
     app.group_assignor = SpreadAssignor(lambda: reads, app.handlers.holders)
     app.reporter = Reporter(process.reports)

@@ -19,10 +19,10 @@ from typing import Any
 
 from mode import Service
 
-from agents.handler_groups import HandlerGroup
-from app.faust_app import EXIT_FENCED
-from app.handlers.process import VARIABLE, HandlersProcess
-from app.handlers.reports import SILENCE_SECONDS, reports
+from marq_worker.agents.handler_groups import HandlerGroup
+from marq_worker.app.faust_app import EXIT_FENCED
+from marq_worker.app.handlers.process import VARIABLE, HandlersProcess
+from marq_worker.app.handlers.reports import SILENCE_SECONDS, reports
 
 log = logging.getLogger("marq.handlers")
 
@@ -64,7 +64,8 @@ def stop_limit_s(timeout_s: float) -> float:
 
 def command(log_level: str | int | None) -> list[str]:
     level = [] if log_level is None else ["-l", str(log_level)]
-    return [sys.executable, "-m", "faust", "--quiet", "-A", "app", "worker", "--without-web", *level]
+    # -P: files of the current directory must not take the place of modules that the worker itself imports.
+    return [sys.executable, "-P", "-m", "marq_worker", "worker", "--quiet", "--without-web", *level]
 
 
 class HandlersProcesses(Service):

@@ -8,14 +8,14 @@ from typing import Any
 
 from mode import Service
 
-from agents.handler_groups import HandlerGroup, check_delivery, handler_groups, without_handler
-from agents.queue_consumer import load_handler, load_modules
-from app.handlers.processes import HandlersProcesses
 from marq.kafka.topics import Topics, own_topics
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions, layer_key
 from marq.wire.errors import ConfigError
+from marq_worker.agents.handler_groups import HandlerGroup, check_delivery, handler_groups, without_handler
+from marq_worker.agents.queue_consumer import load_handler, load_modules
+from marq_worker.app.handlers.processes import HandlersProcesses
 
 log = logging.getLogger("marq.handlers")
 
@@ -103,7 +103,7 @@ def check(definitions: Definitions, groups: Mapping[str, HandlerGroup], own: Map
         named = (definitions.layer("file", queue) or {}).get("handler")
         if named not in (None, name):
             raise ConfigError(
-                f"queue {queue!r} has two handlers: {named} in queues.toml, and {name}, by its "
+                f"queue {queue!r} has two handlers: {named} in marq.toml, and {name}, by its "
                 "decorator: remove one of them"
             )
     for group in groups.values():
@@ -120,7 +120,7 @@ def part_of_group(group: HandlerGroup, rest: list[str], definitions: Definitions
     elsewhere = [f"{queue!r} ({name})" for queue in rest if (name := definitions.settings(queue).handler) is not None]
     modules = (
         f" MARQ_HANDLERS does not list the modules of {', '.join(elsewhere)}: add them; or, if a handler was removed,"
-        " run `faust -A app queue NAME --forget`."
+        " run `marq queue NAME --forget`."
         if elsewhere
         else ""
     )

@@ -16,13 +16,13 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, for_code
 
-from agents.progress import ProgressReport
-from app.watchdog.watchdog import Answer
 from marq.kafka.connection import client_options, close_admin, stop_consumer, stop_producer
 from marq.kafka.paced_clients import paced
 from marq.settings.client import ClientSettings
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Tick
+from marq_worker.agents.progress import ProgressReport
+from marq_worker.app.watchdog.watchdog import Answer
 
 log = logging.getLogger("marq.watchdog")
 

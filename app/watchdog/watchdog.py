@@ -23,7 +23,7 @@ from enum import Enum, auto
 
 from mode import Service
 
-from agents.progress import ProgressReport
+from marq_worker.agents.progress import ProgressReport
 
 log = logging.getLogger("marq.watchdog")
 

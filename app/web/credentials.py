@@ -1,6 +1,6 @@
 """Credentials of a worker's pages: names with passwords, and tokens of programs.
 
-A password is given in clear or as a hash (``faust -A app web-password``). Hashes are slow to check, so correct
+A password is given in clear or as a hash (``marq web-password``). Hashes are slow to check, so correct
 credentials are remembered, by a keyed digest, while the process lives.
 """
 
@@ -15,8 +15,8 @@ from enum import IntEnum
 
 from pydantic import SecretStr
 
-from config.settings import AppSettings
 from marq.wire.errors import ConfigError
+from marq_worker.config.settings import AppSettings
 
 SCHEME = "scrypt"
 #: Cost (memory: 128 bytes times both), about 50 ms of one core.
@@ -176,4 +176,4 @@ def _check_hash(variable: str, name: str, secret: str) -> None:
     except ValueError:
         lengths = []
     if lengths != [_SALT_BYTES, _HASH_BYTES]:
-        raise ConfigError(f"{variable}: the hash of {name!r} is damaged: create it with `faust -A app web-password`")
+        raise ConfigError(f"{variable}: the hash of {name!r} is damaged: create it with `marq web-password`")

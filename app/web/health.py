@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agents.progress import Pace
-from config.settings import Role
+from marq_worker.agents.progress import Pace
+from marq_worker.config.settings import Role
 
 #: Longest time that the event loop of the worker or of a handlers process may be blocked.
 MAX_LOOP_LAG_SECONDS = 10.0

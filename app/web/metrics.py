@@ -16,10 +16,10 @@ from prometheus_client import Metric, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.exposition import choose_encoder
 
-from agents.progress import Lateness
 from marq.core.storage.handling_times import HandlingTimes
 from marq.core.storage.rows import Counts
 from marq.wire.version import VERSION
+from marq_worker.agents.progress import Lateness
 
 PARTITION_STATES = ("recovering", "owner", "waiting", "stopped")
 BREAKER_STATES = ("closed", "open", "half-open")

@@ -18,12 +18,12 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import GroupAuthorizationFailedError, KafkaError, for_code
 from yarl import URL
 
-from app.web.credentials import Credentials
-from config.settings import AppSettings, load_settings
 from marq.kafka.connection import client_options, close_admin
 from marq.kafka.group_members import STABLE, DescribedGroup, described_members
 from marq.kafka.paced_clients import paced
 from marq.settings.client import ClientSettings
+from marq_worker.app.web.credentials import Credentials
+from marq_worker.config.settings import AppSettings, load_settings
 
 #: Time limit of a worker's answer before its metrics count as missing, and the limit of commands.
 PEER_SECONDS = 1.0

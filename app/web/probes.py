@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from aiohttp.web import Response
 from faust.web.views import View
 
-from agents.progress import Lateness
-from agents.statistics import Statistics
-from app.watchdog.broker_probe import Markers
-from app.web import health
-from app.web.metrics import Exposition, Snapshot
+from marq_worker.agents.progress import Lateness
+from marq_worker.agents.statistics import Statistics
+from marq_worker.app.watchdog.broker_probe import Markers
+from marq_worker.app.web import health
+from marq_worker.app.web.metrics import Exposition, Snapshot
 
 if TYPE_CHECKING:
-    from app.worker.application import WorkerApp
+    from marq_worker.app.worker.application import WorkerApp
 
 
 class Probes:

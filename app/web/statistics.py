@@ -13,13 +13,13 @@ from faust.web.drivers.aiohttp import Web
 from faust.web.views import View
 from yarl import URL
 
-from agents.listing import described_schedules, open_messages, read_choice
-from agents.redaction import Redaction
-from agents.statistics import Statistics, add_up, backlog_of
-from app.web.limits import IDLE_S, Connections
-from app.web.peers import Group, ask_each
-from app.web.process_usage import UNKNOWN, ProcessUsage
 from marq.core.storage.handling_times import add_counts
+from marq_worker.agents.listing import described_schedules, open_messages, read_choice
+from marq_worker.agents.redaction import Redaction
+from marq_worker.agents.statistics import Statistics, add_up, backlog_of
+from marq_worker.app.web.limits import IDLE_S, Connections
+from marq_worker.app.web.peers import Group, ask_each
+from marq_worker.app.web.process_usage import UNKNOWN, ProcessUsage
 
 _NOTHING: dict[str, Any] = {
     "queues": {}, "handled": {}, "partitions": [], "handlers": [], "backlog": None, "process": {},

@@ -20,40 +20,6 @@ from faust.app import BootStrategy
 from faust.types import TP
 from mode import Service
 
-import agents.queue_consumer
-import agents.statistics
-import agents.timer
-import agents.tracker
-import tables.leases
-from agents.backlog_counter import BacklogCounter
-from agents.consumer_watch import ConsumerLookup, ConsumerWatch
-from agents.owner_context import OwnerContext
-from agents.placements import PlacementKeeper
-from agents.progress import ProgressReport
-from agents.redaction import Redaction
-from app import commands, identity
-from app.batching import BatchSchema
-from app.check.cluster import ensure_permissions
-from app.check.permissions import Use
-from app.faust_app import MarqApp, new_app, or_exit
-from app.faust_worker import reachable_name
-from app.handlers.processes import HandlersProcesses, stop_limit_s
-from app.handlers.role import HandlersRole
-from app.publication import differences, publish
-from app.watchdog.broker_probe import BrokerProbe, Markers, Rebalance
-from app.watchdog.watchdog import Watchdog
-from app.web import probes
-from app.web import security as web_security
-from app.web.dashboard.views import Dashboard
-from app.web.peers import Group, authorization
-from app.web.process_usage import ProcessUsage
-from app.web.statistics import MarqWeb, NamespaceStatistics
-from app.web.statistics import attach as attach_web
-from app.worker import former_member
-from app.worker.former_member import TrackerAssignor
-from app.worker.memory import Heap, look_for_garbage_rarely
-from config.queues import QueuesFile, load_queues
-from config.settings import AppSettings, Role
 from marq.kafka.connection import client_options
 from marq.kafka.topics import Topics, ensure_topics
 from marq.queues.following import SYNC_LIMIT_S
@@ -61,16 +27,47 @@ from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.settings.partitions import SYNCED_S
 from marq.wire.errors import MarqError
-from tables.standby import Standby
+from marq_worker.agents import queue_consumer, statistics, timer, tracker
+from marq_worker.agents.backlog_counter import BacklogCounter
+from marq_worker.agents.consumer_watch import ConsumerLookup, ConsumerWatch
+from marq_worker.agents.owner_context import OwnerContext
+from marq_worker.agents.placements import PlacementKeeper
+from marq_worker.agents.progress import ProgressReport
+from marq_worker.agents.redaction import Redaction
+from marq_worker.app import identity
+from marq_worker.app.batching import BatchSchema
+from marq_worker.app.check.cluster import ensure_permissions
+from marq_worker.app.check.permissions import Use
+from marq_worker.app.faust_app import MarqApp, new_app, or_exit
+from marq_worker.app.faust_worker import reachable_name
+from marq_worker.app.handlers.processes import HandlersProcesses, stop_limit_s
+from marq_worker.app.handlers.role import HandlersRole
+from marq_worker.app.publication import differences, publish
+from marq_worker.app.watchdog.broker_probe import BrokerProbe, Markers, Rebalance
+from marq_worker.app.watchdog.watchdog import Watchdog
+from marq_worker.app.web import probes
+from marq_worker.app.web import security as web_security
+from marq_worker.app.web.dashboard.views import Dashboard
+from marq_worker.app.web.peers import Group, authorization
+from marq_worker.app.web.process_usage import ProcessUsage
+from marq_worker.app.web.statistics import MarqWeb, NamespaceStatistics
+from marq_worker.app.web.statistics import attach as attach_web
+from marq_worker.app.worker import former_member
+from marq_worker.app.worker.former_member import TrackerAssignor
+from marq_worker.app.worker.memory import Heap, look_for_garbage_rarely
+from marq_worker.config.queues import QueuesFile, load_queues
+from marq_worker.config.settings import AppSettings, Role
+from marq_worker.tables import leases
+from marq_worker.tables.standby import Standby
 
 
 class WorkerApp(MarqApp):
     queues: Queues
-    owners: agents.tracker.TrackerOwners
+    owners: tracker.TrackerOwners
     #: Only with the role tracker.
-    leases: tables.leases.LeaseTable
+    leases: leases.LeaseTable
     #: To the timer agent; only with the role tracker.
-    timer_channel: agents.timer.Owners
+    timer_channel: timer.Owners
     #: The trackers.
     group: Group
     #: Only with the role handlers, while it runs.
@@ -240,7 +237,7 @@ def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerAp
         settings,
         client,
         store="rocksdb://",
-        TableManager=tables.leases.Tables,
+        TableManager=leases.Tables,
         PartitionAssignor=TrackerAssignor,
         datadir=str(settings.data_dir),
         web_bind=settings.web_bind,
@@ -250,35 +247,34 @@ def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerAp
     )
     app.queues = Queues.of(client)
     app.group = Group(client)
-    app.owners = agents.tracker.TrackerOwners(settings.names.markers)
+    app.owners = tracker.TrackerOwners(settings.names.markers)
     if Role.TRACKER in settings.roles:
         attach_tracker(app)
     else:
         app.boot_strategy = BootStrategy(app, enable_kafka=False)
     if Role.HANDLERS in settings.roles:
-        agents.queue_consumer.declare(app, app.topic(settings.names.messages), None)
+        queue_consumer.declare(app, app.topic(settings.names.messages), None)
     if Role.TRACKER in settings.roles and settings.count_waiting:
         app.backlog = BacklogCounter(client, app.owners, lambda: app.queues.definitions)
         lookup = ConsumerLookup(client, lambda: app.queues.definitions)
         app.consumer_watch = ConsumerWatch(app.owners, app.backlog, lambda: app.queues.definitions, lookup)
-    statistics = agents.statistics.attach(app, app.owners, app.backlog)
+    app_statistics = statistics.attach(app, app.owners, app.backlog)
     if app.consumer_watch is not None:
-        statistics.watched = app.consumer_watch.metrics
-    statistics.paces.end_of = app.markers_end
-    probes.attach(app, statistics)
+        app_statistics.watched = app.consumer_watch.metrics
+    app_statistics.paces.end_of = app.markers_end
+    probes.attach(app, app_statistics)
     app.usage = ProcessUsage(app.handlers_pids)
-    totals = NamespaceStatistics(statistics, app.group, app.handlers_metrics, Redaction(settings.redact), app.usage)
+    totals = NamespaceStatistics(app_statistics, app.group, app.handlers_metrics, Redaction(settings.redact), app.usage)
     attach_web(app, totals)
     app.dashboard = Dashboard(app, totals, settings, client, app.queues)
-    commands.attach(app)
     return app
 
 
 def attach_tracker(app: WorkerApp) -> None:
     app.keeps_tables = True
-    app.leases = tables.leases.attach(app)
-    app.timer_channel = agents.timer.attach(app)
-    agents.tracker.attach(app, app.topic(app.settings.names.markers, schema=BatchSchema()), app.owners)
+    app.leases = leases.attach(app)
+    app.timer_channel = timer.attach(app)
+    tracker.attach(app, app.topic(app.settings.names.markers, schema=BatchSchema()), app.owners)
     app.on_partitions_assigned.connect(_on_assigned)
     app.on_partitions_revoked.connect(_on_revoked)
 

@@ -18,8 +18,8 @@ from bench.leases import Copies, Opener, copies, opener
 from bench.load import QUEUE
 from bench.suite import Bar, Bench, Measurements, Medians, Row
 from bench.worker import LIMIT_SECONDS, BenchWorker, make_topics, peak_mib
-from config.settings import load_settings
 from marq.wire.names import Names
+from marq_worker.config.settings import load_settings
 
 MAX_MEMORY_MIB = 700
 RESTART_SECONDS = 5.0

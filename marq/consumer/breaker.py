@@ -169,7 +169,7 @@ def _circuit(queue: str, settings: Breaker, clock: Callable[[], float]) -> Any:
     except ImportError as error:
         raise ConfigError(
             f"queue {queue!r}: its circuit breaker needs a missing library: pip install"
-            f" 'marq[breaker]', or remove the breaker: faust -A app queue {queue} --set breaker=false"
+            f" 'marq[breaker]', or remove the breaker: marq queue {queue} --set breaker=false"
         ) from error
     return interlock.CircuitBreaker(
         name=queue,

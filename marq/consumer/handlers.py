@@ -34,7 +34,7 @@ _FOREIGN_SETTINGS = {"max_retries": "max_attempts", "visibility_timeout": "lease
 
 @dataclass(frozen=True, slots=True)
 class HandlerDefinition:
-    """A function that handles a queue; ``name`` is ``module:qualname``, as in ``handler`` of queues.toml."""
+    """A function that handles a queue; ``name`` is ``module:qualname``, as in ``handler`` of marq.toml."""
 
     queue: str
     function: Handler
@@ -60,7 +60,7 @@ def handler(
 ) -> Callable[[Function], Function]:
     """Decorate a function that handles the messages of ``queue``; the function itself does not change.
 
-    ``faust -A app worker`` runs it if MARQ_HANDLERS names its module; so does :meth:`Consumer.run`. Stack several
+    ``marq worker`` runs it if MARQ_HANDLERS names its module; so does :meth:`Consumer.run`. Stack several
     decorators to handle several queues.
 
     Args:
@@ -200,7 +200,7 @@ def _refuse(queue: str, unknown: Mapping[str, object]) -> None:
         if setting in CHECKS:
             raise UnknownOption(
                 f"handler() has no keyword {name!r}: {OURS.get(name, setting)} is a setting of the queue; write"
-                f" {setting} = … under [queues.{queue}] in queues.toml"
+                f" {setting} = … under [queues.{queue}] in marq.toml"
             )
         if name in {"countdown", "delay"}:
             raise UnknownOption(

@@ -26,7 +26,7 @@ class Membership:
         if queue is not None and group is not None:
             raise ConfigError(
                 f"Consumer(queue={queue!r}, group={group!r}): expected one of them. A queue's group is in its settings"
-                f" (`group` in queues.toml, or Queues.change({queue!r}, group=…)); Consumer(group={group!r}) then"
+                f" (`group` in marq.toml, or Queues.change({queue!r}, group=…)); Consumer(group={group!r}) then"
                 " serves all queues of the group"
             )
         if queue is None and group is None:
@@ -72,7 +72,7 @@ class Membership:
             raise ConfigError(
                 f"group {self.name!r}: no queue's settings name it (groups that queues name:"
                 f' {", ".join(map(repr, groups)) or "none"}). Give a queue this group: `group = "{self.name}"` in'
-                f" queues.toml, or Queues.change('emails', group={self.name!r})"
+                f" marq.toml, or Queues.change('emails', group={self.name!r})"
             )
 
     def kafka_group(self, names: Names, definitions: Definitions) -> str:
@@ -98,7 +98,7 @@ def _refuse_handled(queue: str, definitions: Definitions) -> None:
     if settings.handler is not None:
         raise ConfigError(
             f"queue {queue!r} has the handler {settings.handler!r}, which workers run (group"
-            f" {definitions.group(queue) or HANDLERS_GROUP!r}): take the handler out of its settings (`faust -A app"
-            f" queue {queue}` shows where it comes from) before a consumer serves it;"
+            f" {definitions.group(queue) or HANDLERS_GROUP!r}): take the handler out of its settings (`marq queue"
+            f" {queue}` shows where it comes from) before a consumer serves it;"
             f" {_TWICE.format(queue, queue + '-2')}"
         )

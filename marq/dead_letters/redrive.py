@@ -154,7 +154,7 @@ class RedriveRequester:
             elif self._cluster.now_s() >= until_s:
                 raise BrokerUnavailable(
                     f"no worker has answered the requests for {before} dead letters within {self._limit_s:g} s: is one"
-                    " running (faust -A app worker)? A worker will execute them when it starts; if you repeat the call,"
+                    " running (marq worker)? A worker will execute them when it starts; if you repeat the call,"
                     " each dead letter is still settled once"
                 )
 

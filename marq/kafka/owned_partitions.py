@@ -87,7 +87,7 @@ async def owned_partitions(
             if unknown is not None and not incomplete:
                 raise UnknownVersion(
                     f"record {record_id(source, unknown.offset)} stops its partition: {unknown.error}, so its open"
-                    " messages are unknown: `faust -A app quarantine` shows what to do"
+                    " messages are unknown: `marq quarantine` shows what to do"
                 )
             owner, written_ms = writers.get(number, ("", None))
             found[number] = Owned(tracker, applied, span.stop, behind, owner, written_ms, unknown)

@@ -220,7 +220,7 @@ def missing_permissions(settings: ClientSettings, permissions: Iterable[Permissi
     lines = "".join(f"\n    {line}" for line in grants(missing, principal(settings), tools(settings)))
     return Forbidden(
         f"{principal(settings)} lacks permission for {', '.join(map(str, missing))} at {settings.bootstrap_servers}. An"
-        f" administrator grants it with:{lines}\n(`faust -A app check` finds all that is missing)"
+        f" administrator grants it with:{lines}\n(`marq check` finds all that is missing)"
     )
 
 

@@ -102,7 +102,7 @@ class DelayControl:
             writer = await self._delays.writer()
             reader = await self._cluster.markers_reader({self._partition(each.target[0]) for each in requests})
             until_s = self._cluster.now_s() + self._limit_s
-            failure = f"no tracker answered within {self._limit_s:g} s: is a worker running (faust -A app worker)?"
+            failure = f"no tracker answered within {self._limit_s:g} s: is a worker running (marq worker)?"
             holders = _Holders(secrets.randbits(62) * 2 + 1, secrets.randbits(62) * 2 + 2)
             while (left_s := until_s - self._cluster.now_s()) > 0 and not _all_done(requests):
                 await writer.write(self._records(requests, holders), self._limit_s)

@@ -19,7 +19,7 @@ _FILE, _CHANGE = LAYERS
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """The settings of a schedule; None removes a change made at run time, so that queues.toml counts again."""
+    """The settings of a schedule; None removes a change made at run time, so that marq.toml counts again."""
 
     queue: str | None
     cron: str | None
@@ -99,12 +99,12 @@ class Schedules(Client):
         """Remove a schedule that was defined at run time, and its delayed message; return whether it existed.
 
         Raises:
-            ConfigError: the name is wrong, queues.toml defines it, or the permission to write is missing.
+            ConfigError: the name is wrong, marq.toml defines it, or the permission to write is missing.
             BrokerUnavailable: it is unknown whether it was done.
         """
         if self._layer(self._started().definitions, _FILE, name) is not None:
             raise ConfigError(
-                f"schedule {name!r} is defined in queues.toml: remove it there, or disable it with"
+                f"schedule {name!r} is defined in marq.toml: remove it there, or disable it with"
                 " change(enabled=False); reset() undoes changes made at run time"
             )
         return await self.reset(name)

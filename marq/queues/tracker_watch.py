@@ -30,7 +30,7 @@ async def watch_for_tracker(runs: Callable[[], Awaitable[bool | None]], settings
             return
     log.warning(
         "no tracker runs: leases will not expire, and released and rejected messages will not move."
-        " Start one with `faust -A app worker` (consumer group %s has no members at %s)",
+        " Start one with `marq worker` (consumer group %s has no members at %s)",
         settings.names.app_id,
         settings.bootstrap_servers,
     )

@@ -2,9 +2,9 @@
 
 The topic is compacted. Each record is one layer of one queue or schedule, or the defaults of all queues:
 
-* ``defaults``: the [defaults] of queues.toml;
+* ``defaults``: the [defaults] of marq.toml;
 * ``handler:NAME``: the settings in a handler's decorator, from the workers that have its code;
-* ``file:NAME``: a table of queues.toml;
+* ``file:NAME``: a table of marq.toml;
 * ``change:NAME``: changes at run time;
 * ``placement:NAME``: the partitions of the messages topic for a queue (:mod:`marq.settings.partitions`), from workers;
 * ``purge:NAME``: the purged records of a queue (:mod:`marq.settings.purges`);
@@ -41,7 +41,7 @@ HANDLERS_GROUP = "handlers"
 LAYERS = ("handler", "file", "change")
 DEFAULTS_KEY = b"defaults"
 _RECORDS = _PLACEMENT, _PURGE, _QUARANTINE = "placement", "purge", "quarantine"
-#: A record without a value, from which `faust -A app check` learns the broker's time.
+#: A record without a value, from which `marq check` learns the broker's time.
 CHECK_KEY = b"check"
 
 

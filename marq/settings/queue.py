@@ -1,6 +1,6 @@
 """The settings of one queue: the documents that define it, and the result of several of them.
 
-A document is a table of queues.toml, a value of the queues topic, or the keywords of ``Queues.change``. All have the
+A document is a table of marq.toml, a value of the queues topic, or the keywords of ``Queues.change``. All have the
 same keys, with durations in seconds, and only the keys that they change (see :mod:`marq.settings.definitions`).
 """
 

@@ -14,7 +14,7 @@ class EffectiveSettings:
     """The settings in effect for one queue; durations are seconds.
 
     ``max_attempts`` may be ``"unlimited"``, ``partitions`` ``"all"``, and ``breaker`` False. ``backoff``,
-    ``errors`` and ``breaker`` are tables as in queues.toml, with all of their keys.
+    ``errors`` and ``breaker`` are tables as in marq.toml, with all of their keys.
     """
 
     lease: float

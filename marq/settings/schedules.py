@@ -1,6 +1,6 @@
 """Definitions of schedules: messages that recur at the times of a cron expression.
 
-A definition is a table ``[schedules.NAME]`` of queues.toml, or was made at run time: two layers of the queues topic, as
+A definition is a table ``[schedules.NAME]`` of marq.toml, or was made at run time: two layers of the queues topic, as
 for queues (:mod:`marq.settings.definitions`). The cron library and time zones belong to the shell
 (:mod:`marq.settings.cron`); :mod:`marq.core.deliveries.schedule_planner` decides about the messages.
 """
@@ -19,7 +19,7 @@ from marq.wire.errors import ConfigError
 from marq.wire.markers import Headers, Source
 from marq.wire.names import RESERVED_HEADER, check_queue_name, markers_partition, schedule_topic
 
-#: Layers of one schedule, weakest first: queues.toml, and changes at run time.
+#: Layers of one schedule, weakest first: marq.toml, and changes at run time.
 LAYERS = ("schedule-file", "schedule")
 #: Keys that a definition must have.
 REQUIRED = ("queue", "cron")

@@ -1,6 +1,6 @@
 """The rules for Marq's topics, and the settings with which missing ones are created.
 
-A start enforces these rules and ``faust -A app check`` reports on them. This is the only list. They follow from how
+A start enforces these rules and ``marq check`` reports on them. This is the only list. They follow from how
 markers work. The tracker's clock is the append time of markers, so clients must not set it. A marker carries the
 payloads of its messages, so a topic of markers needs more room than the messages topic. Rows and definitions are
 identified by their keys, so their topics are compacted; messages, markers and dead letters are all distinct, so theirs
@@ -142,7 +142,7 @@ def wrong_partitions(names: Names, found: Mapping[str, TopicFacts]) -> list[str]
         wrong.append(
             f"topic {names.queues} has {queues.partitions} partitions, but marq needs 1: definitions of queues apply in"
             " the order in which they were written. Delete the topic and restart: workers recreate it and publish"
-            " their queues.toml. Repeat changes that were made at run time"
+            " their marq.toml. Repeat changes that were made at run time"
         )
     if changelog is not None and markers is not None and changelog.partitions != markers.partitions:
         wrong.append(

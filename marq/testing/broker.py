@@ -54,9 +54,9 @@ class Broker:
     Args:
         name: the address is ``memory://NAME`` (default: a new name).
         prefix: as MARQ_PREFIX.
-        queues: settings of queues by name, as the tables of queues.toml.
+        queues: settings of queues by name, as the tables of marq.toml.
         schedules: schedules by name, likewise; their messages come as virtual time passes.
-        defaults: settings of all queues, as [defaults] of queues.toml.
+        defaults: settings of all queues, as [defaults] of marq.toml.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Broker:
         return Consumer(queue, self.address, **{**self._prefix, **options})
 
     def define(self, queue: str, **settings: Unpack[QueueOptions]) -> None:
-        """Replace a queue's settings, as its table in queues.toml does; needs no event loop.
+        """Replace a queue's settings, as its table in marq.toml does; needs no event loop.
 
         Raises:
             ConfigError: a name or a value is wrong.

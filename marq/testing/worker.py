@@ -1,4 +1,4 @@
-"""Runs handlers as ``faust -A app worker`` does, but without Faust: one session for each group of queues."""
+"""Runs handlers as ``marq worker`` does, but without Faust: one session for each group of queues."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def _report(
         print(f"{result.removed:,} were removed meanwhile by the retention of their topic")
     if result.unanswered:
         print(
-            f"{result.unanswered:,} requests are not answered yet: is a worker running (faust -A app worker)? The"
+            f"{result.unanswered:,} requests are not answered yet: is a worker running (marq worker)? The"
             " requests are durable and a worker will carry them out once, even if you run the same command again"
         )
     if result.asked < result.chosen:

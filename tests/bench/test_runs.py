@@ -16,7 +16,7 @@ from bench.processes import measured
 from bench.rows import delays, recovery, throughput, tracker
 from bench.rows.drain import native
 from bench.suite import Bench, Size
-from broker.embedded import EmbeddedBroker
+from marq_worker.broker.embedded import EmbeddedBroker
 
 pytestmark = pytest.mark.verify
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 
-from broker import downloads
+from marq_worker.broker import downloads
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 ADVICE = (

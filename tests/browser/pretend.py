@@ -10,15 +10,6 @@ from typing import Any
 import faust
 from aiohttp import web
 
-from agents.listing import SHOWN_BYTES
-from agents.redaction import Redaction
-from agents.statistics import empty_metrics
-from app.web.dashboard import history
-from app.web.dashboard.actions import AuditedActions
-from app.web.dashboard.actor import DeadLetterSelection
-from app.web.dashboard.tasks import Reached, Tasks
-from app.web.dashboard.views import DashboardViews
-from app.web.process_usage import UNKNOWN
 from marq.admin.purge import Extent
 from marq.core.storage.handling_times import BOUNDS_MS
 from marq.dead_letters.dead_letters import Deleted, Redriven
@@ -27,6 +18,15 @@ from marq.settings.queue import QueueSettings, settings_document
 from marq.wire.errors import BrokerUnavailable, ConfigError, UnknownQueue
 from marq.wire.markers import Source
 from marq.wire.names import closest_name
+from marq_worker.agents.listing import SHOWN_BYTES
+from marq_worker.agents.redaction import Redaction
+from marq_worker.agents.statistics import empty_metrics
+from marq_worker.app.web.dashboard import history
+from marq_worker.app.web.dashboard.actions import AuditedActions
+from marq_worker.app.web.dashboard.actor import DeadLetterSelection
+from marq_worker.app.web.dashboard.tasks import Reached, Tasks
+from marq_worker.app.web.dashboard.views import DashboardViews
+from marq_worker.app.web.process_usage import UNKNOWN
 
 #: A message that tries to attack those who look at it.
 HOSTILE = b'{"card": "4111-1111", "name": "<img src=x onerror=alert(1)>", "note": "</script><script>alert(2)</script>"}'
@@ -416,7 +416,7 @@ class PretendActor:
     def _take(self, action: str, ids: Sequence[str], there: dict[str, Any]) -> list[bool]:
         self.asked.append((action, list(ids)))
         if self.fails:
-            raise BrokerUnavailable("no tracker answered within 10 s: is a worker running (faust -A app worker)?")
+            raise BrokerUnavailable("no tracker answered within 10 s: is a worker running (marq worker)?")
         return [there.pop(each, None) is not None for each in ids]
 
 

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from playwright.sync_api import Browser, expect, sync_playwright
 
 import marq
-from broker import EmbeddedBroker
+from marq_worker.broker import EmbeddedBroker
 from rig.worker import Worker
 from tests.browser import chromium
 

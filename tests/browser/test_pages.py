@@ -241,7 +241,7 @@ def test_the_keyboard_filters_and_changes_the_theme_which_stays(site: Site, page
 def test_a_namespace_without_queues_says_what_to_do_next(empty_site: Site, page: Page) -> None:
     for address, said in (
         ("/", "producer.send("),
-        ("/dead-letters", "faust -A app dead"),
+        ("/dead-letters", "marq dead"),
         ("/schedules", "[schedules.report]"),
     ):
         page.goto(empty_site.url + address)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page
 
-from broker import EmbeddedBroker
 from demo.plan import Plan
+from marq_worker.broker import EmbeddedBroker
 from tests.browser.serving import Background
 from tests.browser.tour.stage import Stage, staged
 from tests.browser.tour.steps import STEPS, Step

@@ -1,4 +1,4 @@
-"""Runs ``faust -A app check``: in this process, as the command does, or as a process of its own."""
+"""Runs ``marq check``: in this process, as the command does, or as a process of its own."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-from app.check.examination import Examination
-from app.check.findings import Finding, Level, exit_code
-from app.check.permissions import WORKER
-from config.settings import load_client_settings, load_settings
 from marq.kafka.permissions import Permission, Tools, grants
 from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
+from marq_worker.app.check.examination import Examination
+from marq_worker.app.check.findings import Finding, Level, exit_code
+from marq_worker.app.check.permissions import WORKER
+from marq_worker.config.settings import load_client_settings, load_settings
 from tests.embedded import kafka_tools
 from tests.worker.harness import LIMIT_SECONDS, Worker, eventually
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from broker import Certificates, EmbeddedBroker, Security
+from marq_worker.broker import Certificates, EmbeddedBroker, Security
 from tests.check.checking import Check, NewWorker, make_topics
 from tests.worker.conftest import workers
 

@@ -14,10 +14,10 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 
 import marq
-from app.check.findings import Level
-from broker import Certificates, EmbeddedBroker
 from marq.kafka.permissions import ROLES, Kind, Permission, Tools, consumer
 from marq.wire.names import Names
+from marq_worker.app.check.findings import Level
+from marq_worker.broker import Certificates, EmbeddedBroker
 from tests.check.checking import Check, allow, make_topics, obey, read_report
 from tests.embedded import kafka_tools
 from tests.worker.harness import LIMIT_SECONDS, Namespace
@@ -66,7 +66,7 @@ async def test_the_command_ends_with_1_for_problems_although_a_module_of_handler
 async def test_a_server_that_never_answers_does_not_hold_up_the_check(
     check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.check.examination.REACH_LIMIT_S", 0.5)
+    monkeypatch.setattr("marq_worker.app.check.examination.REACH_LIMIT_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         broker = (await check(MARQ_BOOTSTRAP_SERVERS=f"127.0.0.1:{server.getsockname()[1]}")).problem("broker")
 
@@ -124,7 +124,7 @@ async def test_topics_have_wrong_settings_until_the_commands_were_run(
     )
     trackers = again.problem("trackers")
     assert trackers.found == f"none is running: group {names.app_id} has no members"
-    assert trackers.commands == ("faust -A app worker",)
+    assert trackers.commands == ("marq worker",)
 
 
 async def test_topics_that_may_not_be_made_until_an_administrator_did(
@@ -199,7 +199,7 @@ async def test_definitions_that_contradict_each_other(
     assert absent.found == f"its topic {prefix}-absent does not exist"
     several, small = (each for each in found.findings if each.subject == f"topic {big}")
     assert several.found == "belongs to several queues: one, two"
-    assert several.commands == ("faust -A app queue two --unset topic",)
+    assert several.commands == ("marq queue two --unset topic",)
     assert f"{names.markers}, {names.dead_letters}, {names.changelog} can't carry" in small.found
     unreadable = [each.found for each in found.findings if each.subject == f"topic {names.queues}"]
     assert len(unreadable) == 2, str(found)
@@ -267,7 +267,7 @@ async def test_queues_without_consumers_and_settings_that_the_topics_do_not_fit(
 
     handlers = found.problem(f"group {names.named_group('handlers')}")
     assert "no worker runs the handlers of emails" in handlers.found
-    assert handlers.commands == ("faust -A app worker",)
+    assert handlers.commands == ("marq worker",)
     assert re.fullmatch(
         r"has no consumer; 2 messages wait, the oldest for \d+ m.*", found.problem("queue left-alone").found
     )
@@ -318,7 +318,7 @@ async def test_a_data_directory_and_web_addresses_that_can_t_be_used(
 
 async def test_a_clock_that_is_off(check: Check, servers: str, prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     await make_topics(servers, prefix)
-    monkeypatch.setattr("app.check.cluster.time", SimpleNamespace(time=lambda: time.time() + 60))
+    monkeypatch.setattr("marq_worker.app.check.cluster.time", SimpleNamespace(time=lambda: time.time() + 60))
 
     found = (await check()).of(Level.WARNING, "clock")
 

@@ -9,11 +9,11 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 
 import marq
-from app.check.findings import Level
-from app.check.members import STALLED_S
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Tick
 from marq.wire.names import Names
+from marq_worker.app.check.findings import Level
+from marq_worker.app.check.members import STALLED_S
 from tests.check.checking import Check, NewWorker, lags
 from tests.unit.core.batches import NEWER
 from tests.worker.harness import LIMIT_SECONDS, Namespace, eventually

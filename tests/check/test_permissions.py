@@ -11,11 +11,11 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import GroupAuthorizationFailedError, TopicAuthorizationFailedError
 
 import marq
-from broker import Certificates, EmbeddedBroker
 from marq.kafka.connection import client_options, stop_consumer, stop_producer
 from marq.kafka.permissions import ROLES, redriver, worker
 from marq.settings.client import ClientSettings
 from marq.wire.names import Names
+from marq_worker.broker import Certificates, EmbeddedBroker
 from tests.check.checking import Check, allow, make_topics, obey
 from tests.check.conftest import PASSWORD
 from tests.worker.harness import LIMIT_SECONDS, Namespace, Worker, eventually

@@ -14,11 +14,11 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
 import marq
-from broker import Certificates, EmbeddedBroker
 from marq.kafka.permissions import ROLES, Tools
 from marq.kafka.topics import commands_to_make, ensure_topics, look_up, planned
 from marq.settings.client import ClientSettings
 from marq.wire.names import Names
+from marq_worker.broker import Certificates, EmbeddedBroker
 from tests.check.checking import allow
 from tests.check.conftest import PASSWORD
 from tests.embedded import kafka_tools

@@ -12,7 +12,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 import marq
-from broker.embedded import EmbeddedBroker
+from marq_worker.broker.embedded import EmbeddedBroker
 from tests.client.forking import end_program, start_program
 from tests.client.waiting import in_threads, producer_threads, read_all, until, wait_until
 

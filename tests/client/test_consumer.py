@@ -62,7 +62,7 @@ async def test_a_consumer_warns_that_no_tracker_runs(make_consumer, caplog, monk
     async with make_consumer():
         await until(lambda: "no tracker runs" in caplog.text, 60)
 
-    assert "faust -A app worker" in caplog.text
+    assert "marq worker" in caplog.text
 
 
 async def test_a_consumer_with_an_instance_id_comes_back_to_its_partitions_without_a_rebalance(

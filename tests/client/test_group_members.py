@@ -8,11 +8,11 @@ import socket
 from aiokafka.admin import AIOKafkaAdminClient
 
 import marq
-from agents.consumer_watch import unattended
 from marq.kafka.group_members import described_members, listed_groups
 from marq.kafka.positions import committed_by
 from marq.settings.definitions import Definitions
 from marq.wire.names import Names
+from marq_worker.agents.consumer_watch import unattended
 
 
 async def test_consumers_of_one_process_are_told_apart_and_queues_without_any_are_found(

@@ -9,8 +9,8 @@ import pytest
 import pytest_asyncio
 
 import marq
-from broker.embedded import EmbeddedBroker
 from marq.testing import Broker
+from marq_worker.broker.embedded import EmbeddedBroker
 from tests.conformance.backend import QUEUES, Backend, KafkaBackend, MemoryBackend, settings
 from tests.worker.conftest import pytest_runtest_makereport
 from tests.worker.harness import Namespace, Worker

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from broker.embedded import EmbeddedBroker
 from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
+from marq_worker.broker.embedded import EmbeddedBroker
 from rig.topics import delete_topics
 
 pytestmark = pytest.mark.verify

@@ -16,10 +16,10 @@ import pytest
 import yaml
 from compose_spec import PyCompose
 
-from app.web.security import OPEN_PATHS
-from config.queues import load_queues
-from config.settings import AppSettings, Role
 from marq.settings.client import ClientOptions
+from marq_worker.app.web.security import OPEN_PATHS
+from marq_worker.config.queues import load_queues
+from marq_worker.config.settings import AppSettings, Role
 from tests.deploy.digest import CHART, first_line
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -149,8 +149,8 @@ def test_worker_and_broker_of_it_fit_together() -> None:
     assert f"INSIDE://{worker['environment']['MARQ_BOOTSTRAP_SERVERS']}" in kafka["KAFKA_ADVERTISED_LISTENERS"]
     assert (DEPLOY / worker["build"]["context"] / worker["build"]["dockerfile"]).samefile(DEPLOY / "Dockerfile")
     mounted = dict(volume.split(":")[:2] for volume in worker["volumes"])
-    assert (DEPLOY / "../config/queues.toml").exists()
-    assert mounted["../config/queues.toml"] == worker["environment"]["MARQ_QUEUES_FILE"]
+    assert (DEPLOY / "../marq.toml").exists()
+    assert mounted["../marq.toml"] == worker["environment"]["MARQ_QUEUES_FILE"]
     assert mounted["data"] in re.findall(r"^VOLUME (\S+)$", DOCKERFILE, re.MULTILINE)
 
 
@@ -221,7 +221,7 @@ def test_the_definitions_of_queues_can_be_read(tmp_path: Path) -> None:
     (config,) = [each for each in MANIFESTS if each["kind"] == "ConfigMap"]
     (tmp_path / "queues.toml").write_text(config["data"]["queues.toml"], encoding="utf-8")
 
-    assert load_queues(tmp_path / "queues.toml").defaults == load_queues(ROOT / "config" / "queues.toml").defaults
+    assert load_queues(tmp_path / "queues.toml").defaults == load_queues(ROOT / "marq.toml").defaults
     for _, pod in pods():
         (container,) = pod["containers"]
         mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}

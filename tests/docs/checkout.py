@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from broker import ports
-from broker.process import Process
 from marq.wire.names import Names
+from marq_worker.broker import ports
+from marq_worker.broker.process import Process
 from tests.docs.pages import ROOT
 
 LIMIT_SECONDS = 180
-#: Files of a checkout that the commands need; `config` is a copy, because readers write into it.
-NEEDED = ["app", "agents", "tables", "marq", "examples", "pyproject.toml"]
+#: Files of a checkout that the commands need, in addition to marq.toml, into which readers write.
+NEEDED = ["app", "agents", "tables", "config", "broker", "marq_worker", "marq", "examples", "pyproject.toml"]
 
 
 class Checkout:
@@ -30,7 +30,7 @@ class Checkout:
         self.port = ports.free_port("127.0.0.1")
         for name in NEEDED:
             (directory / name).symlink_to(ROOT / name)
-        shutil.copytree(ROOT / "config", directory / "config", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "marq.toml", directory)
         (directory / ".venv").symlink_to(sys.prefix)
         kept = {k: v for k, v in os.environ.items() if not k.startswith("MARQ_") and k != "PYTHONPATH"}
         settings = {"BOOTSTRAP_SERVERS": servers, "PREFIX": names.prefix, "WEB_PORT": str(self.port)}

@@ -9,11 +9,11 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, OffsetAndMetadata, Topi
 
 import marq
 import marq.testing
-from config.settings import AppSettings
 from marq.settings.client import ClientOptions
 from marq.settings.definitions import DEFAULTS_KEY, layer_key
 from marq.settings.queue import CHECKS
 from marq.wire.names import Names
+from marq_worker.config.settings import AppSettings
 from tests.docs.pages import ROOT
 from tests.worker.harness import make_topic
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import marq
-from broker import ports
-from broker.embedded import EmbeddedBroker
 from marq.wire.names import Names
+from marq_worker.broker import ports
+from marq_worker.broker.embedded import EmbeddedBroker
 from tests.docs.machine import LIMIT_SECONDS, Machine
 from tests.docs.pages import ROOT
 from tests.worker.harness import Worker, eventually

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from config.queues import load_queues
-from config.settings import AppSettings
 from marq.settings.backoff import Backoff
 from marq.settings.client import ClientOptions
 from marq.settings.queue import CHECKS
 from marq.wire.names import Names
+from marq_worker.config.queues import load_queues
+from marq_worker.config.settings import AppSettings
 from tests.docs.pages import OPERATIONS, PAGES, ROOT, Block, blocks
 from tests.simulation.mutants import MUTANTS
 

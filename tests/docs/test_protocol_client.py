@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import marq
-from broker.embedded import EmbeddedBroker
 from marq.kafka.positions import Positions
 from marq.settings.definitions import Definitions
 from marq.wire import marker_codec, markers
 from marq.wire.errors import ConfigError
+from marq_worker.broker.embedded import EmbeddedBroker
 from tests.docs import protocol_client
 from tests.docs.protocol_client import Values
 from tests.docs.protocol_delayer import Delayer

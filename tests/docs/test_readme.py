@@ -41,7 +41,7 @@ def test_the_sections_have_these_steps() -> None:
     assert [language for language, _ in HANDLER] == ["python", "sh", "sh", "sh"]
     for blocks in (EXAMPLE[1:], HANDLER):
         assert blocks[0][1].startswith("# tasks.py\n")
-        assert "faust -A app worker" in blocks[1][1]
+        assert "marq worker" in blocks[1][1]
 
 
 async def test_the_example_of_the_readme(checkout: Checkout) -> None:

@@ -43,7 +43,7 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
     ("page", "contents"),
     [
         ("settings", ["MARQ_BOOTSTRAP_SERVERS", "max_attempts"]),
-        ("cli", ["faust -A app redrive", "--json"]),
+        ("cli", ["marq redrive", "--json"]),
         ("metrics", ["marq_messages_redelivered_total"]),
         ("errors", ["marq.LeaseLost"]),
     ],

@@ -47,8 +47,8 @@ async def test_a_newcomer_comes_through_it(tmp_path: Path, servers: str, names: 
     test, run_test = codes(9, "python", "bash")
     (forget,) = codes(10, "bash")
     checkout = Checkout(tmp_path, servers, names)
-    before = (tmp_path / "config" / "queues.toml").read_text(encoding="utf-8")
-    checkout.append("config/queues.toml", "\n" + definition)
+    before = (tmp_path / "marq.toml").read_text(encoding="utf-8")
+    checkout.append("marq.toml", "\n" + definition)
     for code in (handler, shop, test):
         checkout.write(re.findall(r"^# (\w+\.py)$", code, re.MULTILINE)[0], code)
 
@@ -73,7 +73,7 @@ async def test_a_newcomer_comes_through_it(tmp_path: Path, servers: str, names: 
         identity = (await checkout.run(later)).split()[0]
         await checkout.run(deliver.replace("ID", identity))
         await says(checkout, "invoice for Dora, attempt 1")
-        checkout.append("config/queues.toml", "\n" + schedule)
+        checkout.append("marq.toml", "\n" + schedule)
         await checkout.interrupt(worker)
 
     with checkout.worker(start):
@@ -81,7 +81,7 @@ async def test_a_newcomer_comes_through_it(tmp_path: Path, servers: str, names: 
         assert "rent" in await checkout.run(schedules)
 
     # Its end was a kill -9.
-    checkout.write("config/queues.toml", before + "\n" + definition)
+    checkout.write("marq.toml", before + "\n" + definition)
     await checkout.run(send_eve)
     with checkout.worker(start):
         await says(checkout, "invoice for Eve, attempt 1")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from broker import java
+from marq_worker.broker import java
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from subprocess import PIPE
 
 import pytest
 
-from broker import EmbeddedBroker, ports
-from broker.errors import BrokerError
-from broker.settings import FIRST_NODE_ID
+from marq_worker.broker import EmbeddedBroker, ports
+from marq_worker.broker.errors import BrokerError
+from marq_worker.broker.settings import FIRST_NODE_ID
 from tests.embedded.test_embedded import LIMIT_SECONDS, create, first_value, send
 
 pytestmark = pytest.mark.verify
@@ -66,7 +66,7 @@ def test_a_free_port_that_is_taken_before_the_broker_has_it_is_replaced(monkeypa
 
 def test_a_broker_does_not_outlive_a_program_that_got_kill_9() -> None:
     program = (
-        "import sys; from broker import EmbeddedBroker; b = EmbeddedBroker().start(); "
+        "import sys; from marq_worker.broker import EmbeddedBroker; b = EmbeddedBroker().start(); "
         "print(b.pid, b.data_directory, flush=True); sys.stdin.read()"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdin=PIPE, stdout=PIPE, stderr=PIPE) as parent:
@@ -85,7 +85,7 @@ def test_a_broker_does_not_outlive_a_program_that_got_kill_9() -> None:
 
 def test_python_m_broker_serves_until_sigterm(tmp_path: Path) -> None:
     address = f"127.0.0.1:{ports.free_port('127.0.0.1')}"
-    command = [sys.executable, "-m", "broker", "--data", str(tmp_path)]
+    command = [sys.executable, "-m", "marq_worker.broker", "--data", str(tmp_path)]
     environment = {**os.environ, "MARQ_BOOTSTRAP_SERVERS": address}
     with subprocess.Popen(command, env=environment, stdin=PIPE, stdout=PIPE) as server:
         assert server.stdout is not None

@@ -8,9 +8,9 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 
-from broker import EmbeddedBroker, ports, settings
-from broker.errors import BrokerError
-from broker.settings import FIRST_NODE_ID
+from marq_worker.broker import EmbeddedBroker, ports, settings
+from marq_worker.broker.errors import BrokerError
+from marq_worker.broker.settings import FIRST_NODE_ID
 from tests.client.waiting import wait_until
 from tests.worker.harness import make_topic
 

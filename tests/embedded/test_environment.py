@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from broker import environment
-from broker.downloads import ToolFailed
-from broker.errors import BrokerError
+from marq_worker.broker import environment
+from marq_worker.broker.downloads import ToolFailed
+from marq_worker.broker.errors import BrokerError
 from tests.embedded.machines import shell_script
 
 ROOT = Path(__file__).parents[2]

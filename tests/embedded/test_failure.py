@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from broker import errors
+from marq_worker.broker import errors
 
 
 def test_a_cause_is_found_also_far_above_the_end_of_the_log_of_which_the_message_quotes_the_end() -> None:

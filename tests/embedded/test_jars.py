@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from broker import downloads
-from broker.downloads import VERSION, Artifact, JarList, ensure_jars
-from broker.errors import BrokerError
+from marq_worker.broker import downloads
+from marq_worker.broker.downloads import VERSION, Artifact, JarList, ensure_jars
+from marq_worker.broker.errors import BrokerError
 from tests.embedded.machines import python_script
 
 PATHS = ("org/one/alpha/1.0/alpha-1.0.jar", "org/two/beta_2.13/4.3.1/beta_2.13-4.3.1.jar")

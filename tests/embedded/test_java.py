@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from broker import downloads, java
-from broker.errors import BrokerError
+from marq_worker.broker import downloads, java
+from marq_worker.broker.errors import BrokerError
 from tests.embedded.machines import fake_java, shell_script
 
 pytestmark = pytest.mark.usefixtures("cache_directory")

@@ -7,8 +7,8 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaConnectionError, TopicAuthorizationFailedError
 
-from broker import BrokerError, Certificates, EmbeddedBroker, Security, ports
-from broker.settings import FIRST_NODE_ID
+from marq_worker.broker import BrokerError, Certificates, EmbeddedBroker, Security, ports
+from marq_worker.broker.settings import FIRST_NODE_ID
 from tests.embedded import kafka_tools
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from broker import EmbeddedBroker
 from faults.delays import FEW
 from faults.mix import Mix
 from faults.scenario import Scenario, play
 from faults.stage import Stage
+from marq_worker.broker import EmbeddedBroker
 
 pytestmark = [pytest.mark.verify, pytest.mark.timeout(900)]
 

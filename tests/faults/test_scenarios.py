@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from broker import EmbeddedBroker
 from faults.__main__ import SCENARIOS
 from faults.scenario import Scenario, play
+from marq_worker.broker import EmbeddedBroker
 
 QUICK = [scenario for scenario in SCENARIOS if scenario.quick]
 #: The data pipeline also audits these: its account must be the checker's.

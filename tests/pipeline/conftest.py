@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from broker import EmbeddedBroker
+from marq_worker.broker import EmbeddedBroker
 from pipeline import cli, java
 from pipeline.errors import PipelineError
 from pipeline.kafka import Connection

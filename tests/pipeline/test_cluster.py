@@ -19,8 +19,8 @@ import pyspark
 import pytest
 
 import marq
-from broker.ports import free_port
-from broker.process import Process
+from marq_worker.broker.ports import free_port
+from marq_worker.broker.process import Process
 from pipeline import jars, java
 from tests.client.waiting import wait_until
 

@@ -19,11 +19,11 @@ import pytest
 from confluent_kafka import TopicPartition
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from broker import EmbeddedBroker
 from marq.settings.definitions import quarantine_key
 from marq.wire.marker_codec import encode
 from marq.wire.names import Names
 from marq.wire.quarantines import Quarantine, digest
+from marq_worker.broker import EmbeddedBroker
 from pipeline.errors import PipelineError
 from pipeline.ingest import ROUNDS
 from pipeline.kafka import Connection

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from broker.downloads import Artifact, JarList, cache_directory
+from marq_worker.broker.downloads import Artifact, JarList, cache_directory
 from pipeline import jars
 from pipeline.errors import PipelineError
 

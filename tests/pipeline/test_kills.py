@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from broker import EmbeddedBroker
+from marq_worker.broker import EmbeddedBroker
 from pipeline import redriving
 from pipeline.kafka import Connection
 from pipeline.lake import Lake

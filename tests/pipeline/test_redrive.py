@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from broker import EmbeddedBroker
 from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
 from marq.wire.markers import Source
 from marq.wire.notes import Disposition, Note, encoded
+from marq_worker.broker import EmbeddedBroker
 from pipeline import dead_letters
 from pipeline.errors import PipelineError
 from tests.pipeline.conftest import Command

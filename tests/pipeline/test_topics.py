@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from broker import Certificates, EmbeddedBroker, Security
-from broker.ports import free_port
 from marq.wire.names import Names
+from marq_worker.broker import Certificates, EmbeddedBroker, Security
+from marq_worker.broker.ports import free_port
 from pipeline import kafka
 from pipeline.errors import PipelineError
 from pipeline.kafka import Connection, Topics

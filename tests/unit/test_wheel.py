@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Of the checkout; below marq_worker in the wheel.
+FOLDERS = ("app", "agents", "tables", "config", "broker")
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
 
 
@@ -21,8 +23,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     source, built = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    for package in ("marq", "app", "agents", "tables", "config"):
-        shutil.copytree(ROOT / package, source / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for package in (*FOLDERS, "marq", "marq_worker"):
+        # Links stay links, as in a clone.
+        shutil.copytree(ROOT / package, source / package, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     done = subprocess.run(
         [sys.executable, "-c", BUILD, str(built)], cwd=source, capture_output=True, text=True, timeout=400, check=False
     )
@@ -31,11 +34,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return zipfile.ZipFile(path)
 
 
-def test_every_module_of_marq_is_in_it_and_nothing_else(wheel: zipfile.ZipFile) -> None:
-    modules = {name for name in wheel.namelist() if ".dist-info/" not in name}
+def test_it_has_every_module_and_data_file_of_marq_and_of_the_worker_and_nothing_else(wheel: zipfile.ZipFile) -> None:
+    found = {name for name in wheel.namelist() if ".dist-info/" not in name}
 
-    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "marq").rglob("*.py")}
-    assert modules == sources | {"marq/py.typed"}
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    links = {f"marq_worker/{folder}" for folder in FOLDERS}
+    packaged = {name for name in tracked if name.partition("/")[0] in {"marq", "marq_worker"}} - links
+    assert found == packaged | {f"marq_worker/{name}" for name in tracked if name.partition("/")[0] in FOLDERS}
 
 
 def test_it_brings_aiokafka_alone(wheel: zipfile.ZipFile) -> None:
@@ -46,7 +51,10 @@ def test_it_brings_aiokafka_alone(wheel: zipfile.ZipFile) -> None:
     assert [each.partition("[")[0] for each in needed] == ["aiokafka"]
 
 
-def test_pytest_finds_the_plugin_where_it_is_installed(wheel: zipfile.ZipFile) -> None:
+def test_the_command_and_the_plugin_of_pytest_are_found_where_it_is_installed(wheel: zipfile.ZipFile) -> None:
     (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt")]
 
-    assert wheel.read(name).decode().split() == ["[pytest11]", "marq", "=", "marq.testing.plugin"]
+    assert wheel.read(name).decode().split("\n\n") == [
+        "[console_scripts]\nmarq = marq_worker.cli:main",
+        "[pytest11]\nmarq = marq.testing.plugin\n",
+    ]

@@ -16,7 +16,7 @@ import pytest_asyncio
 from aiokafka.admin import AIOKafkaAdminClient
 
 import marq
-from broker import EmbeddedBroker
+from marq_worker.broker import EmbeddedBroker
 from tests.worker.harness import Namespace, Worker
 
 LOG_LINES = 25

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import marq
-from broker import EmbeddedBroker
 from marq.wire.markers import Source
 from marq.wire.names import DEAD_LETTERED_AT_HEADER, ERROR_HEADER, ID_HEADER, REASON_HEADER
 from marq.wire.notes import Disposition, decode, is_note
+from marq_worker.broker import EmbeddedBroker
 from tests.worker.harness import Namespace, Worker, eventually, header
 
 

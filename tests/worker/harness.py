@@ -21,7 +21,6 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 import marq
 import rig.worker
-from broker import ports
 from marq.core.storage import rows
 from marq.kafka.connection import stop_consumer, stop_producer
 from marq.wire import record_headers
@@ -29,6 +28,7 @@ from marq.wire.errors import CorruptMarker
 from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import Ack, Acquire, Batch, Fact, Kind, Payload, Reject, Release, Renew, Source, Tick
 from marq.wire.names import ATTEMPT_HEADER, ID_HEADER, Names, markers_partition
+from marq_worker.broker import ports
 
 ROOT = Path(__file__).resolve().parents[2]
 #: How long anything may take that is not limited by what the test is about.

@@ -19,36 +19,36 @@ _POLL_SECONDS = 0.05
 
 def event_loop() -> None:
     """Code that blocks has got into the worker's event loop."""
-    from app import app
+    from marq_worker.app import app
 
     app.loop.call_soon_threadsafe(time.sleep, FOREVER_SECONDS)
 
 
 def fetch() -> None:
     """The Kafka consumer's thread stays in its group and fetches no more."""
-    from app.batching import BatchThread
+    from marq_worker.app.batching import BatchThread
 
     BatchThread._fetch_records = _hang
 
 
 def fold() -> None:
     """An owner does not come back from folding."""
-    from agents.ownership import Ownership
+    from marq_worker.agents.ownership import Ownership
 
     Ownership._read = _hang
 
 
 def rebalance() -> None:
     """The listener for revoked partitions never returns."""
-    from agents.tracker import TrackerOwners
+    from marq_worker.agents.tracker import TrackerOwners
 
     TrackerOwners.revoked = _hang
 
 
 def handlers_fetch() -> bool:
     """The consumer of a handlers process fetches no more; the worker itself is not meant."""
-    from app import app
-    from app.handlers.process import HandlersApp
+    from marq_worker.app import app
+    from marq_worker.app.handlers.process import HandlersApp
 
     meant = isinstance(app, HandlersApp)
     if meant:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import marq
-from broker import EmbeddedBroker
+from marq_worker.broker import EmbeddedBroker
 from tests.worker.conftest import client_of
 from tests.worker.dead_letters import yard_of
 from tests.worker.harness import LIMIT_SECONDS, Worker, eventually
@@ -52,7 +52,7 @@ async def test_a_cancellation_without_an_answer_is_unknown(new_worker: Make) -> 
         with pytest.raises(marq.BrokerUnavailable, match=r"unknown whether .* was cancelled: no tracker answered"):
             await producer.cancel(receipt)
     async with Shell(worker) as shell:
-        assert "start one with faust -A app worker" in (await shell("delayed", "q", code=1)).err
+        assert "start one with marq worker" in (await shell("delayed", "q", code=1)).err
 
 
 async def test_a_redrive_happens_when_a_worker_comes(new_worker: Make, broker: EmbeddedBroker) -> None:

@@ -14,11 +14,11 @@ import pytest
 import pytest_asyncio
 
 import marq
-from broker import EmbeddedBroker
 from marq.admin import purge as purging
 from marq.client.receipt import Receipt
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
+from marq_worker.broker import EmbeddedBroker
 from tests.terminal import Terminal
 from tests.worker.conftest import client_of
 from tests.worker.dead_letters import yard_of

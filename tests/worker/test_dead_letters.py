@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import marq
-from broker import EmbeddedBroker
+from marq_worker.broker import EmbeddedBroker
 from tests.worker.dead_letters import yard_of
 from tests.worker.harness import Worker, eventually, faust
 

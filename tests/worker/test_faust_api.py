@@ -13,10 +13,8 @@ from typing import Any
 
 import pytest
 
-import agents
-import app
-import tables
-from app.check.machine import VERSIONS
+from marq_worker import agents, app, tables
+from marq_worker.app.check.machine import VERSIONS
 from tests.worker.faust_reliances import RELIANCES, Reliance
 from tests.worker.harness import ROOT
 
@@ -92,7 +90,9 @@ def test_a_name_that_we_rely_on_has_the_shape_that_we_know(reliance: Reliance) -
 def test_the_installed_version_is_the_one_that_was_read(package: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     # Without the extras that are asked for in brackets.
-    pins = [re.sub(r"\[.*\]", "", pin) for pin in (*project["dependencies"], *project["optional-dependencies"]["app"])]
+    pins = [
+        re.sub(r"\[.*\]", "", pin) for pin in (*project["dependencies"], *project["optional-dependencies"]["worker"])
+    ]
 
     assert version(package) == VERSIONS[package]
     assert f"{package}=={VERSIONS[package]}" in pins

@@ -20,8 +20,8 @@ import rocksdict
 from aiokafka import TopicPartition
 from aiokafka.admin import RecordsToDelete
 
-from broker import EmbeddedBroker
 from marq.core.storage import rows
+from marq_worker.broker import EmbeddedBroker
 from tests.worker.harness import ROOT, Namespace, Sent, Worker, admin, eventually, throughout
 from tests.worker.restarting import STATIC, ids
 

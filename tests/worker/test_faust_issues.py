@@ -16,11 +16,11 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import NewTopic, RecordsToDelete
 from faust.types import TP
 
-import tables.leases
-from broker import EmbeddedBroker
 from marq.core.storage.rows import IDENTITY_KEY
 from marq.wire.names import Names
-from tables.leases import LeaseTable, LocalTableError
+from marq_worker.broker import EmbeddedBroker
+from marq_worker.tables import leases
+from marq_worker.tables.leases import LeaseTable, LocalTableError
 from tests.worker.harness import admin
 
 PARTITION = 0
@@ -57,10 +57,10 @@ class Changelog:
         app = faust.App(
             self.names.app_id,
             store="rocksdb://",
-            TableManager=tables.leases.Tables,
+            TableManager=leases.Tables,
             datadir=str(self._directory / name),
         )
-        return tables.leases.attach(app)
+        return leases.attach(app)
 
     async def write(self, *rows: tuple[bytes, bytes | None], commit: bool = True) -> None:
         """Write rows in one transaction."""
@@ -202,7 +202,7 @@ async def test_recovery_ends_although_records_are_removed_while_it_reads(
                 await changelog.delete_records(end)
             return int(await super().position(source))
 
-    monkeypatch.setattr(tables.leases, "AIOKafkaConsumer", Losing)
+    monkeypatch.setattr(leases, "AIOKafkaConsumer", Losing)
     replayed = await changelog.recover(table)
 
     assert 0 < replayed < 13, "nothing was removed in time: nothing was shown"

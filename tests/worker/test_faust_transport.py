@@ -17,10 +17,10 @@ from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 from faust.types import TP, ConsumerMessage
 from faust.types.enums import ProcessingGuarantee
 
-from agents.inbox import Fetched
-from app import app
-from app.batching import BatchConsumer, BatchThread
-from app.faust_worker import claim_slot
+from marq_worker.agents.inbox import Fetched
+from marq_worker.app import app
+from marq_worker.app.batching import BatchConsumer, BatchThread
+from marq_worker.app.faust_worker import claim_slot
 
 
 async def test_records_of_a_partition_that_becomes_active_during_a_fetch_are_delivered(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Callable
 
-from broker import EmbeddedBroker
+from marq_worker.broker import EmbeddedBroker
 from tests.worker.harness import Namespace, Worker, eventually
 
 LEASE = 2.0

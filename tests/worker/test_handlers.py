@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import marq
-from broker import EmbeddedBroker
+from marq_worker.broker import EmbeddedBroker
 from tests.worker.handling import Handlers
 from tests.worker.harness import Worker, eventually
 

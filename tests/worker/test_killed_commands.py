@@ -15,13 +15,13 @@ import pytest
 import pytest_asyncio
 
 import marq
-from broker import EmbeddedBroker
 from marq.admin import purge as purging
 from marq.admin import replay as replaying
 from marq.kafka.inspector import Inspector
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.wire.names import REPLAYED_HEADER
+from marq_worker.broker import EmbeddedBroker
 from tests.worker.dying import PATIENT, identity_of
 from tests.worker.harness import LIMIT_SECONDS, ROOT, Namespace, Worker, eventually, header, take
 

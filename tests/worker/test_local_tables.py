@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from broker import EmbeddedBroker
+from marq_worker.broker import EmbeddedBroker
 from tests.worker.harness import Namespace, Worker, delete_topic
 
 pytestmark = pytest.mark.verify

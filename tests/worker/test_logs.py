@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import marq
-from broker import EmbeddedBroker
+from marq_worker.broker import EmbeddedBroker
 from tests.worker.handling import Handlers
 from tests.worker.harness import Namespace, Worker, eventually
 

@@ -13,7 +13,7 @@ import yaml
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker import EmbeddedBroker
+from marq_worker.broker import EmbeddedBroker
 from tests.worker.handling import Handlers
 from tests.worker.harness import ROOT, Namespace, Worker, eventually
 

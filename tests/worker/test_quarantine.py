@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from broker import EmbeddedBroker
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Ack
+from marq_worker.broker import EmbeddedBroker
 from tests.unit.core.batches import NEWER
 from tests.worker.harness import HOLDER, Namespace, Worker, eventually, header
 from tests.worker.shell import Shell
@@ -45,7 +45,7 @@ async def test_a_partition_that_a_newer_version_stops_goes_on_without_a_restart_
         stop = await marq.mark(NEWER, number)
         await marq.acquire(behind, lease=0.2)
         stopped = await eventually(partition, lambda found: found["alarm"])
-        typed = f"faust -A app quarantine {number} {stop.offset}"
+        typed = f"marq quarantine {number} {stop.offset}"
         assert (stopped["state"], stopped["applied_offset"] < stop.offset) == ("stopped", True)
         assert "marker version 2, and this Marq knows version 1" in stopped["alarm"]
         assert typed in stopped["alarm"]

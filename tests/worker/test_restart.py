@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from broker import EmbeddedBroker
 from marq.core.storage import rows
+from marq_worker.broker import EmbeddedBroker
 from tests.worker.harness import HOLDER, Namespace, Sent, Worker
 from tests.worker.restarting import STATIC, came_back, half_done, ids, witness
 

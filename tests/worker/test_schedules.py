@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import marq
-from broker import EmbeddedBroker
 from marq.wire.markers import Delay
+from marq_worker.broker import EmbeddedBroker
 from tests.worker.conftest import client_of
 from tests.worker.harness import Namespace, Worker, eventually, faust, header
 

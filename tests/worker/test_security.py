@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import marq
-from broker import Certificates, EmbeddedBroker, Security
+from marq_worker.broker import Certificates, EmbeddedBroker, Security
 from tests.worker.conftest import workers
 from tests.worker.handling import Handlers
 from tests.worker.harness import Namespace, Worker, eventually

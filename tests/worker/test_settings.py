@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 import marq
-from broker import EmbeddedBroker
 from marq.wire.names import Names
+from marq_worker.broker import EmbeddedBroker
 from tests.effective import effective
 from tests.worker.conftest import client_of
 from tests.worker.harness import LIMIT_SECONDS, Namespace, Worker, admin, eventually

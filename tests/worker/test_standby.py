@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker import EmbeddedBroker
+from marq_worker.broker import EmbeddedBroker
 from tests.worker.harness import Namespace, Worker, eventually
 
 pytestmark = pytest.mark.verify

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from app.faust_app import EXIT_FENCED
-from broker import EmbeddedBroker
 from marq.wire.markers import Fact, Kind, Tick
+from marq_worker.app.faust_app import EXIT_FENCED
+from marq_worker.broker import EmbeddedBroker
 from tests.worker.conftest import workers
 from tests.worker.harness import Namespace, Worker, eventually, kinds
 from tests.worker.restarting import STATIC, came_back, half_done, ids, witness

@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 import pytest
 from aiokafka.admin import NewTopic
 
-from broker import EmbeddedBroker
 from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError
 from marq.wire.names import ENVELOPE_ROOM_BYTES, Names
+from marq_worker.broker import EmbeddedBroker
 from tests.worker.harness import Namespace, Worker, admin
 
 Make = Callable[..., Worker]

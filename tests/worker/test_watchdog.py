@@ -15,13 +15,13 @@ import pytest_asyncio
 from aiokafka import AIOKafkaProducer
 
 import marq
-from agents.progress import ProgressReport
-from app.watchdog.broker_probe import BrokerProbe, Markers
-from app.watchdog.watchdog import EXIT_CODE, Answer
-from broker import EmbeddedBroker, ports
 from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
 from marq.wire.names import Names
+from marq_worker.agents.progress import ProgressReport
+from marq_worker.app.watchdog.broker_probe import BrokerProbe, Markers
+from marq_worker.app.watchdog.watchdog import EXIT_CODE, Answer
+from marq_worker.broker import EmbeddedBroker, ports
 from tests.worker import standstill
 from tests.worker.conftest import workers
 from tests.worker.handling import Handlers

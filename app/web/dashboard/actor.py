@@ -6,7 +6,6 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from app.web.dashboard.tasks import Reached
 from marq.admin import purge as purging
 from marq.admin.purge import Extent
 from marq.backend.cluster import cluster_of
@@ -20,6 +19,7 @@ from marq.settings.client import ClientSettings
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Release, Source
 from marq.wire.names import markers_partition
+from marq_worker.app.web.dashboard.tasks import Reached
 
 _STOP_S = 2.0
 #: The error that the next consumer of a released message sees.

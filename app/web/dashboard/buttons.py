@@ -14,10 +14,13 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from aiohttp import web
 
-from agents.listing import MAX_PLACES
-from app.web.dashboard.actions import Action, AuditedActions, audit, read_action
-from app.web.dashboard.actor import DeadLetterSelection
-from app.web.dashboard.forms import (
+from marq.admin.purge import Extent
+from marq.wire.errors import ConfigError, MarqError, UnknownQueue
+from marq.wire.names import check_queue_name
+from marq_worker.agents.listing import MAX_PLACES
+from marq_worker.app.web.dashboard.actions import Action, AuditedActions, audit, read_action
+from marq_worker.app.web.dashboard.actor import DeadLetterSelection
+from marq_worker.app.web.dashboard.forms import (
     read_dead_letters,
     read_form,
     read_ids,
@@ -25,11 +28,8 @@ from app.web.dashboard.forms import (
     refuse_unknown_fields,
     write_places,
 )
-from app.web.dashboard.namespace import Namespace
-from app.web.security import VISITOR
-from marq.admin.purge import Extent
-from marq.wire.errors import ConfigError, MarqError, UnknownQueue
-from marq.wire.names import check_queue_name
+from marq_worker.app.web.dashboard.namespace import Namespace
+from marq_worker.app.web.security import VISITOR
 
 #: Time limit for counting dead letters for a page.
 DEAD_LETTERS_LIMIT_S = 10.0
@@ -207,7 +207,7 @@ async def in_time(reading: Awaitable[Any]) -> Any:
     except TimeoutError:
         raise MarqError(
             f"the dead letters could not be read within {DEAD_LETTERS_LIMIT_S:g} s. Without filters, reading continues:"
-            " try again in a moment; with filters, use faust -A app dead --count, or the pipeline"
+            " try again in a moment; with filters, use marq dead --count, or the pipeline"
         ) from None
 
 

@@ -161,7 +161,7 @@ class DeadLetterIndex:
             if unread > limit:
                 raise TooManyDeadLetters(
                     f"{unread:,} records of dead letters are unread, and a page reads at most {limit:,}: use"
-                    " faust -A app dead --count, or the pipeline"
+                    " marq dead --count, or the pipeline"
                 )
             await self._survey.make(stored, self._limit_s)
         self._read_s, self.read_at = time.monotonic(), time.time()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agents.listing import SHOWN_BYTES, moment
-from agents.redaction import Redaction
-from app.web.dashboard.dead_letters import KindOfError
 from marq.client.dead_letter import DeadLetter, time_of
 from marq.kafka.inspector import Peeked
 from marq.settings.queue import QueueSettings
 from marq.wire.record_headers import record_id
+from marq_worker.agents.listing import SHOWN_BYTES, moment
+from marq_worker.agents.redaction import Redaction
+from marq_worker.app.web.dashboard.dead_letters import KindOfError
 
 
 def consumer_of(message: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> dict[str, str] | None:

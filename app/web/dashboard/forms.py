@@ -8,13 +8,13 @@ from typing import Any
 
 from aiohttp import web
 
-from agents.listing import MAX_MINUTES, MAX_PLACES, read_number
-from app.web.dashboard.actions import MAX_IDS, Action
-from app.web.dashboard.actor import DeadLetterSelection
 from marq.client.receipt import Receipt
 from marq.dead_letters.filters import Filters, Snapshot
 from marq.wire.errors import ConfigError
 from marq.wire.names import check_queue_name
+from marq_worker.agents.listing import MAX_MINUTES, MAX_PLACES, read_number
+from marq_worker.app.web.dashboard.actions import MAX_IDS, Action
+from marq_worker.app.web.dashboard.actor import DeadLetterSelection
 
 #: Time limit for receiving a form.
 FORM_LIMIT_S = 10.0

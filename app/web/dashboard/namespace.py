@@ -11,25 +11,6 @@ from urllib.parse import quote
 
 import faust
 
-from agents.listing import open_message, sources_of
-from app.queue_document import queue_document
-from app.web.dashboard.dead_letters import DeadLetterIndex
-from app.web.dashboard.descriptions import (
-    consumer_of,
-    dead_letter_described,
-    kind_described,
-    markers_partitions,
-    names_of_holders,
-    open_elsewhere,
-    partitions,
-    waiting_described,
-)
-from app.web.dashboard.groups import Groups
-from app.web.dashboard.history import History, add_up, slot_now
-from app.web.dashboard.timeline import last_place
-from app.web.dashboard.timeline_reader import Reading
-from app.web.statistics import NamespaceStatistics
-from config.settings import AppSettings
 from marq.client.dead_letter import DeadLetter
 from marq.client.lifecycle import to_its_end
 from marq.client.receipt import Receipt
@@ -41,6 +22,25 @@ from marq.settings.queue import settings_document
 from marq.wire.errors import MarqError, UnknownQueue
 from marq.wire.markers import Source
 from marq.wire.names import closest_name
+from marq_worker.agents.listing import open_message, sources_of
+from marq_worker.app.queue_document import queue_document
+from marq_worker.app.web.dashboard.dead_letters import DeadLetterIndex
+from marq_worker.app.web.dashboard.descriptions import (
+    consumer_of,
+    dead_letter_described,
+    kind_described,
+    markers_partitions,
+    names_of_holders,
+    open_elsewhere,
+    partitions,
+    waiting_described,
+)
+from marq_worker.app.web.dashboard.groups import Groups
+from marq_worker.app.web.dashboard.history import History, add_up, slot_now
+from marq_worker.app.web.dashboard.timeline import last_place
+from marq_worker.app.web.dashboard.timeline_reader import Reading
+from marq_worker.app.web.statistics import NamespaceStatistics
+from marq_worker.config.settings import AppSettings
 
 #: Maximum number of records to read for waiting messages, of all queues that share the topic.
 MAX_SCANNED = 200_000

@@ -9,17 +9,17 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agents.listing import DEFAULT_MESSAGES, MAX_MESSAGES, STATES, read_number
-from app.web.dashboard import rows
-from app.web.dashboard.actions import NotThere
-from app.web.dashboard.buttons import in_time
-from app.web.dashboard.forms import read_filters
-from app.web.dashboard.namespace import CONSUMERS_WAIT_S, Namespace
-from app.web.dashboard.tasks import Tasks
-from app.web.dashboard.timeline import status_after
 from marq.core.storage.rows import HELD, State
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.names import check_queue_name
+from marq_worker.agents.listing import DEFAULT_MESSAGES, MAX_MESSAGES, STATES, read_number
+from marq_worker.app.web.dashboard import rows
+from marq_worker.app.web.dashboard.actions import NotThere
+from marq_worker.app.web.dashboard.buttons import in_time
+from marq_worker.app.web.dashboard.forms import read_filters
+from marq_worker.app.web.dashboard.namespace import CONSUMERS_WAIT_S, Namespace
+from marq_worker.app.web.dashboard.tasks import Tasks
+from marq_worker.app.web.dashboard.timeline import status_after
 
 #: Kinds of errors of dead letters on the page, the newest first.
 MAX_KINDS = 200

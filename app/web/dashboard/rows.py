@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agents.consumer_watch import has_no_consumer
-from agents.statistics import empty_metrics
-from app.readable import span
 from marq.core.storage.handling_times import quantile_ms
+from marq_worker.agents.consumer_watch import has_no_consumer
+from marq_worker.agents.statistics import empty_metrics
+from marq_worker.app.readable import span
 
 PAGE_ROWS = 100
 
@@ -264,11 +264,11 @@ def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
     unread = without_consumer(metrics["queues"])
     rows = (
         (metrics["complete"], "workers answer", f"{answered} of {len(metrics['workers'])}",
-         "For the others, run faust -A app check"),
+         "For the others, run marq check"),
         (bool(parts), "a tracker runs", f"{owners} of {len(parts)} partitions have an owner that works",
-         "Start a worker: faust -A app worker -l info"),
+         "Start a worker: marq worker -l info"),
         (not unowned, "each markers partition has an owner", f"{_listed(unowned)} have none" if unowned else "all have",
-         "A rebalance may be running; if this persists: faust -A app check"),
+         "A rebalance may be running; if this persists: marq check"),
         (not stopped, "no partition is stopped", _listed(stopped) or "none",
          "See the alarm on the overview for the reason and the command to run"),
         (behind < 100_000, "trackers keep up", f"at most {behind:,} marker records behind",

@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from agents.listing import moment
-from app.web.dashboard.actor import RELEASED_BY_OPERATOR
 from marq.client.receipt import Receipt
 from marq.wire.errors import CorruptMarker
 from marq.wire.marker_codec import decode
@@ -45,6 +43,8 @@ from marq.wire.markers import (
 )
 from marq.wire.names import ID_HEADER, is_scheduled, is_synthetic
 from marq.wire.record_headers import record_id
+from marq_worker.agents.listing import moment
+from marq_worker.app.web.dashboard.actor import RELEASED_BY_OPERATOR
 
 
 @dataclass

@@ -13,10 +13,6 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
-from agents.listing import SHOWN_BYTES, moment
-from agents.redaction import Redaction
-from app.web.dashboard.groups import partitions_of
-from app.web.dashboard.timeline import Timeline
 from marq.client.receipt import Receipt
 from marq.kafka.connection import client_options, started, stop_consumer
 from marq.kafka.permissions import refused
@@ -24,6 +20,10 @@ from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Source
 from marq.wire.record_headers import has_invalid_deliver_at, origin, record_id
+from marq_worker.agents.listing import SHOWN_BYTES, moment
+from marq_worker.agents.redaction import Redaction
+from marq_worker.app.web.dashboard.groups import partitions_of
+from marq_worker.app.web.dashboard.timeline import Timeline
 
 #: Limits of a read: marker records, their bytes, seconds, and events of the message.
 MAX_RECORDS, MAX_BYTES, MAX_SECONDS, MAX_EVENTS = 100_000, 64 << 20, 4.0, 200

@@ -14,23 +14,23 @@ from aiohttp import web
 from faust.web import View
 from mode import Service
 
-from app.web.credentials import Access
-from app.web.dashboard import rows
-from app.web.dashboard.actions import ACTIONS, AuditedActions, NotThere
-from app.web.dashboard.actor import Actor
-from app.web.dashboard.buttons import Buttons
-from app.web.dashboard.history import History, HistorySampler
-from app.web.dashboard.namespace import Namespace
-from app.web.dashboard.pages import Data, Pages
-from app.web.dashboard.rendering import STATIC, environment
-from app.web.dashboard.tasks import Tasks
-from app.web.security import SAFE_METHODS, VISITOR
-from app.web.statistics import NamespaceStatistics
-from config.settings import AppSettings
 from marq.dead_letters.dead_letters import DeadLetters
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError, MarqError, UnknownQueue
+from marq_worker.app.web.credentials import Access
+from marq_worker.app.web.dashboard import rows
+from marq_worker.app.web.dashboard.actions import ACTIONS, AuditedActions, NotThere
+from marq_worker.app.web.dashboard.actor import Actor
+from marq_worker.app.web.dashboard.buttons import Buttons
+from marq_worker.app.web.dashboard.history import History, HistorySampler
+from marq_worker.app.web.dashboard.namespace import Namespace
+from marq_worker.app.web.dashboard.pages import Data, Pages
+from marq_worker.app.web.dashboard.rendering import STATIC, environment
+from marq_worker.app.web.dashboard.tasks import Tasks
+from marq_worker.app.web.security import SAFE_METHODS, VISITOR
+from marq_worker.app.web.statistics import NamespaceStatistics
+from marq_worker.config.settings import AppSettings
 
 #: Parameters of other workers and of commands, which get less than a page shows.
 _OF_PROGRAMS = frozenset({"scope", "only"})

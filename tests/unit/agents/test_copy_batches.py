@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from aiokafka.producer.message_accumulator import BatchBuilder
 
-from agents.partition_writer import CopyBatches
 from marq.core.deliveries.redeliveries import Redelivery
 from marq.core.redeliver_or_dead_letter import Destination
+from marq_worker.agents.partition_writer import CopyBatches
 
 LIMIT_BYTES = 10_000
 

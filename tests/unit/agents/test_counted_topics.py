@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from aiokafka import TopicPartition
 
-from agents import counted_sources
-from agents.counted_sources import CountedTopics
+from marq_worker.agents import counted_sources
+from marq_worker.agents.counted_sources import CountedTopics
 
 MESSAGES, OWN = "marq.messages", "orders"
 

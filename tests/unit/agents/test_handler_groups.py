@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from agents.handler_groups import HandledQueue, HandlerGroup, handler_groups, without_handler
 from marq.settings.definitions import Definitions
+from marq_worker.agents.handler_groups import HandledQueue, HandlerGroup, handler_groups, without_handler
 
 SEND = {"handler": "mail:send"}
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import faust
 import pytest
 
-from agents.handler_groups import HandledQueue, HandlerGroup
-from agents.queue_consumer import declare, load_handler, load_handlers, load_modules
 from marq.wire.errors import ConfigError
+from marq_worker.agents.handler_groups import HandledQueue, HandlerGroup
+from marq_worker.agents.queue_consumer import declare, load_handler, load_handlers, load_modules
 
 
 @pytest.mark.parametrize(

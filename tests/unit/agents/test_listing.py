@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from agents.listing import MAX_PLACES, Choice, read_choice
 from marq.core.storage.rows import LeaseRow, State
 from marq.wire.errors import ConfigError
+from marq_worker.agents.listing import MAX_PLACES, Choice, read_choice
 
 NOW_MS = 1_000_000_000
 

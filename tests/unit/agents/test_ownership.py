@@ -13,9 +13,6 @@ from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError, NotEnoughReplicasError, UnknownError
 from aiokafka.producer.message_accumulator import BatchBuilder
 
-from agents.inbox import MAX_INBOX_BATCHES, Fetched
-from agents.owner_context import OwnerContext
-from agents.ownership import Ownership
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage.rows import LeaseRow
 from marq.owner.write import Write
@@ -24,7 +21,10 @@ from marq.settings.schedules import ScheduleLayers
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Acquire, Cause, Columns, Payload, Source
 from marq.wire.names import Names
-from tables.leases import LeaseTable
+from marq_worker.agents.inbox import MAX_INBOX_BATCHES, Fetched
+from marq_worker.agents.owner_context import OwnerContext
+from marq_worker.agents.ownership import Ownership
+from marq_worker.tables.leases import LeaseTable
 
 
 def surroundings(**changes: Any) -> OwnerContext:

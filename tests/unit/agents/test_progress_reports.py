@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from aiokafka.errors import KafkaConnectionError, MessageSizeTooLargeError
 
-from agents.ownership import Ownership
 from marq.core.storage.handling_times import HandlingTimes
 from marq.settings.queue import QueueSettings
 from marq.settings.schedules import ScheduleLayers
 from marq.wire.names import Names
-from tables.leases import LocalTableError
+from marq_worker.agents.ownership import Ownership
+from marq_worker.tables.leases import LocalTableError
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ async def test_nothing_is_expected_of_an_owner_that_the_broker_or_the_disk_refus
         raise Over
 
     monkeypatch.setattr(owner, "_take_over", fails)
-    monkeypatch.setattr("agents.ownership.asyncio.sleep", over)
+    monkeypatch.setattr("marq_worker.agents.ownership.asyncio.sleep", over)
     with pytest.raises(Over):
         await owner._live()
 

@@ -7,15 +7,15 @@ import pytest
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.structs import ConsumerRecord
 
-from agents import stream_reader
-from agents.inbox import Fetched
-from agents.stream_reader import Partitions, StreamReader
 from marq.kafka.offsets import Place
 from marq.kafka.positions import Positions
 from marq.kafka.reader import NotCommitted
 from marq.kafka.serving import Serving, serving
 from marq.wire.errors import MarqError
 from marq.wire.markers import Source
+from marq_worker.agents import stream_reader
+from marq_worker.agents.inbox import Fetched
+from marq_worker.agents.stream_reader import Partitions, StreamReader
 
 P0 = Source("messages", 0)
 ORDERS = Source("orders", 0)

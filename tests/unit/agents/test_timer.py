@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from agents.timer import Turn
 from marq.owner.write import Write
+from marq_worker.agents.timer import Turn
 
 
 def write(number: int) -> Write:

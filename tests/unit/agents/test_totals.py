@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agents.statistics import Totals
 from marq.core.storage.rows import Counts
+from marq_worker.agents.statistics import Totals
 
 QUEUE = "emails"
 

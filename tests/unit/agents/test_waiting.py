@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents import waiting
-from agents.waiting import Offsets, Waiting
 from marq.core.storage.acquired_ranges import AcquiredRanges
 from marq.kafka.records import Records
+from marq_worker.agents import waiting
+from marq_worker.agents.waiting import Offsets, Waiting
 
 QUEUES = ("a", "b", "c")
 

@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 from aiokafka.errors import ProducerFenced
 
-from agents.partition_writer import PartitionWriter
 from marq.owner.write import Write
 from marq.wire.markers import Tick
 from marq.wire.names import Names
+from marq_worker.agents.partition_writer import PartitionWriter
 
 
 class FencedProducer:

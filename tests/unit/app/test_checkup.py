@@ -8,20 +8,20 @@ from typing import Any
 
 import pytest
 
-from app.check.brokers import APIS, Appended, judge_apis, judge_clock
-from app.check.findings import Finding, Level, exit_code, fine, problem, report, warning
-from app.check.machine import Port, judge_packages, judge_port
-from app.check.members import Page, judge_members, judge_pages
-from app.check.permissions import UNKNOWN, Allowed, Use, missing, operations
-from app.check.topics import judge_missing, judge_topics
-from app.identity import Identity
-from config.settings import AppSettings, Role
 from marq.kafka.group_members import GroupMember
 from marq.kafka.topics import planned
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.settings.topic_rules import TopicFacts
 from marq.wire.names import Names
+from marq_worker.app.check.brokers import APIS, Appended, judge_apis, judge_clock
+from marq_worker.app.check.findings import Finding, Level, exit_code, fine, problem, report, warning
+from marq_worker.app.check.machine import Port, judge_packages, judge_port
+from marq_worker.app.check.members import Page, judge_members, judge_pages
+from marq_worker.app.check.permissions import UNKNOWN, Allowed, Use, missing, operations
+from marq_worker.app.check.topics import judge_missing, judge_topics
+from marq_worker.app.identity import Identity
+from marq_worker.config.settings import AppSettings, Role
 
 NAMES = Names("shop")
 CLIENT = ClientSettings.read("kafka:9092", {"prefix": "shop"}, environment={})

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from app.check.findings import Finding, Level
-from app.check.members import STALLED_S, Page, judge_pages
-from app.check.reading import Place, Reader, judge_partitions, judge_reading, judge_retention, unhandled
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.settings.topic_rules import TopicFacts
 from marq.wire.markers import Source
+from marq_worker.app.check.findings import Finding, Level
+from marq_worker.app.check.members import STALLED_S, Page, judge_pages
+from marq_worker.app.check.reading import Place, Reader, judge_partitions, judge_reading, judge_retention, unhandled
 
 CLIENT = ClientSettings.read("kafka:9092", {"prefix": "shop", "partitions": 4}, environment={})
 NAMES = CLIENT.names
@@ -57,7 +57,7 @@ def test_handlers_that_no_worker_runs_are_a_problem_even_without_messages(waits:
 
     assert found.level is Level.PROBLEM
     assert found.found == f"no worker runs the handlers of emails; {said}"
-    assert found.commands == ("faust -A app worker",)
+    assert found.commands == ("marq worker",)
     assert unhandled(CLIENT, definitions(emails={"handler": "shop:send"}), [reader]) == ["emails"]
 
 

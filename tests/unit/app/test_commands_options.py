@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import click
-import faust
 import pytest
 from faust.cli.base import cli
 
-from app import commands
+from marq_worker.app import commands
 
 
 @pytest.fixture(scope="module")
 def parsers() -> dict[str, click.Command]:
-    """Every command of ours, by its name."""
-    before = dict(cli.commands)
-    commands.attach(faust.App("options"))
-    return {name: each for name, each in cli.commands.items() if before.get(name) is not each}
+    """Every command, by its name."""
+    return {name: commands.load(name) for names in commands.SECTIONS.values() for name in names}
 
 
 def parse(parser: click.Command, *arguments: str) -> dict[str, object]:
@@ -52,3 +49,14 @@ def test_options_that_may_be_repeated_and_flags_still_are(parsers: dict[str, cli
 @pytest.mark.parametrize("name", ["cancel", "dead", "purge", "queue", "redrive", "replay"])
 def test_every_command_that_asks_takes_yes(parsers: dict[str, click.Command], name: str) -> None:
     assert parse(parsers[name], "x", "--yes")["yes"] is True
+
+
+def test_faust_has_the_same_commands(parsers: dict[str, click.Command]) -> None:
+    before = dict(cli.commands)
+    try:
+        commands.attach()
+
+        assert {name: cli.commands[name] for name in parsers} == parsers
+    finally:
+        cli.commands.clear()
+        cli.commands.update(before)

@@ -12,16 +12,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.check.findings import problem
-from app.commands import send
-from app.commands.command import BROKEN_PIPE, INTERRUPTED, Interrupted, confirm, ending, typing
 from marq.wire.errors import ConfigError, MarqError, MessageTooLarge
+from marq_worker.app.check.findings import problem
+from marq_worker.app.commands import send
+from marq_worker.app.commands.command import BROKEN_PIPE, INTERRUPTED, Interrupted, confirm, ending, typing
 from tests.terminal import Terminal
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMAND = """
 import asyncio, sys
-from app.commands.command import ending
+from marq_worker.app.commands.command import ending
 async def drain():
     print("draining", flush=True)
     await asyncio.sleep(3600)

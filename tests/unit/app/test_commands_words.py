@@ -9,14 +9,14 @@ from types import SimpleNamespace
 import pytest
 from aiokafka.errors import GroupAuthorizationFailedError
 
-from app.commands import purge, replay, state
-from app.commands.command import Interrupted
-from app.commands.terminal import looked
 from marq.admin.purge import Purged
 from marq.admin.replay import Replayed, Start
 from marq.kafka.group_members import DescribedGroup
 from marq.wire.errors import BrokerUnavailable, ConfigError, Forbidden
 from marq.wire.markers import Source
+from marq_worker.app.commands import purge, replay, state
+from marq_worker.app.commands.command import Interrupted
+from marq_worker.app.commands.terminal import looked
 
 LIMIT_S = 60.0
 

@@ -9,11 +9,11 @@ import pytest
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 from aiokafka.errors import CoordinatorNotAvailableError
 
-from agents.consumer_watch import is_read, unattended
 from marq.kafka.assignor import SpreadAssignor
 from marq.kafka.group_members import DescribedGroup, GroupMember, _group
 from marq.settings.definitions import Definitions
 from marq.wire.names import Names
+from marq_worker.agents.consumer_watch import is_read, unattended
 
 NAMES = Names("shop")
 EMAILS = NAMES.group("emails")

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from app.web.credentials import Access, Credentials, Visitor, hashed
-from config.settings import load_settings
 from marq.wire.errors import ConfigError
+from marq_worker.app.web.credentials import Access, Credentials, Visitor, hashed
+from marq_worker.config.settings import load_settings
 
 Settings = Callable[..., Credentials]
 

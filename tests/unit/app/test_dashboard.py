@@ -10,25 +10,25 @@ from typing import Any
 import pytest
 from aiokafka import ConsumerRecord
 
-from agents.consumer_watch import NO_CONSUMER_S
-from agents.statistics import add_up, backlog_of, empty_metrics
-from app.web.dashboard import history, rows
-from app.web.dashboard.actions import MAX_IDS, AuditedActions, read_action
-from app.web.dashboard.actor import RELEASED_BY_OPERATOR, DeadLetterSelection
-from app.web.dashboard.buttons import inside, see
-from app.web.dashboard.descriptions import markers_partitions, partitions
-from app.web.dashboard.forms import read_dead_letters, read_ids
-from app.web.dashboard.history import SAMPLES, History
-from app.web.dashboard.namespace import public
-from app.web.dashboard.rendering import age, ago, load, memory, moment, rate
-from app.web.dashboard.tasks import MAX_RUNNING, Tasks, TooManyTasks
-from app.web.dashboard.timeline import Timeline, last_place, status_after
 from marq.core.storage.handling_times import BOUNDS_MS
 from marq.dead_letters.dead_letters import Redriven
 from marq.wire.errors import ConfigError
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Ack, Acquire, Batch, Cause, Delay, Fact, Kind, Payload, Release, Renew, Source
 from marq.wire.names import ID_HEADER, schedule_topic
+from marq_worker.agents.consumer_watch import NO_CONSUMER_S
+from marq_worker.agents.statistics import add_up, backlog_of, empty_metrics
+from marq_worker.app.web.dashboard import history, rows
+from marq_worker.app.web.dashboard.actions import MAX_IDS, AuditedActions, read_action
+from marq_worker.app.web.dashboard.actor import RELEASED_BY_OPERATOR, DeadLetterSelection
+from marq_worker.app.web.dashboard.buttons import inside, see
+from marq_worker.app.web.dashboard.descriptions import markers_partitions, partitions
+from marq_worker.app.web.dashboard.forms import read_dead_letters, read_ids
+from marq_worker.app.web.dashboard.history import SAMPLES, History
+from marq_worker.app.web.dashboard.namespace import public
+from marq_worker.app.web.dashboard.rendering import age, ago, load, memory, moment, rate
+from marq_worker.app.web.dashboard.tasks import MAX_RUNNING, Tasks, TooManyTasks
+from marq_worker.app.web.dashboard.timeline import Timeline, last_place, status_after
 from tests.browser.pretend import PretendActor, PretendNamespace
 
 FIRST, AGAIN = Source("marq.messages", 0), Source("marq.messages", 3)

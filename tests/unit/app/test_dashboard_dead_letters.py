@@ -12,15 +12,15 @@ from typing import Any, cast
 import pytest
 
 import marq
-from agents.redaction import Redaction
-from app.web.dashboard import dead_letters
-from app.web.dashboard.dead_letters import DeadLetterIndex, KindOfError, TooManyDeadLetters
-from app.web.dashboard.namespace import Namespace
 from marq.dead_letters.filters import Filters
 from marq.dead_letters.log import Stored
 from marq.dead_letters.selection import Group, Spot, Survey
 from marq.settings.client import ClientSettings
 from marq.testing import Broker
+from marq_worker.agents.redaction import Redaction
+from marq_worker.app.web.dashboard import dead_letters
+from marq_worker.app.web.dashboard.dead_letters import DeadLetterIndex, KindOfError, TooManyDeadLetters
+from marq_worker.app.web.dashboard.namespace import Namespace
 
 
 @asynccontextmanager

@@ -15,20 +15,20 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberMetadata
 
-from agents.listing import MAX_PLACES
-from app.web.credentials import Access, Visitor
-from app.web.dashboard import pages
-from app.web.dashboard.descriptions import consumer_names, consumer_of, names_of_holders
-from app.web.dashboard.forms import read_places, write_places
-from app.web.dashboard.tasks import Task
-from app.web.dashboard.views import Dashboard, twin
-from app.web.security import MAX_BODY_BYTES, VISITOR
 from marq.core.storage.rows import HELD, State
 from marq.dead_letters.dead_letters import Deleted
 from marq.kafka.assignor import encoded
 from marq.kafka.group_members import _member
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.markers import Source
+from marq_worker.agents.listing import MAX_PLACES
+from marq_worker.app.web.credentials import Access, Visitor
+from marq_worker.app.web.dashboard import pages
+from marq_worker.app.web.dashboard.descriptions import consumer_names, consumer_of, names_of_holders
+from marq_worker.app.web.dashboard.forms import read_places, write_places
+from marq_worker.app.web.dashboard.tasks import Task
+from marq_worker.app.web.dashboard.views import Dashboard, twin
+from marq_worker.app.web.security import MAX_BODY_BYTES, VISITOR
 from tests.browser.pretend import DEAD_LETTERED, PAGES, PROCESS, PretendActor, PretendNamespace, site
 
 Client = TestClient[web.Request, web.Application]

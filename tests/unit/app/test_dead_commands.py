@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from app.commands.dead import ask_and_act, described, read_filters, said
 from marq.client.dead_letter import DeadLetter
 from marq.dead_letters.dead_letters import Deleted, Redriven
 from marq.dead_letters.filters import DeadLetterFilter, Snapshot
 from marq.dead_letters.log import Stored
 from marq.wire.errors import ConfigError
+from marq_worker.app.commands.dead import ask_and_act, described, read_filters, said
 
 ASKED = Snapshot(1_795_327_200_000, {0: 120, 1: 33})
 NOTHING: dict[str, Any] = {
@@ -94,7 +94,7 @@ async def test_where_there_was_nothing_to_ask_about_nothing_is_deleted() -> None
 
 async def test_a_deletion_is_of_the_letters_that_were_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr("app.commands.dead.confirm", lambda question, **_: asked.append(question))
+    monkeypatch.setattr("marq_worker.app.commands.dead.confirm", lambda question, **_: asked.append(question))
     calls: list[dict[str, Any]] = []
 
     async def delete(*, dry_run: bool = False, **options: Any) -> Deleted:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.readable import end_with
 from marq.wire.errors import ConfigError
+from marq_worker.app.readable import end_with
 
 
 def test_a_process_that_cannot_start_ends_with_one_sentence() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.faust_app import MarqApp, new_app
-from config.settings import load_client_settings, load_settings
+from marq_worker.app.faust_app import MarqApp, new_app
+from marq_worker.config.settings import load_client_settings, load_settings
 
 
 @pytest.mark.parametrize("seconds", [6, 10, 300])

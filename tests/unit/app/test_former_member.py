@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from app.worker import former_member
-from app.worker.former_member import expel
 from marq.settings.client import ClientSettings
+from marq_worker.app.worker import former_member
+from marq_worker.app.worker.former_member import expel
 
 FORMER, OTHER = "marq-former", "marq-other"
 

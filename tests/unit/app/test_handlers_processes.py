@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from agents.handler_groups import HandledQueue, HandlerGroup
-from app.faust_app import EXIT_FENCED
-from app.handlers.process import VARIABLE, HandlersProcess
-from app.handlers.processes import (
+from marq_worker.agents.handler_groups import HandledQueue, HandlerGroup
+from marq_worker.app.faust_app import EXIT_FENCED
+from marq_worker.app.handlers.process import VARIABLE, HandlersProcess
+from marq_worker.app.handlers.processes import (
     FIRST_PAUSE_S,
     LONG_LIFE_S,
     MAX_PAUSE_S,
@@ -85,7 +85,7 @@ async def test_a_process_whose_instance_id_another_one_uses_ends_its_worker_and_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ended = [sys.executable, "-c", f"raise SystemExit({EXIT_FENCED})"]
-    monkeypatch.setattr("app.handlers.processes.command", lambda _: ended)
+    monkeypatch.setattr("marq_worker.app.handlers.processes.command", lambda _: ended)
     codes: asyncio.Queue[int] = asyncio.Queue()
     processes = HandlersProcesses(1, None, codes.put_nowait)
     await processes.start()
@@ -117,7 +117,7 @@ def test_a_handlers_process_whose_application_fails_never_becomes_a_worker() -> 
 import os
 for _ in range(2):
     try:
-        import app
+        from marq_worker.app import app
     except OSError:  # there is no such pipe
         print({VARIABLE!r} in os.environ)
 """

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from agents.handler_groups import handler_groups
-from agents.queue_consumer import load_modules
-from app.handlers.role import check, publication
 from marq.settings.definitions import Definitions
 from marq.wire.errors import ConfigError
+from marq_worker.agents.handler_groups import handler_groups
+from marq_worker.agents.queue_consumer import load_modules
+from marq_worker.app.handlers.role import check, publication
 
 MAIL = """
     import marq

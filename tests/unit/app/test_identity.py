@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from app.identity import Identity
-from config.queues import load_queues
 from marq.wire.version import VERSION
+from marq_worker.app.identity import Identity
+from marq_worker.config.queues import load_queues
 
 ROOT = Path(__file__).parents[3]
 

@@ -8,10 +8,10 @@ import pytest
 from aiokafka.errors import GroupAuthorizationFailedError, KafkaConnectionError, NotCoordinatorForGroupError
 from yarl import URL
 
-from app.web import peers
-from app.web.peers import Group, Members
 from marq.kafka.group_members import STABLE, DescribedGroup, GroupMember
 from marq.settings.client import ClientSettings
+from marq_worker.app.web import peers
+from marq_worker.app.web.peers import Group, Members
 
 URLS = [URL("http://one:1"), URL("http://two:1")]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from agents.progress import Lateness
-from agents.statistics import empty_metrics
-from app.web.metrics import Exposition, Snapshot
 from marq.core.storage.rows import Counts
+from marq_worker.agents.progress import Lateness
+from marq_worker.agents.statistics import empty_metrics
+from marq_worker.app.web.metrics import Exposition, Snapshot
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import ClientSession, web
 from yarl import URL
 
-from app.web.peers import ask_each
+from marq_worker.app.web.peers import ask_each
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 from yarl import URL
 
-from agents.statistics import Statistics
-from agents.tracker import TrackerOwners
-from app.web.process_usage import UNKNOWN, ProcessUsage, Usage, usage_of
-from app.web.statistics import NamespaceStatistics, _worker
 from marq.wire.version import VERSION
+from marq_worker.agents.statistics import Statistics
+from marq_worker.agents.tracker import TrackerOwners
+from marq_worker.app.web.process_usage import UNKNOWN, ProcessUsage, Usage, usage_of
+from marq_worker.app.web.statistics import NamespaceStatistics, _worker
 
 CHILD = 4711
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from app.publication import check_topics, differences
-from config.queues import QueuesFile
 from marq.settings.definitions import Definitions
 from marq.wire.errors import ConfigError
 from marq.wire.names import Names
+from marq_worker.app.publication import check_topics, differences
+from marq_worker.config.queues import QueuesFile
 
 
 def file(defaults: dict[str, object] | None = None, **queues: dict[str, object]) -> QueuesFile:

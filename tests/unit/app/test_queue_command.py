@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from app.commands.queue import lines, read_changes
-from app.queue_document import queue_document
 from marq.settings.definitions import Definitions
 from marq.wire.errors import ConfigError
 from marq.wire.names import Names
+from marq_worker.app.commands.queue import lines, read_changes
+from marq_worker.app.queue_document import queue_document
 
 
 def test_values_are_written_as_in_queues_toml() -> None:
@@ -60,7 +60,7 @@ def test_errors_and_breakers_can_be_set_too_and_read_as_they_are_written() -> No
     ("assignments", "unset", "said"),
     [
         (["lease"], [], "--set lease: expected KEY=VALUE"),
-        (["lease=soon"], [], "--set lease=soon: expected a value as in queues.toml"),
+        (["lease=soon"], [], "--set lease=soon: expected a value as in marq.toml"),
         (["lease=1\nmax_attempts=2"], [], "expected one value"),
         (["lease=1", "lease=2"], [], "--set lease: the key is given twice"),
         (["lease=1"], ["lease"], "--unset lease: the key is given twice"),
@@ -105,7 +105,7 @@ def test_settings_are_shown_with_where_they_come_from() -> None:
         "paused": "default",
     }
     assert lines(shown)[0] == "queue emails: group background (marq.group.background)"
-    assert lines(shown)[1].split() == ["lease", "20", "[defaults]", "of", "queues.toml"]
+    assert lines(shown)[1].split() == ["lease", "20", "[defaults]", "of", "marq.toml"]
 
 
 def test_an_undefined_queue_is_shown_as_such() -> None:

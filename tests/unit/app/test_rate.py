@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.web.limits import MAX_ADDRESSES, Rate
+from marq_worker.app.web.limits import MAX_ADDRESSES, Rate
 
 
 class Clock:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.handlers.reports import REPEAT_SECONDS, Reporter, reports
+from marq_worker.app.handlers.reports import REPEAT_SECONDS, Reporter, reports
 
 
 async def test_a_report_is_told_when_it_is_new_until_the_writer_ends() -> None:
@@ -34,7 +34,7 @@ async def test_a_report_is_told_when_it_is_new_until_the_writer_ends() -> None:
 async def test_a_report_that_does_not_change_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
     reporter, now_s = Reporter(writing), 100.0
-    monkeypatch.setattr("app.handlers.reports.time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr("marq_worker.app.handlers.reports.time", SimpleNamespace(monotonic=lambda: now_s))
 
     for passed_s in (0, REPEAT_SECONDS / 2, REPEAT_SECONDS / 2):
         now_s += passed_s

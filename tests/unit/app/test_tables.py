@@ -8,10 +8,10 @@ from operator import itemgetter
 import pytest
 from rich.console import Console
 
-from app.commands.open_messages import covers
-from app.commands.terminal import Column, fitted, seconds
-from app.readable import span
 from marq.wire.errors import ConfigError
+from marq_worker.app.commands.open_messages import covers
+from marq_worker.app.commands.terminal import Column, fitted, seconds
+from marq_worker.app.readable import span
 
 COLUMNS = (
     Column("id", itemgetter(0)),

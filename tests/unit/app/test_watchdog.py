@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from agents.progress import ProgressReport
-from app.watchdog import watchdog
-from app.watchdog.watchdog import EXIT_CODE, LOOK_SECONDS, Answer, Watchdog
+from marq_worker.agents.progress import ProgressReport
+from marq_worker.app.watchdog import watchdog
+from marq_worker.app.watchdog.watchdog import EXIT_CODE, LOOK_SECONDS, Answer, Watchdog
 
 SIGNAL_SECONDS = 30.0
 

@@ -11,11 +11,11 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from aiohttp.web import Application, AppRunner, HTTPRequestTimeout, Request, Response, TCPSite
 
-from app.logs import shape
-from app.web.dashboard import forms
-from app.web.limits import Connections
-from config.settings import LogFormat
 from marq.wire.errors import ConfigError
+from marq_worker.app.logs import shape
+from marq_worker.app.web.dashboard import forms
+from marq_worker.app.web.limits import Connections
+from marq_worker.config.settings import LogFormat
 
 LIMIT_S = 60.0
 Handler = Callable[[Request], Awaitable[Response]]

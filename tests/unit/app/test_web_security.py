@@ -13,11 +13,11 @@ from aiohttp.test_utils import TestClient, TestServer
 from aiohttp.web import Application, HTTPFound, Request, Response
 from yarl import URL
 
-from app.web.credentials import Credentials
-from app.web.limits import Rate
-from app.web.security import FAILURES, HEADERS, MAX_BODY_BYTES, VISITOR, Guard, check_exposure, options
-from config.settings import load_settings
 from marq.wire.errors import ConfigError
+from marq_worker.app.web.credentials import Credentials
+from marq_worker.app.web.limits import Rate
+from marq_worker.app.web.security import FAILURES, HEADERS, MAX_BODY_BYTES, VISITOR, Guard, check_exposure, options
+from marq_worker.config.settings import load_settings
 
 
 def login(name: str, password: str) -> dict[str, str]:
@@ -161,7 +161,7 @@ async def test_a_request_that_is_too_large_is_refused(start: Start) -> None:
 @pytest.mark.usefixtures("guarded")
 async def test_guessing_is_slowed_down_but_known_logins_continue(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     # However slow the machine is: no guess becomes free during the test.
-    monkeypatch.setattr("app.web.security.FAILURES", (FAILURES[0], 1e-6))
+    monkeypatch.setattr("marq_worker.app.web.security.FAILURES", (FAILURES[0], 1e-6))
     client = await start()
     assert (await client.get("/", headers=OPERATOR)).status == 200
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from app.faust_worker import MarqWorker
+from marq_worker.app.faust_worker import MarqWorker
 
 
 def test_a_task_that_is_cancelled_at_the_end_of_a_stop_can_end() -> None:

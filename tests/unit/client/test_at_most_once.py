@@ -132,7 +132,8 @@ async def test_a_stop_releases_messages_whose_handlers_have_not_begun(rig: Rig) 
 
     assert handler.seen == []
     assert sorted(rig.released) == list(range(2 + count))
-    assert [each.counted for each in rig.settler.of(Release)] == [False]
+    # In one batch or in two.
+    assert {each.counted for each in rig.settler.of(Release)} == {False}
 
 
 async def test_nothing_is_dispatched_after_a_stop(rig: Rig) -> None:

@@ -306,7 +306,7 @@ async def test_clients_of_aiokafka_share_the_limit(monkeypatch, unused_tcp_port:
 
 @pytest.fixture
 def unused_tcp_port() -> int:
-    from broker import ports
+    from marq_worker.broker import ports
 
     return ports.free_port("127.0.0.1")
 

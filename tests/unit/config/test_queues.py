@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from config.queues import load_queues
-from config.settings import load_settings
 from marq.settings.backoff import Backoff
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import ConfigError
+from marq_worker.config.queues import load_queues
+from marq_worker.config.settings import load_settings
 
 
 def write(folder: Path, text: str) -> Path:
@@ -42,7 +42,7 @@ def test_a_file_is_read_as_the_documents_that_it_has(tmp_path: Path) -> None:
 
 
 def test_the_file_that_comes_with_the_project_says_the_defaults() -> None:
-    assert load_queues(Path("config/queues.toml")).definitions("anything") == QueueSettings()
+    assert load_queues(Path("marq.toml")).definitions("anything") == QueueSettings()
 
 
 @pytest.mark.parametrize(

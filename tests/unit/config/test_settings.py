@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from config.settings import Role, load_client_settings, load_settings, read_environment
 from marq.wire.errors import ConfigError
+from marq_worker.config.queues import load_queues
+from marq_worker.config.settings import Role, load_client_settings, load_settings, read_environment
 
 
 def test_a_worker_has_all_roles_unless_told() -> None:
@@ -97,3 +98,35 @@ def test_a_wrong_value_in_the_file_is_named(env_file: Path) -> None:
     env_file.write_text("MARQ_PARTITIONS=abc\n")
     with pytest.raises(ConfigError, match="MARQ_PARTITIONS='abc': expected a number"):
         load_client_settings(load_settings())
+
+
+def test_the_project_file_is_below_env_file_and_environment(env_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (env_file.parent / "marq.toml").write_text(
+        "[settings]\nprefix = 'shop'\nweb_port = 7000\npartitions = 12\nhandlers = ['a', 'b']\ncount_waiting = false\n"
+        "[queues.emails]\nlease = 60\n"
+    )
+    env_file.write_text("MARQ_WEB_PORT=7001\n")
+    monkeypatch.setenv("MARQ_PARTITIONS", "3")
+
+    settings = load_settings()
+
+    assert (settings.prefix, settings.web_port, settings.handlers) == ("shop", 7001, ("a", "b"))
+    assert not settings.count_waiting
+    assert load_client_settings(settings).partitions == 3
+    assert load_queues(settings.queues_file).queues == {"emails": {"lease": 60}}
+
+
+@pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        ("settings = 3", r"marq.toml: expected a table \[settings\], not 3"),
+        ("[settings]\nweb_prot = 1", r"unknown setting 'web_prot'; did you mean 'web_port'\?"),
+        ("[settings]\nweb_port = {}", "web_port = {}: expected text, a number, true, false or a list"),
+        ("[settings", "marq.toml is not valid TOML"),
+    ],
+)
+def test_a_mistake_in_the_project_file_is_named(env_file: Path, table: str, text: str) -> None:
+    (env_file.parent / "marq.toml").write_text(table)
+
+    with pytest.raises(ConfigError, match=text):
+        load_settings()

@@ -1,0 +1,63 @@
+"""``marq init``: the files of a new project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from marq.wire.errors import MarqError
+
+MARQ_TOML = """\
+# MARQ_HANDLERS, MARQ_BOOTSTRAP_SERVERS, ... in the environment or in .env override these settings.
+[settings]
+handlers = ["tasks"]
+
+# For all queues; [queues.NAME] overrides them for one.
+[defaults]
+lease = 30            # seconds until an unacknowledged message is redelivered
+max_attempts = 5      # deliveries, the first included; then it is a dead letter
+
+[queues.greetings]
+max_attempts = 2
+backoff = { base = 1, factor = 2, max = 600 }
+"""
+
+TASKS = """\
+import marq
+
+
+@marq.handler("greetings")
+async def greet(name: str) -> None:
+    print(f"Hello, {name}!", flush=True)
+"""
+
+TEST_TASKS = """\
+import asyncio
+
+import marq
+
+import tasks
+
+
+def test_greet(marq_broker, capsys):
+    async def send_and_handle():
+        async with marq.Producer() as producer:
+            await producer.send("greetings", b"Ann")
+        await marq_broker.run(tasks.greet)
+
+    asyncio.run(send_and_handle())
+
+    assert capsys.readouterr().out == "Hello, Ann!\\n"
+"""
+
+FILES = {"marq.toml": MARQ_TOML, "tasks.py": TASKS, "test_tasks.py": TEST_TASKS}
+
+
+def write_project(directory: Path) -> list[Path]:
+    """Write the files; raise MarqError if one of them is already there."""
+    paths = [directory / name for name in FILES]
+    present = [path.name for path in paths if path.exists()]
+    if present:
+        raise MarqError(f"{', '.join(present)}: already there; run marq init in an empty directory")
+    for path, text in zip(paths, FILES.values(), strict=True):
+        path.write_text(text, encoding="utf-8")
+    return paths
