@@ -86,7 +86,7 @@ class BacklogCounter(Service):
         #: True while the counter runs; otherwise the backlog is unknown, not 0.
         self.counts = False
         #: Messages of unknown queues beyond the ones listed by name.
-        self.others = 0
+        self.unknown_queues = 0
         self._trouble = "it has not begun"
         self._logged_s: dict[str, float] = {}
         self._sources = CountedSources(client.names, owners, definitions)
@@ -127,7 +127,7 @@ class BacklogCounter(Service):
             "complete": self.complete,
             "uncounted": self.uncounted,
             "unknown": self.unknown,
-            "others": self.others,
+            "unknown_queues": self.unknown_queues,
             "trouble": self.trouble,
         }
 
@@ -334,9 +334,9 @@ class BacklogCounter(Service):
             queue for queue in names if not (definitions.defines(queue) or any(queue in book.counts for book in books))
         ]
         if len(unknown) <= MAX_UNKNOWN:
-            self.others = 0
+            self.unknown_queues = 0
             return names
         unknown.sort(key=lambda queue: (-counts[queue], queue))
         left_out = unknown[MAX_UNKNOWN:]
-        self.others = sum(counts[queue] for queue in left_out)
+        self.unknown_queues = sum(counts[queue] for queue in left_out)
         return names.difference(left_out)

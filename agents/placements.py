@@ -179,7 +179,7 @@ class FormerPartitions:
         self._client = client
         self._consumer = consumer
         self._admin = admin
-        #: From where a queue was found to have something to read in a partition: that need not be read again.
+        #: Start of the last search of a partition that found records of the queue: no need to search from there again.
         self._owed = owed
 
     async def ends(self, partitions: Iterable[int]) -> dict[int, int]:

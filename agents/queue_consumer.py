@@ -79,8 +79,8 @@ class Handlers:
         """Messages in flight, and how many of them are in handlers."""
         session = self.session
         if session is None:
-            return {"held": 0, "taken": 0}
-        return {"held": session.prefetch.in_flight, "taken": session.prefetch.processing}
+            return {"in_flight": 0, "processing": 0}
+        return {"in_flight": session.prefetch.in_flight, "processing": session.prefetch.processing}
 
     def holders(self) -> Sequence[int]:
         """Return the numbers under which this process acquires messages, for its group."""

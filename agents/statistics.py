@@ -32,7 +32,7 @@ HANDLING_SAMPLES = 30
 #: Open messages to count before yielding to other tasks: some milliseconds.
 _AT_ONCE = 20_000
 #: Counters of a queue that get rates.
-_RATED = ("acquired", "acked", "redelivered", "dead")
+_RATED = ("acquired", "acked", "redelivered", "dead_lettered")
 _COUNTED = tuple(each.name for each in fields(Counts))
 #: Built once: pages add up thousands of queues.
 _EMPTY: Mapping[str, float] = {
@@ -264,7 +264,7 @@ def _partition(owner: Ownership, pace: Pace) -> dict[str, Any]:
         "alarm": owner.alarm,
         "stopped_before": None if owner.engine.stopped_before is None else owner.engine.stopped_before[0],
         "applied_offset": book.applied,
-        "open": len(book),
+        "unfinished": len(book),
         "lag": pace.lag,
         "lag_per_second": round(pace.lag_per_second, 3),
         "read_per_second": round(pace.read_per_second, 3),
@@ -312,8 +312,9 @@ def backlog_of(answers: Iterable[Mapping[str, Any]], *, everyone: bool) -> dict[
     """Return how reliable the backlog is; ``everyone``: each worker is known and has answered.
 
     ``counted``: some worker counts; ``complete``: all do, and have counted everything that waited some seconds ago;
-    ``uncounted``: records not read yet; ``unknown``: records whose key does not name a queue; ``others``: messages of
-    unknown queues beyond the listed ones; ``switched_off``: workers that do not count; ``trouble``: why others do not.
+    ``uncounted``: records not read yet; ``unknown``: records whose key does not name a queue; ``unknown_queues``:
+    messages of unknown queues beyond the listed ones; ``switched_off``: workers that do not count; ``trouble``: why
+    others do not.
     """
     reports = [answer.get("backlog") for answer in answers if answer["partitions"]]
     counting = [backlog for backlog in reports if backlog is not None]
@@ -324,7 +325,7 @@ def backlog_of(answers: Iterable[Mapping[str, Any]], *, everyone: bool) -> dict[
         and all(backlog is not None and backlog["complete"] for backlog in reports),
         "uncounted": sum(backlog["uncounted"] for backlog in counting),
         "unknown": sum(backlog["unknown"] for backlog in counting),
-        "others": sum(backlog.get("others", 0) for backlog in counting),
+        "unknown_queues": sum(backlog.get("unknown_queues", 0) for backlog in counting),
         "switched_off": len(reports) - len(counting),
         "trouble": sorted({trouble for backlog in counting if (trouble := backlog.get("trouble", ""))}),
     }

@@ -33,7 +33,7 @@ COMMIT_SECONDS = 10.0
 PLACE_SECONDS = 60.0
 #: A receiver that has not fetched for this long is taken to have no room for records.
 ASKING_SECONDS = 2.0
-#: A batch that takes longer from Faust's consumer to the reader is taken for lost.
+#: A batch that takes longer from Faust's consumer to the reader counts as lost.
 DELIVERY_SECONDS = 1.0
 
 Record = ConsumerRecord[bytes, bytes]

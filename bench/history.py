@@ -1,11 +1,11 @@
-"""Writes a history to Kafka: what consumers and trackers say of a great many messages, and what is true of them.
+"""Writes a history of many messages to Kafka, with the markers of consumers and trackers, and knows the correct audit.
 
-Straight to the topics, so that millions of messages take seconds: no worker runs. The story is consistent by Marq's own
-rules, for its own code decides what becomes of a message that comes back and makes the copy. Of chance is only what
-consumers do (:class:`Chances`), by a seed. Times are compressed: a lease runs out as soon as its tracker is asked.
+It writes straight to the topics, without a worker, so millions of messages take seconds. The history follows Marq's own
+rules: Marq's code decides between redelivery and dead letter, and builds the record. Only the consumers act at random
+(:class:`Chances`), from a seed. Times are compressed: a lease expires as soon as it is due.
 
-One producer writes everything, and idempotently: so it knows the offset of each record before the broker does. Only
-messages on their way are in memory; :class:`Truth` has the sums.
+One idempotent producer writes everything, so it knows the offset of each record before the broker does. Only unfinished
+messages are in memory; :class:`Truth` has the sums.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ from marq.wire.names import Names, markers_partition, synthetic_topic
 
 QUEUES = ("emails", "invoices", "reports", "thumbnails")
 SETTINGS = QueueSettings(lease_ms=5_000, max_attempts=3)
-#: Messages of a turn: sent at once, and delayed.
+#: Messages of a turn: sent without a delay, and with one.
 SENT, DELAYED = 1_920, 80
 TURN = SENT + DELAYED
-#: Messages of one ACQUIRE, as consumers have them that are a little, and far, behind.
+#: Messages of one ACQUIRE: of a consumer that is nearly up to date, and of one that is far behind.
 LEAST_BATCH, MOST_BATCH = 300, 2_000
 #: Turns between two ticks.
 TICK_EVERY = 5
@@ -62,9 +62,9 @@ _ACK, _RELEASE, _GIVE_BACK, _LET_EXPIRE, _ACK_LATE, _REJECT = range(6)
 
 @dataclass(frozen=True)
 class Chances:
-    """What consumers do, as parts of 1; what has failed once fails more often."""
+    """Probabilities of consumers' actions; a message that has failed once fails more often."""
 
-    #: ACK, RELEASE, RELEASE uncounted, nothing until the lease has run out, an ACK after that, REJECT.
+    #: ACK, RELEASE, uncounted RELEASE, no marker until the lease ends, ACK after the lease, REJECT.
     first: tuple[float, ...] = (0.925, 0.04, 0.005, 0.015, 0.008, 0.007)
     again: tuple[float, ...] = (0.70, 0.20, 0.005, 0.055, 0.02, 0.02)
     renewed: float = 0.12
@@ -74,7 +74,7 @@ class Chances:
 
 @dataclass
 class Truth:
-    """What the audit must find: counts for each queue, and how many rows each table has."""
+    """The correct audit: counts for each queue, and the number of rows of each table."""
 
     counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     causes: Counter[str] = field(default_factory=Counter)
@@ -83,11 +83,11 @@ class Truth:
 
 @dataclass(slots=True)
 class _Story:
-    """A message that was not done with by its first delivery."""
+    """A message that its first delivery did not finish."""
 
     queue: str
     payload: Payload
-    #: Deliveries that ran out, whose consumers said nothing, or said it late.
+    #: Deliveries whose lease ended: without any further marker, and with a late ACK.
     silent: int = 0
     late: int = 0
     #: How many of these led to another delivery.
@@ -105,7 +105,7 @@ class _Lane:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """Messages of one queue that a consumer has found in one partition; ``stories`` of the first of them."""
+    """Messages of one queue that a consumer read from one partition; the first ones have ``stories``."""
 
     queue: str
     source: Source
@@ -116,7 +116,7 @@ class _Read:
     sent_ms: int
 
     def pieces(self, size: int) -> Iterator[_Read]:
-        """Cut it into batches."""
+        """Split the messages into batches."""
         known, begin = len(self.stories), self.from_offset
         for start in range(0, len(self.offsets), size):
             offsets = self.offsets[start : start + size]
@@ -148,7 +148,7 @@ class _Read:
 
 
 class History:
-    """Writes the story of a number of messages, a multiple of :data:`TURN`, to existing empty topics."""
+    """Writes the history of a number of messages, a multiple of :data:`TURN`, to existing empty topics."""
 
     def __init__(
         self, log: Log, names: Names, partitions: int, markers_partitions: int, value_bytes: int, seed: int = 1
@@ -169,7 +169,7 @@ class History:
         self.truth = Truth()
 
     def write(self, messages: int) -> None:
-        """Write it, to the last ack."""
+        """Write the history of this number of messages until all have ended."""
         for turn in range(messages // TURN):
             lane = self._lanes[turn % len(self._lanes)]
             self._send(lane)
@@ -188,7 +188,7 @@ class History:
     # --- sending ------------------------------------------------------------------------------------------------------
 
     def _send(self, lane: _Lane) -> None:
-        """Send messages to one or two queues, which lie between each other, and have all that is there consumed."""
+        """Send messages to one or two queues, interleaved, and let the consumers read the partition to its end."""
         values = [number.to_bytes(8, "big") + self._padding for number in range(self._sent, self._sent + SENT)]
         self._sent += SENT
         queues = self._chance.choice(len(QUEUES), size=int(self._chance.integers(1, 3)), replace=False)
@@ -207,7 +207,7 @@ class History:
         self._consume(lane, fresh, now)
 
     def _delay(self, turn: int) -> None:
-        """Delay messages of one queue: some are moved, some cancelled, and the others are delivered."""
+        """Delay messages of one queue: reschedule some, cancel some, and deliver all but the cancelled ones."""
         source, queue = self._delays[turn % len(self._delays)], QUEUES[turn % len(QUEUES)]
         start, now = self._delayed[source], _now_ms()
         self._delayed[source] += DELAYED
@@ -242,7 +242,7 @@ class History:
     # --- consuming ----------------------------------------------------------------------------------------------------
 
     def _consume(self, lane: _Lane, fresh: dict[str, tuple[list[int], list[bytes]]], sent_ms: int = 0) -> None:
-        """Have all queues' consumers read a partition to its end."""
+        """Let the consumers of all queues read a partition to its end."""
         copies, lane.copies = lane.copies, []
         for queue in QUEUES:
             known = [(offset, story) for offset, story in copies if story.queue == queue]
@@ -261,7 +261,7 @@ class History:
         lane.read_to = self._log.ends[lane.source]
 
     def _handle(self, read: _Read) -> None:
-        """Acquire a batch, do something with each message, and have what is due then sent."""
+        """Acquire a batch, write an outcome for each message, and send the messages that are due then."""
         frame = (read.queue, self._holder[read.queue, read.source], read.source)
         offsets = np.asarray(read.offsets)
         self._mark(Acquire(*frame, read.offsets, SETTINGS.lease_ms, read.from_offset, read.columns()))
@@ -375,7 +375,7 @@ class History:
 
 
 def _lease(story: _Story, fate: int) -> LeaseRow:
-    """Return the lease of a message when it is due: what its consumer has made of it."""
+    """Return the lease of a message when it is due, with the state that its consumer left."""
     states = {_RELEASE: State.RELEASED, _GIVE_BACK: State.RELEASED, _REJECT: State.REJECTED}
     texts = {_RELEASE: ERROR, _REJECT: REASON}
     lease = LeaseRow(story.queue, 0, story.payload.attempt, 0, 0, states.get(fate, State.LEASED))

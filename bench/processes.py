@@ -181,7 +181,7 @@ class _Tree:
 
 
 class Meter:
-    """CPU time of processes from now on; ``pids`` by the part of the system that they are."""
+    """CPU time of processes since this object's creation; ``pids`` by the part of the system that they run."""
 
     def __init__(self, pids: Mapping[str, Sequence[int]]) -> None:
         self._pids = pids

@@ -161,7 +161,7 @@ def placed(page: str, text: str) -> str:
 
 
 def between(page: str) -> str:
-    """Return what stands between the marks."""
+    """Return the text between the marks."""
     return page.partition(f"{BEGIN}\n")[2].partition(f"\n{END}")[0].strip()
 
 

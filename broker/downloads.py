@@ -306,7 +306,7 @@ Fetch = Callable[[Sequence[Artifact], Path], None]
 
 
 def _ways() -> Iterator[tuple[str, Fetch]]:
-    """Yield the ways to fetch, best first; what a way needs is installed when its turn comes."""
+    """Yield the ways to download, best first; the tools of each are installed when its turn comes."""
     if shutil.which("mvn"):
         yield "Maven", _by_maven
         # Maven would copy a broken download in the user's local repository again and again.

@@ -15,7 +15,7 @@ from marq_worker.broker import downloads
 from marq_worker.broker.downloads import Report, ToolFailed
 from marq_worker.broker.errors import BrokerError
 
-OLDEST = 17  # what the server of Kafka 4 needs
+OLDEST = 17  # the oldest version that runs the Kafka 4 broker
 LOOK_LIMIT_SECONDS = 30.0
 # Package managers put runtimes there, which may not be on PATH.
 INSTALLED = Path("/usr/lib/jvm")
@@ -158,7 +158,7 @@ def archive_flags(archive: Path) -> list[str]:
 
 
 def remove_other_archives(archive: Path) -> None:
-    """Delete the archives of other runtimes and older jars: 50 MB each, and quickly made again."""
+    """Delete the archives of other runtimes and older jars, which take 50 MB each and are quickly recreated."""
     for other in archive.parent.glob(f"{_ARCHIVE_PREFIX}*.jsa"):
         if other != archive:
             other.unlink(missing_ok=True)

@@ -26,7 +26,7 @@ PROJECT_FILE = Path("marq.toml")
 
 
 class Role(StrEnum):
-    """What a worker does: keep leases, run handlers, serve web pages."""
+    """The tasks of a worker: keep leases, run handlers, serve web pages."""
 
     TRACKER = "tracker"
     HANDLERS = "handlers"
@@ -189,7 +189,7 @@ def _unreadable(file: Path, error: Exception) -> ConfigError:
 
 
 def _explain(error: ValidationError) -> str:
-    """Explain each mistake: the variable, what was expected, and what was found."""
+    """Explain each mistake: the variable, the expected value, and the actual one."""
     return "; ".join(
         f"MARQ_{str(mistake['loc'][0]).upper()}: {mistake['msg'].removeprefix('Value error, ')}"
         f" (found {mistake['input']!r})"

@@ -76,7 +76,7 @@ async def _fail(message: marq.Message) -> None:
 
 
 async def serve(plan: Plan, recorder: Recorder) -> None:
-    """Serve until SIGTERM; then write what was decided, and leave."""
+    """Serve until SIGTERM; then write the pending outcomes and leave the groups."""
     serving = asyncio.ensure_future(Server(plan, recorder).serve_all())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, serving.cancel)
     await asyncio.wait([serving])

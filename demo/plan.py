@@ -1,7 +1,8 @@
-"""What the demo does, and what happens to which message: the same for the sender, the consumers and the account.
+"""The plan of the demo, and the fate of each message: shared by the sender, the consumers and the final check.
 
-A message is known by its number. Numbers go round the queues, and the *place* of a message in its queue decides how a
-consumer conducts itself: so each queue has its share of everything, and a run can be checked without a list.
+A message is identified by its number. Numbers alternate between the queues, and the *place* of a message in its queue
+decides what a consumer does with it. So each queue gets its share of every case, and a run can be checked without a
+list.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ QUEUES_FILE = Path(__file__).with_name("queues.toml")
 
 
 class Conduct(Enum):
-    """What a consumer does with a delivery."""
+    """The actions of a consumer for a delivery."""
 
     ACK = "ack"
     FORGET = "forget"
@@ -82,7 +83,7 @@ def make_value(number: int) -> bytes:
 
 
 def read_number(value: bytes | None) -> int | None:
-    """Return the number in a value, or None when the value is not what the demo sends."""
+    """Return the number in a value, or None if the demo did not send this value."""
     if value is None or len(value) != VALUE_BYTES or not value[:_NUMBER_BYTES].isdigit():
         return None
     number = int(value[:_NUMBER_BYTES])

@@ -48,7 +48,7 @@ class Display:
     def statistics(self, queues: Mapping[str, Mapping[str, float]]) -> None:
         """Show the workers' statistics."""
         self.show(
-            dead=int(sum(row["dead"] for row in queues.values())),
+            dead=int(sum(row["dead_lettered"] for row in queues.values())),
             in_flight=int(sum(row["in_flight"] for row in queues.values())),
             waiting=int(sum(row["waiting_for_redelivery"] for row in queues.values())),
             redelivered=int(sum(row["redelivered"] for row in queues.values())),

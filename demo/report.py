@@ -46,7 +46,7 @@ def show(result: Result, events: Sequence[Event], audit: Audit | None, data: Pat
 
 
 def complaints(result: Result, events: Sequence[Event]) -> list[str]:
-    """Return the broken promises, and what the checker found with the events that show it."""
+    """Return the broken promises, and the checker's findings with the events that show them."""
     lines = [f"NOT AS PROMISED: {text}" for text in result.broken]
     for name, count in sorted(result.report.violations.items()):
         lines.append(f"{name.upper()}: {count}")

@@ -212,7 +212,7 @@ class Run(Stage):
                 return False
             for worker in self.workers:
                 parts = await asyncio.to_thread(worker.owned)
-                rows[worker.name], owned[worker.name] = sum(part["open"] for part in parts.values()), tuple(parts)
+                rows[worker.name], owned[worker.name] = sum(part["unfinished"] for part in parts.values()), tuple(parts)
             return max(rows.values()) > 0 or self._acked >= self._plan.messages * LATE_SHARE
 
         await self.until(enough, "a worker has rows open", self._left_s)
@@ -223,7 +223,7 @@ class Run(Stage):
 
 
 def _settings() -> dict[str, Any]:
-    """Return what queues.toml says, for the checker."""
+    """Return the settings in queues.toml, for the checker."""
     defaults = tomllib.loads(QUEUES_FILE.read_text(encoding="utf-8"))["defaults"]
     backoff = defaults["backoff"]
     times_ms = [int(backoff["base"] * 1000), backoff["factor"], int(backoff["max"] * 1000)]

@@ -1,4 +1,4 @@
-"""A load of all kinds at random: messages for now and for later, of which some are cancelled and some are moved."""
+"""A random load of all kinds: immediate and delayed messages, some of which are cancelled or rescheduled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ANSWERS_S = 60.0
 
 
 class Mix:
-    """Sends, cancels and moves until :meth:`stop`, as its seed says; ``delayed``: the share of what is for later."""
+    """Sends, cancels and reschedules until :meth:`stop`, by its seed; ``delayed``: the share of delayed messages."""
 
     def __init__(self, stage: Stage, *, delayed: float = DELAYED) -> None:
         self._stage = stage
@@ -40,7 +40,7 @@ class Mix:
         self._stage.load_with(self._run())
 
     async def stop(self) -> None:
-        """Send no more, and wait until all that was asked is answered."""
+        """Stop sending, and wait until all requests are answered."""
         self._stopping.set()
         await self._stage.until(self._ended.is_set, "each question is answered", ANSWERS_S)
 
@@ -75,7 +75,7 @@ class Mix:
         absolute: bool,
         plan: Sequence[tuple[float, str, float]],
     ) -> None:
-        """Send one message, and ask what is planned for it."""
+        """Send one message, and make the requests that are planned for it."""
         when: dict[str, Any] = {}
         if delay_s is not None:
             when = {"at": _from_now(delay_s)} if absolute else {"delay": delay_s}

@@ -62,7 +62,7 @@ async def begin(stage: Stage, client: str, address: str) -> str:
 def disturbed(client: str, *disturb: Callable[[Proxy], None], dead: bool = False) -> Play:
     """Disturb the connections of a client for a while, in each of these ways.
 
-    Then the proxy delivers what it held, or the old connections turn out to be ``dead``.
+    Then the proxy delivers the data that it held, or the old connections turn out to be ``dead``.
     """
 
     async def play(stage: Stage, here: BehindProxies) -> None:

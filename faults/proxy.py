@@ -65,7 +65,7 @@ class Proxy:
         self._call(self._cut())
 
     def freeze(self, direction: Direction = "both") -> None:
-        """Keep connections and take new ones, but forward nothing, not even that they were closed."""
+        """Keep connections and accept new ones, but forward nothing: neither data nor the end of a connection."""
         self._call(self._freeze(direction))
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""``python -m faults.soak --minutes N``: steady load for long, with a fault at random each minute.
+"""``python -m faults.soak --minutes N``: a long run under steady load, with a random fault each minute.
 
-Memory, open files, open leases and backlog are sampled each second. At the end the checker judges the whole history,
-and what is to be bounded must be: of each, the highest of the last third is not far above the highest of the first. The
-last line is one JSON object.
+Memory, open files, unfinished messages and backlog are sampled each second. At the end the checker judges the whole
+history. The samples must be bounded: the maximum of the last third must not be far above that of the first. The last
+line is one JSON object.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Soak:
                     max(map(_mib, consumers), default=0.0),
                     _mib(broker) if broker is not None else 0.0,
                     max(map(_files, [*workers, *consumers]), default=0),
-                    sum(part["open"] for part in partitions),
+                    sum(part["unfinished"] for part in partitions),
                     stage.accepted - stage.received,
                 )
             )

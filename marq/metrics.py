@@ -105,7 +105,7 @@ class HandlerMetrics:
         )
 
     def measured(self, handler: Handler) -> Handler:
-        """Return a handler that does the same and is measured; what a decorator says of it goes with it."""
+        """Return a measured version of a handler, with the settings of its decorator."""
         if is_coroutine_function(handler):
 
             @functools.wraps(handler)

@@ -43,9 +43,9 @@ _blocks: dict[int, Any] = {}
 
 
 def instrument(tracer_provider: TracerProvider | None = None) -> None:
-    """Tell of all clients of this process from now on; does nothing when it was called before.
+    """Create spans for all clients of this process from now on; further calls do nothing.
 
-    ``tracer_provider``: else the global one, as OpenTelemetry's SDK sets it up.
+    ``tracer_provider`` defaults to the global one, which OpenTelemetry's SDK sets up.
     """
     global _tracer
     if not _wrapped:

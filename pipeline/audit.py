@@ -1,13 +1,13 @@
-"""The audit of a lifecycle: for each queue, what was sent and how it ended.
+"""The audit of a lifecycle: for each queue, the messages that were sent and how they ended.
 
 This equation must hold, message by message and so in sum::
 
     sent + acked_and_dead = acked + dead + open + delayed + cancelled + abandoned + expired_unread + lost
 
 ``lost`` must be 0, and no message may have a difference (:mod:`pipeline.lifecycle`). The topics do not show what
-consumers did: an expired lease does not tell whether the message was processed. So ``duplicates`` counts the deliveries
-without a cause that asks for them, each of which may have doubled work. If handlers report what they finished (the
-table ``handled``), it counts exactly what was finished or dead-lettered more than once.
+consumers did: an expired lease does not tell whether the message was processed. So ``duplicates`` counts deliveries
+that were not requested, each of which may have repeated work. If handlers report the deliveries that they finished (the
+table ``handled``), it counts exactly the messages that were finished or dead-lettered more than once.
 """
 
 from __future__ import annotations

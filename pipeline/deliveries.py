@@ -105,7 +105,7 @@ def _bounds(spark: SparkSession, cut: Cut) -> DataFrame:
 
 
 def _opened(rows: DataFrame, cut: Cut) -> DataFrame:
-    """Add what the order of a record's markers implies."""
+    """Add columns that follow from the order of a record's markers."""
     place = F.concat_ws("/", "topic", "partition", "offset")
     rows = rows.withColumns(
         {

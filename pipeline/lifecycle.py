@@ -1,7 +1,8 @@
 """One row for each message, across its redeliveries: records with the same id are one message.
 
-From the ends of its records follow a message's state and its *differences*: what the topics must contain by the rules
-of docs/protocol.md, and do not. A difference that the next ``ingest`` may still resolve is *pending*.
+A message's state and its *differences* follow from the ends of its records. A difference is content that the topics
+should have by the rules of docs/protocol.md, but do not. A difference that the next ``ingest`` may still resolve is
+*pending*.
 """
 
 from __future__ import annotations

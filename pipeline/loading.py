@@ -149,7 +149,7 @@ def _headers(rows: Input, fields: Fields) -> tuple[Column, Column]:
 
 
 def _time(rows: Input, fields: Fields) -> tuple[Column, Column]:
-    """Return when each row is due, in ms, and what is wrong with it; 0 and an empty column mean now."""
+    """Return the due time of each row in ms, and its error; 0 and an empty column mean now."""
     if fields.delay is not None:
         ms, fault = _delay(rows, f"--delay {fields.delay}", fields.delay)
     elif fields.at is not None:
@@ -203,7 +203,7 @@ def _fits(queue: str, limit_bytes: int) -> Column:
 
 
 def numbered(good: DataFrame, starts: Sequence[int]) -> DataFrame:
-    """Number the rows from 0 on; ``starts`` has the first number of each of Spark's partitions."""
+    """Number the rows from 0; ``starts`` has the first number of each of Spark's partitions."""
     # One literal for all partitions, which Spark evaluates once.
     first = F.element_at(F.from_json(F.lit(str(list(starts))), "array<bigint>"), F.spark_partition_id() + 1)
     in_partition = F.monotonically_increasing_id().bitwiseAND(F.lit(2**33 - 1))

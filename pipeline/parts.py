@@ -1,4 +1,4 @@
-"""What is known of each delivered record: parts that add up in any order.
+"""The facts about each delivered record, as parts that add up in any order.
 
 A row of *parts* has a record's place (topic, partition, offset) and a column for each kind of event: the first ACK, the
 last RENEW, the number of ACQUIREs. Each column has a rule that merges two of its values (:data:`RULES`), independent of

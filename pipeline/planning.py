@@ -1,8 +1,8 @@
-"""Capacity planning: what a target load needs, computed from queue profiles and measured constants.
+"""Capacity planning: the resources for a target load, computed from queue profiles and measured constants.
 
-The model is deliberately simple: rates times bytes, rates times seconds (Little's law), and what was measured of Marq,
-all of it in :data:`CONSTANTS`. It leaves out the processor time of handlers and brokers, and compression. Anything
-beyond the measured sizes becomes a warning.
+The model is deliberately simple: rates times bytes, rates times seconds (Little's law), and measurements of Marq in
+:data:`CONSTANTS`. It leaves out the processor time of handlers and brokers, and compression. Loads beyond the measured
+sizes get a warning.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class _Model:
         values["concurrency"] = math.ceil(running * self.target.headroom)
         measured = self._total(lambda p: p.delayed_share * p.delay_ms / 1000)
         values["delayed"] = measured if self.target.delayed is None else self.target.delayed
-        # Until the row is closed, backoff included.
+        # The time until the row is closed, including backoff.
         values["open"] = self._total(lambda p: p.deliveries * p.hold_ms / 1000) + values["delayed"]
         values["rows"] = self._total(lambda p: p.deliveries * p.rows_share) + delays
 

@@ -152,7 +152,7 @@ def _iso(time_ms: int) -> str:
 
 
 class Answers:
-    """What is known of each chosen place; notes bring the answers."""
+    """The known outcome for each chosen dead letter, from notes."""
 
     def __init__(self, partitions: np.ndarray, offsets: np.ndarray) -> None:
         order = np.lexsort((offsets, partitions))

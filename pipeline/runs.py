@@ -1,11 +1,11 @@
-"""One run of ``lifecycle``: adds what is new to what the last run carried forward.
+"""One run of ``lifecycle``: adds newly ingested data to the rows that the last run carried forward.
 
 The table has two sides. Messages that have ended are *closed*: each run adds a directory of them. All others, and those
 that ended just now, are in the *open* directory, which each run reads and replaces. A commit names the directories that
 count, so readers see each message once.
 
-News of a closed message (its dead letter is redriven after weeks, a marker was late) opens it again: the run reads all
-of its history, and rewrites the directories that contained it without it.
+A later event of a closed message (its dead letter is redriven after weeks, a marker was late) reopens it: the run reads
+all of its history, and rewrites the directories that contained it without it.
 """
 
 from __future__ import annotations

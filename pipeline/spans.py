@@ -51,7 +51,7 @@ def moment_ms(name: str, text: str | None) -> int | None:
 
 
 def show_ms(ms: float) -> str:
-    """Return a duration in the largest unit of which it has at least 1: ``90 s`` is ``1.5m``."""
+    """Return a duration in the largest unit that it reaches: ``90 s`` is ``1.5m``."""
     for unit in ("d", "h", "m", "s"):
         if ms >= _UNITS_MS[unit]:
             return f"{ms / _UNITS_MS[unit]:.3g}{unit}"

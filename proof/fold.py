@@ -36,7 +36,7 @@ WAITING = (DELAYED, RELEASED)
 REDELIVERED, DEAD_LETTERED, DELIVERED = "REDELIVERED", "DEAD_LETTERED", "DELIVERED"
 #: Facts, with what is counted of each.
 FACTS = {
-    REDELIVERED: "redelivered", DEAD_LETTERED: "dead", DELIVERED: "delivered", CANCELLED: "cancelled",
+    REDELIVERED: "redelivered", DEAD_LETTERED: "dead_lettered", DELIVERED: "delivered", CANCELLED: "cancelled",
     ABANDONED: "abandoned",
 }  # fmt: skip
 #: Facts that come with a record on the queue.

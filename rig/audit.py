@@ -1,4 +1,4 @@
-"""The data pipeline's account of a run, compared with the checker's; it knows only what the topics hold."""
+"""The data pipeline's audit of a run, which knows only the topics, compared with the checker's result."""
 
 from __future__ import annotations
 

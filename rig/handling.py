@@ -1,4 +1,4 @@
-"""What a handler tells a history: that it has a message, and how it settles it."""
+"""Records in a history that a handler received a message, and how it settled it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs of one namespace under load and faults, and one history of what they and the topics tell."""
+"""Programs of one namespace under load and faults, and one history of their operations and the topics."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Stage:
 
     @contextlib.contextmanager
     def fault(self, op: str, target: str) -> Iterator[None]:
-        """Note that a fault lasts for as long as this is open; proof/history.py lists the faults."""
+        """Record a fault that lasts until this context ends; proof/history.py lists the faults."""
         self.note("invoke", op, target=target)
         try:
             yield
@@ -244,5 +244,5 @@ class Stage:
 
 def _is_done(part: dict[str, Any], newest: dict[int, int]) -> bool:
     applied: int = part["applied_offset"]
-    empty = part["state"] == "owner" and part["open"] == 0
+    empty = part["state"] == "owner" and part["unfinished"] == 0
     return part["state"] == "stopped" or (empty and applied >= newest.get(part["partition"], -1))

@@ -10,7 +10,7 @@ from marq_worker.app.check.findings import Finding, fine, problem, warning
 
 
 class Api(NamedTuple):
-    """A request that Marq sends: the lowest version with what it uses, and the highest one it knows."""
+    """A request that Marq sends: the lowest version with the fields that Marq uses, and the highest one it supports."""
 
     name: str
     least: int

@@ -1,7 +1,7 @@
 """Examines a namespace: collects facts from this machine and from the cluster, and judges them.
 
 It joins no group, creates no topic and uses no transactional id. It writes one record without a value to the queues
-topic, which means nothing and which compaction removes.
+topic; readers ignore this record, and compaction removes it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ PAGE_LIMIT_S = 1.5
 IMPORT_LIMIT_S = 5.0
 #: If no worker counts: maximum numbers of records to read, and of queues without consumers to count.
 MAX_WAITING, MAX_COUNTED = 100_000, 500
-#: Groups to examine.
+#: Maximum number of groups to examine.
 MAX_GROUPS = 50
 
 T = TypeVar("T")
@@ -134,7 +134,7 @@ class Examination:
 
     def _file(self) -> QueuesFile | None:
         try:
-            # Whether a group has all handlers is checked when those in code are known.
+            # Whether a group has all of its handlers is checked later, when the handlers in code are known.
             return load_queues(self._settings.queues_file, None)
         except (MarqError, OSError) as error:
             self._add(problem("queues", str(error), advice="correct the file"))

@@ -14,7 +14,7 @@ from marq_worker.app.check.findings import Finding, fine, problem, warning
 from marq_worker.app.web.security import check_exposure
 from marq_worker.config.settings import AppSettings
 
-#: Exact versions: each upgrade is a decision, and tests/worker/faust_reliances.py is what to read then.
+#: Exact versions, because Marq uses private interfaces: read tests/worker/faust_reliances.py before an upgrade.
 VERSIONS = {"faust-streaming": "0.15.3", "mode-streaming": "0.7.1", "aiokafka": "0.14.0", "rocksdict": "0.3.29"}
 
 
@@ -54,7 +54,10 @@ def look_at_port(bind: str, number: int) -> Port:
 
 
 def judge_port(port: Port, host: str, workers: Iterable[str] | None) -> Finding:
-    """Judge the worker's web port; ``host``: the name for others; ``workers``: addresses of pages, None if unknown."""
+    """Judge the worker's web port.
+
+    ``host``: the name that other workers use; ``workers``: addresses of their pages, None if unknown.
+    """
     subject = f"web port {port.bind}:{port.number}"
     if not port.error:
         return fine(subject, "is free")

@@ -39,12 +39,12 @@ FILTERS: Sequence[Callable[..., Any]] = (
 
 _COUNTS = (
     Column("queue", lambda count: count.queue, least=16),
-    Column("dead letters", lambda count: f"{count.letters:,}", right=True),
+    Column("dead letters", lambda count: f"{count.dead_letters:,}", right=True),
     Column("reason", lambda count: count.reason, least=20),
 )
 _LETTERS = (
     Column("id", lambda letter: letter.id),
-    Column("died", lambda letter: letter.dead_lettered_at.strftime("%Y-%m-%d %H:%M:%S"), rank=2),
+    Column("dead-lettered", lambda letter: letter.dead_lettered_at.strftime("%Y-%m-%d %H:%M:%S"), rank=2),
     Column("attempts", lambda letter: str(letter.attempts), rank=3, right=True),
     Column("reason", lambda letter: letter.reason, least=16),
     Column("last error", lambda letter: letter.last_error, least=12, rank=1),
@@ -97,7 +97,7 @@ async def dead(
 
 def _show_counts(counts: Sequence[Count], *, as_json: bool) -> None:
     if as_json:
-        rows = [{"queue": count.queue, "reason": count.reason, "dead_letters": count.letters} for count in counts]
+        rows = [{"queue": count.queue, "reason": count.reason, "dead_letters": count.dead_letters} for count in counts]
         print(json.dumps(rows))
     elif counts:
         show(_COUNTS, counts)

@@ -54,9 +54,9 @@ def covers(answers: Sequence[Mapping[str, Any]], ends: Mapping[int, int] | None)
 
 
 async def opened(client: ClientSettings, inspector: Inspector, ends: Mapping[int, int]) -> Open:
-    """Return what is open when the markers have been read up to ``ends``, with or without workers.
+    """Return the unfinished messages when the markers have been read up to ``ends``, with or without workers.
 
-    Not complete if workers run that have not read so far.
+    The result is not complete if a running worker has not read that far.
     """
     reported = await told_by_workers(client, ends)
     if reported.complete or reported.workers:

@@ -55,7 +55,8 @@ def said(name: str, purged: Purged, *, dry_run: bool, interrupted: bool) -> str:
             f" again to finish, then `resume {name}`"
         )
     kinds = {
-        "waiting": purged.waiting, "for redelivery": purged.redelivery, "delayed": purged.delayed, "dead": purged.dead,
+        "waiting": purged.waiting, "for redelivery": purged.redelivery, "delayed": purged.delayed,
+        "dead-lettered": purged.dead_letters,
     }  # fmt: skip
     listed = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items() if count) or "nothing was there"
     late = f"; {purged.too_late:,} continued meanwhile, or had ended" if purged.too_late else ""
@@ -64,7 +65,7 @@ def said(name: str, purged: Purged, *, dry_run: bool, interrupted: bool) -> str:
     return f"queue {name!r}: {purged.total:,} messages {verb} ({listed}){late}{paused}"
 
 
-#: Between two looks.
+#: Seconds between two counts.
 _PAUSE_S = 0.5
 
 
@@ -104,11 +105,11 @@ async def drain(setup: Setup, name: str, timeout: str, as_json: bool) -> int:
 
 
 class Draining:
-    """Looks whether a queue is empty.
+    """Checks whether a queue is empty.
 
-    A message moves from the topic to the markers and, when it is redelivered, back. So one look counts the waiting
-    messages, then the open ones once all markers up to then have been read, then arrivals in the topic. Only if all
-    three find nothing was the queue empty at some moment.
+    A message moves from the topic to the markers and, when it is redelivered, back. So one check counts the waiting
+    messages, then, when all markers up to then have been read, the unfinished ones, then arrivals in the topic. Only if
+    all three counts are 0 was the queue empty at some moment.
     """
 
     def __init__(self, client: ClientSettings, inspector: Inspector, queue: str) -> None:

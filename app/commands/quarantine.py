@@ -26,7 +26,7 @@ from marq_worker.app.commands.command import JSON, YES, Setup, command, confirm,
 from marq_worker.app.commands.terminal import Column, bar, cell, show
 from marq_worker.app.web.peers import ask_workers
 
-#: Seconds to wait for the owner to apply an order, and between two checks.
+#: Seconds to wait for the owner to apply a request, and between two checks.
 _APPLY_LIMIT_S, _PAUSE_S = 20.0, 0.2
 #: Bytes of a record to show.
 _SHOWN_BYTES = 64
@@ -34,7 +34,7 @@ _SHOWN_BYTES = 64
 _ORDERS = (
     Column("part", cell("partition"), right=True),
     Column("offset", cell("offset"), right=True),
-    Column("state", lambda order: "applied" if order["applied"] else "ordered"),
+    Column("state", lambda order: "applied" if order["applied"] else "requested"),
     Column("at", lambda order: order["at"].replace("T", " ")[:19], least=19, rank=2),
     Column("by", cell("by"), least=12, rank=1),
     Column("why", cell("why"), least=12, rank=3),
@@ -44,7 +44,7 @@ _ORDERS = (
 @command(
     click.argument("partition", required=False, type=click.IntRange(0)),
     click.argument("offset", required=False, type=click.IntRange(0)),
-    click.option("--why", default="", metavar="TEXT", help="Reason, stored with the order."),
+    click.option("--why", default="", metavar="TEXT", help="Reason, stored with the request."),
     JSON,
     YES,
 )
@@ -69,7 +69,7 @@ async def quarantine(
             await refuse_unless_stopped(client, partition, offset, owned)
             order = _new(client, partition, offset, why, owned[partition])
             confirm(_question(client, partition, owned[partition]), yes=yes)
-            # Durable from here on: the owner applies the order even if this command is killed.
+            # Durable from here on: the owner applies the request even if this command is killed.
             await queues.publish({quarantine_key(order): order.document()})
     applied = owned[partition].applied >= offset or await _applied(client, partition, offset)
     print(json.dumps(_document(order, applied)) if as_json else _said(client, order, applied=applied))
@@ -77,12 +77,12 @@ async def quarantine(
 
 
 def known(partition: int, offset: int, owned: Mapping[int, Owned], definitions: Definitions) -> Quarantine | None:
-    """Return the valid order that was already given for a record, if any."""
+    """Return the valid request that already exists for a record, if any."""
     partition_owned = owned.get(partition)
     if partition_owned is None:
         raise ConfigError(f"quarantine: there is no markers partition {partition}; expected one of {sorted(owned)}")
     if partition_owned.unknown is not None and partition_owned.unknown.offset == offset:
-        # The owner still stops there, so any order is for another record: the topic was recreated.
+        # The owner still stops there, so any request is for another record: the topic was recreated.
         return None
     orders = {(order.partition, order.offset): order for order in definitions.quarantines()}
     return orders.get((partition, offset))
@@ -179,11 +179,11 @@ def _said(client: ClientSettings, order: Quarantine, *, applied: bool) -> str:
         return (
             f"record {place} is quarantined; topic {client.names.quarantine} has its bytes, and the partition continues"
         )
-    return f"record {place}: the order is saved; the partition's owner applies it as soon as a worker runs"
+    return f"record {place}: the request is saved; the partition's owner applies it as soon as a worker runs"
 
 
 def described(owned: Mapping[int, Owned], definitions: Definitions) -> dict[str, Any]:
-    """Return the stopped partitions and all orders, for programs."""
+    """Return the stopped partitions and all requests, for programs."""
     return {
         "stopped": [
             {

@@ -35,7 +35,7 @@ _COLUMNS = (
     Column(
         "delayed", lambda row: f"{row['waiting_for_delivery'] + row['waiting_for_redelivery']:,}", right=True, rank=2
     ),
-    Column("dead", number("dead"), right=True),
+    Column("dead letters", number("dead_letters"), right=True),
     Column("oldest", duration("oldest_waiting_seconds"), right=True, rank=3),
     Column("acked/s", lambda row: f"{row['acked_per_second']:,.0f}", right=True, rank=4),
     Column("group", cell("group"), rank=5),
@@ -85,7 +85,7 @@ class _Dead:
         if time.monotonic() - self._counted_s > _COUNT_DEAD_S:
             counts: Counter[str] = Counter()
             for count in await self._letters.count():
-                counts[count.queue] += count.letters
+                counts[count.queue] += count.dead_letters
             self._known, self._counted_s = counts, time.monotonic()
         return self._known
 
@@ -127,7 +127,7 @@ def described(
                 "group": definitions.group(name),
                 "waiting": waiting.counts[name] + unknown.get(name, 0),
                 **told.of(name),
-                "dead": dead.get(name, 0),
+                "dead_letters": dead.get(name, 0),
                 "oldest_waiting_seconds": None if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1000),
                 "acked_per_second": metrics.get("acked_per_second", 0.0),
             }

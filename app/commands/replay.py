@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 import click
 
 from marq.admin import replay as replaying
-from marq.admin.replay import Rewound, Start, new_id
+from marq.admin.replay import Replayed, Start, new_id
 from marq.client.receipt import Receipt
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
@@ -40,8 +40,8 @@ async def replay(
     start, identity = read_start(since, place), identity or new_id()
     client, interrupted = setup.client, False
     replayed = await replaying.replay(client, name, start, identity=identity, dry_run=True)
-    if replayed.again and not dry_run:
-        confirm(f"Deliver {replayed.again} messages of queue {name!r} again?", yes=yes)
+    if replayed.messages and not dry_run:
+        confirm(f"Deliver {replayed.messages} messages of queue {name!r} again?", yes=yes)
         # Printed first: a command that is killed prints nothing more, and another id would duplicate messages.
         say(f"if this does not finish, continue with: replay {shlex.quote(name)} {further(start, identity)}")
         try:
@@ -78,10 +78,10 @@ def further(start: Start, identity: str) -> str:
     return f"--since {moment.isoformat(timespec='milliseconds')} --id {identity}"
 
 
-def said(name: str, replayed: Rewound, start: Start, *, dry_run: bool, interrupted: bool) -> str:
+def said(name: str, replayed: Replayed, start: Start, *, dry_run: bool, interrupted: bool) -> str:
     if interrupted:
         options = further(start, replayed.id)
-        return f"interrupted: some of {replayed.again:,} messages are delivered again; continue with {options}"
+        return f"interrupted: some of {replayed.messages:,} messages are delivered again; continue with {options}"
     verb = "would be delivered again" if dry_run else "are delivered again"
-    left = f"; {replayed.open:,} are still open and left alone" if replayed.open else ""
-    return f"queue {name!r}: {replayed.again:,} messages {verb}{left}"
+    left = f"; {replayed.unfinished:,} are unfinished and left alone" if replayed.unfinished else ""
+    return f"queue {name!r}: {replayed.messages:,} messages {verb}{left}"

@@ -19,7 +19,7 @@ _COLUMNS = (
     Column("time zone", cell("timezone"), rank=4),
     Column("next", cell("next"), least=16),
     Column("last", cell("last"), rank=3),
-    Column("note", lambda each: each["problem"] or ("" if each["enabled"] else "switched off"), least=12),
+    Column("note", lambda each: each["problem"] or ("" if each["enabled"] else "disabled"), least=12),
 )
 
 

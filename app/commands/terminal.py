@@ -148,7 +148,7 @@ Found = TypeVar("Found", bound="dict[str, Any]")
 async def looked(
     look: Callable[[], Awaitable[Found]], show: Callable[[Found], None], *, watch: float | None, as_json: bool
 ) -> Found:
-    """Look and show, once or every ``watch`` seconds; return what was seen.
+    """Call ``look`` and show its result, once or every ``watch`` seconds; return the last result.
 
     While the broker or the workers are away, it says so once and continues when they are back.
     """
@@ -180,7 +180,7 @@ async def looked(
 
 @contextmanager
 def bar(description: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on a terminal; yields a function that takes what is done and the total."""
+    """Show a progress bar on a terminal; yields a function that takes the number done and the total."""
     console = Console(stderr=True)
     progress = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),

@@ -46,7 +46,7 @@ VARIABLE = "MARQ_HANDLERS_PROCESS"
 
 @dataclass(frozen=True, slots=True)
 class HandlersProcess:
-    """What a worker passes to a process that it starts."""
+    """The parameters that a worker passes to a process that it starts."""
 
     group: HandlerGroup
     pipe: int

@@ -36,7 +36,7 @@ OWN_STOP_S = 3.0
 
 
 #: Report of a process that does not run, or has not reported yet.
-NOTHING_REPORTED: Mapping[str, Any] = {"breakers": {}, "partitions": None, "held": 0, "taken": 0}
+NOTHING_REPORTED: Mapping[str, Any] = {"breakers": {}, "partitions": None, "in_flight": 0, "processing": 0}
 
 
 class Pauses:

@@ -21,7 +21,7 @@ MAX_LAG_RECORDS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A reason: ``subject`` is what has a problem, ``found`` the problem."""
+    """A reason: ``subject`` names the part that has a problem, ``found`` the problem."""
 
     subject: str
     found: str

@@ -28,7 +28,7 @@ BREAKER_STATES = ("closed", "open", "half-open")
 _QUEUE_COUNTERS = (
     ("marq_messages_acquired", "Deliveries to consumers.", "acquired"),
     ("marq_messages_redelivered", "Redeliveries.", "redelivered"),
-    ("marq_messages_dead_lettered", "Messages that became dead letters.", "dead"),
+    ("marq_messages_dead_lettered", "Messages that became dead letters.", "dead_lettered"),
     ("marq_messages_delayed", "Messages that were sent with a delay.", "delayed"),
     ("marq_messages_delivered", "Delayed messages that became due and were sent to their queue.", "delivered"),
     ("marq_messages_cancelled", "Delayed messages that were cancelled.", "cancelled"),
@@ -46,7 +46,7 @@ _QUEUE_COUNTERS = (
 )
 #: Metric, help, and its key among the metrics of a partition.
 _PARTITION_GAUGES = (
-    ("marq_partition_messages", "Unfinished messages.", "open"),
+    ("marq_partition_messages", "Unfinished messages.", "unfinished"),
     ("marq_partition_lag_records", "Unread marker records.", "lag"),
     (
         "marq_partition_lag_velocity_records_per_second",
@@ -63,8 +63,8 @@ _PARTITION_COUNTERS = (
 )
 #: Metric, help and key of each gauge of a handlers process.
 _HANDLER_GAUGES = (
-    ("marq_handlers_messages_in_flight", "Messages that the handlers process has leased.", "held"),
-    ("marq_handlers_messages_processing", "Messages passed to handlers.", "taken"),
+    ("marq_handlers_messages_in_flight", "Messages that the handlers process has leased.", "in_flight"),
+    ("marq_handlers_messages_processing", "Messages passed to handlers.", "processing"),
     ("marq_handlers_blocked_seconds", "How long a handler has blocked the event loop.", "blocked_seconds"),
 )
 #: Outcomes of one metric.
@@ -202,7 +202,7 @@ def _backlog(snapshot: Snapshot) -> Iterator[Metric]:
     if backlog is not None:
         # Senders can write any key, which must not become a series each.
         unknown = sum(row["waiting"] for queue, row in counted.items() if queue not in known)
-        totals = {**backlog, "others": unknown + backlog["others"]}
+        totals = {**backlog, "unknown_queues": unknown + backlog["unknown_queues"]}
     for name, what, key in _BACKLOG_TOTALS:
         yield _gauge(name, what, [], [([], totals[key])] if totals else [])
 
@@ -234,9 +234,9 @@ _BACKLOG_TOTALS = (
     ("marq_backlog_complete", "Whether all waiting messages are counted.", "complete"),
     ("marq_backlog_uncounted_records", "Records not counted yet.", "uncounted"),
     (
-        "marq_backlog_other_messages",
+        "marq_backlog_unknown_queue_messages",
         "Waiting messages of all unknown queues together.",
-        "others",
+        "unknown_queues",
     ),
 )
 

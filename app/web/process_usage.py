@@ -20,14 +20,14 @@ from marq.wire.version import VERSION
 
 #: Interval between samples; the load is measured over one to two of them.
 SAMPLE_SECONDS = 5.0
-#: CPU time is counted in hundredths of a second, so a shorter interval says nothing.
+#: CPU time is counted in hundredths of a second, so a shorter interval measures nothing.
 _LEAST_SECONDS = 0.5
-#: What a worker reports of its own process; a worker of an older version reports nothing.
+#: The report of a worker of an older version, which reports nothing about its own process.
 UNKNOWN: dict[str, Any] = dict.fromkeys(("version", "uptime_seconds", "cpu", "memory_bytes", "loop_lag_seconds"))
 
 
 class Usage(NamedTuple):
-    """Since the start of a process, and now."""
+    """CPU time of a process since its start, and its memory now."""
 
     cpu_seconds: float
     memory_bytes: int

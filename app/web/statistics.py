@@ -88,7 +88,7 @@ class NamespaceStatistics:
         }
 
     async def messages(self, app: faust.App, queue: str, query: Mapping[str, str]) -> dict[str, Any]:
-        """Return open messages of a queue, of all trackers or (``scope=worker``) of this one."""
+        """Return unfinished messages of a queue, of all trackers or (``scope=worker``) of this one."""
         choice = read_choice(queue, query)
         local = {"messages": await open_messages(self.worker.owners, choice, self.redaction)}
         if query.get("scope") == "worker":

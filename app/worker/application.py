@@ -165,7 +165,7 @@ class WorkerApp(MarqApp):
         if self.handlers is not None:
             # Before the owners, which still fold the handlers' RELEASEs.
             await self.handlers.stop()
-        # Concurrently, because each takes its time without a broker. Owners write what they have folded.
+        # Concurrently, because each stop is slow without a broker. Owners write their pending rows.
         await asyncio.gather(*(part.stop() for part in self._own_parts))
         await self.queues.stop()
         await self.group.stop()

@@ -1,4 +1,4 @@
-"""Parts of all clients: how a row calls them, how they report to it, and how they handle messages until all came.
+"""Shared parts of the clients: how a row calls them, how they report to it, and how they handle all messages.
 
 A client writes lines of JSON to the row that started it, and waits for empty lines.
 """

@@ -1,4 +1,4 @@
-"""What a worker alone costs: folding markers, counting waiting messages, and doing nothing.
+"""The cost of a worker alone: folding markers, counting waiting messages, and being idle.
 
 For `tracker` and `backlog` the worker is stopped (SIGSTOP) while the input is written; the time counts from SIGCONT on,
 when only the worker and the broker run.

@@ -70,13 +70,13 @@ class Purged:
     waiting: int = 0
     redelivery: int = 0
     delayed: int = 0
-    dead: int = 0
+    dead_letters: int = 0
     too_late: int = 0
     paused: bool = False
 
     @property
     def total(self) -> int:
-        return self.waiting + self.redelivery + self.delayed + self.dead
+        return self.waiting + self.redelivery + self.delayed + self.dead_letters
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ async def meant(
     if dead:
         async with DeadLetters.of(settings) as known:
             snapshot = await known.snapshot()
-            count = sum([each.letters for each in await known.count(queue, as_of=snapshot)])
+            count = sum([each.dead_letters for each in await known.count(queue, as_of=snapshot)])
     kinds = [kind for _, kind in held]
     purged = Purged(
         waiting.counts[queue] + kinds.count("waiting"), kinds.count("redelivery"), kinds.count("delayed"), count
@@ -199,7 +199,7 @@ async def purge(
     if dead:
         async with DeadLetters.of(settings) as dead_letters:
             as_of = None if extent is None else extent.dead_letters
-            purged = replace(purged, dead=(await dead_letters.delete(queue, as_of=as_of)).deleted)
+            purged = replace(purged, dead_letters=(await dead_letters.delete(queue, as_of=as_of)).deleted)
     return purged
 
 

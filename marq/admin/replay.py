@@ -66,16 +66,16 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Rewound:
-    """The messages of a replay: ``again`` are delivered again, ``open`` are left out because they are not finished.
+class Replayed:
+    """The messages of a replay: ``messages`` are delivered again, ``unfinished`` are left out.
 
-    ``copies`` are earlier records of messages that are delivered again.
+    ``earlier_records`` are superseded records of messages that are delivered again.
     """
 
     id: str
-    again: int = 0
-    open: int = 0
-    copies: int = 0
+    messages: int = 0
+    unfinished: int = 0
+    earlier_records: int = 0
 
 
 def new_id() -> str:
@@ -91,7 +91,7 @@ async def replay(
     identity: str,
     dry_run: bool = False,
     progress: Progress | None = None,
-) -> Rewound:
+) -> Replayed:
     """Deliver finished messages of a queue again; ``identity`` is that of the replay to continue, or a new one.
 
     All messages are durable on return. ``progress`` is called with the number of messages written and the total.
@@ -125,7 +125,7 @@ class _Replaying:
         self._prefixes: tuple[bytes, ...] = ()
         #: The end of the ranges requested so far.
         self._asked_to: dict[Source, int] = {}
-        self.totals = Rewound(identity)
+        self.totals = Replayed(identity)
         self._spans: dict[Source, range] = {}
         #: Offsets of open messages.
         self._open: dict[Source, set[int]] = {}
@@ -158,7 +158,7 @@ class _Replaying:
             again += fate == "again"
             skipped += fate == "open"
             copies += fate == "copy"
-        self.totals = replace(self.totals, again=again, open=skipped, copies=copies)
+        self.totals = replace(self.totals, messages=again, unfinished=skipped, earlier_records=copies)
 
     async def _starts(self, view: LogReader, start: Start, ranges: Mapping[Source, range]) -> dict[Source, int]:
         if start.place is not None:
@@ -223,7 +223,7 @@ class _Replaying:
                     written += await self._send(writer, batch)
                     batch = []
                     if progress is not None:
-                        progress(written, self.totals.again)
+                        progress(written, self.totals.messages)
                 batch.append((source, row))
             if batch:
                 written += await self._send(writer, batch)

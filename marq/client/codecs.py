@@ -88,7 +88,7 @@ def _plain(value: object) -> object:
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     pydantic = sys.modules.get("pydantic")
     if pydantic is not None and isinstance(value, pydantic.BaseModel):
-        # By alias, and without what is computed: so that the same model can read it.
+        # With aliases and without computed fields, so that the same model can read it.
         return value.model_dump(mode="json", by_alias=True, round_trip=True)
     raise TypeError(
         f"JSON has no {type(value).__name__}: expected dict, list, str, int, float, bool, None, a dataclass or a"
@@ -170,7 +170,7 @@ def check_codec(codec: Codec | None) -> Codec | None:
 
 
 def decode(codec: Codec, data: bytes) -> Any:
-    """Return what a codec makes of a message's bytes. Raises DecodeError or Retry, Reject, OSError."""
+    """Decode a message's bytes with a codec. Raises DecodeError or Retry, Reject, OSError."""
     try:
         return codec.decode(data)
     except (Outcome, OSError):

@@ -96,7 +96,7 @@ class Content:
             )
 
     def check_many(self, queue: str, key: bytes | None, values: Sequence[object], headers: Sequence[Header]) -> None:
-        """Check messages with equal headers; what is raised names the item."""
+        """Check messages with equal headers; errors name the item."""
         if not values:
             return
         if set(map(type, values)) == {bytes}:

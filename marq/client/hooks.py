@@ -18,7 +18,7 @@ _points: dict[str, tuple[Any, str]] = {}
 
 
 class _Declaration:
-    """Stands in the body of a class for a method, until there is the class."""
+    """A placeholder for a method in the body of a class, until the class exists."""
 
     def __init__(self, name: str, method: object) -> None:
         self._name = name

@@ -31,7 +31,7 @@ class Client(Hinted, ABC):
 
     @abstractmethod
     async def stop(self) -> None:
-        """Finish what is under way, within a bounded time, and close; does nothing when stopped."""
+        """Finish pending operations within a bounded time, and close; does nothing if already stopped."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -59,7 +59,7 @@ class Lifecycle(Client, Generic[R]):
 
     @abstractmethod
     async def _open(self, opened: AsyncExitStack) -> R:
-        """Open what the client needs, and push onto ``opened`` how each part is closed, as soon as it is open."""
+        """Open the parts of the client, and push the close of each part onto ``opened`` as soon as it is open."""
 
     def _hurry(self, running: R) -> None:
         """Shorten a stop under way, because it was cancelled."""

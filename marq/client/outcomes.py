@@ -1,4 +1,4 @@
-"""What a handler raises to say how its message ends; they are control flow, not errors."""
+"""Exceptions that a handler raises to choose how its message ends: control flow, not errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a producer returns for a message that the broker has confirmed."""
+"""The receipt that a producer returns for a message that the broker has confirmed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Receipt(NamedTuple):
 
     @classmethod
     def of(cls, message_id: str) -> Receipt:
-        """Return what is known of a message by its id alone: all but its queue.
+        """Return the receipt of a message id, which has everything except the queue.
 
         Raises:
             ConfigError: it is not a message id.

@@ -151,7 +151,7 @@ class QueueBreaker:
         self._test = None
         self.openings += 1
         log.warning(
-            "circuit breaker open, no message is delivered: queue=%s pause=%gs", self.queue,
+            "circuit breaker open, no message is delivered: queue=%s reset_timeout=%gs", self.queue,
             self.settings.reset_timeout_ms / 1000,
         )  # fmt: skip
         self._opened(self.queue)

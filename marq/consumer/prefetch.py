@@ -318,7 +318,7 @@ def _release(buffer: PrefetchBuffer, now_s: float) -> int:
 
 
 def _release_excess(buffer: PrefetchBuffer, now_s: float) -> None:
-    """Release what a slow queue's handlers have not begun after a lease, because other queues use the same room."""
+    """Release messages that a slow queue's handlers have not begun after a lease: other queues share the room."""
     count, keep = 0, max(buffer.handler_demand, buffer.call_demand)
     while len(buffer.ready) > keep:
         ready = buffer.ready.all()

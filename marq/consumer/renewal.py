@@ -1,8 +1,9 @@
-"""Renews leases: every third of a lease, one RENEW for each queue, source partition and holder.
+"""Renews leases: after each third of a lease, one RENEW for each queue, source partition and holder.
 
-A message is renewed until ``max_lease`` after it was acquired, because a hanging handler must lose it at some time. The
-client's own clock decides when a lease ends, counted from before the marker was sent. A lease that ends is noticed at
-once, also while a renewal waits for a broker that does not answer, because its handler then works in vain.
+A message is renewed until ``max_lease`` after it was acquired, because a hanging handler must lose it eventually. The
+client's own clock decides when a lease ends, counted from before the marker was sent. The consumer notices the end of a
+lease at once, even while a renewal waits for a broker that does not answer, because from then on the handler's work is
+wasted.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class Renewal:
             renewed = await self.renew()
 
     async def _wait_for_expiry(self) -> None:
-        """Lose leases at the moment they end; wait on for those that were renewed meanwhile."""
+        """Lose leases at the moment they end; keep waiting for those that were renewed meanwhile."""
         while self._watched_s < inf:
             await self._sleep(max(self._watched_s - self._clock(), 0))
             now_s = self._clock()

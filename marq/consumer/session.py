@@ -1,4 +1,4 @@
-"""What a consumer runs between start and stop: a receiver, its connections, and handler pools.
+"""The session of a consumer between start and stop: a receiver, its connections, and handler pools.
 
 :class:`marq.Consumer`, the handlers of a worker and those of the in-memory broker run the same session. They differ in
 their cluster (:mod:`marq.backend.cluster`), which creates writers and tells the time, and in their reader.
@@ -38,7 +38,7 @@ STOP_READING_S, STOP_ACKS_S, STOP_CLIENT_S = 1.0, 2.0, 1.0
 #: Of a worker's handlers: messages in flight in one process, the time after which a hanging handler loses its message,
 #: and how long a stop waits for handlers.
 WORKER_MAX_IN_FLIGHT, WORKER_MAX_LEASE_MS, WORKER_SHUTDOWN_S = 10_000, 3_600_000, 3.0
-#: Pause between two attempts to serve what the definitions say.
+#: Pause between two attempts to serve the queues of the current definitions.
 RETRY_S = 1.0
 #: Maximum number of queues in a log line.
 SHOWN_QUEUES = 20
@@ -300,7 +300,7 @@ class MemberSession(ConsumerSession):
         return self._membership.queues(self._queues.definitions)
 
     async def _follow(self) -> None:
-        """Serve what the definitions say as they change."""
+        """Follow changes of the definitions."""
         while True:
             await self._changed.wait()
             self._changed.clear()

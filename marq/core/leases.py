@@ -34,7 +34,6 @@ from marq.wire.markers import (
     Discard,
     Dispatch,
     Fact,
-    Kind,
     Reject,
     Release,
     Renew,
@@ -46,7 +45,7 @@ from marq.wire.markers import (
 from marq.wire.names import is_scheduled, is_synthetic
 
 #: The count of each fact, as a field of Counts.
-_FACT_COUNTS = {kind: kind.name.lower() for kind in FACTS} | {Kind.DEAD_LETTERED: "dead"}
+_FACT_COUNTS = {kind: kind.name.lower() for kind in FACTS}
 
 # Looked up for every batch.
 _ACQUIRE, _ACQUIRE_EARLY = TRANSITIONS[Marker.ACQUIRE], TRANSITIONS[Marker.ACQUIRE_EARLY]

@@ -42,7 +42,7 @@ class Tracker:
     holder: int
     tick_interval_ms: int = TICK_INTERVAL_MS
     book: LeaseBook = field(init=False)
-    #: Returns the operator's order to skip a record of a newer version, by its offset and content.
+    #: Returns the operator's request to skip a record of a newer version, by its offset and content.
     ordered: Callable[[int, bytes], Quarantine | None] = lambda _offset, _value: None
     #: DecodeError records that are not in quarantine yet: (offset, value, error).
     unreadable: list[tuple[int, bytes | None, str]] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Tracker:
         try:
             batch = decode(value)
         except UnknownVersion as error:
-            # Only for unreadable records: an order must never remove a valid marker.
+            # Only for unreadable records: a request must never remove a valid marker.
             order = self.ordered(offset, value or b"")
             if order is None:
                 raise

@@ -45,7 +45,7 @@ class Count(NamedTuple):
 
     queue: str
     reason: str
-    letters: int
+    dead_letters: int
 
 
 class Kind(NamedTuple):
@@ -53,9 +53,9 @@ class Kind(NamedTuple):
 
     queue: str
     kind: str
-    letters: int
-    first_died: datetime
-    last_died: datetime
+    dead_letters: int
+    first_dead_lettered_at: datetime
+    last_dead_lettered_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class DeadLetters(CodecClient[Topics]):
         async with self._reading() as log:
             survey = await self._survey(log, fits)
         counts = [Count(*group, letters) for group, letters in survey.counts().items()]
-        return sorted(counts, key=lambda count: (-count.letters, count))
+        return sorted(counts, key=lambda count: (-count.dead_letters, count))
 
     async def kinds(self, queue: str | None = None, **filters: Unpack[Filters]) -> list[Kind]:
         """Count dead letters by queue and kind of error, most frequent first; raises as :meth:`peek`.
@@ -161,7 +161,7 @@ class DeadLetters(CodecClient[Topics]):
             Kind(group.queue, group.reason, letters, time_of(first_ms), time_of(last_ms))
             for group, (letters, first_ms, last_ms) in survey.spans().items()
         ]
-        return sorted(kinds, key=lambda kind: (-kind.letters, kind))
+        return sorted(kinds, key=lambda kind: (-kind.dead_letters, kind))
 
     async def snapshot(self) -> Snapshot:
         """Return a snapshot of the dead letters that exist now, for ``as_of=`` of the other calls.

@@ -2,13 +2,13 @@
 
 A queue on few partitions of the messages topic (:mod:`marq.settings.partitions`) need not read the others. Each member
 tells the group which partitions it reads. The leader assigns a partition only to members that read it, and not at all
-if none does. Older members tell nothing and read all.
+if none does. A member of an older version sends no such list and reads all partitions.
 
 Members also name their holders, the numbers under which they acquire messages, so that a client that describes the
 group can tell which member has a message in flight. Assignments do not depend on them.
 
 The protocol's name is that of Kafka's round robin, whose other implementations ignore the user data. So both kinds may
-be in one group, as in a rolling upgrade: an older leader assigns all partitions, also the empty ones.
+be in one group, as in a rolling upgrade: an older leader assigns all partitions, including those that no member reads.
 """
 
 from __future__ import annotations

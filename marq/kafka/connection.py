@@ -26,7 +26,7 @@ log = logging.getLogger("marq")
 
 #: Pauses between two attempts to reach the broker at a start.
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 1.0
-#: Least and most time for a diagnosis after a failed attempt.
+#: Minimum and maximum time for a diagnosis after a failed attempt.
 _LOOK_S, _MAX_LOOK_S = 0.5, 2.0
 #: Time for tasks that are cancelled by force.
 _FORCE_S = 0.5
@@ -64,7 +64,7 @@ async def started(
     """Make a client and start it; retry until it works or the connect timeout is over.
 
     ``impatient``: fail at once if waiting can't help, as with a wrong password. ``writes``: the topic that the client
-    writes to, because a broker does not even let a producer start that may write to no topic.
+    writes to, because a broker refuses a producer that has no permission to write to any topic.
 
     Raises BrokerUnavailable if no broker could be used in time; Forbidden if a permission is missing.
     """

@@ -58,7 +58,7 @@ class GroupMember:
 class DescribedGroup:
     """A group: its state as Kafka names it, and its members; ``error``: Kafka's error code, 0 if there was none.
 
-    ``operations``: the bits of what this client may do with it, if that was asked for and the broker tells.
+    ``operations``: the bits of the operations that this client may use on it, if requested and the broker reports them.
     """
 
     name: str

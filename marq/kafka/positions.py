@@ -2,8 +2,8 @@
 
 A Kafka group commits one offset per partition, but queues join and leave a group. A queue that joins still needs its
 records before that offset, and a queue that left must not receive records again. So the metadata of the committed
-offset has a position for each queue, in a snapshot (:mod:`marq.kafka.offset_snapshots`) if there are many. A partition
-is read from the position of the last queue, and queues that are ahead skip records. A member that does not know a
+offset has a position for each queue, in a snapshot (:mod:`marq.kafka.offset_snapshots`) if there are many. A member
+reads a partition from the lowest position, and queues with higher positions skip records. A member that does not know a
 queue yet commits nothing for it.
 """
 
@@ -122,7 +122,7 @@ class Positions:
 
     @property
     def furthest(self) -> int:
-        """The position of the first queue."""
+        """The highest position of a queue."""
         return max(self._furthest_own, self._reached)
 
     def after(self, queues: Sequence[str], offset: int) -> Positions:
@@ -219,7 +219,10 @@ class Progress:
         self._starts.clear()
 
     def recreated(self, fetched: Mapping[Source, Records]) -> dict[Source, int]:
-        """Return partitions whose records come from before the start of reading, with that start: their logs ended."""
+        """Return partitions that returned records from before the offset where reading started, with that offset.
+
+        Their logs ended before it, because the topic was recreated.
+        """
         return {
             source: start
             for source, read in fetched.items()

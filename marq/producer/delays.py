@@ -61,7 +61,7 @@ class Delays:
         self._starting = asyncio.Lock()
         self._open: dict[tuple[str, bool], _Batch] = {}
         self._sending: set[asyncio.Task[Any]] = set()
-        #: No more messages are accepted; and the writer is stopped, too.
+        #: Whether new messages are rejected, and whether the writer is stopped too.
         self._stopped = self._closed = False
 
     async def stop(self, limit_s: float) -> None:

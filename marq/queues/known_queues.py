@@ -1,4 +1,4 @@
-"""Finds out which queues are known, so that a mistyped name is not taken for a new queue.
+"""Finds out which queues are known, so that a mistyped name does not create a new queue.
 
 A queue needs no definition: it exists as soon as a message names it. So only a search of all sources shows that a name
 is unknown. The search starts with the cheap sources, and ends when it finds the name.

@@ -17,7 +17,7 @@ from marq.wire.errors import ConfigError
 from marq.wire.names import DEFAULT_PREFIX, Names, check_prefix
 
 DEFAULT_BOOTSTRAP_SERVERS = "127.0.0.1:9092"
-#: An address that begins so is a broker in this process' memory (marq.testing).
+#: Prefix of the addresses of brokers in this process's memory (marq.testing).
 MEMORY_SCHEME = "memory://"
 DEFAULT_CONNECT_TIMEOUT_MS = 10_000
 DEFAULT_REQUEST_TIMEOUT_MS = 30_000
@@ -154,7 +154,7 @@ def _ssl_context(values: _Values, protocol: str) -> ssl.SSLContext | None:
 
 
 class _Values:
-    """Where a setting's value comes from, and what is wrong with it."""
+    """The sources of settings: arguments and the environment; errors name the source."""
 
     def __init__(self, servers: object, given: Mapping[str, object], environment: Mapping[str, str]) -> None:
         self._servers = servers
@@ -162,7 +162,7 @@ class _Values:
         self._environment = environment
 
     def get(self, name: str, parse: Callable[[str], Any]) -> Any:
-        """Return the argument, else what the environment says, else None."""
+        """Return the argument, else the value in the environment, else None."""
         if self._given.get(name) is not None:
             return self._given[name]
         variable = f"MARQ_{name.upper()}"
@@ -223,7 +223,7 @@ def _check_server(servers: str, server: str) -> None:
 
 
 def whole_number(name: str, value: object, *, most: int) -> int:
-    """Return a whole number from 1 on. Raises ConfigError if it is none, or out of range."""
+    """Return a whole number of at least 1. Raises ConfigError for any other value, or one above ``most``."""
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise ConfigError(f"{name}={value!r}: expected a whole number from 1 to {most}")
     return value

@@ -8,7 +8,7 @@ The topic is compacted. Each record is one layer of one queue or schedule, or th
 * ``change:NAME``: changes at run time;
 * ``placement:NAME``: the partitions of the messages topic for a queue (:mod:`marq.settings.partitions`), from workers;
 * ``purge:NAME``: the purged records of a queue (:mod:`marq.settings.purges`);
-* ``quarantine:PARTITION/OFFSET``: an order to put one marker record into quarantine (:mod:`marq.wire.quarantines`);
+* ``quarantine:PARTITION/OFFSET``: a request to quarantine one marker record (:mod:`marq.wire.quarantines`);
 * ``confirmed:MODULE``: a worker that runs the decorated handlers of this module was alive (agents/removed_handlers.py);
 * ``schedule-file:NAME``, ``schedule:NAME``: schedules (:mod:`marq.settings.schedules`), from the file and at run time;
 * ``check``: never with a value.
@@ -194,7 +194,7 @@ class Definitions:
         return [each for _, each in sorted(self._quarantines.items())]
 
     def quarantine(self, partition: int, offset: int, value: bytes) -> Quarantine | None:
-        """Return the order to put a marker record with this content into quarantine, or None."""
+        """Return the request to quarantine a marker record with this content, or None."""
         order = self._quarantines.get((partition, offset))
         return order if order is not None and order.fits(value) else None
 

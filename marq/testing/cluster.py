@@ -45,7 +45,7 @@ class Batch:
 
 
 class MemorySender:
-    """What the producer uses of AIOKafkaProducer."""
+    """The part of AIOKafkaProducer that the producer uses."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory

@@ -111,7 +111,7 @@ class _Lease:
 
 @dataclass(frozen=True, slots=True)
 class _FromOffset:
-    """The offset from which on all messages are known; -1 stands for None, which not all kinds have."""
+    """The offset from which all messages are known; -1 stands for None, which not all kinds allow."""
 
     least: int
     name: str = "from_offset"

@@ -130,7 +130,7 @@ class Names:
         }
 
     def owner_of_group(self, group: str) -> str | None:
-        """Return the queue whose own a consumer group is; None for any other group."""
+        """Return the queue that has a consumer group to itself; None for any other group."""
         head = self.group("")
         return group[len(head) :] if group.startswith(head) else None
 
@@ -144,17 +144,17 @@ class Names:
 
     @property
     def transactional_ids(self) -> str:
-        """What the ids of all trackers' producers begin with."""
+        """The prefix of the ids of all trackers' producers."""
         return f"{self.prefix}-tracker-"
 
     def start_id(self, group: str, member: str) -> str:
-        """The id of the producer of a consumer that starts messages in transactions."""
+        """The id of a transactional consumer's producer."""
         # Quoted, so that no member of one group can have the id of another's.
         return f"{self.start_ids}{quote(member, safe='')}:{group}"
 
     @property
     def start_ids(self) -> str:
-        """What the ids of all such consumers' producers begin with."""
+        """The prefix of the ids of all transactional consumers' producers."""
         return f"{self.prefix}-start-"
 
 

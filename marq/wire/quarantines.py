@@ -1,10 +1,10 @@
-"""Orders to put one record of the markers topic into quarantine.
+"""Requests to quarantine one record of the markers topic.
 
 A batch of a newer version stops its partition, because a tracker that skipped it would lose its content. If no newer
-Marq wrote the record, an operator moves it into quarantine. The order is in the queues topic under the key
+Marq wrote the record, an operator quarantines it. The request is in the queues topic under the key
 ``quarantine:PARTITION/OFFSET``, so it survives restarts and every reader of markers sees it.
 
-An order applies only to a record that the reader can't decode, and only if the content is the one that the operator
+A request applies only to a record that the reader can't decode, and only if the content is the one that the operator
 saw. So it never removes a valid marker: a newer worker reads the record anyway, and a topic that was deleted and
 recreated has other records at the same offsets.
 """
@@ -25,7 +25,7 @@ _MAX_DIGITS = 18
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """One order: the record, the digest of its content, and its author, time and reason."""
+    """One request: the record, the digest of its content, and its author, time and reason."""
 
     partition: int
     offset: int
@@ -43,7 +43,7 @@ class Quarantine:
         return f"{self.partition}/{self.offset}"
 
     def fits(self, value: bytes) -> bool:
-        """Return whether a record has the content that the order is for."""
+        """Return whether a record has the content that the request is for."""
         return digest(value) == self.sha256
 
     def document(self) -> dict[str, Any]:
@@ -71,5 +71,5 @@ def read_place(place: str) -> tuple[int, int]:
 
 
 def digest(value: bytes) -> str:
-    """Return the digest by which an order identifies the content of a record."""
+    """Return the digest by which a request identifies the content of a record."""
     return sha256(value).hexdigest()

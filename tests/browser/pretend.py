@@ -46,7 +46,7 @@ PAGES = {
     "nothing waits": "/queues/reports/messages?state=waiting",
     "dead": "/queues/invoices/messages?state=dead",
     "message": "/message?id=marq.messages/0/1&since=1",
-    "kinds": "/dead",
+    "kinds": "/dead-letters",
     "schedules": "/schedules",
     "workers": "/workers",
     "health": "/health",
@@ -75,7 +75,7 @@ def statistics_of(queues: Sequence[str]) -> dict[str, Any]:
             "waiting_for_redelivery": number % 3,
             "acquired": 10_000 * number,
             "acked": 9_950 * number,
-            "dead": 4 if number % 4 == 1 else 0,
+            "dead_lettered": 4 if number % 4 == 1 else 0,
             "oldest_lease_seconds": 3.5 * (number % 40),
             "acquired_per_second": 110.5 * (number % 7),
             "acked_per_second": 108.0 * (number % 7),
@@ -95,7 +95,7 @@ def partition(number: int, **changed: Any) -> dict[str, Any]:
         "state": "owner",
         "alarm": "",
         "applied_offset": 120_000 + number,
-        "open": 40,
+        "unfinished": 40,
         "recovered_records": 0,
         "folded": 120_000,
         "skipped": 0,
@@ -114,7 +114,7 @@ BACKLOG = {
     "complete": True,
     "uncounted": 0,
     "unknown": 0,
-    "others": 0,
+    "unknown_queues": 0,
     "switched_off": 0,
     "trouble": [],
 }
@@ -124,7 +124,7 @@ BACKLOG = {
 PROCESS = {"version": "0.1.0", "uptime_seconds": 93_784.0, "cpu": 0.37, "memory_bytes": 187 << 20,
            "loop_lag_seconds": 0.002}  # fmt: skip
 HANDLERS = {"group": "handlers", "queues": ["emails"], "pid": 4711, "starts": 1, "breakers": {}, "blocked_seconds": 0.0,
-            "partitions": 4, "held": 12, "taken": 8, "cpu": 0.52, "memory_bytes": 96 << 20}  # fmt: skip
+            "partitions": 4, "in_flight": 12, "processing": 8, "cpu": 0.52, "memory_bytes": 96 << 20}  # fmt: skip
 
 
 class PretendNamespace:

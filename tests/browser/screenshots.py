@@ -92,7 +92,7 @@ def main() -> int:
             addresses = {
                 "queues": ("/", "light"),
                 "message": (f"/message?id={quote(dead_message(worker), safe='')}", "dark"),
-                "dead-letters": ("/dead", "light"),
+                "dead-letters": ("/dead-letters", "light"),
             }
             with sync_playwright() as playwright:
                 browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])

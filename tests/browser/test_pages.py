@@ -49,7 +49,7 @@ def test_each_page_can_be_used_by_all(site: Site, page: Page) -> None:
 
 
 def test_axe_finds_what_nobody_could_read(site: Site, page: Page) -> None:
-    page.goto(site.url + "/dead")
+    page.goto(site.url + "/dead-letters")
     page.locator("h1").evaluate("heading => { heading.style.color = '#eee'; }")
 
     assert any("color-contrast" in each for each in violations(page))
@@ -67,7 +67,7 @@ def test_long_names_leave_room_for_the_numbers_on_a_phone(background: Background
     with serving(background, LongNames([*QUEUES, LONG])) as site:
         for address in (
             *("/", f"/queues/{LONG}", f"/queues/{LONG}/messages?state=in_flight"),
-            *("/queues/invoices/messages?state=dead", "/dead", "/workers", "/health"),
+            *("/queues/invoices/messages?state=dead", "/dead-letters", "/workers", "/health"),
         ):
             page.goto(site.url + address)
 
@@ -241,7 +241,7 @@ def test_the_keyboard_filters_and_changes_the_theme_which_stays(site: Site, page
 def test_a_namespace_without_queues_says_what_to_do_next(empty_site: Site, page: Page) -> None:
     for address, said in (
         ("/", "producer.send("),
-        ("/dead", "marq dead"),
+        ("/dead-letters", "marq dead"),
         ("/schedules", "[schedules.report]"),
     ):
         page.goto(empty_site.url + address)
@@ -290,7 +290,7 @@ def test_all_messages_that_match_are_acted_on_with_progress(site: Site, page: Pa
 
 
 def test_a_redrive_to_a_mistyped_queue_is_asked_about_once_more(site: Site, page: Page) -> None:
-    page.goto(site.url + "/dead")
+    page.goto(site.url + "/dead-letters")
     page.get_by_role("row", name="ValueError").get_by_role("button", name="Redrive", exact=True).click()
     page.get_by_label("To another queue").fill("invoises")
     page.get_by_role("button", name="Redrive", exact=True).click()

@@ -333,8 +333,8 @@ async def test_dead_letters_are_told_apart_by_the_kind_of_their_error(backend: B
         redriven = await letters.redrive(queue, kind="no customer N in shop N")
         left = await letters.kinds(queue)
 
-    assert [(each.kind, each.letters) for each in kinds] == [("no customer N in shop N", 2), ("timeout of N", 1)]
-    assert kinds[0].first_died <= kinds[0].last_died
+    assert [(each.kind, each.dead_letters) for each in kinds] == [("no customer N in shop N", 2), ("timeout of N", 1)]
+    assert kinds[0].first_dead_lettered_at <= kinds[0].last_dead_lettered_at
     assert chosen == by_id == [b"a", b"b"]
     assert redriven.redriven == 2
     assert [each.kind for each in left] == ["timeout of N"]

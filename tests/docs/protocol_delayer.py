@@ -107,11 +107,11 @@ class Delayer:
             if values["holder"] != holder:
                 return None
             outcome = values["outcomes"][values["offsets"].index(identity.offset)]
-            said = f"ANSWERED with this question's holder, outcome {outcome}"
+            said = f"ANSWERED with this request's holder, outcome {outcome}"
         for row in self._protocol.deciding:
             told = row["what stands there about the identity"]
             if said == told or said in told.split(", "):
-                return None if row[question] == "says nothing" else not row[question].startswith("too late")
+                return None if row[question] == "undecided: keep reading" else not row[question].startswith("too late")
         return None
 
     async def _write(self, kind: str, identity: Identity, holder: int, fields: Values) -> None:

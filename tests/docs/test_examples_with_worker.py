@@ -55,7 +55,7 @@ async def machine(worker: Worker, servers: str) -> AsyncIterator[Machine]:
 async def ends(worker: Worker, queue: str) -> tuple[float, float]:
     """How many messages of a queue were acked, and how many are dead."""
     found = await worker.queue(queue)
-    return found.get("acked", 0), found.get("dead", 0)
+    return found.get("acked", 0), found.get("dead_lettered", 0)
 
 
 async def test_later(machine: Machine, worker: Worker) -> None:

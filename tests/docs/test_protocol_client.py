@@ -301,7 +301,7 @@ async def test_it_consumes_a_queue_with_a_real_worker(servers: str, worker: Work
 
     async def statistics() -> tuple[float, ...]:
         found = await worker.queue(queue)
-        return tuple(found.get(name, 0) for name in ("acked", "dead", "redelivered", "in_flight", "late"))
+        return tuple(found.get(name, 0) for name in ("acked", "dead_lettered", "redelivered", "in_flight", "late"))
 
     await eventually(statistics, lambda found: found == (22, 1, 2, 0, 0))
 
@@ -344,6 +344,6 @@ async def test_it_delays_cancels_and_moves_with_a_real_worker(servers: str, work
 
     async def statistics() -> tuple[float, ...]:
         found = await worker.queue("later")
-        return tuple(found.get(name, 0) for name in ("acked", "in_flight", "dead", "late"))
+        return tuple(found.get(name, 0) for name in ("acked", "in_flight", "dead_lettered", "late"))
 
     await eventually(statistics, lambda found: found == (4, 0, 0, 0))

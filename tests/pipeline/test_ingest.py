@@ -233,7 +233,7 @@ def test_a_newer_version_stops_ingest_and_nothing_of_its_batch_counts(
     with pytest.raises(PipelineError, match="run `python -m pipeline lifecycle` first"):
         lake.read("lifecycle")
 
-    # Ordered into quarantine it is passed over, as by the trackers; an order for another content is not for it.
+    # A request for this record makes ingest skip it, as trackers do; a request for another content does not.
     order = Quarantine(0, 1, digest(b"another"), "ann", "now")
     made.write(made.names.queues, json.dumps(order.document()).encode(), key=quarantine_key(order))
     with pytest.raises(PipelineError, match=sentence):

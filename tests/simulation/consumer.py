@@ -134,7 +134,7 @@ class Consumer(Actor):
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def crash(self) -> None:
-        """Kill -9: what it held is nobody's now, and the group finds out after the session timeout."""
+        """Kill -9: its leases have no holder any more, and the group notices after the session timeout."""
         super().crash()
         self.loop.close()
         world = self.world

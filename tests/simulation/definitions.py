@@ -16,11 +16,11 @@ SLOWEST_NEWS_MS = 2_000
 
 
 class QueuesTopic:
-    """All versions of the definitions; each process knows the number of the one that it goes by."""
+    """All versions of the definitions; each process knows the number of the version that it follows."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        #: Version 0 is what somebody believes who has read nothing.
+        #: Version 0: the definitions of a process that has read nothing.
         self.versions = [Definitions()]
 
     @property
@@ -31,7 +31,7 @@ class QueuesTopic:
         return self.versions[actor.known]
 
     def begin(self, defaults: Mapping[str, Any], documents: Mapping[str, Mapping[str, Any]]) -> None:
-        """What is there before anybody starts."""
+        """Publish the definitions that exist before the first process starts."""
         self._publish({DEFAULTS_KEY: defaults, **{layer_key("file", q): each for q, each in documents.items()}})
 
     def change(self, *documents: tuple[str, Mapping[str, Any]]) -> None:

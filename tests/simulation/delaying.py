@@ -1,9 +1,9 @@
-"""Whoever delays messages, and moves and cancels them: a sender whose messages are markers from the beginning.
+"""Simulates a sender that delays messages, and cancels and reschedules them; its messages begin as DELAY markers.
 
-A DELAY of which nobody knows whether it was written is written again by a sender that says from where on all is known;
-the others tell their users, who send the message again, as another one. Whoever asks for a message to be cancelled or
-moved reads the markers on from before its question, until something stands there that decides, and asks again now and
-then (docs/protocol.md, "Cancel or reschedule a message").
+If the outcome of a DELAY is unknown, a sender that states `from_offset` writes it again. Other senders report the error
+to their users, who send the message again as a new one. To cancel or reschedule a message, a client reads the markers
+from a position before its request until a marker decides it, and repeats the request from time to time
+(docs/protocol.md, "Cancel or reschedule a message").
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class Delayer(Actor):
         self._repeats = lots.random() < 0.5
         self._ask_share = lots.choice([0.0, 0.4, 0.8])
         self.unsent = count
-        #: Questions that are neither answered nor given up.
+        #: Number of requests that are neither answered nor given up.
         self.asking = 0
-        #: By the value of its record.
+        #: Decoded batches, by the values of their records.
         self._batches: dict[bytes | None, Batch | None] = {}
         number = 0
         while number < count:
@@ -171,7 +171,7 @@ class Delayer(Actor):
         self.later(rng.randint(50, 500), self._ask_about_others)
 
     def see(self, fires: Sequence[DueAction]) -> None:
-        """Ask about messages that are on their way just now: nobody could aim so well."""
+        """Ask about messages while they are being sent: a random time would rarely hit that moment."""
         rng = self.world.rng
         for fire in fires:
             if self.world.faulty and fire.lease.state in WAITING and rng.random() < self._ask_share:

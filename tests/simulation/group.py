@@ -1,7 +1,7 @@
-"""A consumer group: who reads which partitions, and the committed offsets with their metadata.
+"""A consumer group: the assignment of partitions, and the committed offsets with their metadata.
 
-A member hears of a rebalance late or not at all; until then it goes on reading what another member reads too. Its
-commits are refused, for they carry an old generation.
+A member learns of a rebalance late or not at all. Until then it keeps reading partitions that another member reads too,
+but the group refuses its commits, because they have an old generation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Commit(Enum):
 
 
 class PendingOffsets:
-    """Offsets that were committed in transactions which are open, or whose ends the group has not heard of."""
+    """Offsets committed in transactions that are open, or whose end the group has not learned of."""
 
     def __init__(self, group: Group) -> None:
         self.name = group.kafka_name

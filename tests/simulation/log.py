@@ -1,8 +1,8 @@
 """Simulated Kafka: partitioned logs with append times, transactions with fencing, and reads up to a stable offset.
 
-A partition is never wrong, only late: who reads it says how far, and a ``committed`` reader sees nothing past the
-first record of an open transaction and nothing of an aborted one. Retention takes records away from the front, and
-compaction those that a later one with their key has replaced. What is taken away stays in ``records`` for the oracle.
+Reads are never wrong, only late. A ``committed`` reader sees neither records behind the start of an open transaction
+nor records of an aborted one. Retention removes the oldest records, and compaction those that a later record with the
+same key replaces. Removed records stay in ``records`` for the oracle.
 """
 
 from __future__ import annotations

@@ -24,15 +24,15 @@ class Mutant(NamedTuple):
 
     @property
     def inside(self) -> bool:
-        """Whether nobody can see it from outside: figures, or rows that nobody reads."""
+        """Whether clients can't notice the mutant: it changes only statistics, or rows that are never read."""
         return self.name in INSIDE
 
 
 #: Names of mutants that harm no message.
 INSIDE = {
-    "what is acquired for the first time counts as acquired again",
+    "a first acquisition counts as a repeated one",
     "the second row of a message outlives it",
-    "what is due in the same millisecond comes in any order",
+    "messages due in the same millisecond are sent in any order",
     "a message that failed its last attempt waits for its backoff",
 }
 
@@ -42,7 +42,7 @@ def mutant(about: str, name: str, module: str, killed_by: str, *changes: Change,
     return Mutant(about, name, {module: changes}, frozenset(killed_by.split()), faults or None)
 
 
-#: Orders of operations: what is lost or doubled the other way round stands beside each in the code.
+#: Orders of operations. A comment at each in the code says what the opposite order would lose or duplicate.
 MARKER_FIRST = "marker before offset"
 CHANGELOG_FIRST = "changelog before acknowledgement"
 ONE_TRANSACTION = "copy, fact and row in one transaction"

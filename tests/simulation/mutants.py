@@ -29,7 +29,7 @@ from tests.simulation.mutants_of_shells import SHELL_MUTANTS
 
 #: How many seeds a mutant may survive before it has survived.
 SEEDS = 1_000
-#: Everything that a mutated module may be known to; loaded anew for each mutant.
+#: Packages that may have imported a mutated module; reloaded for each mutant.
 _RELOADED = ("marq", "proof", "tests.simulation.")
 
 _ROOT = Path(__file__).resolve().parents[2]

@@ -64,7 +64,7 @@ CORE_MUTANTS = (
     ),
     mutant(
         REOPENING,
-        "what is acquired for the first time counts as acquired again",
+        "a first acquisition counts as a repeated one",
         _LEASES,
         "book-differs",
         (
@@ -394,7 +394,7 @@ CORE_MUTANTS = (
     ),
     mutant(
         GROUPS,
-        "records that a queue has had are handed out again",
+        "records that a queue has already received are delivered again",
         _POSITIONS,
         "delivered-twice",
         (

@@ -14,7 +14,7 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
     # --- delay --------------------------------------------------------------------------------------------------------
     mutant(
         DELAYING,
-        "what waits is due when its span of the index begins",
+        "a waiting message is due when its span of the index begins",
         _DUE_INDEX,
         "early moved order",
         ("hint = Hint(lease.due_ms, ", "hint = Hint(lease.due_ms if lease.holder else lease.due_ms // 1000 * 1000, "),
@@ -57,14 +57,14 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         DELAYING,
-        "what is due in the same millisecond comes in any order",
+        "messages due in the same millisecond are sent in any order",
         _DUE_INDEX,
         "order",
         ("Hint(lease.due_ms, lease.since_ms, opened.source,", "Hint(lease.due_ms, -lease.since_ms, opened.source,"),
     ),
     mutant(
         DELAYING,
-        "a consumer hands out what is to be delivered later",
+        "a consumer delivers a delayed message before its time",
         _ACQUISITION,
         "early",
         ("        if self.dues_ms is None:\n            return self.taken\n", "        return self.taken\n"),
@@ -111,7 +111,7 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         CANCELLING,
-        "what somebody holds is cancelled",
+        "a message in flight is cancelled",
         _TRANSITIONS,
         "book-differs cancelled after-ack answered early",
         ("Marker.CANCEL: {", "Marker.CANCEL: {LEASED: CANCELLED, REJECTED: CANCELLED, "),
@@ -143,7 +143,7 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
     # --- answer -------------------------------------------------------------------------------------------------------
     mutant(
         ANSWERING,
-        "DONE of a message that is on its way",
+        "a message that is being sent is answered with DONE",
         _QUESTIONS,
         "answered",
         ("            if lease is not None and offset in opened.firing:\n", "            if False:\n"),
@@ -152,7 +152,7 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         ANSWERING,
-        "an owner answers before it has read what the former one did",
+        "an owner answers before it has read the former owner's markers",
         _TRACKER,
         "answered",
         (
@@ -166,14 +166,14 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         ANSWERING,
-        "whoever comes too late is told that all is well",
+        "a request that comes too late is answered with success",
         _QUESTIONS,
         "answered",
         ("outcome = Outcome.TOO_LATE if lease is None or offset not in opened.leases else ", "outcome = "),
     ),
     mutant(
         ANSWERING,
-        "who asks again reads only what comes then",
+        "a repeated request reads only later markers",
         _DELAYING,
         "answered cancelled",
         (

@@ -50,7 +50,7 @@ SHELL_MUTANTS = (
     ),
     mutant(
         MARKER_FIRST,
-        "an uncertain ACQUIRE is handed out",
+        "messages of an uncertain ACQUIRE are delivered",
         _STRATEGIES,
         "lost not-drained not-open",
         (
@@ -65,7 +65,7 @@ SHELL_MUTANTS = (
     ),
     mutant(
         MARKER_FIRST,
-        "after an uncertain commit the messages are handed out",
+        "messages are delivered after an uncertain commit",
         _STRATEGIES,
         "delivered-twice lost",
         (
@@ -196,7 +196,7 @@ SHELL_MUTANTS = (
     # --- LeaseLost ----------------------------------------------------------------------------------------------------
     mutant(
         LEASE_LOST,
-        "a lease is counted from when its messages are handed out",
+        "a lease is counted from the delivery of its messages",
         _RECEIVER,
         "lease-not-noticed",
         ("holder, records, sent_s, lease_s,", "holder, records, self._clock(), lease_s,"),
@@ -367,7 +367,7 @@ SHELL_MUTANTS = (
     ),
     mutant(
         OLD_STATE,
-        "a table is believed although its changelog was made anew",
+        "a local table is used although its changelog was recreated",
         _TABLE,
         "table-differs rows-left raised",
         (
@@ -410,7 +410,7 @@ SHELL_MUTANTS = (
     # --- ACQUIRE and offset in one transaction ------------------------------------------------------------------------
     mutant(
         ONE_START,
-        "messages are handed out before the transaction has committed",
+        "messages are delivered before the transaction has committed",
         _RECEIVER,
         "delivered-twice not-open lost from-nowhere not-drained",
         (

@@ -53,7 +53,7 @@ class Nemesis:
     def _say(self, op: str, target: str) -> None:
         self._world.history.add("nemesis", "info", op, target=target)
 
-    # --- who owns what ------------------------------------------------------------------------------------------------
+    # --- ownership ----------------------------------------------------------------------------------------------------
 
     def _rebalance(self) -> None:
         self._rng.choice(self._world.groups).rebalance()
@@ -90,21 +90,21 @@ class Nemesis:
         log.skew_ms += self._rng.choice([-1, 1]) * self._rng.randint(5_500, 15_000)
         self._say("clock", log.name)
 
-    # --- what is in the logs, and what is not any more ----------------------------------------------------------------
+    # --- contents of the logs -----------------------------------------------------------------------------------------
 
     def _write_garbage(self) -> None:
         value = self._rng.choice([None, b"", b"\x01" + MAGIC, b"???" + self._rng.randbytes(30)])
         self._rng.choice(self._world.markers).append(value)
 
     def _remove_unread(self) -> None:
-        """Retention of a messages topic: also of what nobody has received."""
+        """Apply the retention of a messages topic, also to messages that no consumer has received."""
         log = self._rng.choice([log for log in self._world.messages.values() if log.records] or [None])
         if log is not None:
             log.truncate(self._rng.randint(log.start, len(log.records)))
             self._truncated(log)
 
     def _remove_markers(self) -> None:
-        """Retention of the markers topic; now and then of markers that a tracker still needs."""
+        """Apply the retention of the markers topic; sometimes to markers that a tracker still needs."""
         world = self._world
         partition = self._rng.randrange(len(world.markers))
         log = world.markers[partition]
@@ -118,7 +118,7 @@ class Nemesis:
         self._world.history.add(log.name, "ok", "truncate", offset=log.start)
 
     def _lose_changelog(self) -> None:
-        """Deleted and made anew; the owner goes, and whoever comes next finds nothing in it."""
+        """Delete and recreate a changelog; its owner ends, and the next owner finds it empty."""
         world = self._world
         partition = self._rng.randrange(len(world.markers))
         world.owners[partition].alive = False

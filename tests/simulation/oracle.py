@@ -1,7 +1,7 @@
-"""What only the simulation can look at: a lease book, and the rows of a table, must be the plain fold of the log.
+"""Checks that only the simulation can make: a lease book and a table's rows must equal the plain fold of the log.
 
-The fold itself, and all that can be said of a history from outside, is in ``proof``. These are the names by which a
-seed can fail beside those of proof/checker.py:
+``proof`` has the fold itself, and all checks that need only a history. A seed can fail with these names, in addition to
+those of proof/checker.py:
 
 ================  ====================================================================================================
 ``book-differs``  the lease book is not the plain fold of the log up to its ``applied``

@@ -31,10 +31,10 @@ class Producer(Actor):
             headers = [("tenant", b"acme"), ("tenant", None), ("n", b"%d" % number)][: rng.randint(1, 3)]
         value = None if rng.random() < 0.05 else b"%d" % number
         if world.deliver_at_share and rng.random() < world.deliver_at_share:
-            # By the brokers' clocks: its own may be wrong by minutes.
+            # The time is by the brokers' clocks, because the producer's own may be wrong by minutes.
             headers.append((DELIVER_AT_HEADER, b"%d" % (world.wall_ms() + rng.randint(-200, 2_000))))
         if value is not None and world.hit(world.faults.large):
-            # Up to what a topic accepts; with marq's own headers beside it some is too large.
+            # Up to the topic's limit; with marq's own headers, some of these messages are too large.
             limit = rng.choice([world.limit_bytes, world.own_limit_bytes])
             value += b"x" * rng.randint(limit - rng.choice([100, 1_200]), limit - 40)
         self._send(number, queue, rng.choice([None, b"k"]), value, headers)

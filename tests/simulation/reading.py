@@ -41,7 +41,7 @@ class Reader:
         self._consumer = consumer
         self._world = consumer.world
         self._group = consumer.group
-        #: What is read next.
+        #: Offsets to read next.
         self.positions: dict[Source, int] = {}
         self._unplaced: list[Source] = []
         self._generation = 0

@@ -104,7 +104,7 @@ class SimulatedReceiver(Receiver):
 
 
 class Session(ConsumerSession):
-    """The shipped session of a receiver that has no connections."""
+    """The shipped session, for a receiver without connections."""
 
     def __init__(self, receiver: SimulatedReceiver) -> None:
         self.receiver = receiver

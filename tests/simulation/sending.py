@@ -101,7 +101,7 @@ class Writer:
             raise BrokerUnavailable("not known to be written")
 
     def _send(self, batch: Batch, data: bytes, over: Callable[[Sent], None], limit_ms: int) -> None:
-        """Send a batch; it reaches the log after a while, whatever has become of its sender by then."""
+        """Send a batch; it reaches the log after a while, even if its sender has died by then."""
         world, rng, loop = self._consumer.world, self._consumer.world.rng, self._consumer.loop
         failed, unknown, slow = _chances(world.faults, batch)
         if world.hit(failed):
@@ -119,7 +119,7 @@ class Writer:
             data = NEWER_VERSION + data[1:]
             world.stats["newer_markers"] += 1
         world.schedule(travel_ms, self._append, batch, data)
-        # Nobody waits for ever; and what a client has given up may still arrive.
+        # A client waits for a limited time; a batch that it has given up may still arrive.
         waited_ms = min(travel_ms, PATIENCE_MS) if result is Sent.UNKNOWN else travel_ms
         if waited_ms > limit_ms:
             waited_ms, result = limit_ms, Sent.UNKNOWN

@@ -1,11 +1,12 @@
-"""How a consumer acquires messages in a transaction: ACQUIRE and the offset, both or none.
+"""Simulates a consumer that acquires messages in a transaction: ACQUIRE and the offset, both or neither.
 
-The shipped strategy (:class:`marq.kafka.acquire_strategies.Transactional`) decides what goes into it; here are its
-producer and the broker. The group takes the offset only from the member of the generation in which the partition was
-given to it, and the next owner of the partition waits until no open transaction can move its offset any more. So the
-messages are delivered by one of the two. After anything that is not certain, a new producer takes the transactional id
-over: what the former one left open is aborted, and the records are read again. What a dead one leaves open the broker
-aborts, or the next process with its name; until then nobody reads the markers behind it.
+The shipped strategy (:class:`marq.kafka.acquire_strategies.Transactional`) decides what a transaction contains; this
+module simulates its producer and the broker. The group accepts the offset only from the member that the partition is
+assigned to in the current generation, and the partition's next owner waits until no open transaction can move its
+offset. So only one of the two delivers the messages. After an unknown outcome, a new producer takes over the
+transactional id. This aborts the former producer's open transaction, and the consumer reads the records again. A dead
+producer's open transaction is aborted by the broker or by the next process with its name; until then, no tracker reads
+the markers behind it.
 """
 
 from __future__ import annotations

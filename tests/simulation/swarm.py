@@ -68,7 +68,7 @@ class Rare(Faults):
     newer_marker: float = 0.02
     unread_gone_every_ms: float = 1_500.0
     markers_gone_every_ms: float = 400.0
-    #: Of those: how often more than a tracker can do without.
+    #: Share of these removals that include markers which a tracker still needs.
     markers_needed: float = 0.1
     changelog_lost_every_ms: float = 2_500.0
     changelog_compacted_every_ms: float = 400.0

@@ -17,7 +17,7 @@ MAX_LOCAL_AGE_MS = DELETE_RETENTION_MS // 2
 
 
 class LocalTable:
-    """The rows, how much of the changelog they contain, and of which one: it may have been made anew."""
+    """The rows, the changelog that they come from (it may have been recreated), and how much of it they contain."""
 
     def __init__(self) -> None:
         self.rows: dict[bytes, bytes] = {}

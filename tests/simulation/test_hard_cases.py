@@ -40,7 +40,7 @@ def markers(world: World, kind: str) -> list[Event]:
 
 
 def test_identity_a_copy_is_a_new_record_so_offsets_are_never_used_twice() -> None:
-    """The late markers of a former holder are about the former record, whatever has become of its copies."""
+    """The late markers of a former holder concern the former record, and never its redeliveries."""
     late = copies = 0
     for world in worlds(2 * SEEDS, forgotten=0.4):
         records = [event for event in world.history.events if event["op"] == "record"]
@@ -143,7 +143,7 @@ def test_retention_unread_messages_that_are_gone_are_counted_and_said() -> None:
 
 
 def test_old_local_state_a_table_that_may_have_missed_deletions_is_rebuilt() -> None:
-    """The changelog was compacted, or deleted and made anew, while another host owned the partition."""
+    """The changelog was compacted, or deleted and recreated, while another host owned the partition."""
     stats = summed(
         changelog_compacted_every_ms=100.0,
         changelog_lost_every_ms=900.0,
@@ -199,7 +199,7 @@ def test_holder_who_comes_back_after_its_lease_and_session_changes_nothing_any_m
 
 
 def on_their_way(world: World, question: str) -> Counter[str]:
-    """Count the facts of messages that were on their way when somebody asked this, by their kinds."""
+    """Count, by kind, the facts of messages that a tracker was sending when a client asked this."""
     fired: dict[str, list[int]] = {}
     for event in world.history.events:
         if (event["op"], event["type"]) == ("fire", "invoke") and event["kind"] != "CANCELLED":
@@ -219,7 +219,7 @@ def on_their_way(world: World, question: str) -> Counter[str]:
 
 @pytest.fixture(scope="module")
 def asked() -> tuple[dict[str, Counter[str]], Counter[str]]:
-    """What became of messages that were on their way when somebody asked, by question; and all that was counted."""
+    """The facts of messages that a tracker was sending when a client asked, by question; and all statistics."""
     found: dict[str, Counter[str]] = {"CANCEL": Counter(), "RESCHEDULE": Counter()}
     stats: Counter[str] = Counter()
     for world in worlds(2 * SEEDS, delayed=20, slow_commit=0.6, flush_aborted=0.1, flush_unknown=0.2, late_read=0.3):
@@ -251,7 +251,7 @@ def test_reschedule_what_is_on_its_way_is_moved_only_if_it_does_not_leave(
 
 
 def test_answer_is_asked_for_again_when_a_tracker_dies_between_reading_and_answering() -> None:
-    """Nobody who goes on asking is left without an answer, and none of the answers is wrong."""
+    """A client that keeps asking gets an answer, and no answer is wrong."""
     stats: Counter[str] = Counter()
     answered_again = 0
     for world in worlds(
@@ -296,7 +296,7 @@ def test_delay_rows_outlive_restarts_lost_changelogs_and_clocks_that_jump() -> N
 
 
 def test_delay_that_is_written_twice_counts_once() -> None:
-    """By a sender that says from where on all is known; the others' users send anew, which makes two messages."""
+    """This holds for senders that state `from_offset`; users of other senders send again, which makes two messages."""
     stats: Counter[str] = Counter()
     written: Counter[str] = Counter()
     for world in worlds(delayed=30, send_failed=0.2, send_unknown=0.5, marker_slow=0.5):

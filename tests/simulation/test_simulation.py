@@ -27,19 +27,19 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: Of each hard case and order of operations, a mutant that the first seeds kill; test_mutants.py has all.
 QUICKLY_KILLED = {
-    "DONE of a message that is on its way",
+    "a message that is being sent is answered with DONE",
     "a CANCEL of what is on its way is forgotten",
     "a REJECT is forgotten",
     "a change of the settings is noted, and does not count",
-    "a consumer hands out what is to be delivered later",
+    "a consumer delivers a delayed message before its time",
     "a copy loses the headers of its sender",
     "a fact does not close its message",
     "a high-water mark in place of intervals",
-    "a lease is counted from when its messages are handed out",
+    "a lease is counted from the delivery of its messages",
     "a member commits for queues that it does not serve, too",
     "a shell goes on behind a marker of a newer version",
-    "a table is believed although its changelog was made anew",
-    "after an uncertain commit the messages are handed out",
+    "a local table is used although its changelog was recreated",
+    "messages are delivered after an uncertain commit",
     "after an unknown outcome the owner goes on without a new TICK",
     "attempts are not written",
     "coalescing forgets that a row exists from before",
@@ -53,9 +53,9 @@ QUICKLY_KILLED = {
     "what was moved is not looked for at its new time",
 }
 
-#: Seeds that failed once, each with what it showed. What earlier versions of the simulation found (a TICK from before
-#: the new fencing that was taken for the awaited one, an overtaken owner that wrote its old rows over newer ones) are
-#: mutants now: a seed is another world when the simulation grows.
+#: Seeds that failed once, each with the defect that it showed. Defects that earlier versions of the simulation found
+#: (a TICK from before the new fencing was taken for the awaited one; a fenced owner wrote its old rows over newer ones)
+#: are mutants now, because a seed becomes a different world when the simulation grows.
 REGRESSIONS = {
     6632: "a consumer counted its lease by settings that had changed since its ACQUIRE",
     377: "the simulator: a message that was too large to be sent again, of a queue that keeps no dead letters",

@@ -1,7 +1,7 @@
-"""The owner of a markers partition on a host that may keep its local table: it carries out marq/owner/engine.py.
+"""The owner of a markers partition on a host that may keep its local table: the shell around marq/owner/engine.py.
 
-Markers are delivered by a consumer with positions of its own, which begins where its group has committed. What an owner
-has applied is a row of its table, so it goes on from there, whatever is delivered.
+A consumer with its own positions delivers the markers, starting at the group's committed offset. The applied offset is
+a row of the owner's table, so the owner continues from there, even if the consumer delivers earlier markers.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Owner(Actor):
         source = Source(world.names.markers, partition)
         self.engine = OwnerEngine(source, self._new_tracker, planner, self, self.acknowledge, world.limit_bytes)
         self.plain = world.plain_fold(partition, -1)
-        #: What the consumer delivers next.
+        #: Offset of the marker that the consumer delivers next.
         self.delivered = 0
         self.epoch = 0
         self.fenced_at = 0
@@ -325,7 +325,7 @@ class Owner(Actor):
     # --- what becomes of a write --------------------------------------------------------------------------------------
 
     def fail(self) -> None:
-        """After a failed transaction, or a TICK that does not come: fence anew, and believe only what the log says."""
+        """Fence again after a failed transaction or a missing TICK, and continue from the state of the log."""
         self.writing.attempt = None
         self.tick_sent_ms = None
         self.working = False

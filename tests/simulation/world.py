@@ -1,8 +1,8 @@
 """One seed is one world: its topics, its processes, its faults, and the order in which things happen.
 
-``random.Random(seed)`` is the only source of choice. First a phase of faults, then one without, in which everything
-must come to its end in bounded simulated time. All that happens is written into a history, which proof/checker.py
-judges; what nobody can see from outside is judged where it happens (oracle.py).
+``random.Random(seed)`` is the only source of choice. A phase with faults is followed by one without, in which every
+message must end in bounded simulated time. All events go into a history, which proof/checker.py judges. While the world
+runs, oracle.py checks the state that no history shows.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ class Result:
 
 @dataclass(frozen=True)
 class Plan:
-    """What may be told of a world beside its seed: faults that it does not have, or just those that it has.
+    """Settings of a world besides its seed: faults that it does not have, or the only ones that it has.
 
-    ``blind``: nothing is looked at but the history, as in a run on a real broker.
+    ``blind``: only the history is checked, as in a run on a real broker.
     """
 
     without: frozenset[str] = frozenset()
@@ -352,7 +352,7 @@ class World:
         self.owners[partition] = self._owner(partition)
 
     def crash_owner(self, owner: Owner) -> None:
-        """Kill -9, with the disk or without it; an open transaction stays open until somebody fences it."""
+        """Kill -9, with the disk or without it; an open transaction stays open until a new producer fences it."""
         owner.crash()
         self.stats["tracker_crashes"] += 1
         if self.hit(self.faults.table_lost):
@@ -432,5 +432,5 @@ def _judge(result: Result, report: Report, world: World) -> None:
         result.failed, result.check = f"unexplained: {report.duplicates} duplicates and no fault", "unexplained"
 
 
-#: What holds of every world that was stopped in the middle.
+#: Findings to expect of every world that was stopped in the middle.
 _UNFINISHED = {"lost", "not-drained", "quarantine", "transaction"}

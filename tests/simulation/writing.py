@@ -1,4 +1,4 @@
-"""All that an owner writes: rows, copies, facts and TICKs, each time in one transaction that may fail at any step."""
+"""The writes of an owner: rows, redeliveries, facts and TICKs, in transactions that may fail at any step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: How long an owner waits for the outcome of a transaction.
 PATIENCE_MS = 200
-#: After which the broker aborts a transaction that nobody ends: that of a dead owner, when its successor is at rest.
+#: Time after which the broker aborts an open transaction: a dead owner's, if its successor is idle.
 TIMEOUT_MS = 15_000
 
 
@@ -55,7 +55,7 @@ class Writing:
         """Begin a transaction.
 
         Raises:
-            Fenced: somebody else owns the partition.
+            Fenced: another owner has taken over the partition.
         """
         owner = self._owner
         self.attempt = attempt = Attempt(write, owner.transactions.begin(owner.epoch))

@@ -33,7 +33,7 @@ async def test_the_last_owners_of_partitions_are_known(new_worker: Make) -> None
     async with Shell(worker) as shell:
         state = await shell.json("state", code=1)
 
-    assert [each["open"] for each in state["markers"]] == [0, 0]
+    assert [each["unfinished"] for each in state["markers"]] == [0, 0]
     assert all(str(worker.web_port) in each["last_owner"] for each in state["markers"])
     [found] = [each for each in state["groups"] if each["group"] == group]
     assert found["members"] == []

@@ -115,7 +115,7 @@ async def test_a_backlog_that_is_switched_off_counts_nothing(new_worker: Any, na
 
     assert "waiting" not in statistics["queues"]["emails"]
     assert statistics["backlog"] == {
-        "counted": False, "complete": False, "uncounted": 0, "unknown": 0, "others": 0, "switched_off": 1,
+        "counted": False, "complete": False, "uncounted": 0, "unknown": 0, "unknown_queues": 0, "switched_off": 1,
         "trouble": [],
     }  # fmt: skip
 

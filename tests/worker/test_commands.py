@@ -281,7 +281,7 @@ async def test_a_purge_ends_what_waits_and_nothing_that_comes_later(
         # Standard input is not a terminal, so nothing is changed without --yes.
         assert "pass --yes" in (await shell("purge", queue, code=1)).err
         meant = await shell.json("purge", queue, "--dry-run")
-        counts = {"waiting": 20, "redelivery": 1, "delayed": 0, "dead": 0, "too_late": 0}
+        counts = {"waiting": 20, "redelivery": 1, "delayed": 0, "dead_letters": 0, "too_late": 0}
         assert {name: meant[name] for name in counts} == counts
 
         found = await shell.json("purge", queue, "--yes")
@@ -411,7 +411,7 @@ async def test_a_replay_delivers_once_more_what_is_finished_and_leaves_alone_wha
         assert second.attempt == 2
         await second.ack()
         meant = await shell.json("replay", queue, "--since", "1h", "--dry-run")
-        assert (meant["again"], meant["open"], meant["copies"]) == (2, 1, 1)
+        assert (meant["messages"], meant["unfinished"], meant["earlier_records"]) == (2, 1, 1)
 
         done = await shell.json("replay", queue, "--since", "1h", "--yes")
 

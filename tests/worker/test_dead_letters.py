@@ -153,6 +153,6 @@ async def test_a_hundred_thousand_scattered_letters_are_redriven_and_the_others_
         result = await yard.dead_letters.redrive("mine")
 
         assert result == marq.Redriven(100_000, 100_000, 100_000, 0)
-        assert [(each.queue, each.letters) for each in await yard.dead_letters.count()] == [("other", 100_000)]
+        assert [(each.queue, each.dead_letters) for each in await yard.dead_letters.count()] == [("other", 100_000)]
         again = await yard.dead_letters.redrive("mine")
         assert again.chosen == 0

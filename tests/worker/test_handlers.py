@@ -63,7 +63,7 @@ async def test_two_workers_share_a_queue_and_the_one_that_stops_releases_what_it
     twice = {identity for identity, count in runs.items() if count == 2}
     assert twice == {line["id"] for line in noted if line["worker"] == stopped}
     assert max(runs.values()) == 2
-    assert (statistics["expired"], statistics["dead"]) == (0, 0)
+    assert (statistics["expired"], statistics["dead_lettered"]) == (0, 0)
 
 
 async def test_a_queue_that_gets_a_handler_later_gets_its_earlier_messages_and_the_others_get_nothing_twice(

@@ -179,7 +179,7 @@ async def test_a_replay_that_is_killed_after_any_of_its_records_is_gone_on_with(
         )
 
         assert codes == [-signal.SIGKILL] * (len(REWINDS) - 1) + [0]
-        assert [each.again for each in found] == [FINISHED] * len(REWINDS)
+        assert [each.messages for each in found] == [FINISHED] * len(REWINDS)
 
         async def copies() -> dict[str, Counter[bytes]]:
             records = await namespace.records(worker.names.messages)

@@ -63,7 +63,7 @@ async def test_payloads_are_in_no_line_at_any_level_and_lines_are_json(
         await producer.send("coroutine", SECRET.encode(), delay=0.5, **secret)
         # Into the quarantine.
         await namespace.mark(SECRET.encode(), partition=0)
-        await eventually(lambda: worker.queue("failing"), lambda found: found.get("dead") == 1)
+        await eventually(lambda: worker.queue("failing"), lambda found: found.get("dead_lettered") == 1)
         await eventually(lambda: worker.queue("coroutine"), lambda found: found.get("acked") == 2)
     await worker.stop()
 

@@ -93,7 +93,7 @@ async def test_a_partition_that_a_newer_version_stops_goes_on_without_a_restart_
         worker.kill()
         stop = await marq.mark(NEWER + b"!", number)
         later = await shell("quarantine", str(number), str(stop.offset), "--yes", code=1)
-        assert "the order is saved" in later.out
+        assert "the request is saved" in later.out
         worker = await new_worker(like=worker).start().ready(2)
         await marq.applied(stop)
         assert [each["applied"] for each in (await shell.json("quarantine"))["quarantined"]] == [True, True]

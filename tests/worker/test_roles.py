@@ -236,7 +236,7 @@ async def test_an_open_circuit_breaker_is_shown_and_dead_letters_nothing(site: S
     assert (await eventually(breaker, lambda found: "state" in found)) == {"state": "closed", "openings": 0}
     await site.producer.send_many("obedient", [b"fail"] * 8)
     await eventually(breaker, lambda found: found.get("openings", 0) >= 3)
-    assert (await site.worker.queue("obedient"))["dead"] == 0
+    assert (await site.worker.queue("obedient"))["dead_lettered"] == 0
     assert "circuit breaker open, no message is delivered: queue=obedient" in site.worker.log()
 
 

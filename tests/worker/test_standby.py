@@ -37,7 +37,7 @@ async def test_a_takeover_reads_only_what_the_local_copy_has_not(
         await standby.ready(2)
         partitions: dict[int, Any] = await standby.partitions()
 
-    assert {number: part["open"] for number, part in partitions.items()} == {0: OPEN, 1: OPEN}
+    assert {number: part["unfinished"] for number, part in partitions.items()} == {0: OPEN, 1: OPEN}
     [taken] = theirs
     [kept] = set(partitions) - theirs
     # What it owned from the start had to be read from the changelog, and was not read a second time.

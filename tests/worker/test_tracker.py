@@ -81,7 +81,7 @@ async def test_the_statistics_say_what_is_open_and_since_when(
     await namespace.ack(done)
     await namespace.reject(rejected)
 
-    counts = await eventually(lambda: shared_worker.queue(queue), lambda found: found.get("dead"))
+    counts = await eventually(lambda: shared_worker.queue(queue), lambda found: found.get("dead_lettered"))
 
     assert (counts["in_flight"], counts["waiting_for_redelivery"], counts["waiting_for_dead_letters"]) == (1, 1, 0)
     assert (counts["acquired"], counts["acked"], counts["released"], counts["rejected"]) == (4, 1, 1, 1)
@@ -136,7 +136,12 @@ async def test_a_delivery_time_that_can_not_be_read_is_logged_counted_and_shown(
     await eventually(lambda: worker.queue(queue), lambda found: found.get("invalid_deliver_at") == 1)
     series = f'marq_messages_invalid_deliver_at_total{{queue="{queue}"}} 1.0'
     await eventually(lambda: worker.page("/metrics"), lambda page: series in page[1])
-    assert f"queue={queue} messages=1 first={bad.id}: marq-deliver-at is not a valid time" in worker.log()
+
+    async def log() -> str:
+        return worker.log()
+
+    # The counters show the message before the next flush logs it.
+    await eventually(log, lambda text: f"messages=1 first={bad.id}: marq-deliver-at is not a valid time" in text)
     shown = [(await worker.page(f"/message?id={sent.id}"))[1] for sent in (bad, good)]
     assert ["can't be read as a time" in page for page in shown] == [True, False]
 

@@ -40,7 +40,7 @@ class Groups:
         self._admin: AIOKafkaAdminClient | None = None
         self._consumer: AIOKafkaConsumer | None = None
         self._coordinators: dict[str, int] = {}
-        #: By group: when it was described, and its members.
+        #: The time of the last description and the members, by group.
         self._known: dict[str, tuple[float, list[dict[str, Any]]]] = {}
         self._looking: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()

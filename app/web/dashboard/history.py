@@ -35,9 +35,9 @@ SERIES = (
     "acquired_per_second",
     "acked_per_second",
     "redelivered_per_second",
-    "dead_per_second",
+    "dead_lettered_per_second",
 )
-#: Of these, those that are known only with a backlog counter.
+#: The keys that need a backlog counter.
 _COUNTED = ("waiting", "arrived_per_second")
 #: Stands for a value that is not known.
 _UNKNOWN = float("nan")

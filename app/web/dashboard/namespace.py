@@ -44,7 +44,7 @@ from marq_worker.config.settings import AppSettings
 
 #: Maximum number of records to read for waiting messages, of all queues that share the topic.
 MAX_SCANNED = 200_000
-#: Kinds of errors of which a page shows a dead letter; each may take a request to the broker.
+#: Number of kinds of errors for which a page shows a sample; each may take a request to the broker.
 MAX_SAMPLES = 20
 #: How long the first page waits for consumers; later answers are shown the next time.
 CONSUMERS_WAIT_S = 0.1
@@ -176,7 +176,7 @@ class Namespace:
         if queue in dead:
             return
         backlog = statistics["backlog"]
-        if not (backlog["counted"] and backlog["complete"]) or backlog["others"]:
+        if not (backlog["counted"] and backlog["complete"]) or backlog["unknown_queues"]:
             # The queue may have messages that no worker counts by name.
             waiting, _ = await Inspector(self._client, definitions).peek(queue, 1, MAX_SCANNED)
             if waiting:
@@ -203,7 +203,7 @@ class Namespace:
         local = open_message(self._statistics.worker.owners, source, receipt.offset, self._statistics.redaction)
         if local is not None or query.get("scope") == "worker":
             return {"complete": True, "message": local}
-        settled, answers = await self._statistics.of_others(self._app, "api/open", {"place": receipt.id})
+        settled, answers = await self._statistics.of_others(self._app, "api/unfinished", {"place": receipt.id})
         messages = [answer["message"] for answer in answers if answer is not None and answer["message"] is not None]
         if messages:
             return {"complete": True, "message": messages[0]}

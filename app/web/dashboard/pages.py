@@ -117,7 +117,7 @@ class Pages:
             "row": row,
             "past": minutes(past),
             "possible": _of_queue(row["state"]),
-            "counts": {state: row[state] for state in _OF_STATE},
+            "counts": _counts(row),
         }
 
     def _row(
@@ -153,7 +153,7 @@ class Pages:
         return {
             "queue": name,
             "state": state,
-            "counts": {each: row[each] for each in _OF_STATE},
+            "counts": _counts(row),
             "least": rows.least(statistics["backlog"]),
             "shown": {name: query.get(name, "") for name in ("error", "reason", "id", "attempts", "minutes")}
             | {"kind": query.get("kind"), "limit": limit},
@@ -260,13 +260,18 @@ class Pages:
             if task["id"] == identity:
                 return dict(task)
         raise NotThere(
-            f"no worker that answers knows task {identity}: its worker has ended, is no tracker, or forgot it."
+            f"no worker that answers knows task {identity}: its worker has ended, is not a tracker, or forgot it."
             " What the task has requested still happens"
         )
 
 
 def _of_queue(state: str) -> Sequence[str]:
     return ("resume" if state == "paused" else "pause", "purge")
+
+
+def _counts(row: Mapping[str, Any]) -> Data:
+    """Return the number of a queue's messages in each state, by the values of ``state=``."""
+    return {state: row["dead_letters" if state == "dead" else state] for state in _OF_STATE}
 
 
 def _possible(now: Mapping[str, Any] | None) -> Sequence[str]:

@@ -22,7 +22,7 @@ COLUMNS: Sequence[tuple[str, str, str]] = (
     ("in_flight", "In flight", "received by a consumer and not finished"),
     ("oldest_waiting_seconds", "Oldest waiting", "age of the oldest waiting message, since it was sent"),
     ("delayed", "Delayed", "delivered or redelivered later"),
-    ("dead", "Dead letters", "in their topic; until it is read, by counters that ignore retention"),
+    ("dead_letters", "Dead letters", "in their topic; until it is read, by counters that ignore retention"),
     ("arrived_per_second", "Sent/s", "messages sent to the queue per second, redelivered ones included"),
     ("in_per_second", "Delivered/s", "messages received by consumers per second, over the last 10 s"),
     ("acked_per_second", "Acked/s", "messages acknowledged per second, over the last 10 s"),
@@ -103,7 +103,7 @@ def queue_rows(
     handled = metrics.get("handled", {})
     return [
         _row(queue, queues.get(queue, empty), opened.get(queue, ""), documents.get(queue, {}), handled.get(queue, ()))
-        | ({} if dead is None else {"dead": dead.get(queue, 0)})
+        | ({} if dead is None else {"dead_letters": dead.get(queue, 0)})
         for queue in sorted({*queues, *defined, *(dead or ())})
     ]
 
@@ -121,7 +121,7 @@ def _row(
         "in_flight": row["in_flight"],
         "delayed": row["waiting_for_delivery"] + row["waiting_for_redelivery"],
         # A redrive to another queue is counted only there.
-        "dead": max(0, row["dead"] - row["redriven"] - row["discarded"]),
+        "dead_letters": max(0, row["dead_lettered"] - row["redriven"] - row["discarded"]),
         "oldest_seconds": row["oldest_lease_seconds"] or None,
         "in_per_second": row["acquired_per_second"],
         "acked_per_second": row["acked_per_second"],
@@ -152,7 +152,14 @@ def _state(row: Mapping[str, Any], breaker: str, *, paused: bool) -> str:
 def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     sums = {
         name: sum(row[name] for row in rows)
-        for name in ("in_flight", "delayed", "dead", "in_per_second", "acked_per_second", "redelivered_per_second")
+        for name in (
+            "in_flight",
+            "delayed",
+            "dead_letters",
+            "in_per_second",
+            "acked_per_second",
+            "redelivered_per_second",
+        )
     }
     waiting = [row["waiting"] for row in rows if row["waiting"] is not None]
     arrived = [row["arrived_per_second"] for row in rows if row["arrived_per_second"] is not None]
@@ -231,8 +238,8 @@ def _messages(count: int) -> str:
 def backlog_alarms(backlog: Mapping[str, Any]) -> list[str]:
     """Return why more messages may wait than are shown."""
     texts = []
-    if backlog["others"]:
-        texts.append(f"{backlog['others']:,} more messages wait in unknown queues: wrong keys?")
+    if backlog["unknown_queues"]:
+        texts.append(f"{backlog['unknown_queues']:,} more messages wait in unknown queues: wrong keys?")
     if not backlog["counted"] or backlog["complete"]:
         return texts
     texts += [f"The backlog is not complete: {trouble}." for trouble in backlog["trouble"]]

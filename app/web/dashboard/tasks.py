@@ -28,7 +28,7 @@ Work = Callable[[Callable[[Reached], None]], Awaitable[Reached]]
 
 
 class TooManyTasks(MarqError):
-    """So many run already that another one has to wait."""
+    """The maximum number of tasks is running."""
 
 
 @dataclass(eq=False)

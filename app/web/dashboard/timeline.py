@@ -124,7 +124,7 @@ class Timeline:
                 | {
                     "text": event["text"].replace(_CONSUMER, name or "a consumer"),
                     "consumer": name,
-                    # From a consumer whose lease had ended.
+                    # The consumer's lease had ended.
                     "late": event["kind"] in _OF_HOLDERS and event["place"] in ended,
                     "elapsed_seconds": max(0, event["at_ms"] - begin_ms) / 1000,
                     "markers": [event["marker"]],
@@ -192,7 +192,7 @@ _CONSUMER = "{consumer}"
 
 
 class _Told(NamedTuple):
-    """What a marker says about a message; ``detail``: more, such as the error of a handler."""
+    """A marker's meaning for a message in words; ``detail``: more, such as the error of a handler."""
 
     text: str
     detail: str = ""

@@ -38,7 +38,7 @@ _OF_PROGRAMS = frozenset({"scope", "only"})
 _FILES = {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*") if path.is_file()}
 _NAVIGATION = (
     ("/", "Queues"),
-    ("/dead", "Dead letters"),
+    ("/dead-letters", "Dead letters"),
     ("/schedules", "Schedules"),
     ("/workers", "Workers"),
     ("/health", "Health"),
@@ -73,7 +73,7 @@ class DashboardViews:
             ("/queues/{queue}", "queue.html", pages.queue),
             ("/queues/{queue}/messages", "messages.html", pages.messages),
             ("/message", "message.html", pages.message),
-            ("/dead", "dead.html", pages.dead),
+            ("/dead-letters", "dead.html", pages.dead),
             ("/schedules", "schedules.html", pages.schedules),
             ("/workers", "workers.html", pages.workers),
             ("/health", "health.html", pages.health),
@@ -82,7 +82,7 @@ class DashboardViews:
             app.page(path, name=path)(self._html(template, data))
             app.page(twin(path), name=twin(path))(_json(data))
         app.page("/api/history")(_json(pages.history))
-        app.page("/api/open")(_json(pages.open))
+        app.page("/api/unfinished")(_json(pages.open))
         app.page("/api/tasks")(_json(pages.tasks))
         app.page("/actions/{action}", base=PostView)(self._guarded(self._buttons.act))
         app.page("/tasks/{task}/stop", base=PostView)(self._guarded(self._buttons.stop_task))

@@ -1,1 +1,1 @@
-"""What a tracker delivers: redeliveries, dead letters, and the messages of schedules."""
+"""The messages that a tracker sends: redeliveries, dead letters, and those of schedules."""

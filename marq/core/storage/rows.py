@@ -100,7 +100,7 @@ class Counts:
     rejected: int = 0
     expired: int = 0
     redelivered: int = 0
-    dead: int = 0
+    dead_lettered: int = 0
     late: int = 0
     reacquired: int = 0
     delayed: int = 0

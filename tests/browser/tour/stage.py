@@ -143,7 +143,7 @@ class Stage:
         queues = self._workers[0].statistics().get("queues", {})
         rows = [queues[name] for name in self.plan.queue_names if name in queues]
         still = sum(row["in_flight"] + row["waiting_for_redelivery"] + row["waiting_for_dead_letters"] for row in rows)
-        return not still and sum(row["acked"] + row["dead"] for row in rows) >= self.plan.messages
+        return not still and sum(row["acked"] + row["dead_lettered"] for row in rows) >= self.plan.messages
 
     async def _leave(self) -> None:
         await self.producer.send(HELD, HOSTILE)

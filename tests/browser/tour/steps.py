@@ -35,7 +35,7 @@ def messages(queue: str, state: str) -> str:
 
 
 def row(page: Page, *said: str) -> Locator:
-    """The row of a table in which all of this stands."""
+    """Return the row of a table that contains all of these texts."""
     found = page.locator("tbody tr")
     for each in said:
         found = found.filter(has_text=each)
@@ -43,7 +43,7 @@ def row(page: Page, *said: str) -> Locator:
 
 
 def shown(page: Page, address: str, rows: int) -> None:
-    """Wait until a page shows a table with so many rows."""
+    """Wait until a page shows a table with this number of rows."""
     page.goto(address)
     page.get_by_label("Refresh").select_option("2")
     expect(page.locator("tbody tr")).to_have_count(rows)
@@ -189,7 +189,7 @@ PAGES = (
     visit("messages waiting", messages(WAITING, "waiting"), _waiting),
     visit("dead letters of a queue", messages(DEAD, "dead"), _dead),
     visit("message", messages(HELD, "in_flight"), _message),
-    visit("dead letters", "/dead", _kinds),
+    visit("dead letters", "/dead-letters", _kinds),
     visit("schedules", "/schedules", _schedules),
     visit("workers", "/workers", _workers),
     visit("health", "/health", _health),
@@ -251,14 +251,14 @@ def _deliver_now(stage: Stage, page: Page) -> None:
 
 def _redrive_kind(stage: Stage, page: Page) -> None:
     queue = stage.plan.queue_names[0]
-    page.goto(f"{stage.url}/dead?queue={queue}")
+    page.goto(f"{stage.url}/dead-letters?queue={queue}")
     confirm(page, row(page, queue, "fails at attempt N").get_by_role("button", name="Redrive", exact=True))
     expect(page.locator("h1")).to_contain_text("done", timeout=TASK_MS)
     dead = int(page.locator("progress").get_attribute("max") or 0)
     for message in stage.receive(queue, dead):
         assert message.attempt == 1
         stage.run(message.ack())
-    page.goto(f"{stage.url}/dead?queue={queue}")
+    page.goto(f"{stage.url}/dead-letters?queue={queue}")
     expect(page.locator(".empty")).to_be_visible()
 
 
@@ -277,7 +277,7 @@ def _redrive_selected(stage: Stage, page: Page) -> None:
 
 def _stop(stage: Stage, page: Page) -> None:
     """Also: another worker shows it, and says where it can be stopped."""
-    page.goto(f"{stage.url}/dead?queue={DEAD}")
+    page.goto(f"{stage.url}/dead-letters?queue={DEAD}")
     row(page, DEAD).get_by_role("button", name="Redrive", exact=True).click()
     page.get_by_label("Messages per second").fill("0.1")
     page.get_by_role("button", name="Redrive", exact=True).click()
@@ -295,10 +295,10 @@ def _stop(stage: Stage, page: Page) -> None:
 
 def _delete(stage: Stage, page: Page) -> None:
     queue = stage.plan.queue_names[1]
-    page.goto(f"{stage.url}/dead?queue={queue}")
+    page.goto(f"{stage.url}/dead-letters?queue={queue}")
     confirm(page, row(page, queue, "fails at attempt N").get_by_role("button", name="Delete", exact=True))
     expect(page.locator("h1")).to_contain_text("done", timeout=TASK_MS)
-    page.goto(f"{stage.other_url}/dead?queue={queue}")
+    page.goto(f"{stage.other_url}/dead-letters?queue={queue}")
     expect(page.locator(".empty")).to_be_visible()
 
 

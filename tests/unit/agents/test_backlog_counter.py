@@ -89,7 +89,7 @@ async def test_mistaken_keys_get_no_statistics_each(backlog, monkeypatch) -> Non
     found = backlog._backlogs_of(Counter({"one": 1, "two": 2, "three": 3, "four": 4, "defined": 1}), {})
 
     assert {queue: each.waiting for queue, each in found.items()} == {"three": 3, "four": 4, "defined": 1}
-    assert backlog.metrics()["others"] == 3
+    assert backlog.metrics()["unknown_queues"] == 3
 
 
 def test_while_there_are_markers_to_fold_what_stood_there_before_is_counted_slowly(backlog) -> None:

@@ -44,6 +44,6 @@ def test_partitions_add_up() -> None:
     totals = Totals()
 
     totals.note(0, {}, counted(2))
-    totals.note(1, {}, {**counted(3), "other": Counts(dead=1)})
+    totals.note(1, {}, {**counted(3), "other": Counts(dead_lettered=1)})
 
-    assert totals.by_queue() == {**counted(5), "other": Counts(dead=1)}
+    assert totals.by_queue() == {**counted(5), "other": Counts(dead_lettered=1)}

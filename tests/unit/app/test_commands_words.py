@@ -10,7 +10,7 @@ import pytest
 from aiokafka.errors import GroupAuthorizationFailedError
 
 from marq.admin.purge import Purged
-from marq.admin.replay import Rewound, Start
+from marq.admin.replay import Replayed, Start
 from marq.kafka.group_members import DescribedGroup
 from marq.wire.errors import BrokerUnavailable, ConfigError, Forbidden
 from marq.wire.markers import Source
@@ -102,13 +102,13 @@ async def test_without_watch_the_command_looks_once() -> None:
 
 
 def test_a_purge_says_what_it_ended_and_what_went_on() -> None:
-    found = Purged(waiting=1_200, redelivery=3, delayed=0, dead=1, too_late=2)
+    found = Purged(waiting=1_200, redelivery=3, delayed=0, dead_letters=1, too_late=2)
 
     text = purge.said("emails", found, dry_run=False, interrupted=False)
 
     assert text == (
-        "queue 'emails': 1,204 messages purged (1,200 waiting, 3 for redelivery, 1 dead); 2 continued meanwhile,"
-        " or had ended"
+        "queue 'emails': 1,204 messages purged (1,200 waiting, 3 for redelivery, 1 dead-lettered);"
+        " 2 continued meanwhile, or had ended"
     )
     assert "would be purged" in purge.said("emails", found, dry_run=True, interrupted=False)
     assert "nothing was there" in purge.said("emails", Purged(), dry_run=False, interrupted=False)
@@ -116,9 +116,9 @@ def test_a_purge_says_what_it_ended_and_what_went_on() -> None:
 
 
 def test_a_replay_says_how_it_is_gone_on_with() -> None:
-    found = Rewound("abc", again=5, open=1)
+    found = Replayed("abc", messages=5, unfinished=1)
 
-    assert "1 are still open" in replay.said("emails", found, Start(0), dry_run=False, interrupted=False)
+    assert "1 are unfinished" in replay.said("emails", found, Start(0), dry_run=False, interrupted=False)
     # The start stays the same as time passes.
     start = Start(1_896_076_800_007)
     text = replay.said("emails", found, start, dry_run=False, interrupted=True)

@@ -91,7 +91,7 @@ def test_queues_that_do_nothing_take_no_memory() -> None:
 
 def found(counted: bool = False, **queues: dict[str, float]) -> dict[str, Any]:
     backlog = {
-        "counted": counted, "complete": counted, "uncounted": 0, "unknown": 0, "others": 0, "switched_off": 0,
+        "counted": counted, "complete": counted, "uncounted": 0, "unknown": 0, "unknown_queues": 0, "switched_off": 0,
         "trouble": [],
     }  # fmt: skip
     rows = {name: empty_metrics() | row for name, row in queues.items()}
@@ -100,12 +100,18 @@ def found(counted: bool = False, **queues: dict[str, float]) -> dict[str, Any]:
 
 def test_a_row_counts_dead_letters_that_are_left_and_what_waits_in_either_way() -> None:
     metrics = found(
-        emails={"dead": 9, "redriven": 4, "discarded": 2, "waiting_for_delivery": 5, "waiting_for_redelivery": 1}
+        emails={
+            "dead_lettered": 9,
+            "redriven": 4,
+            "discarded": 2,
+            "waiting_for_delivery": 5,
+            "waiting_for_redelivery": 1,
+        }
     )
 
     [row] = rows.queue_rows(metrics, (), {})
 
-    assert (row["dead"], row["delayed"], row["state"], row["waiting"]) == (3, 6, "idle", None)
+    assert (row["dead_letters"], row["delayed"], row["state"], row["waiting"]) == (3, 6, "idle", None)
 
 
 WAITS = {"waiting": 500, "oldest_waiting_seconds": 320.0, "arrived_per_second": 0.0}

@@ -78,7 +78,7 @@ async def test_each_page_has_a_json_equivalent(client: Client) -> None:
         ("GET", "/message?id=nonsense", 400, "expected the id of a message"),
         ("GET", "/queues/emails?scope=worker", 400, "this parameter is for programs, at /api/queues/emails"),
         ("GET", "/queues/emails/messages?state=delayed&only=places", 400, "this parameter is for programs"),
-        ("GET", "/dead?queue=invoises", 404, "Did you mean"),
+        ("GET", "/dead-letters?queue=invoises", 404, "Did you mean"),
         ("GET", "/tasks/99", 404, "knows task 99"),
         ("POST", "/tasks/99/stop", 404, "knows task 99"),
         ("POST", "/actions/drop", 404, "unknown action"),
@@ -480,7 +480,7 @@ async def test_each_filter_of_dead_letters_that_is_shown_holds_for_the_buttons_t
 ) -> None:
     shown = {"reason": "attempts used", "error": "no customer", "minutes": "5"}
 
-    kinds = Form(await (await client.get(f"/dead?{urlencode(shown)}")).text()).fields
+    kinds = Form(await (await client.get(f"/dead-letters?{urlencode(shown)}")).text()).fields
     listed = await (await client.get(f"/queues/invoices/messages?{urlencode({'state': 'dead', **shown})}")).text()
 
     # Two buttons of each of two kinds.
@@ -740,8 +740,8 @@ async def test_a_worker_that_does_not_answer_and_one_without_handlers_are_said_t
 
 
 async def test_kinds_of_errors_have_a_sample_and_the_time_since_the_last(client: Client, namespace: Filtered) -> None:
-    page = await (await client.get("/dead")).text()
-    told = await (await client.get("/api/dead")).json()
+    page = await (await client.get("/dead-letters")).text()
+    told = await (await client.get("/api/dead-letters")).json()
 
     assert (told["dead_letters"], told["kinds_in_all"]) == (7, 2)
     assert [kind["sample"] and kind["sample"]["id"] for kind in told["kinds"]] == ["marq.messages/1/4", None]

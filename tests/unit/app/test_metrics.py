@@ -24,7 +24,9 @@ def written(snapshot: Snapshot) -> dict[tuple[str, tuple[str, ...]], float]:
 
 def test_queues_are_told_of_by_their_names() -> None:
     queues = {'a "b"\\c': {**empty_metrics(), "in_flight": 3, "waiting_for_delivery": 2, "oldest_lease_seconds": 1.5}}
-    snapshot = Snapshot(["tracker"], True, queues=queues, totals={"emails": Counts(acquired=5, acked=4, dead=1)})
+    snapshot = Snapshot(
+        ["tracker"], True, queues=queues, totals={"emails": Counts(acquired=5, acked=4, dead_lettered=1)}
+    )
 
     found = written(snapshot)
 
@@ -39,7 +41,7 @@ def test_queues_are_told_of_by_their_names() -> None:
 
 def test_what_waits_is_told_where_it_is_counted() -> None:
     counted = {**empty_metrics(), "waiting": 7, "oldest_waiting_seconds": 2.5, "arrived": 9}
-    backlog = {"complete": False, "uncounted": 3, "unknown": 0, "others": 0, "trouble": ""}
+    backlog = {"complete": False, "uncounted": 3, "unknown": 0, "unknown_queues": 0, "trouble": ""}
 
     queues = {"emails": counted, "mistaken": counted, "too": counted}
     found = written(Snapshot(["tracker"], True, queues=queues, backlog=backlog, paused={"emails": False}))
@@ -49,7 +51,7 @@ def test_what_waits_is_told_where_it_is_counted() -> None:
     assert found["marq_queue_oldest_waiting_age_seconds", ("emails",)] == 2.5
     assert found["marq_messages_arrived_total", ("emails",)] == 9
     assert ("marq_queue_waiting_messages", ("mistaken",)) not in found
-    assert found["marq_backlog_other_messages", ()] == 14
+    assert found["marq_backlog_unknown_queue_messages", ()] == 14
     assert (found["marq_backlog_complete", ()], found["marq_backlog_uncounted_records", ()]) == (0, 3)
     assert not [name for name, _ in nothing if "waiting" in name or "backlog" in name]
 
@@ -85,8 +87,8 @@ def test_a_breaker_has_one_state() -> None:
             "group": "g",
             "pid": None,
             "starts": 2,
-            "held": 5,
-            "taken": 1,
+            "in_flight": 5,
+            "processing": 1,
             "blocked_seconds": 12.0,
             "breakers": {"emails": {"state": "half-open", "openings": 3}},
         }

@@ -38,10 +38,10 @@ async def test_a_report_that_does_not_change_is_repeated(monkeypatch: pytest.Mon
 
     for passed_s in (0, REPEAT_SECONDS / 2, REPEAT_SECONDS / 2):
         now_s += passed_s
-        reporter.tell({"held": 0})
+        reporter.tell({"in_flight": 0})
     os.close(writing)
 
-    assert [report async for report in reports(reading)] == [{"held": 0}, {"held": 0}]
+    assert [report async for report in reports(reading)] == [{"in_flight": 0}, {"in_flight": 0}]
 
 
 async def test_a_reader_notes_each_silence_and_hears_what_comes_after_it() -> None:
@@ -51,12 +51,12 @@ async def test_a_reader_notes_each_silence_and_hears_what_comes_after_it() -> No
     async for report in reports(reading, silence_s=0.01):
         read.append(report)
         if len(read) == 3:
-            reporter.tell({"held": 1})
+            reporter.tell({"in_flight": 1})
         if report is not None:
             os.close(writing)
 
     assert read[:3] == [None, None, None]
-    assert read.count({"held": 1}) == 1
+    assert read.count({"in_flight": 1}) == 1
 
 
 async def test_writers_do_not_wait_for_a_slow_or_closed_reader() -> None:

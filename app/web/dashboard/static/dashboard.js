@@ -26,7 +26,7 @@ choice.addEventListener("change", () => {
   schedule(Number(choice.value));
 });
 // What asks for a decision stays as it is, and what is found by reading logs is not read every few seconds.
-const costly = ["/dead", "/message"].includes(location.pathname) || /state=(waiting|dead)/.test(location.search);
+const costly = ["/dead-letters", "/message"].includes(location.pathname) || /state=(waiting|dead)/.test(location.search);
 if (costly || !byId("live").children.length) choice.value = "0";
 schedule(Number(choice.value));
 
