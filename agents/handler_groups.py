@@ -34,10 +34,14 @@ class HandledQueue:
 
 @dataclass(frozen=True, slots=True)
 class HandlerGroup:
-    """What one process runs; an equal group needs no new process."""
+    """What one process runs; an equal group needs no new process.
+
+    ``modules`` have lifespans or middleware for it, besides the modules of its handlers.
+    """
 
     name: str
     queues: Mapping[str, HandledQueue]
+    modules: tuple[str, ...] = ()
     #: As in :class:`marq.kafka.serving.Serving`.
     changed_at: int = field(default=-1, compare=False)
 
@@ -56,7 +60,7 @@ class HandlerGroup:
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> HandlerGroup:
         queues = {name: _handled(**queue) for name, queue in document["queues"].items()}
-        return cls(document["name"], queues, document["changed_at"])
+        return cls(document["name"], queues, tuple(document["modules"]), document["changed_at"])
 
 
 def _handled(reads: Iterable[int] | None, **told: Any) -> HandledQueue:
@@ -70,8 +74,10 @@ def handler_of(definitions: Definitions, queue: str, own: Mapping[str, str]) -> 
     return definitions.settings(queue).handler if any("handler" in layer for layer in layers) else own.get(queue)
 
 
-def handler_groups(definitions: Definitions, own: Mapping[str, str]) -> dict[str, HandlerGroup]:
-    """Return the groups whose handlers a worker runs, by name."""
+def handler_groups(
+    definitions: Definitions, own: Mapping[str, str], modules: tuple[str, ...] = ()
+) -> dict[str, HandlerGroup]:
+    """Return the groups whose handlers a worker runs, by name; ``modules`` have lifespans or middleware for all."""
     groups: dict[str, dict[str, HandledQueue]] = {}
     for queue in definitions.names():
         handler = handler_of(definitions, queue, own)
@@ -79,7 +85,10 @@ def handler_groups(definitions: Definitions, own: Mapping[str, str]) -> dict[str
             settings, reads = definitions.settings(queue), definitions.placement(queue).reads
             group = definitions.group(queue) or HANDLERS_GROUP
             groups.setdefault(group, {})[queue] = HandledQueue(handler, settings.concurrency, settings.topic, reads)
-    return {name: HandlerGroup(name, queues, definitions.changed_at(queues)) for name, queues in sorted(groups.items())}
+    return {
+        name: HandlerGroup(name, queues, modules, definitions.changed_at(queues))
+        for name, queues in sorted(groups.items())
+    }
 
 
 def check_delivery(group: HandlerGroup, definitions: Definitions) -> None:

@@ -11,7 +11,7 @@ import importlib
 import logging
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,6 +21,8 @@ from faust.types import TP, StreamT
 
 from marq.backend.cluster import cluster_of
 from marq.consumer.handlers import Handler, HandlerDefinition, check_handler, handlers_in
+from marq.consumer.lifespan import Resources, lifespans_in
+from marq.consumer.middleware import middleware_in
 from marq.consumer.session import HandlersSession
 from marq.kafka.offset_snapshots import check_room
 from marq.kafka.topics import Topics
@@ -54,7 +56,11 @@ class Handlers:
         handlers = load_handlers(self.group)
         served = self.group.serving(client.names.messages, handlers)
         self.reader = StreamReader(served, partitions)
-        session = HandlersSession(cluster_of(client), topics, served, self.reader, definitions, handlers)
+        modules = modules_around(self.group, handlers)
+        chain, resources = middleware_in(*modules), Resources(lifespans_in(*modules))
+        session = HandlersSession(
+            cluster_of(client), topics, served, self.reader, definitions, handlers, chain, resources
+        )
         self.session = session
         await session.connect()
         if self.session is not session:
@@ -102,10 +108,13 @@ class Handlers:
             self.reader.revoked()
 
     async def stop(self) -> None:
-        """Let handlers finish, write their outcomes, and release prefetched messages."""
+        """Let handlers finish, write their outcomes, release prefetched messages, and exit the lifespans."""
         session, self.session = self.session, None
         if session is not None:
-            await session.close()
+            try:
+                await session.close()
+            except MarqError as error:
+                log.error("%s", error, exc_info=error.__cause__)
 
 
 def load_handlers(group: HandlerGroup) -> dict[str, Handler]:
@@ -148,6 +157,18 @@ def load_handler(queue: str, name: str) -> Handler:
 def load_modules(modules: tuple[str, ...]) -> list[HandlerDefinition]:
     """Import modules and return the decorated handlers in them."""
     return handlers_in(*map(_load_module, modules))
+
+
+def surrounding(modules: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those of the modules that have lifespans or middleware."""
+    loaded = {name: _load_module(name) for name in modules}
+    return tuple(name for name, module in loaded.items() if lifespans_in(module) or middleware_in(module))
+
+
+def modules_around(group: HandlerGroup, handlers: Iterable[str]) -> list[ModuleType]:
+    """Return the modules whose lifespans and middleware apply to the handlers of some queues."""
+    own = [sys.modules[group.queues[queue].handler.partition(":")[0]] for queue in handlers]
+    return [*map(_load_module, group.modules), *own]
 
 
 def _load_module(name: str) -> ModuleType:

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from marq.client.receipt import Receipt
     from marq.consumer.consumer import Consumer
     from marq.consumer.handlers import handler
+    from marq.consumer.lifespan import lifespan
     from marq.consumer.message import Message
+    from marq.consumer.middleware import CallNext, middleware
     from marq.dead_letters.dead_letters import DeadLetters, Deleted, Redriven
     from marq.producer.producer import Producer, SendManyFailed
     from marq.producer.sync import SyncProducer
@@ -31,6 +33,7 @@ __all__ = [
     "BYTES",
     "JSON",
     "BrokerUnavailable",
+    "CallNext",
     "Codec",
     "ConfigError",
     "Consumer",
@@ -55,11 +58,14 @@ __all__ = [
     "SyncProducer",
     "UnknownQueue",
     "handler",
+    "lifespan",
+    "middleware",
 ]
 
 _HOMES = {
     "BYTES": "marq.client.codecs",
     "BrokerUnavailable": "marq.wire.errors",
+    "CallNext": "marq.consumer.middleware",
     "Codec": "marq.client.codecs",
     "ConfigError": "marq.wire.errors",
     "Consumer": "marq.consumer.consumer",
@@ -85,6 +91,8 @@ _HOMES = {
     "DecodeError": "marq.client.outcomes",
     "UnknownQueue": "marq.wire.errors",
     "handler": "marq.consumer.handlers",
+    "lifespan": "marq.consumer.lifespan",
+    "middleware": "marq.consumer.middleware",
 }
 
 if not TYPE_CHECKING:

@@ -6,17 +6,15 @@ its clients and the duration of its handlers. Nothing is measured unless you reg
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 from marq.client.outcomes import Reject, Retry
 from marq.consumer.consumer import Consumer
-from marq.consumer.handler_pool import is_coroutine_function
-from marq.consumer.handlers import Handler
 from marq.consumer.message import Message
+from marq.consumer.middleware import CallNext
 from marq.producer.producer import Producer
 
 try:
@@ -104,46 +102,20 @@ class HandlerMetrics:
             buckets=BUCKETS,
         )
 
-    def measured(self, handler: Handler) -> Handler:
-        """Return a measured version of a handler, with the settings of its decorator."""
-        if is_coroutine_function(handler):
-
-            @functools.wraps(handler)
-            async def call(message: Message) -> None:
-                done = self._begin(message)
-                try:
-                    await handler(message)
-                except BaseException as error:
-                    done(_outcome(error))
-                    raise
-                done("done")
-
-            return call
-
-        @functools.wraps(handler)
-        def call_plain(message: Message) -> Any:
-            done = self._begin(message)
-            try:
-                result = handler(message)
-            except BaseException as error:
-                done(_outcome(error))
-                raise
-            done("done")
-            return result
-
-        return call_plain
-
-    def _begin(self, message: Message) -> Callable[[str], None]:
+    async def __call__(self, message: Message, call_next: CallNext) -> Any:
         queue = message.queue
         if message.attempt == 1:
             waited = datetime.now(UTC) - message.sent_at
             self._wait.labels(queue).observe(max(0.0, waited.total_seconds()))
         began_s = time.perf_counter()
-
-        def done(outcome: str) -> None:
+        outcome = "done"
+        try:
+            return await call_next(message)
+        except BaseException as error:
+            outcome = _outcome(error)
+            raise
+        finally:
             self._duration.labels(queue, outcome).observe(time.perf_counter() - began_s)
-
-        return done
 
 
 def _outcome(error: BaseException) -> str:

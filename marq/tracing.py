@@ -8,7 +8,7 @@ of a payload.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from time import time_ns
@@ -20,7 +20,6 @@ from marq.client.outcomes import Reject, Retry
 from marq.client.receipt import Receipt
 from marq.consumer import settlement
 from marq.consumer.consumer import Consumer
-from marq.consumer.handler_pool import is_coroutine_function
 from marq.consumer.message import Message
 from marq.producer.producer import Producer
 
@@ -129,34 +128,25 @@ def _receive(original: Any) -> Any:
 # --- process ----------------------------------------------------------------------------------------------------------
 
 
-def _handlers(traced: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def around(original: Any) -> Any:
-        def init(self: Any, buffer: Any, acks: Any, handler: Any, *more: Any, **options: Any) -> None:
-            original(self, buffer, acks, traced(handler), *more, **options)
+def _surround(original: Any) -> Any:
+    def surround(handler: Any, chain: Sequence[Any]) -> Any:
+        return original(handler, [_processed, *chain])
 
-        return init
-
-    return around
+    return surround
 
 
-def _traced(handler: Any) -> Any:
-    if not is_coroutine_function(handler):
-
-        def call_plain(message: Message) -> Any:
-            with _process([message]):
-                return handler(message)
-
-        return call_plain
-
-    async def call(message: Message) -> None:
-        with _process([message]), _in_handler(message):
-            await handler(message)
-            if message._offset not in message._held.decided:
-                # What follows the return of a handler, a moment before.
-                with _span("ack", "settle", message.queue, SpanKind.CLIENT, _of(message)):
-                    settlement.ack(message)
-
-    return call
+async def _processed(work: Message | list[Message], call_next: Callable[[Any], Awaitable[Any]]) -> None:
+    """The middleware of all handlers, also of those that take lists."""
+    if isinstance(work, list):
+        with _process(work):
+            await call_next(work)
+        return
+    with _process([work]), _in_handler(work):
+        await call_next(work)
+        if work._offset not in work._held.decided:
+            # What follows the return of a handler, a moment before.
+            with _span("ack", "settle", work.queue, SpanKind.CLIENT, _of(work)):
+                settlement.ack(work)
 
 
 @contextmanager
@@ -166,22 +156,6 @@ def _in_handler(message: Message) -> Iterator[None]:
         yield
     finally:
         del _blocks[id(message)]
-
-
-def _traced_batch(handler: Any) -> Any:
-    if not is_coroutine_function(handler):
-
-        def call_plain(messages: list[Message]) -> Any:
-            with _process(messages):
-                return handler(messages)
-
-        return call_plain
-
-    async def call(messages: list[Message]) -> None:
-        with _process(messages):
-            await handler(messages)
-
-    return call
 
 
 def _enter(original: Any) -> Any:
@@ -353,8 +327,7 @@ _POINTS: dict[str, Callable[[Any], Any]] = {
     "send_many": _send_many,
     "receive": _receive,
     "ack_many": _ack,
-    "handlers": _handlers(_traced),
-    "batch_handlers": _handlers(_traced_batch),
+    "surround": _surround,
     "enter": _enter,
     "exit": _exit,
     "fail": _fail,

@@ -11,7 +11,7 @@ from marq.settings.topic_rules import LIMIT, TopicFacts, room_for_markers
 from marq.wire.errors import ConfigError
 from marq.wire.names import Names
 from marq_worker.agents.handler_groups import handler_groups, without_handler
-from marq_worker.agents.queue_consumer import load_handler, load_modules
+from marq_worker.agents.queue_consumer import load_handler, load_modules, surrounding
 from marq_worker.app.check.findings import Finding, fine, problem, warning
 from marq_worker.app.handlers.role import lacks_handler, part_of_group, publication
 from marq_worker.app.publication import differences
@@ -133,12 +133,12 @@ def judge_handlers(definitions: Definitions, file: QueuesFile, modules: tuple[st
     Blocks for as long as the imports take.
     """
     try:
-        decorated = load_modules(modules)
+        decorated, around = load_modules(modules), surrounding(modules)
     except ConfigError as error:
         return [problem("handlers", str(error))]
     after = definitions.after(differences(definitions, file))
     after = after.after(publication(after, {handler.queue: handler.document for handler in decorated}, modules))
-    groups = handler_groups(after, {handler.queue: handler.name for handler in decorated})
+    groups = handler_groups(after, {handler.queue: handler.name for handler in decorated}, around)
     findings = []
     for group in groups.values():
         for queue, handled in group.queues.items():

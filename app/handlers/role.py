@@ -17,7 +17,7 @@ from marq.settings.confirmations import CONFIRM_S, EXPIRY_S, Confirmations, deco
 from marq.settings.definitions import Definitions, confirmed_key, layer_key
 from marq.wire.errors import ConfigError, MarqError
 from marq_worker.agents.handler_groups import HandlerGroup, check_delivery, handler_groups, without_handler
-from marq_worker.agents.queue_consumer import load_handler, load_modules
+from marq_worker.agents.queue_consumer import load_handler, load_modules, surrounding
 from marq_worker.app.handlers.processes import HandlersProcesses
 
 log = logging.getLogger("marq.handlers")
@@ -33,6 +33,7 @@ class HandlersRole(Service):
         super().__init__()
         handlers = load_modules(modules)
         self._modules = modules
+        self._surrounding = surrounding(modules)
         #: Settings from the decorators in our modules, by queue.
         self.documents = {handler.queue: handler.document for handler in handlers}
         self._own = {handler.queue: handler.name for handler in handlers}
@@ -47,7 +48,7 @@ class HandlersRole(Service):
 
     async def check(self, definitions: Definitions, client: ClientSettings, topics: Topics) -> None:
         """Check what would run with these definitions."""
-        groups = handler_groups(definitions, self._own)
+        groups = handler_groups(definitions, self._own, self._surrounding)
         check(definitions, groups, self._own)
         await own_topics(client, [topic for group in groups.values() for topic in group.topics.values()], topics)
 
@@ -88,7 +89,7 @@ class HandlersRole(Service):
 
     def _follow(self) -> None:
         definitions = self._queues.definitions
-        groups = handler_groups(definitions, self._own)
+        groups = handler_groups(definitions, self._own, self._surrounding)
         incomplete = {name: rest for name, group in groups.items() if (rest := without_handler(definitions, group))}
         for name, rest in incomplete.items():
             if self._incomplete.get(name) != rest:

@@ -56,6 +56,8 @@ class AckBatcher:
     ) -> None:
         self.clock = clock
         self.wall = wall
+        #: What the lifespans of the process yielded, for messages.
+        self.state: Any = None
         self._writer = writer
         self._markers_partitions = markers_partitions
         self._room_bytes = limit_bytes - FRAME_BYTES

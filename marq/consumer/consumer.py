@@ -22,6 +22,7 @@ from marq.consumer.handler_pool import (
 from marq.consumer.handlers import DEFAULT_CONCURRENCY, Handler, check_handler, definitions_for, definitions_of
 from marq.consumer.membership import Membership
 from marq.consumer.message import Message
+from marq.consumer.middleware import Middleware, check_middleware
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.session import MemberSession, join
 from marq.consumer.settlement import ack, ack_by_token, put_back
@@ -241,7 +242,9 @@ class Consumer(Lifecycle[MemberSession]):
                 raise
         return messages
 
-    async def run(self, handler: Handler, concurrency: int | None = None) -> None:
+    async def run(
+        self, handler: Handler, concurrency: int | None = None, *, middleware: Sequence[Middleware] = ()
+    ) -> None:
         """Call a handler for each message until the consumer is stopped.
 
         A coroutine function runs in this event loop, a plain function in a pool of ``concurrency`` threads. When it
@@ -255,12 +258,16 @@ class Consumer(Lifecycle[MemberSession]):
         Args:
             handler: may be decorated with :func:`marq.handler`, whose concurrency and codec then apply.
             concurrency: number of simultaneous calls (default: the decorator's, else 64).
+            middleware: runs around each call, the first one outermost; see :func:`marq.middleware`.
 
         Raises:
-            ConfigError: the handler can't be called with a message, or is decorated for another queue.
+            ConfigError: the handler can't be called with a message, or is decorated for another queue; or a middleware
+                can't be called.
             MarqError: receiving has stopped for good; the text says why.
         """
         check_handler(handler)
+        for each in middleware:
+            check_middleware(each)
         running = self._started()
         definitions = definitions_for(handler, running.queues)
         if concurrency is None:
@@ -268,7 +275,7 @@ class Consumer(Lifecycle[MemberSession]):
             concurrency = max(decorated, default=DEFAULT_CONCURRENCY)
         count = whole_number("concurrency", concurrency, most=MAX_CONCURRENCY)
         codecs = {queue: each.codec for queue, each in definitions.items() if each.codec is not None}
-        await running.work(HandlerTasks(running.buffer, running.receiver.acks, handler, count, codecs))
+        await running.work(HandlerTasks(running.buffer, running.receiver.acks, handler, count, codecs, middleware))
 
     async def run_batch(
         self,

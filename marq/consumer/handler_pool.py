@@ -9,6 +9,7 @@ counts its cancellations, and one that is left over is the shutdown's.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import inspect
 import logging
 from abc import ABC, abstractmethod
@@ -18,14 +19,14 @@ from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from marq.client.codecs import Codec
-from marq.client.hooks import point
 from marq.client.outcomes import Outcome
-from marq.consumer import settlement
+from marq.consumer import middleware, settlement
 from marq.consumer.ack_batcher import AckBatcher
 from marq.consumer.at_most_once import dispatched
-from marq.consumer.handlers import Handler
+from marq.consumer.handlers import Handler, is_coroutine_function
 from marq.consumer.held_batch import HeldBatch
 from marq.consumer.message import Message
+from marq.consumer.middleware import Middleware
 from marq.consumer.prefetch import PrefetchBuffer
 from marq.wire.errors import LeaseLost
 
@@ -47,7 +48,10 @@ _held: Callable[[Message], HeldBatch] = attrgetter("_held")
 
 
 class HandlerPool(ABC, Generic[Work]):
-    """``concurrency`` tasks for which ``demand`` messages are kept prefetched; ``codecs`` override the consumer's."""
+    """``concurrency`` tasks for which ``demand`` messages are kept prefetched; ``codecs`` override the consumer's.
+
+    ``chain`` is the middleware around the handler.
+    """
 
     def __init__(
         self,
@@ -57,6 +61,7 @@ class HandlerPool(ABC, Generic[Work]):
         concurrency: int,
         demand: int,
         codecs: Mapping[str, Codec] | None = None,
+        chain: Sequence[Middleware] = (),
     ) -> None:
         self._buffer = buffer
         self._acks = acks
@@ -64,7 +69,8 @@ class HandlerPool(ABC, Generic[Work]):
         self._codecs = codecs or {}
         self._threads: ThreadPoolExecutor | None = None
         self._concurrency = concurrency
-        self._handler = handler if is_coroutine_function(handler) else self._threaded(handler)
+        call = handler if is_coroutine_function(handler) else self._threaded(handler)
+        self._handler = middleware.surround(call, chain)
         self.tasks: list[asyncio.Task[None]] = []
         #: The argument of each task's current call; None in between.
         self._current: list[Work | None] = [None] * concurrency
@@ -83,13 +89,14 @@ class HandlerPool(ABC, Generic[Work]):
     def _messages(self, work: Work) -> Sequence[Message]:
         """Return the messages of one call."""
 
-    def _threaded(self, handler: Callable[[Work], Any]) -> Callable[[Work], Awaitable[None]]:
+    def _threaded(self, handler: Callable[[Work], Any]) -> Callable[[Work], Awaitable[Any]]:
         self._threads = threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="marq-handler")
 
-        async def call(work: Work) -> None:
-            result = await asyncio.get_running_loop().run_in_executor(threads, handler, work)
-            if inspect.isawaitable(result):
-                await result
+        async def call(work: Work) -> Any:
+            # Context variables of middleware, such as a span, are visible in the thread.
+            run = contextvars.copy_context().run
+            result = await asyncio.get_running_loop().run_in_executor(threads, run, handler, work)
+            return await result if inspect.isawaitable(result) else result
 
         return call
 
@@ -200,7 +207,6 @@ class HandlerPool(ABC, Generic[Work]):
 class HandlerTasks(HandlerPool[Message]):
     """``concurrency`` tasks of a handler that takes one message."""
 
-    @point("handlers")
     def __init__(
         self,
         buffer: PrefetchBuffer,
@@ -208,9 +214,10 @@ class HandlerTasks(HandlerPool[Message]):
         handler: Handler,
         concurrency: int,
         codecs: Mapping[str, Codec] | None = None,
+        chain: Sequence[Middleware] = (),
     ) -> None:
         # Twice the concurrency, so that the next message is ready when a handler returns.
-        super().__init__(buffer, acks, handler, concurrency, 2 * concurrency, codecs)
+        super().__init__(buffer, acks, handler, concurrency, 2 * concurrency, codecs, chain)
         #: The task that began last.
         self._latest = -1
 
@@ -270,7 +277,6 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
     full if there is a backlog.
     """
 
-    @point("batch_handlers")
     def __init__(
         self,
         buffer: PrefetchBuffer,
@@ -315,11 +321,6 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
         batch, now_s = self._buffer.ready.take(self._max_messages), self._acks.clock()
         ended = {held for held in set(map(_held, batch)) if held.expires_s <= now_s}
         return [message for message in batch if message._held not in ended] if ended else batch
-
-
-def is_coroutine_function(handler: object) -> bool:
-    """Whether a call returns a coroutine, also for objects with an async ``__call__``."""
-    return inspect.iscoroutinefunction(handler) or (callable(handler) and inspect.iscoroutinefunction(handler.__call__))
 
 
 def _describe(messages: Sequence[Message]) -> str:

@@ -6,10 +6,11 @@ changes nothing, and programs that run handlers name the modules to search.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, TypeVar
@@ -86,7 +87,7 @@ def handler(
 
     def decorate(function: Function) -> Function:
         _check_decorated(queue, function)
-        _attach(HandlerDefinition(queue, function, _name(function), concurrency, codec, group))
+        _attach(HandlerDefinition(queue, function, name_of(function), concurrency, codec, group))
         return function
 
     return decorate
@@ -143,7 +144,7 @@ def definitions_for(function: object, queues: Collection[str]) -> dict[str, Hand
     others = [queue for queue in queues if queue not in definitions]
     if definitions and others:
         raise ConfigError(
-            f"{_name(function)} is the handler of queue {', '.join(map(repr, sorted(definitions)))}, and would be"
+            f"{name_of(function)} is the handler of queue {', '.join(map(repr, sorted(definitions)))}, and would be"
             f" called with messages of queue {', '.join(map(repr, others))}: decorate it for that one, too"
         )
     return {queue: definitions[queue] for queue in queues} if definitions else {}
@@ -155,9 +156,44 @@ def check_handler(function: object, takes: str = "a message") -> None:
     if not callable(function) or isinstance(function, type):
         raise ConfigError(f"handler={function!r}: {expected}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigError(f"handler {_name(function)}: {expected}; it has a yield, so a call would run nothing of it")
-    if not _takes(function, 1):
-        raise ConfigError(f"handler {_name(function)}{inspect.signature(function)}: {expected}, and nothing more")
+        raise ConfigError(f"handler {name_of(function)}: {expected}; it has a yield, so a call would run nothing of it")
+    if not accepts(function, 1):
+        raise ConfigError(f"handler {name_of(function)}{inspect.signature(function)}: {expected}, and nothing more")
+
+
+def is_coroutine_function(handler: object) -> bool:
+    """Whether a call returns a coroutine, also for objects with an async ``__call__``."""
+    return inspect.iscoroutinefunction(handler) or (callable(handler) and inspect.iscoroutinefunction(handler.__call__))
+
+
+# --- other decorators -------------------------------------------------------------------------------------------------
+
+
+def mark(function: object, attribute: str) -> None:
+    """Let :func:`marked_in` find a function.
+
+    Raises:
+        ConfigError: it has no attributes.
+    """
+    try:
+        setattr(function, attribute, True)
+    except (AttributeError, TypeError) as error:
+        raise ConfigError(f"{function!r} can't be decorated; write a function that calls it") from error
+
+
+def marked_in(modules: Iterable[ModuleType], attribute: str) -> list[Any]:
+    """Return what :func:`mark` marked in the namespaces of modules, in their order, and each object once."""
+    marked = {}
+    for module in modules:
+        for value in list(vars(module).values()):
+            # A proxy of another library may raise anything, and a mock has every attribute.
+            with contextlib.suppress(Exception):
+                if getattr(value, attribute, None) is True:
+                    marked[id(value)] = value
+    return list(marked.values())
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
 
 
 def _check_decorated(queue: str, function: object) -> None:
@@ -165,9 +201,9 @@ def _check_decorated(queue: str, function: object) -> None:
         kind = type(function).__name__
         raise ConfigError(f"queue {queue!r}: write @{kind} above @marq.handler, not below it")
     if isinstance(function, type):
-        raise ConfigError(f"queue {queue!r}: {_name(function)} is a class; decorate its method that takes a message")
+        raise ConfigError(f"queue {queue!r}: {name_of(function)} is a class; decorate its method that takes a message")
     # A method also takes its instance, which does not exist yet.
-    if not (_is_in_class(function) and callable(function) and _takes(function, 2)):
+    if not (_is_in_class(function) and callable(function) and accepts(function, 2)):
         check_handler(function)
 
 
@@ -210,7 +246,7 @@ def _refuse(queue: str, unknown: Mapping[str, object]) -> None:
     refuse("handler", unknown)
 
 
-def _takes(function: Callable[..., object], count: int) -> bool:
+def accepts(function: Callable[..., object], count: int) -> bool:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -223,7 +259,7 @@ def _takes(function: Callable[..., object], count: int) -> bool:
     return True
 
 
-def _name(function: object) -> str:
+def name_of(function: object) -> str:
     """Return ``module:qualname``, with <> in it if that name can't be imported."""
     inner = function.func if isinstance(function, functools.partial) else function
     named = inner if hasattr(inner, "__qualname__") else type(inner)

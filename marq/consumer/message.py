@@ -101,6 +101,14 @@ class Message(Hinted):
         return datetime.fromtimestamp(acks.wall() + self._expiry_s - acks.clock(), UTC)
 
     @property
+    def state(self) -> Any:
+        """What the lifespans of a worker's handlers yielded (:func:`marq.lifespan`); None without one.
+
+        Messages of a :class:`Consumer` have None.
+        """
+        return self._held.acks.state
+
+    @property
     def partition(self) -> int:
         return self._held.source.partition
 

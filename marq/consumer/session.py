@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 from marq.backend.cluster import Cluster, Connection, DefinitionsView, cluster_of
@@ -16,8 +17,10 @@ from marq.client.lifecycle import to_its_end
 from marq.consumer import settlement
 from marq.consumer.handler_pool import HandlerPool, HandlerTasks
 from marq.consumer.handlers import Handler, definitions_of
+from marq.consumer.lifespan import Resources
 from marq.consumer.membership import Membership
 from marq.consumer.message import Message
+from marq.consumer.middleware import Middleware
 from marq.consumer.prefetch import PrefetchBuffer
 from marq.consumer.receiver import Receiver
 from marq.consumer.receiver_settings import ReceiverSettings
@@ -164,7 +167,10 @@ class ConsumerSession:
 
 
 class HandlersSession(ConsumerSession):
-    """The session of a worker's handlers, with one pool for each queue."""
+    """The session of a worker's handlers, with one pool for each queue.
+
+    ``chain`` is the middleware around all handlers, and ``resources`` are open while they run.
+    """
 
     def __init__(
         self,
@@ -174,21 +180,37 @@ class HandlersSession(ConsumerSession):
         reader: Reader,
         definitions: Definitions,
         handlers: Mapping[str, Handler],
+        chain: Sequence[Middleware],
+        resources: Resources,
     ) -> None:
         super().__init__(cluster, topics, serving, reader, _worker_settings(topics, definitions, handlers))
         self._definitions = definitions
         self._handlers = handlers
+        self._chain = chain
+        self._resources = resources
+
+    async def connect(self) -> None:
+        """Connect, and open the resources."""
+        await super().connect()
+        self.receiver.acks.state = await self._resources.open(self.receiver.fail)
 
     def start(self) -> None:
         super().start()
         for queue, handler in self._handlers.items():
             concurrency = self._definitions.settings(queue).concurrency
-            self.add(HandlerTasks(self.prefetch.buffers[queue], self.receiver.acks, handler, concurrency))
+            buffer, acks = self.prefetch.buffers[queue], self.receiver.acks
+            self.add(HandlerTasks(buffer, acks, handler, concurrency, chain=self._chain))
 
     async def close(self) -> None:
-        """Stop and disconnect."""
-        await self.stop(WORKER_SHUTDOWN_S)
-        await self.disconnect()
+        """Stop, close the resources when no handler needs them, and disconnect.
+
+        Raises:
+            MarqError: a lifespan raised.
+        """
+        async with AsyncExitStack() as ends:
+            ends.push_async_callback(self.disconnect)
+            ends.push_async_callback(self._resources.close)
+            await self.stop(WORKER_SHUTDOWN_S)
 
 
 def _worker_settings(topics: Topics, definitions: Definitions, handlers: Mapping[str, Handler]) -> ReceiverSettings:

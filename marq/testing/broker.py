@@ -12,6 +12,7 @@ from typing import Any, Self, Unpack
 from marq.client.codecs import Codec, check_codec
 from marq.client.content import Header
 from marq.consumer.consumer import Consumer
+from marq.consumer.lifespan import Lifespan, is_lifespan
 from marq.core.storage.rows import HELD, State
 from marq.producer.producer import Producer
 from marq.queues.queues import QueueOptions, Queues, plain
@@ -70,6 +71,7 @@ class Broker:
     ) -> None:
         self._memory: Memory = memory_at(f"memory://{name or f'broker-{next(_numbers)}'}")
         self._prefix = {} if prefix is None else {"prefix": prefix}
+        self._overrides: dict[Lifespan, Any] = {}
         #: Reads and changes the settings of queues; started within ``async with``.
         self.queues = Queues(self.address, **self._prefix)  # type: ignore[arg-type]
         #: Reads and changes schedules; started with :attr:`queues`.
@@ -202,14 +204,27 @@ class Broker:
 
     # --- handlers -----------------------------------------------------------------------------------------------------
 
+    def override(self, lifespan: Lifespan, state: Any) -> None:
+        """Let a function with ``@marq.lifespan`` yield ``state`` in the workers that start from now on.
+
+        The function does not run.
+
+        Raises:
+            ConfigError: the function is not a lifespan.
+        """
+        if not is_lifespan(lifespan):
+            raise ConfigError(f"override({lifespan!r}): expected a function with @marq.lifespan")
+        self._overrides[lifespan] = state
+
     def worker(self, *handlers: Handled) -> Worker:
         """Return a worker that runs handlers within ``async with``.
 
         Args:
             handlers: functions with ``@marq.handler``, or modules that contain some. Handlers named by the settings of
-                queues run, too, as in every worker.
+                queues run, too, as in every worker. So do the lifespans and middleware of these modules, and of the
+                modules of the functions.
         """
-        return Worker(self._settings, self._namespace, handlers)
+        return Worker(self._settings, self._namespace, handlers, self._overrides)
 
     async def run(self, *handlers: Handled, raise_errors: bool = False, limit: float = DEFAULT_LIMIT_S) -> None:
         """Run handlers until their queues are empty, letting time pass for retries, backoff and dead letters.

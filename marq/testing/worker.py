@@ -6,14 +6,16 @@ import asyncio
 import functools
 import pkgutil
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from types import ModuleType, TracebackType
 from typing import Any, Self
 
 from marq.client.outcomes import Outcome
-from marq.consumer.handler_pool import is_coroutine_function
 from marq.consumer.handlers import Handler, HandlerDefinition, check_handler, definitions_of, handlers_in
+from marq.consumer.lifespan import Lifespan, Resources, lifespans_in
+from marq.consumer.message import Message
+from marq.consumer.middleware import CallNext, Middleware, middleware_in
 from marq.consumer.session import HandlersSession
 from marq.kafka.serving import serving
 from marq.settings.client import ClientSettings
@@ -32,8 +34,16 @@ Handled = Callable[..., Any] | ModuleType
 class Worker:
     """The handlers of some queues; :attr:`errors` are their exceptions, except ``Retry`` and ``Reject``."""
 
-    def __init__(self, settings: ClientSettings, namespace: Namespace, handlers: Sequence[Handled]) -> None:
+    def __init__(
+        self,
+        settings: ClientSettings,
+        namespace: Namespace,
+        handlers: Sequence[Handled],
+        overrides: Mapping[Lifespan, Any],
+    ) -> None:
         self.errors: list[Exception] = []
+        #: What some lifespans yield instead of running.
+        self._overrides = overrides
         self._settings = settings
         self._namespace = namespace
         self._sources = handlers
@@ -54,7 +64,10 @@ class Worker:
             _refuse_part(name, definitions.queues_of(name), members)
         try:
             for name, members in sorted(by_group.items()):
-                group = _Group(name, {queue: _noting(each, self.errors) for queue, each in members.items()})
+                modules = self._modules(members)
+                chain = [self._note, *middleware_in(*modules)]
+                resources = Resources([self._overridden(each) for each in lifespans_in(*modules)])
+                group = _Group(name, members, chain, resources)
                 self._groups.append(group)
                 await group.start(self._settings, definitions)
                 self._namespace.followers.add(group.apply_pauses)
@@ -71,6 +84,31 @@ class Worker:
     async def _stop(self) -> None:
         self._namespace.followers.difference_update([group.apply_pauses for group in self._groups])
         await asyncio.gather(*[group.stop() for group in self._groups])
+
+    async def _note(self, message: Message, call_next: CallNext) -> None:
+        """Record the exceptions of handlers and middleware."""
+        try:
+            await call_next(message)
+        except Exception as error:
+            if not isinstance(error, Outcome):
+                self.errors.append(error)
+            raise
+
+    def _overridden(self, function: Lifespan) -> Lifespan:
+        if function not in self._overrides:
+            return function
+
+        @functools.wraps(function)
+        async def replacement() -> AsyncIterator[Any]:
+            yield self._overrides[function]
+
+        return replacement
+
+    def _modules(self, queues: Iterable[str]) -> list[ModuleType]:
+        """Return the modules whose lifespans and middleware a worker applies to the handlers of some queues."""
+        names = [self._namespace.definitions.settings(queue).handler or "" for queue in queues]
+        own = [sys.modules.get(name.partition(":")[0]) for name in names]
+        return [each for each in [*self._sources, *own] if isinstance(each, ModuleType)]
 
     def _handlers(self) -> dict[str, Handler]:
         """Return the handler of each queue, and publish the decorated ones."""
@@ -95,9 +133,13 @@ class Worker:
 class _Group:
     """The handlers of one group, run as a worker's process runs them."""
 
-    def __init__(self, name: str, handlers: Mapping[str, Handler]) -> None:
+    def __init__(
+        self, name: str, handlers: Mapping[str, Handler], chain: Sequence[Middleware], resources: Resources
+    ) -> None:
         self.handlers = handlers
         self._name = name
+        self._chain = chain
+        self._resources = resources
         self._member: MemoryMember | None = None
         self._session: HandlersSession | None = None
 
@@ -108,7 +150,9 @@ class _Group:
         served = serving(names.messages, self.handlers, own_topics, changed_at=definitions.changed_at(self.handlers))
         await cluster.own_topics(served.own_topics.values(), topics)
         self._member = member = cluster.member(names.named_group(self._name), served, None)
-        self._session = session = HandlersSession(cluster, topics, served, member, definitions, self.handlers)
+        self._session = session = HandlersSession(
+            cluster, topics, served, member, definitions, self.handlers, self._chain, self._resources
+        )
         await session.connect()
         await member.start(session.receiver)
         session.start()
@@ -118,16 +162,22 @@ class _Group:
             self._session.receiver.apply_pauses()
 
     async def stop(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-        if self._member is not None:
-            await self._member.stop(0)
+        try:
+            if self._session is not None:
+                await self._session.close()
+        finally:
+            if self._member is not None:
+                await self._member.stop(0)
 
 
 def _decorated(handlers: Iterable[Handled]) -> Iterator[HandlerDefinition]:
     for each in handlers:
-        definitions = handlers_in(each) if isinstance(each, ModuleType) else definitions_of(each)
-        if not definitions:
+        if isinstance(each, ModuleType):
+            definitions: Sequence[HandlerDefinition] = handlers_in(each)
+            surrounds = bool(lifespans_in(each) or middleware_in(each))
+        else:
+            definitions, surrounds = definitions_of(each), False
+        if not (definitions or surrounds):
             raise ConfigError(
                 f"{each!r}: expected a function with @marq.handler, or a module that has one; a function without it is"
                 " run by Consumer.run"
@@ -156,32 +206,3 @@ def _refuse_part(group: str, queues: Iterable[str], handlers: Mapping[str, Handl
             f"group {group!r}: {', '.join(map(repr, missing))} has no handler here, but a worker runs the handlers of"
             " all queues of a group: pass those, too, or move these queues to another group"
         )
-
-
-def _noting(handler: Handler, errors: list[Exception]) -> Handler:
-    """Return a handler that records its exceptions."""
-
-    @contextmanager
-    def noting() -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            if not isinstance(error, Outcome):
-                errors.append(error)
-            raise
-
-    if is_coroutine_function(handler):
-
-        @functools.wraps(handler)
-        async def call(message: Any) -> Any:
-            with noting():
-                return await handler(message)
-
-        return call
-
-    @functools.wraps(handler)
-    def call_plain(message: Any) -> Any:
-        with noting():
-            return handler(message)
-
-    return call_plain

@@ -42,7 +42,7 @@ async def test_handlers_are_measured_by_outcome(registry: CollectorRegistry) -> 
 
     async with Broker() as broker, broker.producer() as producer, broker.consumer("emails") as consumer:
         await producer.send_many("emails", [b"good", b"bad"])
-        running = asyncio.create_task(consumer.run(metrics.measured(handle)))
+        running = asyncio.create_task(consumer.run(handle, middleware=[metrics]))
         assert {await seen.get(), await seen.get()} == {b"good", b"bad"}
         await consumer.stop()
         await running
@@ -65,7 +65,7 @@ async def test_plain_functions_are_measured_in_their_threads(registry: Collector
 
     async with Broker() as broker, broker.producer() as producer, broker.consumer("emails") as consumer:
         await producer.send("emails", b"one")
-        running = asyncio.create_task(consumer.run(metrics.measured(handle)))
+        running = asyncio.create_task(consumer.run(handle, middleware=[metrics]))
         await done.wait()
         await consumer.stop()
         await running

@@ -194,9 +194,10 @@ async def test_a_block_in_a_handler_is_not_a_second_process(spans: Spans) -> Non
 
 
 async def test_plain_functions_are_told_of_from_their_threads(spans: Spans) -> None:
-    done, loop = asyncio.Event(), asyncio.get_running_loop()
+    done, loop, current = asyncio.Event(), asyncio.get_running_loop(), []
 
     def handle(message: marq.Message) -> None:
+        current.append(trace.get_current_span())
         loop.call_soon_threadsafe(done.set)
         raise marq.Retry(delay=60)
 
@@ -210,6 +211,57 @@ async def test_plain_functions_are_told_of_from_their_threads(spans: Spans) -> N
     [span] = spans.named(f"process {QUEUE}")
     assert dict(span.attributes or {})["marq.outcome"] == "retry"
     assert span.status.status_code is StatusCode.UNSET
+    assert [each.get_span_context() for each in current] == [span.get_span_context()]
+
+
+async def test_a_call_with_a_list_is_one_span_that_is_linked_to_the_senders(spans: Spans) -> None:
+    done, sizes = asyncio.Event(), []
+
+    async def handle(messages: list[marq.Message]) -> None:
+        sizes.append(len(messages))
+        if sum(sizes) == 2:
+            done.set()
+
+    async with Broker() as broker, broker.producer() as producer, broker.consumer(QUEUE) as consumer:
+        await producer.send(QUEUE, b"one")
+        await producer.send(QUEUE, b"two")
+        running = asyncio.create_task(consumer.run_batch(handle))
+        await done.wait()
+        await consumer.stop()
+        await running
+
+    processed = spans.named(f"process {QUEUE}")
+    assert len(processed) == len(sizes)
+    senders = {span.get_span_context().span_id for span in spans.named(f"send {QUEUE}")}
+    assert {link.context.span_id for span in processed for link in span.links} == senders
+
+
+async def test_a_handler_that_loses_its_lease_is_cancelled_in_its_span(spans: Spans) -> None:
+    begun, attempts = asyncio.Event(), []
+
+    async def handle(message: marq.Message) -> None:
+        attempts.append(message.attempt)
+        begun.set()
+        if message.attempt == 1:
+            await asyncio.Event().wait()
+
+    async with (
+        Broker() as broker,
+        broker.producer() as producer,
+        broker.consumer(QUEUE, lease=30, max_lease=30) as consumer,
+    ):
+        await producer.send(QUEUE, b"one")
+        running = asyncio.create_task(consumer.run(handle))
+        await begun.wait()
+        await broker.advance(30, settle=False)
+        await broker.drain(QUEUE)
+        await consumer.stop()
+        await running
+
+    assert attempts == [1, 2]
+    lost, done = spans.named(f"process {QUEUE}")
+    assert dict(lost.attributes or {})["error.type"] == "CancelledError"
+    assert (lost.status.status_code, done.status.status_code) == (StatusCode.ERROR, StatusCode.UNSET)
 
 
 def test_a_synchronous_producer_sends_in_the_span_of_its_caller(spans: Spans) -> None:

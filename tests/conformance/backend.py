@@ -18,7 +18,8 @@ import json
 import time
 import tomllib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -130,6 +131,10 @@ class Backend(ABC):
         """Create a topic without a queue, and return its name."""
 
     @abstractmethod
+    def handlers(self, queue: str) -> AbstractAsyncContextManager[Any]:
+        """Run the handler that the settings of a queue name, as a worker does; at the end its process stops."""
+
+    @abstractmethod
     async def seen_by_all(self) -> None:
         """Return when consumers and trackers know all settings that were changed before."""
 
@@ -201,6 +206,9 @@ class MemoryBackend(Backend):
         self.broker.create_topic(name, partitions)
         return name
 
+    def handlers(self, queue: str) -> AbstractAsyncContextManager[Any]:
+        return self.broker.worker()
+
     async def seen_by_all(self) -> None:
         await self.broker.settle()
 
@@ -251,6 +259,12 @@ class KafkaBackend(Backend):
         name = self.new_name("topic")
         await make_topic(self.address, name, partitions)
         return name
+
+    @contextlib.asynccontextmanager
+    async def handlers(self, queue: str) -> AsyncIterator[None]:
+        # The worker follows the settings.
+        yield
+        await self.queues.reset(queue)
 
     async def seen_by_all(self) -> None:
         # Changes are one log: a client that knows the last one knows all.

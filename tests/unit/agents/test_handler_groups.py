@@ -82,7 +82,9 @@ def test_queues_of_the_group_that_have_no_handler_here_are_told() -> None:
 
 
 def test_a_group_can_be_told_to_its_process() -> None:
-    group = HandlerGroup("slow", {"emails": HandledQueue("mail:send", 3), "orders": HandledQueue("m:o", 1, "topic")})
+    group = HandlerGroup(
+        "slow", {"emails": HandledQueue("mail:send", 3), "orders": HandledQueue("m:o", 1, "topic")}, ("common",)
+    )
 
     assert HandlerGroup.read(json.loads(json.dumps(group.document()))) == group
 

@@ -7,7 +7,14 @@ import pytest
 
 from marq.wire.errors import ConfigError
 from marq_worker.agents.handler_groups import HandledQueue, HandlerGroup
-from marq_worker.agents.queue_consumer import declare, load_handler, load_handlers, load_modules
+from marq_worker.agents.queue_consumer import (
+    declare,
+    load_handler,
+    load_handlers,
+    load_modules,
+    modules_around,
+    surrounding,
+)
 
 
 @pytest.mark.parametrize(
@@ -91,3 +98,22 @@ async def test_a_worker_lists_the_queue_consumer_and_reads_nothing_for_it() -> N
 
     assert "ACQUIRE" in agent.help
     assert topics == []
+
+
+def test_handlers_are_surrounded_by_their_own_modules_and_those_that_the_worker_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = {
+        "with_lifespan": "import marq\n@marq.lifespan\nasync def pool(): yield\n",
+        "with_middleware": "import marq\n@marq.middleware\nasync def timed(message, call_next): ...\n",
+        "with_both": "from with_lifespan import pool\nfrom with_middleware import timed\ndef handle(message): ...\n",
+        "with_neither": "def handle(message): ...\n",
+    }
+    for name, source in sources.items():
+        (tmp_path / f"{name}.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    queues = {name: HandledQueue(f"{name}:handle", 1) for name in ("with_both", "with_neither", "not_loaded")}
+
+    assert surrounding(tuple(sources)) == ("with_lifespan", "with_middleware", "with_both")
+    modules = modules_around(HandlerGroup("handlers", queues, ("with_middleware",)), ["with_neither", "with_both"])
+    assert [module.__name__ for module in modules] == ["with_middleware", "with_neither", "with_both"]

@@ -20,11 +20,14 @@ _FOUND = re.compile(
 _NAMED_TUPLE = re.compile(r"tuple\[[^\[\]]*, fallback=([\w.]+)\]")
 
 SAMPLE = """
+from collections.abc import AsyncIterator
 from datetime import timedelta
 
 from pydantic import BaseModel
 
 import marq
+import marq.testing
+from marq.metrics import HandlerMetrics
 
 
 class Email(BaseModel):
@@ -105,6 +108,36 @@ reveal_type(handle_both)  # R: def (message: marq.consumer.message.Message) -> C
 
 def handle_in_a_thread(message: marq.Message) -> None:
     raise marq.Reject("why")
+
+
+@marq.lifespan
+async def resources() -> AsyncIterator[dict[str, int]]:
+    yield {"pool": 5}
+
+
+@marq.lifespan  # E: type-var
+async def no_generator() -> None: ...
+
+
+@marq.middleware
+async def timed(message: marq.Message, call_next: marq.CallNext) -> None:
+    reveal_type(await call_next(message))  # R: Any
+    reveal_type(message.state)  # R: Any
+    await call_next(5)  # E: arg-type
+
+
+@marq.middleware  # E: type-var
+def plain(message: marq.Message, call_next: marq.CallNext) -> None: ...
+
+
+reveal_type(resources)  # R: def () -> AsyncIterator[dict[str, int]]
+
+
+async def surrounded(consumer: marq.Consumer, broker: marq.testing.Broker) -> None:
+    await consumer.run(handle, middleware=[timed, HandlerMetrics()])
+    await consumer.run(handle, middleware=[handle])  # E: list-item
+    broker.override(resources, {"pool": 6})
+    broker.override(timed, {})  # E: arg-type
 
 
 async def misspell(
