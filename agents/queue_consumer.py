@@ -20,12 +20,15 @@ import faust
 from faust.types import TP, StreamT
 
 from marq.backend.cluster import cluster_of
-from marq.consumer.handlers import Handler, HandlerDefinition, check_handler, handlers_in
+from marq.client.current_producer import SharedProducer
+from marq.consumer.binding import Handler
+from marq.consumer.handlers import HandlerDefinition, check_handler, codec_of, handlers_in
 from marq.consumer.lifespan import Resources, lifespans_in
 from marq.consumer.middleware import middleware_in
 from marq.consumer.session import HandlersSession
 from marq.kafka.offset_snapshots import check_room
 from marq.kafka.topics import Topics
+from marq.producer.producer import Producer
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.errors import ConfigError, MarqError
@@ -58,8 +61,9 @@ class Handlers:
         self.reader = StreamReader(served, partitions)
         modules = modules_around(self.group, handlers)
         chain, resources = middleware_in(*modules), Resources(lifespans_in(*modules))
+        producer = SharedProducer(functools.partial(Producer.of, client))
         session = HandlersSession(
-            cluster_of(client), topics, served, self.reader, definitions, handlers, chain, resources
+            cluster_of(client), topics, served, self.reader, definitions, handlers, producer, chain, resources
         )
         self.session = session
         await session.connect()
@@ -149,6 +153,7 @@ def load_handler(queue: str, name: str) -> Handler:
         ) from error
     try:
         check_handler(handler)
+        codec_of(handler, queue)
     except ConfigError as error:
         raise ConfigError(f"queue {queue!r}: its handler {name!r} can't be used: {error}") from error
     return handler

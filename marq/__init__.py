@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from marq.client.exports import loader
 
 if TYPE_CHECKING:
-    from marq.client.codecs import BYTES, JSON, Codec, Model
+    from marq.client.codecs import BYTES, JSON, TEXT, Codec, Model
     from marq.client.dead_letter import DeadLetter
     from marq.client.outcomes import DecodeError, Reject, Retry
     from marq.client.receipt import Receipt
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BYTES",
     "JSON",
+    "TEXT",
     "BrokerUnavailable",
     "CallNext",
     "Codec",
@@ -88,6 +89,7 @@ _HOMES = {
     "Schedules": "marq.queues.schedules",
     "SendManyFailed": "marq.producer.producer",
     "SyncProducer": "marq.producer.sync",
+    "TEXT": "marq.client.codecs",
     "DecodeError": "marq.client.outcomes",
     "UnknownQueue": "marq.wire.errors",
     "handler": "marq.consumer.handlers",

@@ -20,6 +20,7 @@ from marq.client.outcomes import Reject, Retry
 from marq.client.receipt import Receipt
 from marq.consumer import settlement
 from marq.consumer.consumer import Consumer
+from marq.consumer.handlers import target_of
 from marq.consumer.message import Message
 from marq.producer.producer import Producer
 
@@ -64,9 +65,9 @@ def uninstrument() -> None:
 def _send(original: Any) -> Any:
     async def send(self: Producer, queue: Any, value: Any, *, headers: Any = None, **options: Any) -> Any:
         attributes = _delay(options)
-        if not isinstance(queue, str):
+        if isinstance(queue, Sequence) and not isinstance(queue, str):
             attributes["messaging.batch.message_count"] = len(queue)
-        with _span("send", "send", queue, SpanKind.PRODUCER, attributes) as span:
+        with _span("send", "send", _destination(queue), SpanKind.PRODUCER, attributes) as span:
             receipt = await original(self, queue, value, headers=_with_context(headers), **options)
             if isinstance(receipt, Receipt):
                 span.set_attributes(_place(receipt, delayed="marq.delay" in attributes))
@@ -79,10 +80,14 @@ def _send_many(original: Any) -> Any:
     async def send_many(self: Producer, queue: Any, values: Iterable[Any], *, headers: Any = None, **more: Any) -> Any:
         items = list(values)
         attributes = _delay(more) | {"messaging.batch.message_count": len(items)}
-        with _span("send", "send", queue, SpanKind.PRODUCER, attributes):
+        with _span("send", "send", _destination(queue), SpanKind.PRODUCER, attributes):
             return await original(self, queue, items, headers=_with_context(headers), **more)
 
     return send_many
+
+
+def _destination(queue: Any) -> Any:
+    return target_of(queue, None)[0] if callable(queue) else queue
 
 
 def _with_context(headers: Any) -> Any:

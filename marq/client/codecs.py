@@ -9,15 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from marq.client.outcomes import DecodeError, Outcome
 from marq.wire.errors import ConfigError
 
-if TYPE_CHECKING:
-    from pydantic import BaseModel
-
-#: Faults of a pydantic model that a reason names.
+#: Faults of a value that a reason names.
 _MAX_FAULTS = 5
 
 
@@ -45,10 +42,7 @@ class _Bytes:
 
     def encode(self, value: object, /) -> bytes:
         if not isinstance(value, bytes):
-            raise TypeError(
-                f"a value must be bytes, not {type(value).__name__}: send json.dumps(value).encode(), for example,"
-                " or give the client a codec, such as codec=marq.JSON"
-            )
+            raise TypeError(not_bytes(value))
         return value
 
     def decode(self, data: bytes, /) -> bytes:
@@ -56,6 +50,26 @@ class _Bytes:
 
     def __repr__(self) -> str:
         return "marq.BYTES"
+
+
+class _Text:
+    """Text (str) as UTF-8."""
+
+    def encode(self, value: object, /) -> bytes:
+        if not isinstance(value, str):
+            raise TypeError(f"expected text (str), not {type(value).__name__}")
+        return value.encode()
+
+    def decode(self, data: bytes, /) -> str:
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            byte = error.start
+        # Outside of the clause, because the error there holds the value.
+        raise DecodeError(f"the value ({len(data)} bytes) is not text: byte {byte} is not UTF-8")
+
+    def __repr__(self) -> str:
+        return "marq.TEXT"
 
 
 class _Json:
@@ -100,52 +114,95 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not allowed")
 
 
+class _JsonOf:
+    """JSON objects or arrays, as dict or list."""
+
+    def __init__(self, kind: type) -> None:
+        self._kind = kind
+
+    def encode(self, value: object, /) -> bytes:
+        if not isinstance(value, self._kind):
+            raise TypeError(f"expected {self._kind.__name__}, not {type(value).__name__}")
+        return JSON.encode(value)
+
+    def decode(self, data: bytes, /) -> Any:
+        value = JSON.decode(data)
+        if not isinstance(value, self._kind):
+            kinds = f"{type(value).__name__}, expected {self._kind.__name__}"
+            raise DecodeError(f"the value ({len(data)} bytes) is JSON of type {kinds}")
+        return value
+
+    def __repr__(self) -> str:
+        return f"JSON of type {self._kind.__name__}"
+
+
 BYTES = _Bytes()
+TEXT = _Text()
 JSON = _Json()
 
-M = TypeVar("M", bound="BaseModel")
+M = TypeVar("M")
 
 
 class Model(Generic[M]):
-    """A pydantic model as JSON, validated when it is received.
+    """Values of one type as JSON, validated when they are received: a pydantic model, a dataclass, or another type that
+    pydantic knows, such as ``list[Order]``.
 
     Raises:
-        ConfigError: pydantic 2 is not installed, or ``model`` is not a pydantic model.
+        ConfigError: pydantic 2 is not installed, or does not know the type.
     """
 
     def __init__(self, model: type[M]) -> None:
-        try:
-            from pydantic import BaseModel, ValidationError
-        except ImportError as error:
-            raise ConfigError("marq.Model needs pydantic 2: pip install 'pydantic>=2'") from error
-        if not isinstance(model, type) or not issubclass(model, BaseModel) or model is BaseModel:
-            raise ConfigError(f"marq.Model({model!r}): expected a class that is derived from pydantic.BaseModel")
         self._model = model
+        self._name = model.__name__ if isinstance(model, type) else str(model)
+        try:
+            from pydantic import BaseModel, PydanticUndefinedAnnotation, PydanticUserError, TypeAdapter, ValidationError
+        except ImportError as error:
+            raise ConfigError(f"marq.Model({self._name}) needs pydantic 2: pip install 'pydantic>=2'") from error
+        if model is BaseModel:
+            # It has no fields, so everything would be dropped.
+            raise ConfigError("marq.Model(BaseModel): expected a class that is derived from it")
+        try:
+            self._adapter = TypeAdapter(model)
+        except (PydanticUserError, PydanticUndefinedAnnotation) as error:
+            raise ConfigError(
+                f"marq.Model({self._name}): expected a type that pydantic knows, such as a model or a dataclass"
+                f" ({str(error).partition(chr(10))[0]})"
+            ) from error
+        is_class = isinstance(model, type)
+        self._is_model = is_class and issubclass(model, BaseModel)
+        self._has_instances = self._is_model or (is_class and dataclasses.is_dataclass(model))
         self._invalid = ValidationError
 
     def encode(self, value: M, /) -> bytes:
-        if not isinstance(value, self._model):
-            raise TypeError(f"expected an instance of {self._model.__name__}, not {type(value).__name__}")
+        if self._has_instances and not isinstance(value, self._model):
+            raise TypeError(f"expected an instance of {self._name}, not {type(value).__name__}")
         # As JSON does it, which refuses NaN: pydantic itself would write null, which it then does not read.
-        return JSON.encode(value)
+        if self._is_model:
+            return JSON.encode(value)
+        return JSON.encode(
+            self._adapter.dump_python(value, mode="json", by_alias=True, round_trip=True, warnings="error")
+        )
 
     def decode(self, data: bytes, /) -> M:
         try:
-            return self._model.model_validate_json(data)
+            return self._adapter.validate_json(data)
         except self._invalid as error:
             faults = error.errors(include_url=False, include_context=False, include_input=False)
         names = _names(self._model)
         text = "; ".join([f"{_place(fault['loc'], names)}{fault['type']}" for fault in faults[:_MAX_FAULTS]])
         more = f"; {len(faults) - _MAX_FAULTS} more" if len(faults) > _MAX_FAULTS else ""
-        raise DecodeError(f"the value ({len(data)} bytes) is not a valid {self._model.__name__}: {text}{more}")
+        raise DecodeError(f"the value ({len(data)} bytes) is not a valid {self._name}: {text}{more}")
 
     def __repr__(self) -> str:
-        return f"marq.Model({self._model.__name__})"
+        return f"marq.Model({self._name})"
 
 
-def _names(model: type[BaseModel]) -> set[str]:
-    names = set(model.model_fields)
-    for field in model.model_fields.values():
+def _names(model: Any) -> set[str]:
+    if dataclasses.is_dataclass(model):
+        return {field.name for field in dataclasses.fields(model)}
+    fields = getattr(model, "model_fields", {})
+    names = set(fields)
+    for field in fields.values():
         names |= {alias for alias in (field.alias, field.validation_alias) if isinstance(alias, str)}
     return names
 
@@ -157,14 +214,41 @@ def _place(location: tuple[int | str, ...], names: set[str]) -> str:
     return f"{location[0]}{'…' if len(location) > 1 else ''}: "
 
 
+#: Types that need no pydantic.
+_PLAIN: list[tuple[Any, Codec]] = [
+    (bytes, BYTES),
+    (str, TEXT),
+    *[(kind, _JsonOf(dict)) for kind in (dict, dict[str, Any], dict[str, object])],
+    *[(kind, _JsonOf(list)) for kind in (list, list[Any], list[object])],
+]
+
+
+def codec_for(kind: Any) -> Codec:
+    """Return the codec for values of a type, such as the annotation of a handler's parameter.
+
+    Raises:
+        ConfigError: the type needs pydantic 2, which is not installed, or pydantic does not know it.
+    """
+    return next((codec for plain, codec in _PLAIN if plain == kind), None) or Model(kind)
+
+
+def not_bytes(value: object) -> str:
+    """Return the text of the error for a value that is sent without a codec, and is not bytes."""
+    codec = "TEXT" if isinstance(value, str) else "JSON"
+    return (
+        f"a value must be bytes, not {type(value).__name__}: encode it, or give the client a codec, such as"
+        f" codec=marq.{codec}"
+    )
+
+
 def check_codec(codec: Codec | None) -> Codec | None:
     """Return a codec; None for bytes, which then cost nothing. Raises ConfigError if it is none."""
     if codec is None or codec is BYTES:
         return None
     if isinstance(codec, type) or not all(callable(getattr(codec, name, None)) for name in ("encode", "decode")):
         raise ConfigError(
-            f"codec={codec!r}: expected marq.BYTES, marq.JSON, marq.Model(YourModel), or an object with the methods"
-            " encode(value) -> bytes and decode(bytes) -> value"
+            f"codec={codec!r}: expected marq.BYTES, marq.TEXT, marq.JSON, marq.Model(YourModel), or an object with the"
+            " methods encode(value) -> bytes and decode(bytes) -> value"
         )
     return codec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from marq.client.codecs import Codec
+from marq.client.codecs import Codec, not_bytes
 from marq.wire.errors import ConfigError, MarqError, MessageTooLarge
 from marq.wire.markers import Payload, payload_bytes
 from marq.wire.names import ENVELOPE_ROOM_BYTES, HEADER_ROOM_BYTES, RESERVED_HEADER, check_queue_name
@@ -80,10 +80,7 @@ class Content:
     ) -> None:
         """Check one message; ``item`` is its place among several. Raises TypeError or MessageTooLarge."""
         if type(value) is not bytes and not isinstance(value, bytes):
-            raise TypeError(
-                f"queue {queue!r}{_item(item)}: a value must be bytes, not {type(value).__name__}:"
-                " send json.dumps(value).encode(), for example, or give the client a codec, such as codec=marq.JSON"
-            )
+            raise TypeError(f"queue {queue!r}{_item(item)}: {not_bytes(value)}")
         size = len(key or b"") + len(value)
         if headers:
             size += sum(len(name.encode()) + len(each or b"") + _HEADER_FRAME_BYTES for name, each in headers)

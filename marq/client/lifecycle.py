@@ -99,6 +99,9 @@ class Lifecycle(Client, Generic[R]):
 class CodecClient(Lifecycle[R]):
     """A client with the settings of its connection and a codec."""
 
+    #: Whether it is part of another client or of a worker.
+    _internal = False
+
     def __init__(
         self,
         bootstrap_servers: str | Sequence[str] | None = None,
@@ -112,6 +115,7 @@ class CodecClient(Lifecycle[R]):
     def of(cls, settings: ClientSettings) -> Self:
         """Return a client without a codec for code that already has its settings."""
         client = cls.__new__(cls)
+        client._internal = True
         client._begin(settings, None)
         return client
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
+from functools import cache, partial
 from typing import Self, Unpack
 
 from marq.client import token
@@ -12,6 +13,7 @@ from marq.client.codecs import Codec, check_codec
 from marq.client.hooks import point
 from marq.client.lifecycle import Lifecycle
 from marq.consumer.at_most_once import dispatched
+from marq.consumer.binding import Handler, bound
 from marq.consumer.handler_pool import (
     DEFAULT_BATCH_CONCURRENCY,
     DEFAULT_BATCH_MESSAGES,
@@ -19,7 +21,7 @@ from marq.consumer.handler_pool import (
     BatchHandlerTasks,
     HandlerTasks,
 )
-from marq.consumer.handlers import DEFAULT_CONCURRENCY, Handler, check_handler, definitions_for, definitions_of
+from marq.consumer.handlers import DEFAULT_CONCURRENCY, check_handler, codec_of, definitions_for, definitions_of
 from marq.consumer.membership import Membership
 from marq.consumer.message import Message
 from marq.consumer.middleware import Middleware, check_middleware
@@ -56,7 +58,7 @@ class Consumer(Lifecycle[MemberSession]):
         max_lease: how long a lease is renewed at most (default 1 h); then a hanging handler loses its message.
         max_in_flight: maximum number of messages in flight, prefetched ones included (default 20,000). The consumer
             holds about as many as it finishes in a second, and at least twice the ``concurrency`` of :meth:`run`.
-        codec: decodes :attr:`Message.value` (default: bytes).
+        codec: decodes :attr:`Message.value`, unless the handler says how (default: bytes).
         instance_id: a name for static membership: a restart within the session timeout moves no partitions. Each
             consumer of a group needs its own; if another one joins with the same id, this one stops with a ConfigError.
         shutdown_timeout: how long :meth:`stop` waits for running handlers (default 3 s).
@@ -256,13 +258,14 @@ class Consumer(Lifecycle[MemberSession]):
         released; the attempt does not count.
 
         Args:
-            handler: may be decorated with :func:`marq.handler`, whose concurrency and codec then apply.
+            handler: takes the message, the value, or both, as for :func:`marq.handler`. If it is decorated, the
+                decorator's concurrency and codec apply.
             concurrency: number of simultaneous calls (default: the decorator's, else 64).
             middleware: runs around each call, the first one outermost; see :func:`marq.middleware`.
 
         Raises:
-            ConfigError: the handler can't be called with a message, or is decorated for another queue; or a middleware
-                can't be called.
+            ConfigError: the handler takes something else, or is decorated for another queue; or a middleware can't be
+                called.
             MarqError: receiving has stopped for good; the text says why.
         """
         check_handler(handler)
@@ -274,8 +277,11 @@ class Consumer(Lifecycle[MemberSession]):
             decorated = [each.concurrency for each in definitions.values() if each.concurrency is not None]
             concurrency = max(decorated, default=DEFAULT_CONCURRENCY)
         count = whole_number("concurrency", concurrency, most=MAX_CONCURRENCY)
-        codecs = {queue: each.codec for queue, each in definitions.items() if each.codec is not None}
-        await running.work(HandlerTasks(running.buffer, running.receiver.acks, handler, count, codecs, middleware))
+        # Not only of these queues: a group may get more of them.
+        codecs = cache(partial(codec_of, handler))
+        has_codec = any(codecs(queue) is not None for queue in running.queues)
+        buffer, acks = running.buffer, running.receiver.acks
+        await running.work(HandlerTasks(buffer, acks, bound(handler), count, codecs if has_codec else None, middleware))
 
     async def run_batch(
         self,

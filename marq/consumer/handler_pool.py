@@ -13,7 +13,7 @@ import contextvars
 import inspect
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
@@ -23,7 +23,7 @@ from marq.client.outcomes import Outcome
 from marq.consumer import middleware, settlement
 from marq.consumer.ack_batcher import AckBatcher
 from marq.consumer.at_most_once import dispatched
-from marq.consumer.handlers import Handler, is_coroutine_function
+from marq.consumer.binding import is_coroutine_function
 from marq.consumer.held_batch import HeldBatch
 from marq.consumer.message import Message
 from marq.consumer.middleware import Middleware
@@ -48,9 +48,9 @@ _held: Callable[[Message], HeldBatch] = attrgetter("_held")
 
 
 class HandlerPool(ABC, Generic[Work]):
-    """``concurrency`` tasks for which ``demand`` messages are kept prefetched; ``codecs`` override the consumer's.
+    """``concurrency`` tasks for which ``demand`` messages are kept prefetched.
 
-    ``chain`` is the middleware around the handler.
+    ``codecs`` returns a queue's codec, or None for the consumer's; ``chain`` is the middleware around the handler.
     """
 
     def __init__(
@@ -60,13 +60,13 @@ class HandlerPool(ABC, Generic[Work]):
         handler: Callable[[Work], Any],
         concurrency: int,
         demand: int,
-        codecs: Mapping[str, Codec] | None = None,
+        codecs: Callable[[str], Codec | None] | None = None,
         chain: Sequence[Middleware] = (),
     ) -> None:
         self._buffer = buffer
         self._acks = acks
         self._demand = demand
-        self._codecs = codecs or {}
+        self._codecs = codecs
         self._threads: ThreadPoolExecutor | None = None
         self._concurrency = concurrency
         call = handler if is_coroutine_function(handler) else self._threaded(handler)
@@ -211,9 +211,9 @@ class HandlerTasks(HandlerPool[Message]):
         self,
         buffer: PrefetchBuffer,
         acks: AckBatcher,
-        handler: Handler,
+        handler: Callable[[Message], Any],
         concurrency: int,
-        codecs: Mapping[str, Codec] | None = None,
+        codecs: Callable[[str], Codec | None] | None = None,
         chain: Sequence[Middleware] = (),
     ) -> None:
         # Twice the concurrency, so that the next message is ready when a handler returns.
@@ -250,8 +250,8 @@ class HandlerTasks(HandlerPool[Message]):
                     current[index] = None
                     if not await held.at_most_once.dispatch([message]):
                         continue
-                if codecs:
-                    held.codec = codecs.get(held.queue, held.codec)
+                if codecs is not None:
+                    held.codec = codecs(held.queue) or held.codec
                 current[index] = message
                 try:
                     await handler(message)

@@ -10,21 +10,21 @@ import contextlib
 import functools
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from types import ModuleType
-from typing import Any, TypeVar
+from types import FrameType, ModuleType
+from typing import Any, cast
 
 from marq.client.codecs import Codec, check_codec
-from marq.consumer.message import Message
+from marq.client.current_producer import current_producer
+from marq.client.receipt import Receipt
+from marq.consumer.binding import EXPECTED, Handler, keep, name_of, parameters, payload_codec
+from marq.consumer.decorated import Decorate
 from marq.settings.client import whole_number
 from marq.settings.hints import OURS, Unknown, UnknownOption, refuse
 from marq.settings.queue import CHECKS, MAX_CONCURRENCY
 from marq.wire.errors import ConfigError
 from marq.wire.names import check_group_name, check_queue_name
-
-Handler = Callable[[Message], Awaitable[Any]] | Callable[[Message], Any]
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 DEFAULT_CONCURRENCY = 64
 
@@ -35,7 +35,10 @@ _FOREIGN_SETTINGS = {"max_retries": "max_attempts", "visibility_timeout": "lease
 
 @dataclass(frozen=True, slots=True)
 class HandlerDefinition:
-    """A function that handles a queue; ``name`` is ``module:qualname``, as in ``handler`` of marq.toml."""
+    """A function that handles a queue; ``name`` is ``module:qualname``, as in ``handler`` of marq.toml.
+
+    Without a ``codec`` of the decorator, it is that of the annotated type, if any.
+    """
 
     queue: str
     function: Handler
@@ -58,20 +61,29 @@ def handler(
     codec: Codec | None = None,
     group: str | None = None,
     **unknown: Unknown,
-) -> Callable[[Function], Function]:
-    """Decorate a function that handles the messages of ``queue``; the function itself does not change.
+) -> Decorate:
+    """Decorate a function that handles the messages of ``queue``; you can still call it.
+
+    It takes the message, its value, or both, as annotated: ``(message: marq.Message)``, ``(order: Order)``, or
+    ``(order: Order, message: marq.Message[Order])``. Other parameters need defaults. The value is decoded to the
+    annotated type: ``bytes``, ``str`` (UTF-8), or JSON as ``dict`` or ``list``. With pydantic it may also be a model, a
+    dataclass or another type that pydantic validates.
 
     ``marq worker`` runs it if MARQ_HANDLERS names its module; so does :meth:`Consumer.run`. Stack several
     decorators to handle several queues.
 
+    ``await function.send(value)`` sends to its queue and takes the options of :meth:`Producer.send`. In a worker's
+    handler it uses the worker's producer, elsewhere the producer that is started in the event loop.
+    ``producer.send(function, value)`` does the same with any producer.
+
     Args:
         queue: the queue's name.
         concurrency: number of simultaneous calls (default: the queue's setting, else 64).
-        codec: decodes ``message.value`` (default: the consumer's codec, else bytes).
+        codec: decodes the value (default: the annotated type, else the consumer's codec, else bytes).
         group: the group of queues that are read together (default "handlers").
 
     Raises:
-        ConfigError: a name or a number is not allowed, or the function can't be called with one message.
+        ConfigError: a name or a number is not allowed, or the function takes something else.
         TypeError: the decorator lacks its parentheses, or got an unknown keyword.
     """
     if callable(queue):
@@ -85,12 +97,16 @@ def handler(
     if group is not None:
         check_group_name(group)
 
-    def decorate(function: Function) -> Function:
+    def decorate(function: Handler) -> Handler:
         _check_decorated(queue, function)
-        _attach(HandlerDefinition(queue, function, name_of(function), concurrency, codec, group))
+        in_class = _is_in_class(function)
+        taken = parameters(function, method=in_class, names=_local_names(sys._getframe(1), in_class))
+        values = payload_codec(function, taken) if codec is None else codec
+        _attach(HandlerDefinition(queue, function, name_of(function), concurrency, values, group))
+        keep(function, taken.annotations)
         return function
 
-    return decorate
+    return cast("Decorate", decorate)
 
 
 def definitions_of(function: object) -> tuple[HandlerDefinition, ...]:
@@ -103,6 +119,39 @@ def definitions_of(function: object) -> tuple[HandlerDefinition, ...]:
         return ()
     # Other decorators copy attributes to their wrappers, and methods show those of their function.
     return tuple(replace(each, function=function) for each in definitions if isinstance(each, HandlerDefinition))
+
+
+def target_of(function: object, codec: Codec | None) -> tuple[str, Codec | None]:
+    """Return the queue of a decorated function and the codec of its values, else ``codec``.
+
+    Raises:
+        ConfigError: it is not decorated, or for several queues.
+    """
+    definition, *others = definitions_of(function) or [None]
+    if definition is None:
+        raise ConfigError(
+            "a queue's name is text (str), or several a list of names, or a function with @marq.handler, not"
+            f" {function!r}"
+        )
+    if others:
+        queues = ", ".join(repr(each.queue) for each in [definition, *others] if each)
+        raise ConfigError(
+            f"{definition.name} handles several queues ({queues}), so it does not say where to send to: name the queue,"
+            f" producer.send({definition.queue!r}, value)"
+        )
+    return definition.queue, definition.codec or codec
+
+
+def codec_of(function: Handler, queue: str) -> Codec | None:
+    """Return the codec of a handler's values: of its definition for the queue, else of its annotation.
+
+    Raises:
+        ConfigError: values of the annotated type can't be decoded.
+    """
+    for definition in definitions_of(function):
+        if definition.queue == queue:
+            return definition.codec
+    return payload_codec(function)
 
 
 def handlers_in(*modules: ModuleType) -> list[HandlerDefinition]:
@@ -150,20 +199,21 @@ def definitions_for(function: object, queues: Collection[str]) -> dict[str, Hand
     return {queue: definitions[queue] for queue in queues} if definitions else {}
 
 
-def check_handler(function: object, takes: str = "a message") -> None:
-    """Check that a handler can be called with one argument; raise ConfigError if not."""
-    expected = f"expected a function that takes {takes}"
+def check_handler(function: Any, takes: str = "a message") -> None:
+    """Check that a handler can be called with a message, its value or both, or a list; raise ConfigError if not."""
+    expected = EXPECTED if takes == "a message" else f"expected a function that takes {takes}"
+    _check_callable(function, expected)
+    if takes == "a message":
+        parameters(function)
+    elif not accepts(function, 1):
+        raise ConfigError(f"handler {name_of(function)}{inspect.signature(function)}: {expected}, and nothing more")
+
+
+def _check_callable(function: object, expected: str) -> None:
     if not callable(function) or isinstance(function, type):
         raise ConfigError(f"handler={function!r}: {expected}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigError(f"handler {name_of(function)}: {expected}; it has a yield, so a call would run nothing of it")
-    if not accepts(function, 1):
-        raise ConfigError(f"handler {name_of(function)}{inspect.signature(function)}: {expected}, and nothing more")
-
-
-def is_coroutine_function(handler: object) -> bool:
-    """Whether a call returns a coroutine, also for objects with an async ``__call__``."""
-    return inspect.iscoroutinefunction(handler) or (callable(handler) and inspect.iscoroutinefunction(handler.__call__))
 
 
 # --- other decorators -------------------------------------------------------------------------------------------------
@@ -202,9 +252,7 @@ def _check_decorated(queue: str, function: object) -> None:
         raise ConfigError(f"queue {queue!r}: write @{kind} above @marq.handler, not below it")
     if isinstance(function, type):
         raise ConfigError(f"queue {queue!r}: {name_of(function)} is a class; decorate its method that takes a message")
-    # A method also takes its instance, which does not exist yet.
-    if not (_is_in_class(function) and callable(function) and accepts(function, 2)):
-        check_handler(function)
+    _check_callable(function, EXPECTED)
 
 
 def _attach(definition: HandlerDefinition) -> None:
@@ -214,11 +262,25 @@ def _attach(definition: HandlerDefinition) -> None:
         raise ConfigError(f"queue {definition.queue!r}: {definition.name} is decorated twice for it")
     try:
         setattr(function, _ATTRIBUTE, (*before, definition))
+        # A callable object may have a method of that name.
+        if not hasattr(type(function), "send"):
+            function.send = _sending(function)  # type: ignore[union-attr]
     except (AttributeError, TypeError) as error:
         raise ConfigError(
             f"queue {definition.queue!r}: {function!r} can't be decorated; decorate the method in its class, or write a"
             " function that calls it"
         ) from error
+
+
+def _sending(function: Handler) -> Callable[..., Any]:
+    async def send(value: Any, **options: Any) -> Receipt:
+        """Send one message to the handler's queue. As :meth:`marq.Producer.send`."""
+        target_of(function, None)
+        producer = await current_producer(name_of(function))
+        receipt: Receipt = await producer.send(function, value, **options)
+        return receipt
+
+    return send
 
 
 def _add(by_queue: dict[str, HandlerDefinition], definition: HandlerDefinition) -> None:
@@ -259,17 +321,15 @@ def accepts(function: Callable[..., object], count: int) -> bool:
     return True
 
 
-def name_of(function: object) -> str:
-    """Return ``module:qualname``, with <> in it if that name can't be imported."""
-    inner = function.func if isinstance(function, functools.partial) else function
-    named = inner if hasattr(inner, "__qualname__") else type(inner)
-    name = f"{named.__module__}:{named.__qualname__}"
-    return name if named is function else f"{name}.<{type(function).__name__}>"
-
-
 def _is_in_class(function: object) -> bool:
     scope, _, _ = getattr(function, "__qualname__", "").rpartition(".")
     return bool(scope) and not scope.endswith("<locals>")
+
+
+def _local_names(frame: FrameType, in_class: bool) -> dict[str, Any]:
+    """Return the local names where a function is decorated; for a method, also those around its class."""
+    outer = frame.f_back.f_locals if in_class and frame.f_back else {}
+    return {**outer, **frame.f_locals}
 
 
 def _imported(name: str) -> object:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self
 
 from marq.client import token
 from marq.client.codecs import Codec, decode
@@ -20,8 +20,18 @@ from marq.wire.markers import BACKOFF
 from marq.wire.names import ERROR_HEADER, KEY_HEADER, RESERVED_HEADER
 from marq.wire.record_headers import Origin, origin
 
+if TYPE_CHECKING:
+    # Defaults of type variables need Python 3.13.
+    from typing_extensions import TypeVar
 
-class Message(Hinted):
+    T_co = TypeVar("T_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    T_co = TypeVar("T_co", covariant=True)
+
+
+class Message(Hinted, Generic[T_co]):
     """A leased message. End it with :meth:`ack`, :meth:`release` or :meth:`reject`; the first call counts.
 
     ``async with message:`` acks at a clean exit. If an exception leaves the block, the message is released with the
@@ -47,14 +57,15 @@ class Message(Hinted):
         return self._held.queue
 
     @property
-    def value(self) -> Any:
+    def value(self) -> T_co:
         """The value, decoded by the codec at first use; without a codec :attr:`body`.
 
         Raises:
             DecodeError: the codec can't decode it. If a handler lets it propagate, the message is dead-lettered.
         """
         codec = self._held.codec
-        return (self._raw or b"") if codec is None else self._decoded(codec)
+        # The annotation of a handler is where its codec comes from, so the value has that type.
+        return (self._raw or b"") if codec is None else self._decoded(codec)  # type: ignore[return-value]
 
     @property
     def body(self) -> bytes:

@@ -13,10 +13,12 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from marq.backend.cluster import Cluster, Connection, DefinitionsView, cluster_of
+from marq.client.current_producer import SharedProducer
 from marq.client.lifecycle import to_its_end
 from marq.consumer import settlement
+from marq.consumer.binding import Handler, bound
 from marq.consumer.handler_pool import HandlerPool, HandlerTasks
-from marq.consumer.handlers import Handler, definitions_of
+from marq.consumer.handlers import codec_of
 from marq.consumer.lifespan import Resources
 from marq.consumer.membership import Membership
 from marq.consumer.message import Message
@@ -167,10 +169,7 @@ class ConsumerSession:
 
 
 class HandlersSession(ConsumerSession):
-    """The session of a worker's handlers, with one pool for each queue.
-
-    ``chain`` is the middleware around all handlers, and ``resources`` are open while they run.
-    """
+    """The session of a worker's handlers: a pool for each queue, a producer for ``handler.send``, and resources."""
 
     def __init__(
         self,
@@ -180,10 +179,12 @@ class HandlersSession(ConsumerSession):
         reader: Reader,
         definitions: Definitions,
         handlers: Mapping[str, Handler],
+        producer: SharedProducer,
         chain: Sequence[Middleware],
         resources: Resources,
     ) -> None:
         super().__init__(cluster, topics, serving, reader, _worker_settings(topics, definitions, handlers))
+        self._producer = producer
         self._definitions = definitions
         self._handlers = handlers
         self._chain = chain
@@ -192,14 +193,16 @@ class HandlersSession(ConsumerSession):
     async def connect(self) -> None:
         """Connect, and open the resources."""
         await super().connect()
-        self.receiver.acks.state = await self._resources.open(self.receiver.fail)
+        with self._producer.current():
+            self.receiver.acks.state = await self._resources.open(self.receiver.fail)
 
     def start(self) -> None:
         super().start()
         for queue, handler in self._handlers.items():
             concurrency = self._definitions.settings(queue).concurrency
             buffer, acks = self.prefetch.buffers[queue], self.receiver.acks
-            self.add(HandlerTasks(buffer, acks, handler, concurrency, chain=self._chain))
+            with self._producer.current():
+                self.add(HandlerTasks(buffer, acks, bound(handler), concurrency, chain=self._chain))
 
     async def close(self) -> None:
         """Stop, close the resources when no handler needs them, and disconnect.
@@ -209,17 +212,13 @@ class HandlersSession(ConsumerSession):
         """
         async with AsyncExitStack() as ends:
             ends.push_async_callback(self.disconnect)
+            ends.push_async_callback(self._producer.stop)
             ends.push_async_callback(self._resources.close)
             await self.stop(WORKER_SHUTDOWN_S)
 
 
 def _worker_settings(topics: Topics, definitions: Definitions, handlers: Mapping[str, Handler]) -> ReceiverSettings:
-    codecs = {
-        definition.queue: definition.codec
-        for queue, handler in handlers.items()
-        for definition in definitions_of(handler)
-        if definition.queue == queue and definition.codec is not None
-    }
+    codecs = {queue: codec for queue, handler in handlers.items() if (codec := codec_of(handler, queue)) is not None}
     return ReceiverSettings(
         max_in_flight=WORKER_MAX_IN_FLIGHT,
         max_lease_ms=max([WORKER_MAX_LEASE_MS, *[definitions.settings(queue).lease_ms for queue in handlers]]),

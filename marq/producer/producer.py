@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
-from typing import Any, NamedTuple, TypedDict, Unpack, overload
+from typing import Any, NamedTuple, TypeVar, Unpack, overload
 
 from marq.backend.cluster import Cluster, cluster_of
 from marq.client.codecs import Codec
-from marq.client.content import Content, Header, check_headers, check_queues, encode
+from marq.client.content import Content, check_headers, check_queues, encode
+from marq.client.current_producer import note_started, note_stopped
 from marq.client.hooks import point
 from marq.client.lifecycle import CodecClient, Lifecycle
 from marq.client.receipt import Receipt
+from marq.client.send_options import Headers, SendManyOptions, SendOptions, TimeOptions
 from marq.client.when import At, Delay, When, when, whens
+from marq.consumer.decorated import Target
+from marq.consumer.handlers import target_of
 from marq.producer.batches import Batcher, Counts
 from marq.producer.delay_control import DelayControl
 from marq.producer.delays import Delays
@@ -24,33 +28,12 @@ from marq.settings.durations import Duration
 from marq.settings.hints import Unknown, refuse
 from marq.wire.errors import BrokerUnavailable, ConfigError
 
-Headers = Mapping[str, bytes | None] | Iterable[Header]
+T = TypeVar("T")
 #: Delayed messages, one or several: receipts, or ids.
 One = Receipt | str
 Several = Sequence[Receipt] | list[str]
 
 _DELAYS_STOP_S = 1.0
-
-
-class TimeOptions(TypedDict, total=False):
-    """When to deliver a message."""
-
-    delay: Duration | None
-    at: datetime | None
-
-
-class SendOptions(TimeOptions, total=False):
-    """The options of ``send``."""
-
-    headers: Headers | None
-
-
-class SendManyOptions(TypedDict, total=False):
-    """The options of ``send_many``."""
-
-    headers: Headers | None
-    delay: Delay | None
-    at: At | None
 
 
 class SendManyFailed(BrokerUnavailable):
@@ -122,10 +105,16 @@ class Producer(CodecClient[_Running]):
         delay_control = DelayControl(cluster, topics, delays, limit_s)
         opened.push_async_callback(delay_control.stop)
         opened.push_async_callback(batches.drain)
+        if not self._internal:
+            note_started(self)
+            opened.callback(note_stopped, self)
         return _Running(Content(topics.messages_limit_bytes), routes, batches, delays, delay_control)
 
     def _hurry(self, running: _Running) -> None:
         running.batches.give_up()
+
+    @overload
+    async def send(self, queue: Target[T], value: T, **options: Unpack[SendOptions]) -> Receipt: ...
 
     @overload
     async def send(self, queue: str, value: Any, **options: Unpack[SendOptions]) -> Receipt: ...
@@ -136,7 +125,7 @@ class Producer(CodecClient[_Running]):
     @point("send")
     async def send(
         self,
-        queue: str | Sequence[str],
+        queue: Target[Any] | str | Sequence[str],
         value: Any,
         *,
         headers: Headers | None = None,
@@ -146,8 +135,9 @@ class Producer(CodecClient[_Running]):
     ) -> Receipt | list[Receipt]:
         """Send one message; durable on return.
 
-        If ``queue`` is a list, each queue gets the message, and the receipts come in the same order; all queues are
-        checked before the first send. With ``delay`` (seconds or timedelta) or ``at`` (a datetime with a time zone) the
+        If ``queue`` is a function with ``@marq.handler``, its queue gets the message, encoded for the function. If it
+        is a list, each queue gets it, and the receipts come in the same order; all queues are checked before the first
+        send. With ``delay`` (seconds or timedelta) or ``at`` (a datetime with a time zone) the
         message is delivered later; until then pass its receipt to :meth:`cancel` or :meth:`reschedule`. Delays count by
         the brokers' clocks, from the moment the message is durable.
 
@@ -161,13 +151,16 @@ class Producer(CodecClient[_Running]):
         if unknown:
             refuse("send", unknown)
         due = None if delay is None and at is None else when("send()", delay, at)
+        codec = self._codec
         if not isinstance(queue, str):
-            return await self._send_to_each(check_queues(queue), value, headers, due)
+            if isinstance(queue, Sequence):
+                return await self._send_to_each(check_queues(queue), value, headers, due)
+            queue, codec = target_of(queue, codec)
         running = self._running or self._started()
         route = running.routes.known.get(queue) or await running.routes.find(queue)
         pairs = check_headers(headers) if headers else []
-        if self._codec is not None:
-            value = encode(self._codec, queue, value)
+        if codec is not None:
+            value = encode(codec, queue, value)
         running.content.check(queue, route.key, value, pairs)
         if due is not None:
             return await running.delays.post(queue, value, pairs, due)
@@ -203,10 +196,20 @@ class Producer(CodecClient[_Running]):
                 raise SendManyFailed(queues[index], index, receipts, outcome) from outcome
         return receipts  # type: ignore[return-value]
 
+    @overload
+    async def send_many(
+        self, queue: Target[T], values: Iterable[T], **options: Unpack[SendManyOptions]
+    ) -> list[Receipt]: ...
+
+    @overload
+    async def send_many(
+        self, queue: str, values: Iterable[Any], **options: Unpack[SendManyOptions]
+    ) -> list[Receipt]: ...
+
     @point("send_many")
     async def send_many(
         self,
-        queue: str,
+        queue: Target[Any] | str,
         values: Iterable[Any],
         *,
         headers: Headers | None = None,
@@ -230,11 +233,14 @@ class Producer(CodecClient[_Running]):
                 f"send_many() sends to one queue, not to {queue!r}: call it for each of them,"
                 " or send(queues, value) for each value"
             )
+        codec = self._codec
+        if not isinstance(queue, str):
+            queue, codec = target_of(queue, codec)
         running = self._started()
         route = running.routes.known.get(queue) or await running.routes.find(queue)
         pairs = check_headers(headers) if headers else []
         items = list(values)
-        if (codec := self._codec) is not None:
+        if codec is not None:
             items = [encode(codec, queue, value, item) for item, value in enumerate(items)]
         running.content.check_many(queue, route.key, items, pairs)
         dues = None if delay is None and at is None else whens("send_many()", delay, at, len(items))

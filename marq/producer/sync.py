@@ -15,16 +15,21 @@ import threading
 from collections.abc import Iterable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, Unpack, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 
 from marq.client.codecs import Codec, check_codec
 from marq.client.content import encode
 from marq.client.receipt import Receipt
-from marq.producer.producer import One, Producer, SendManyOptions, SendOptions, Several, TimeOptions
+from marq.client.send_options import SendManyOptions, SendOptions, TimeOptions
+from marq.consumer.decorated import Target
+from marq.consumer.handlers import target_of
+from marq.producer.producer import One, Producer, Several
 from marq.producer.thread import ProducerThread
 from marq.settings.client import ClientOptions
 from marq.settings.hints import Hinted
 from marq.wire.errors import MarqError
+
+T = TypeVar("T")
 
 
 class SyncProducer(Hinted):
@@ -98,26 +103,44 @@ class SyncProducer(Hinted):
         self.stop()
 
     @overload
+    def send(self, queue: Target[T], value: T, **options: Unpack[SendOptions]) -> Receipt: ...
+
+    @overload
     def send(self, queue: str, value: Any, **options: Unpack[SendOptions]) -> Receipt: ...
 
     @overload
     def send(self, queue: Sequence[str], value: Any, **options: Unpack[SendOptions]) -> list[Receipt]: ...
 
-    def send(self, queue: str | Sequence[str], value: Any, **options: Unpack[SendOptions]) -> Receipt | list[Receipt]:
+    def send(
+        self, queue: Target[Any] | str | Sequence[str], value: Any, **options: Unpack[SendOptions]
+    ) -> Receipt | list[Receipt]:
         """Send one message, to one queue or to several; durable on return. As :meth:`marq.Producer.send`."""
         thread = self._started()
-        if self._codec is not None:
-            value = encode(self._codec, queue, value)
-        return thread.call(lambda producer: producer.send(queue, value, **options))
+        codec = self._codec
+        if not isinstance(queue, Sequence):
+            queue, codec = target_of(queue, codec)
+        if codec is not None:
+            value = encode(codec, queue, value)
+        names = queue
+        return thread.call(lambda producer: producer.send(names, value, **options))
 
-    def send_many(self, queue: str, values: Iterable[Any], **options: Unpack[SendManyOptions]) -> list[Receipt]:
+    @overload
+    def send_many(self, queue: Target[T], values: Iterable[T], **options: Unpack[SendManyOptions]) -> list[Receipt]: ...
+
+    @overload
+    def send_many(self, queue: str, values: Iterable[Any], **options: Unpack[SendManyOptions]) -> list[Receipt]: ...
+
+    def send_many(
+        self, queue: Target[Any] | str, values: Iterable[Any], **options: Unpack[SendManyOptions]
+    ) -> list[Receipt]:
         """Send messages; durable on return. As :meth:`marq.Producer.send_many`."""
         thread = self._started()
+        name, codec = (queue, self._codec) if isinstance(queue, Sequence) else target_of(queue, self._codec)
         # Here and not in the loop: the iterable may belong to this thread, or be slow.
         items = list(values)
-        if (codec := self._codec) is not None:
-            items = [encode(codec, queue, value, item) for item, value in enumerate(items)]
-        return thread.call(lambda producer: producer.send_many(queue, items, **options))
+        if codec is not None:
+            items = [encode(codec, name, value, item) for item, value in enumerate(items)]
+        return thread.call(lambda producer: producer.send_many(name, items, **options))
 
     @overload
     def cancel(self, receipt: One) -> bool: ...

@@ -11,13 +11,16 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from types import ModuleType, TracebackType
 from typing import Any, Self
 
+from marq.client.current_producer import SharedProducer
 from marq.client.outcomes import Outcome
-from marq.consumer.handlers import Handler, HandlerDefinition, check_handler, definitions_of, handlers_in
+from marq.consumer.binding import Handler
+from marq.consumer.handlers import HandlerDefinition, check_handler, definitions_of, handlers_in
 from marq.consumer.lifespan import Lifespan, Resources, lifespans_in
 from marq.consumer.message import Message
 from marq.consumer.middleware import CallNext, Middleware, middleware_in
 from marq.consumer.session import HandlersSession
 from marq.kafka.serving import serving
+from marq.producer.producer import Producer
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import HANDLERS_GROUP, Definitions, layer_key
 from marq.testing.cluster import MemoryCluster, MemoryMember
@@ -150,8 +153,9 @@ class _Group:
         served = serving(names.messages, self.handlers, own_topics, changed_at=definitions.changed_at(self.handlers))
         await cluster.own_topics(served.own_topics.values(), topics)
         self._member = member = cluster.member(names.named_group(self._name), served, None)
+        producer = SharedProducer(functools.partial(Producer.of, settings))
         self._session = session = HandlersSession(
-            cluster, topics, served, member, definitions, self.handlers, self._chain, self._resources
+            cluster, topics, served, member, definitions, self.handlers, producer, self._chain, self._resources
         )
         await session.connect()
         await member.start(session.receiver)

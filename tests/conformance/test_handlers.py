@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -203,3 +204,66 @@ async def test_other_objects_than_handlers_are_rejected(backend: Backend) -> Non
             await consumer.run_batch(lambda: None)  # type: ignore[arg-type, misc]
         with pytest.raises(marq.ConfigError, match="concurrency=0"):
             await consumer.run(print, concurrency=0)
+
+
+# --- values by annotation ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Item:
+    name: str
+
+
+@dataclass
+class Order:
+    number: int
+    items: list[Item] = field(default_factory=list)
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["coroutine", "plain"])
+@pytest.mark.parametrize("decorated", [False, True], ids=["function", "decorated"])
+async def test_values_are_decoded_as_a_handler_is_annotated(backend: Backend, plain: bool, decorated: bool) -> None:
+    queue, seen = backend.new_name(), []
+
+    def handle(order: Order, message: marq.Message[Order]) -> None:
+        seen.append((order, message.value is order, message.attempt))
+        if message.attempt == 1:
+            raise marq.Retry(delay=0.1)
+
+    async def handle_in_the_loop(order: Order, message: marq.Message[Order]) -> None:
+        handle(order, message)
+
+    function = handle if plain else handle_in_the_loop
+    consumer = backend.consumer(queue)
+    async with running(consumer, lambda: consumer.run(marq.handler(queue)(function) if decorated else function)):
+        await backend.producer.send(queue, b'{"number": 1, "items": [{"name": "a"}]}')
+        await backend.producer.send(queue, b'{"number": "secret"}')
+        await backend.until(lambda: len(seen) == 2)
+        [letter] = await backend.dead_letters(queue)
+
+    order = Order(1, [Item("a")])
+    assert seen == [(order, True, 1), (order, True, 2)]
+    assert letter.reason == "the value (20 bytes) is not a valid Order: number: int_parsing"
+    await backend.statistics(queue, acked=1, dead=1, released=1, redelivered=1)
+
+
+async def test_handlers_send_to_each_other(backend: Backend) -> None:
+    orders, texts, seen = backend.new_name("orders"), backend.new_name("texts"), []
+
+    @marq.handler(texts)
+    async def write(text: str) -> None:
+        seen.append(text)
+
+    @marq.handler(orders)
+    async def bill(order: Order) -> None:
+        receipt = await backend.producer.send(write, f"order {order.number}", delay=0.1)
+        assert receipt.queue == texts
+
+    billing, writing = backend.consumer(orders), backend.consumer(texts)
+    async with running(billing, lambda: billing.run(bill)), running(writing, lambda: writing.run(write)):
+        await backend.producer.send_many(bill, [Order(1), Order(2)])
+        await backend.statistics(texts, acked=2)
+
+    assert sorted(seen) == ["order 1", "order 2"]
+    with pytest.raises(TypeError, match=f"queue '{orders}'.*expected an instance of Order"):
+        await backend.producer.send(bill, "x")  # type: ignore[arg-type]

@@ -80,7 +80,7 @@ async def test_handlers(machine: Machine, worker: Worker) -> None:
     letters = (await machine.run("dead_letters", "emails")).splitlines()
     assert len(letters) == 2
     assert any(line.endswith("""b'{"subject": "without an address"}' died: no address""") for line in letters)
-    assert any("b'no JSON' died: the value (7 bytes) is not JSON" in line for line in letters)
+    assert any("b'no JSON' died: the value (7 bytes) is not a valid Email: json_invalid" in line for line in letters)
     assert "2 sent back to emails" in await machine.run("dead_letters", "emails", "--redrive")
     await eventually(lambda: ends(worker, "emails"), lambda found: found == (acked + 1, dead + 4))
 

@@ -11,6 +11,7 @@ import json
 import os
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import marq
@@ -76,4 +77,20 @@ async def blocking(message: marq.Message) -> None:
 @marq.handler("decorated", concurrency=2, group="decorated handlers", codec=marq.JSON)
 async def decorated(message: marq.Message) -> None:
     assert message.value == {"decoded": True}
+    note(message)
+
+
+@dataclass
+class Parcel:
+    number: int
+
+
+@marq.handler("parcels", group="decorated handlers")
+async def forward(parcel: Parcel) -> None:
+    await arrive.send(Parcel(parcel.number + 1))
+
+
+@marq.handler("arrivals", group="decorated handlers")
+def arrive(parcel: Parcel, message: marq.Message[Parcel]) -> None:
+    assert parcel == message.value == Parcel(2)
     note(message)

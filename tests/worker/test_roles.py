@@ -308,6 +308,14 @@ async def test_a_decorated_handler_of_a_module_is_run_and_published(site: Site) 
     )
 
 
+async def test_a_handler_sends_to_another_one_with_the_workers_producer(site: Site) -> None:
+    await site.producer.send("parcels", b'{"number": 1}')
+
+    await site.acked("arrivals", 1)
+    await site.acked("parcels", 1)
+    assert [line["value"] for line in await site.handlers.noted("arrivals")] == ['{"number":2}']
+
+
 async def test_a_handler_gets_the_messages_of_its_queues_own_topic(site: Site, broker: EmbeddedBroker) -> None:
     topic = f"{site.worker.names.prefix}-orders"
     await make_topic(broker.bootstrap_servers, topic, 2)

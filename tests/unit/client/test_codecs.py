@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 import marq
-from marq.client.codecs import check_codec, decode
+from marq.client.codecs import check_codec, codec_for, decode
 from tests.docs.pages import ROOT
 
 
@@ -43,12 +43,25 @@ class Colour(enum.Enum):
     RED = 1
 
 
+class Raising:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def encode(self, value: object) -> bytes:
+        raise self.error
+
+    def decode(self, data: bytes) -> object:
+        raise self.error
+
+
 # --- bytes ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", ["text", 5, None, {"a": 1}, bytearray(b"x")])
 def test_bytes_are_all_that_bytes_accepts(value) -> None:
-    with pytest.raises(TypeError, match=r"must be bytes, not \w+: send json.dumps\(value\).encode\(\)"):
+    codec = "TEXT" if isinstance(value, str) else "JSON"
+
+    with pytest.raises(TypeError, match=rf"must be bytes, not \w+: encode it, or .* codec=marq\.{codec}"):
         marq.BYTES.encode(value)
 
 
@@ -57,6 +70,24 @@ def test_bytes_stay_what_they_are() -> None:
 
     assert marq.BYTES.encode(value) is value
     assert marq.BYTES.decode(value) is value
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+def test_text_is_utf_8() -> None:
+    assert marq.TEXT.encode("Grüße") == "Grüße".encode()
+    assert marq.TEXT.decode("Grüße".encode()) == "Grüße"
+
+
+def test_text_refuses_other_values_and_does_not_quote_what_it_can_not_decode() -> None:
+    with pytest.raises(TypeError, match=r"expected text \(str\), not bytes"):
+        marq.TEXT.encode(b"x")
+    with pytest.raises(marq.DecodeError) as caught:
+        marq.TEXT.decode(b"secret\xff")
+
+    assert caught.value.reason == "the value (7 bytes) is not text: byte 6 is not UTF-8"
+    assert caught.value.__context__ is None
 
 
 # --- JSON -------------------------------------------------------------------------------------------------------------
@@ -156,10 +187,77 @@ def test_what_a_model_does_not_accept_says_where_and_does_not_quote_it(data, rea
     assert caught.value.__context__ is None
 
 
-@pytest.mark.parametrize("model", [dict, BaseModel, Email(recipient="x"), None, Person])
-def test_only_classes_derived_from_basemodel_are_models(model) -> None:
-    with pytest.raises(marq.ConfigError, match=r"derived from pydantic\.BaseModel"):
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [(BaseModel, "derived from it"), (Email(recipient="x"), "a type that pydantic knows"), (Raising, "pydantic knows")],
+)
+def test_a_type_that_pydantic_can_not_validate_is_no_model(model, said: str) -> None:
+    with pytest.raises(marq.ConfigError, match=said):
         marq.Model(model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (Person, Person("Eve", [Address("Main", 2)])),
+        (list[Person], [Person("Eve"), Person("Bob")]),
+        (Email | None, None),
+        (Email | None, Email(recipient="e@x.org")),
+        (datetime, datetime(2026, 1, 1, tzinfo=UTC)),
+        (Colour, Colour.RED),
+    ],
+)
+def test_other_types_that_pydantic_knows_come_back_as_they_were(kind, value) -> None:
+    codec = marq.Model(kind)
+
+    assert codec.decode(codec.encode(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "error"),
+    [
+        (Person, {"name": "Eve"}, TypeError),
+        (list[Person], ["Eve"], ValueError),
+        (list[int], [float("nan")], ValueError),
+        (Address, Address("x", "many"), ValueError),  # type: ignore[arg-type]
+    ],
+)
+def test_values_of_another_type_are_not_encoded(kind, value, error) -> None:
+    with pytest.raises(error):
+        marq.Model(kind).encode(value)
+
+
+def test_a_dataclass_says_where_it_is_invalid() -> None:
+    with pytest.raises(marq.DecodeError, match=r"not a valid Person: addresses…: missing"):
+        marq.Model(Person).decode(b'{"name": "Eve", "addresses": [{"secret": 1}]}')
+
+
+# --- codecs of annotations --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "value"),
+    [
+        (bytes, b"\xff", b"\xff"),
+        (str, b"text", "text"),
+        (dict, b'{"a":1}', {"a": 1}),
+        (dict[str, object], b'{"a":1}', {"a": 1}),
+        (list, b"[1]", [1]),
+    ],
+)
+def test_plain_types_need_no_pydantic(monkeypatch, kind, data, value) -> None:
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+    codec = codec_for(kind)
+
+    assert codec.decode(data) == value
+    assert codec.encode(value) == data
+
+
+def test_json_of_another_type_is_not_a_dict() -> None:
+    with pytest.raises(marq.DecodeError, match=r"the value \(3 bytes\) is JSON of type list, expected dict"):
+        codec_for(dict).decode(b"[1]")
+    with pytest.raises(TypeError, match="expected dict, not list"):
+        codec_for(dict).encode([1])
 
 
 def test_without_pydantic_a_model_says_what_is_missing(monkeypatch) -> None:
@@ -183,17 +281,6 @@ def test_marq_alone_imports_no_pydantic() -> None:
 # --- codecs of one's own ----------------------------------------------------------------------------------------------
 
 
-class Raising:
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    def encode(self, value: object) -> bytes:
-        raise self.error
-
-    def decode(self, data: bytes) -> object:
-        raise self.error
-
-
 @pytest.mark.parametrize("error", [KeyError("secret"), ValueError("secret"), AttributeError("secret")])
 def test_an_error_of_a_codec_makes_the_value_undecodable_and_is_not_quoted(error) -> None:
     with pytest.raises(marq.DecodeError) as caught:
@@ -212,7 +299,7 @@ def test_a_codec_may_say_that_another_attempt_can_succeed(error) -> None:
 
 @pytest.mark.parametrize("codec", [5, json, dict, Raising, "json", Email])
 def test_an_invalid_codec_is_rejected_with_the_expected_ones(codec) -> None:
-    with pytest.raises(marq.ConfigError, match=r"expected marq\.BYTES, marq\.JSON, marq\.Model\(YourModel\)"):
+    with pytest.raises(marq.ConfigError, match=r"expected marq\.BYTES, marq\.TEXT, marq\.JSON, marq\.Model\("):
         check_codec(codec)
 
 

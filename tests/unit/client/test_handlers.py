@@ -152,8 +152,8 @@ class Mailer:
         (staticmethod(print), "write @staticmethod above"),
         (generator, "it has a yield"),
         (asynchronous_generator, "it has a yield"),
-        (lambda: None, "takes a message, and nothing more"),
-        (lambda message, other: None, "takes a message, and nothing more"),
+        (lambda: None, "takes a message, its value, or both"),
+        (lambda message, other: None, "takes a message, its value, or both"),
     ],
 )
 def test_what_can_not_handle_a_message_is_refused(function, said: str) -> None:

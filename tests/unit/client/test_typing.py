@@ -21,6 +21,7 @@ _NAMED_TUPLE = re.compile(r"tuple\[[^\[\]]*, fallback=([\w.]+)\]")
 
 SAMPLE = """
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from datetime import timedelta
 
 from pydantic import BaseModel
@@ -32,6 +33,11 @@ from marq.metrics import HandlerMetrics
 
 class Email(BaseModel):
     to: str
+
+
+@dataclass
+class Order:
+    number: int
 
 
 class Upper:
@@ -53,8 +59,8 @@ async def produce(name: str, names: list[str], some: tuple[str, ...]) -> None:
         await producer.send("a", b"x", headers={"a": "text"})  # E: arg-type
         await producer.send(5, b"x")  # E: call-overload
         await producer.send("a", b"x", countdown=5)  # E: call-overload
-        await producer.send_many(["a", "b"], [b"x"])  # E: arg-type
-        await producer.send_many("a", [b"x"], countdown=5)  # E: arg-type
+        await producer.send_many(["a", "b"], [b"x"])  # E: call-overload
+        await producer.send_many("a", [b"x"], countdown=5)  # E: call-overload
 
 
 def produce_synchronously(names: list[str]) -> None:
@@ -70,7 +76,8 @@ def code() -> None:
     reveal_type(marq.JSON.decode(b""))  # R: Any
     reveal_type(marq.Model(Email).decode(b""))  # R: sample.Email
     marq.Model(Email).encode(5)  # E: arg-type
-    marq.Model(dict)  # E: type-var
+    reveal_type(marq.Model(list[Order]).decode(b""))  # R: list[sample.Order]
+    reveal_type(marq.TEXT.decode(b""))  # R: str
     codec: marq.Codec
     for codec in (marq.BYTES, marq.JSON, marq.Model(Email), Upper()):
         marq.Producer(codec=codec)
@@ -81,13 +88,13 @@ def code() -> None:
 async def consume() -> None:
     async with marq.Consumer("a", codec=marq.JSON) as consumer:
         async for message in consumer:
-            reveal_type(message)  # R: marq.consumer.message.Message
+            reveal_type(message)  # R: marq.consumer.message.Message[Any]
             reveal_type(message.value)  # R: Any
             reveal_type(message.body)  # R: bytes
             reveal_type(message.key)  # R: bytes | None
             reveal_type(message.headers)  # R: dict[str, bytes | None]
             await message.release(countdown=5)  # E: arg-type
-        reveal_type(await consumer.receive())  # R: list[marq.consumer.message.Message]
+        reveal_type(await consumer.receive())  # R: list[marq.consumer.message.Message[Any]]
         await consumer.run(handle)
         await consumer.run(handle_both)
         await consumer.run(handle_in_a_thread)
@@ -103,7 +110,8 @@ async def handle_both(message: marq.Message) -> int:
     return 5
 
 
-reveal_type(handle_both)  # R: def (message: marq.consumer.message.Message) -> Coroutine[Any, Any, int]
+def call(message: marq.Message) -> None:
+    reveal_type(handle_both(message))  # R: Coroutine[Any, Any, int]
 
 
 def handle_in_a_thread(message: marq.Message) -> None:
@@ -138,6 +146,77 @@ async def surrounded(consumer: marq.Consumer, broker: marq.testing.Broker) -> No
     await consumer.run(handle, middleware=[handle])  # E: list-item
     broker.override(resources, {"pool": 6})
     broker.override(timed, {})  # E: arg-type
+@marq.handler("orders")
+async def bill(order: Order, message: marq.Message[Order]) -> int:
+    reveal_type(message.value)  # R: sample.Order
+    return 5
+
+
+@marq.handler("orders")
+@marq.handler("refunds")
+def pay(message: marq.Message, order: Order) -> None: ...
+
+
+@marq.handler("orders")
+async def audit(message: marq.Message[Order]) -> None: ...
+
+
+@marq.handler("orders")
+async def count(order: Order, many: bool = False) -> None: ...
+
+
+@marq.handler("mixed")
+async def mix(values: dict[str, marq.Message]) -> None: ...
+
+
+class Accounts:
+    @marq.handler("orders")
+    async def bill(self, order: Order) -> int:
+        return 5
+
+
+async def send_to_handlers(
+    producer: marq.Producer, synchronous: marq.SyncProducer, message: marq.Message[Order], accounts: Accounts
+) -> None:
+    reveal_type(await bill(Order(1), message))  # R: int
+    reveal_type(await bill(order=Order(1), message=message))  # R: int
+    reveal_type(await accounts.bill(Order(1)))  # R: int
+    await bill(5, message)  # E: arg-type
+    reveal_type(await bill.send(Order(1), delay=60))  # R: marq.client.receipt.Receipt
+    await bill.send(Order(1), countdown=60)  # E: call-arg
+    await bill.send("x")  # E: arg-type
+    await pay.send("x")  # E: arg-type
+    await audit.send("x")  # E: arg-type
+    await count.send("x")  # E: arg-type
+    await mix.send("x")  # E: arg-type
+    await accounts.bill.send("x")  # E: arg-type
+    await audit.send(Order(1))
+    await count.send(Order(1))
+    await pay.send(Order(1))
+    await mix.send({})
+    await accounts.bill.send(Order(1))
+    await handle_both.send({"any": "value"})
+    reveal_type(await producer.send(bill, Order(1), delay=60))  # R: marq.client.receipt.Receipt
+    reveal_type(await producer.send_many(audit, [Order(1)]))  # R: list[marq.client.receipt.Receipt]
+    await producer.send(bill, 3)  # E: arg-type
+    await producer.send(count, 3)  # E: arg-type
+    await producer.send(count, Order(1))
+    await producer.send_many(bill, [3])  # E: arg-type
+    await producer.send(handle, 3)  # E: call-overload
+    reveal_type(synchronous.send(pay, Order(1)))  # R: marq.client.receipt.Receipt
+    synchronous.send(bill, 3)  # E: arg-type
+    synchronous.send_many(bill, [Order(1)])
+    synchronous.send_many(bill, [3])  # E: arg-type
+
+
+def wrong(order: Order, message: marq.Message, more: int) -> None: ...
+
+
+async def run(consumer: marq.Consumer, accounts: Accounts) -> None:
+    await consumer.run(bill)
+    await consumer.run(accounts.bill)
+    await consumer.run(lambda order: None)
+    await consumer.run(wrong)  # E: arg-type
 
 
 async def misspell(

@@ -1,0 +1,80 @@
+"""The producer of ``handler.send``: in a worker's handler the worker's, elsewhere the one started in the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from marq.client.lifecycle import Client
+from marq.wire.errors import MarqError
+
+_shared: ContextVar[SharedProducer] = ContextVar("marq_producer")
+#: The event loop of each producer that a program has started itself.
+_started: WeakKeyDictionary[Client, asyncio.AbstractEventLoop] = WeakKeyDictionary()
+
+
+class SharedProducer:
+    """The producer of a worker's handlers, opened at its first use."""
+
+    def __init__(self, make: Callable[[], Client]) -> None:
+        self._make = make
+        self._producer: Client | None = None
+        self._stopped = False
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Let the tasks that are created in this block use it."""
+        token = _shared.set(self)
+        try:
+            yield
+        finally:
+            _shared.reset(token)
+
+    async def started(self) -> Client:
+        """Start it if it is not started, and return it."""
+        # A handler may run on after the stop; it must not open it again.
+        if self._stopped:
+            raise MarqError("this worker's producer is stopped, because the worker stops: nothing was sent")
+        if self._producer is None:
+            self._producer = self._make()
+        await self._producer.start()
+        return self._producer
+
+    async def stop(self) -> None:
+        self._stopped = True
+        if self._producer is not None:
+            await self._producer.stop()
+
+
+def note_started(producer: Client) -> None:
+    """Note that a program has started a producer in this event loop."""
+    _started[producer] = asyncio.get_running_loop()
+
+
+def note_stopped(producer: Client) -> None:
+    _started.pop(producer, None)
+
+
+async def current_producer(handler: str) -> Any:
+    """Return the producer of a handler's ``send``.
+
+    Raises:
+        MarqError: none is started in this event loop, or several.
+        BrokerUnavailable, ConfigError: a worker's producer can't be started.
+    """
+    shared = _shared.get(None)
+    if shared is not None:
+        return await shared.started()
+    loop = asyncio.get_running_loop()
+    producers = [producer for producer, started_in in _started.items() if started_in is loop]
+    if len(producers) != 1:
+        count = f"{len(producers)} producers are" if producers else "no producer is"
+        raise MarqError(
+            f"{handler}.send(): {count} started in this event loop, and it needs exactly one; use `async with"
+            " marq.Producer()`, or name the producer: producer.send(handler, value)"
+        )
+    return producers[0]

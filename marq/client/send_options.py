@@ -1,0 +1,34 @@
+"""The options of ``send`` and ``send_many``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import TypedDict
+
+from marq.client.content import Header
+from marq.client.when import At, Delay
+from marq.settings.durations import Duration
+
+Headers = Mapping[str, bytes | None] | Iterable[Header]
+
+
+class TimeOptions(TypedDict, total=False):
+    """When to deliver a message."""
+
+    delay: Duration | None
+    at: datetime | None
+
+
+class SendOptions(TimeOptions, total=False):
+    """The options of ``send``."""
+
+    headers: Headers | None
+
+
+class SendManyOptions(TypedDict, total=False):
+    """The options of ``send_many``."""
+
+    headers: Headers | None
+    delay: Delay | None
+    at: At | None
