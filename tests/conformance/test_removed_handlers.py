@@ -5,6 +5,7 @@ Workers and trackers are represented by what they run for this; a test passes th
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from collections import Counter
@@ -17,7 +18,10 @@ import pytest
 
 import marq
 from marq.backend.cluster import cluster_of
+from marq.client.current_producer import SharedProducer
+from marq.consumer.lifespan import Resources
 from marq.consumer.session import HandlersSession
+from marq.producer.producer import Producer
 from marq.settings.client import ClientSettings
 from marq.settings.confirmations import CONFIRM_S, EXPIRY_S, REMOVED_S
 from marq.settings.definitions import layer_key
@@ -68,7 +72,9 @@ async def handling(backend: Backend, queue: str, group: str, handler: Handler) -
     assert name is not None
     served = handler_groups(definitions, {queue: name})[group].serving(settings.names.messages, [queue])
     member = cluster.member(settings.names.named_group(group), served, None)
-    session = HandlersSession(cluster, await cluster.topics(), served, member, definitions, {queue: handler})
+    producer = SharedProducer(functools.partial(Producer.of, settings))
+    topics, handlers = await cluster.topics(), {queue: handler}
+    session = HandlersSession(cluster, topics, served, member, definitions, handlers, producer, (), Resources())
     await session.connect()
     await member.start(session.receiver)
     session.start()
