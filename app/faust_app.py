@@ -10,9 +10,10 @@ from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 import faust
-from faust.auth import SASLCredentials, SSLCredentials
+from faust.auth import OAuthCredentials, SASLCredentials, SSLCredentials
 
 from marq.kafka.assignor import SpreadAssignor
+from marq.kafka.token_logins import tokens_of
 from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError
 from marq_worker.app.batching import BatchTransport
@@ -117,9 +118,11 @@ def new_app(kind: type[Kind], app_id: str, settings: AppSettings, client: Client
     return app
 
 
-def credentials(client: ClientSettings) -> SASLCredentials | SSLCredentials | None:
+def credentials(client: ClientSettings) -> OAuthCredentials | SASLCredentials | SSLCredentials | None:
     """Return the credentials of Faust's own clients."""
     encrypted = client.security_protocol.endswith("SSL")
+    if (tokens := tokens_of(client)) is not None:
+        return OAuthCredentials(oauth_cb=tokens, ssl_context=client.ssl_context if encrypted else None)
     if client.security_protocol.startswith("SASL"):
         return SASLCredentials(
             username=client.sasl_username,

@@ -20,6 +20,7 @@ ADMINISTRATOR = "User:ANONYMOUS"
 _AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 _PLAIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 _SCRAM_MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule"
+_TOKEN_MODULE = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
 # Java's login configuration and the storage tool's list use different escapes.
 _WORD = re.compile(r"[A-Za-z0-9._-]+")
 VALID_DAYS = 2
@@ -103,6 +104,7 @@ class Security:
         users: passwords by name, for PLAIN, SCRAM-SHA-256 and SCRAM-SHA-512; fixed when the data directory is created.
         certificates: for TLS.
         acls: allow only what ACLs allow, except on the plain listener and for `super_users`.
+        tokens: also accept OAUTHBEARER logins, with unsigned tokens (JWT, alg "none") of any user.
     """
 
     protocols: Sequence[str] = ("SASL_PLAINTEXT",)
@@ -110,6 +112,7 @@ class Security:
     certificates: Certificates | None = None
     acls: bool = False
     super_users: Sequence[str] = ()
+    tokens: bool = False
 
     def __post_init__(self) -> None:
         unknown = set(self.protocols) - set(PROTOCOLS)
@@ -148,10 +151,13 @@ class Security:
     def _sasl(self, listener: str) -> dict[str, str]:
         users = "".join(f' user_{name}="{password}"' for name, password in self.users.items())
         scram = {f"{listener}.{name.lower()}.sasl.jaas.config": f"{_SCRAM_MODULE} required;" for name in MECHANISMS[1:]}
+        tokens = {f"{listener}.oauthbearer.sasl.jaas.config": f"{_TOKEN_MODULE} required;"} if self.tokens else {}
+        mechanisms = [*MECHANISMS, "OAUTHBEARER"] if self.tokens else MECHANISMS
         return {
-            f"{listener}.sasl.enabled.mechanisms": ",".join(MECHANISMS),
+            f"{listener}.sasl.enabled.mechanisms": ",".join(mechanisms),
             f"{listener}.plain.sasl.jaas.config": f"{_PLAIN_MODULE} required{users};",
             **scram,
+            **tokens,
         }
 
 

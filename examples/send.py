@@ -9,7 +9,7 @@ import marq
 
 async def main(queue: str, count: int) -> None:
     async with marq.Producer() as producer:
-        receipt = await producer.send(queue, b"the first", headers={"to": b"ann@example.org"})
+        receipt = await producer.send(queue, b"the first", headers={"to": "ann@example.org"})
         print("sent", receipt.id)
         # One call for many messages, durable when it returns.
         receipts = await producer.send_many(queue, [b"message %d" % number for number in range(1, count)])

@@ -97,7 +97,7 @@ def _with_context(headers: Any) -> Any:
     pairs = headers.items() if isinstance(headers, Mapping) else headers or ()
     # A forwarded message has a trace header from its original sender.
     kept = [pair for pair in pairs if not (isinstance(pair, tuple | list) and pair and pair[0] in carrier)]
-    return [*kept, *[(name, value.encode()) for name, value in carrier.items()]]
+    return [*kept, *carrier.items()]
 
 
 def _delay(options: Mapping[str, Any]) -> _Attributes:

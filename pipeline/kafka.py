@@ -18,7 +18,7 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.sql import SparkSession
 
-from marq.settings.client import DEFAULT_BOOTSTRAP_SERVERS, MEMORY_SCHEME, ClientSettings
+from marq.settings.client import DEFAULT_BOOTSTRAP_SERVERS, MEMORY_SCHEME, OAUTHBEARER, ClientSettings
 from marq.wire.names import Names
 from pipeline.errors import PipelineError
 from pipeline.sentences import root_cause, sentence
@@ -54,8 +54,9 @@ class Connection:
         Raises:
             ConfigError, PipelineError: a value is missing or invalid; the text names the variable.
         """
-        # Java reads the certificates; a context of any kind keeps Python from loading them.
-        options = {"ssl_context": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)}
+        # Java reads the certificates; a context of any kind keeps Python from loading them, and a token provider of any
+        # kind from importing one.
+        options = {"ssl_context": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), "sasl_token_provider": lambda: ""}
         settings = ClientSettings.read(None, options, environment=environment)
         servers = settings.bootstrap_servers
         if servers.startswith(MEMORY_SCHEME):
@@ -192,6 +193,11 @@ def _security(settings: ClientSettings, environment: Mapping[str, str]) -> dict[
         return {}
     properties = {"security.protocol": protocol}
     if "SASL" in protocol:
+        if settings.sasl_mechanism == OAUTHBEARER:
+            raise PipelineError(
+                "MARQ_SASL_MECHANISM=OAUTHBEARER: the pipeline logs in with PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512 only;"
+                " give it a user and a password, or a listener with client certificates"
+            )
         module = _MODULES[settings.sasl_mechanism.partition("-")[0]]
         login = (settings.sasl_username or "", settings.sasl_password or "")
         name, password = (value.translate(_ESCAPES) for value in login)

@@ -179,6 +179,7 @@ class KafkaCluster:
                 linger_ms=0,
                 max_batch_size=min(MAX_BATCH_BYTES, topics.messages_limit_bytes),
                 max_request_size=topics.messages_limit_bytes,
+                compression_type=None if self._settings.compression == "none" else self._settings.compression,
             )
 
         sender: Sender = await started(make, self._settings, abandon_producer, writes=self._settings.names.messages)

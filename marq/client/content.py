@@ -10,6 +10,9 @@ from marq.wire.markers import Payload, payload_bytes
 from marq.wire.names import ENVELOPE_ROOM_BYTES, HEADER_ROOM_BYTES, RESERVED_HEADER, check_queue_name
 
 Header = tuple[str, bytes | None]
+#: A header as a sender gives it; text is sent as UTF-8.
+SentHeader = tuple[str, str | bytes | None]
+Headers = Mapping[str, str | bytes | None] | Iterable[SentHeader]
 
 #: Bytes of an ACQUIRE's envelope that are not headers.
 _ENVELOPE_USED_BYTES = 2_048
@@ -47,13 +50,16 @@ def encode(codec: Codec, queue: object, value: object, item: int | None = None) 
     return data
 
 
-def check_headers(headers: Mapping[str, bytes | None] | Iterable[Header]) -> list[Header]:
-    """Return headers as pairs. Raises ConfigError if a name is not text or marq's own, or a value is not bytes."""
+def check_headers(headers: Headers) -> list[Header]:
+    """Return headers as pairs with encoded values.
+
+    Raises ConfigError if a name is not text or marq's own, or a value is not text, bytes or None.
+    """
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     checked: list[Header] = []
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise ConfigError(f"header {pair!r}: expected a dict, or pairs of a name (str) and a value (bytes)")
+            raise ConfigError(f"header {pair!r}: expected a dict, or pairs of a name (str) and a value (str or bytes)")
         name, value = pair
         if not isinstance(name, str):
             raise ConfigError(f"header {name!r}: expected a name of type str, not {type(name).__name__}")
@@ -61,10 +67,20 @@ def check_headers(headers: Mapping[str, bytes | None] | Iterable[Header]) -> lis
             raise ConfigError(
                 f"header {name!r}: names beginning with {RESERVED_HEADER!r} are reserved; use another name"
             )
-        if value is not None and not isinstance(value, bytes):
-            raise ConfigError(f"header {name!r}: expected a value of type bytes, not {type(value).__name__}")
-        checked.append((name, value))
+        checked.append((name, header_value(name, value)))
     return checked
+
+
+def header_value(name: str, value: object) -> bytes | None:
+    """Return the bytes of a header's value. Raises ConfigError."""
+    if value is None or isinstance(value, bytes):
+        return value
+    if not isinstance(value, str):
+        raise ConfigError(f"header {name!r}: expected a value of type str, bytes or None, not {type(value).__name__}")
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"header {name!r}: the value can't be encoded as UTF-8: {error.reason}") from error
 
 
 class Content:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import TypedDict
 
-from marq.client.content import Header
+from marq.client.content import Headers
 from marq.client.when import At, Delay
 from marq.settings.durations import Duration
-
-Headers = Mapping[str, bytes | None] | Iterable[Header]
 
 
 class TimeOptions(TypedDict, total=False):

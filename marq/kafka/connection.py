@@ -19,6 +19,7 @@ from aiokafka.errors import KafkaError
 from marq.kafka.diagnosis import Obstacle, find_obstacle
 from marq.kafka.paced_clients import client_of, hasten, paced
 from marq.kafka.permissions import refused
+from marq.kafka.token_logins import tokens_of
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable
 
@@ -50,6 +51,7 @@ def client_options(settings: ClientSettings) -> dict[str, Any]:
         "sasl_mechanism": settings.sasl_mechanism,
         "sasl_plain_username": settings.sasl_username,
         "sasl_plain_password": settings.sasl_password,
+        "sasl_oauth_token_provider": tokens_of(settings),
     }
 
 

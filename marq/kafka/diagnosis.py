@@ -14,7 +14,6 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
-from aiokafka.conn import create_conn
 from aiokafka.errors import (
     IllegalSaslStateError,
     KafkaError,
@@ -26,6 +25,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 
 from marq.client.threads import in_thread
 from marq.kafka.paced_clients import pacer_of
+from marq.kafka.token_logins import NoToken, TokenSource, open_connection, tokens_of
 from marq.settings.client import ClientSettings
 
 #: ApiVersions, version 0, which brokers answer before any login: size, key, version, correlation id, no client id.
@@ -73,7 +73,7 @@ class _Path:
         self._host, self._port = host, port
         self._address = f"{host}:{port}"
         self._limit_s = limit_s
-        self._pacer = pacer_of(settings.bootstrap_servers, settings.security_protocol, settings.sasl_username)
+        self._pacer = pacer_of(settings.bootstrap_servers, settings.security_protocol, settings.login)
         self._tls = settings.ssl_context if "SSL" in settings.security_protocol.split("_") else None
 
     async def obstacle(self) -> Obstacle | None:
@@ -82,6 +82,8 @@ class _Path:
                 await self._look_up()
                 await self._knock()
                 await self._greet(await self._connect())
+                if (tokens := tokens_of(self._settings)) is not None:
+                    await self._ask_for_token(tokens)
                 await self._use()
         except Obstacle as obstacle:
             return obstacle
@@ -174,6 +176,15 @@ class _Path:
         writer.close()
         return True
 
+    async def _ask_for_token(self, tokens: TokenSource) -> None:
+        limit_s = self._limit_s / 2
+        try:
+            async with asyncio.timeout(limit_s):
+                await tokens.token()
+        except (NoToken, TimeoutError) as error:
+            what = str(error) or f"the token provider {tokens.name} gave no token within {limit_s:g} s"
+            raise Obstacle(what, "repair it, or name another one (MARQ_SASL_TOKEN_PROVIDER)", steps=4) from None
+
     async def _use(self) -> None:
         """Log in as aiokafka does, and send a request that needs the login."""
         try:
@@ -218,7 +229,7 @@ class _Path:
 
     async def _open(self, protocol: str) -> Any:
         settings = self._settings
-        return await create_conn(
+        return await open_connection(
             self._host,
             self._port,
             client_id=settings.client_id,
@@ -228,6 +239,7 @@ class _Path:
             sasl_mechanism=settings.sasl_mechanism,
             sasl_plain_username=settings.sasl_username,
             sasl_plain_password=settings.sasl_password,
+            sasl_oauth_token_provider=tokens_of(settings),
         )
 
     # --- obstacles ----------------------------------------------------------------------------------------------------
@@ -309,6 +321,12 @@ class _Path:
             what = f"{self._address} takes no login (SASL), and MARQ_SECURITY_PROTOCOL is {settings.security_protocol}"
             without = "SSL" if self._tls else "PLAINTEXT"
             advice = f"set MARQ_SECURITY_PROTOCOL={without}, or use the address of a listener with SASL"
+        elif settings.sasl_token_provider is not None:
+            what = (
+                f"authentication failed: {self._address} refuses the token of {settings.sasl_token_provider.name}"
+                f" ({_text(error)})"
+            )
+            advice = "check that the token has not expired, and that the broker trusts its issuer, audience and scope"
         else:
             what = (
                 f"authentication failed: {self._address} refuses the login of {settings.sasl_username!r} by"

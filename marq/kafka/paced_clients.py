@@ -21,12 +21,13 @@ from typing import Any, TypeVar
 
 import aiokafka.client
 from aiokafka.client import AIOKafkaClient, ConnectionGroup
-from aiokafka.conn import CloseReason, collect_hosts, create_conn
+from aiokafka.conn import CloseReason, collect_hosts
 from aiokafka.errors import KafkaConnectionError
 from aiokafka.protocol.metadata import MetadataRequest
 
 from marq.kafka import client_logs
 from marq.kafka.reconnect_pacer import FAILURES, Address, Pacer, reason_of
+from marq.kafka.token_logins import open_connection
 
 K = TypeVar("K")
 
@@ -103,7 +104,7 @@ class PacedClient(AIOKafkaClient):  # type: ignore[misc]
             return existing
 
     async def _connection(self, host: str, port: int, **more: Any) -> Any:
-        return await create_conn(
+        return await open_connection(
             host,
             port,
             client_id=self._client_id,
@@ -130,18 +131,20 @@ _pacers: dict[Any, Pacer] = {}
 _pacers_lock = threading.Lock()
 
 
-def pacer_of(servers: Any, security_protocol: str, username: str | None) -> Pacer:
+def pacer_of(servers: Any, security_protocol: str, login: str | None) -> Pacer:
     """Return the pacer of all clients of this process that reach a cluster in this way."""
     addresses = frozenset((host, port) for host, port, _ in collect_hosts(servers))
     with _pacers_lock:
-        return _pacers.setdefault((addresses, security_protocol, username), Pacer())
+        return _pacers.setdefault((addresses, security_protocol, login), Pacer())
 
 
 def paced(kafka: K) -> K:
     """Make an aiokafka producer, consumer or admin client use the pacer of the process; call it before the start."""
     client: Any = client_of(kafka)
     client.__class__ = PacedClient
-    client.pacer = pacer_of(client._bootstrap_servers, client._security_protocol, client._sasl_plain_username)
+    tokens = client._sasl_oauth_token_provider
+    login = client._sasl_plain_username if tokens is None else tokens.name
+    client.pacer = pacer_of(client._bootstrap_servers, client._security_protocol, login)
     client.stopping = False
     client._opening = defaultdict(asyncio.Lock)
     client_logs.install(lambda: any(pacer.in_outage for pacer in list(_pacers.values())))

@@ -205,8 +205,9 @@ def grants(permissions: Iterable[Permission], principal: str, tools: Tools) -> l
 
 
 def principal(settings: ClientSettings) -> str:
-    """Return our principal according to the settings; with a client certificate the broker may use another."""
-    return f"User:{settings.sasl_username or 'ANONYMOUS'}"
+    """Return our principal according to the settings; with a certificate or a token the broker may use another."""
+    unknown = "ANONYMOUS" if settings.sasl_token_provider is None else "PRINCIPAL"
+    return f"User:{settings.sasl_username or unknown}"
 
 
 def tools(settings: ClientSettings) -> Tools:

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, TypeVar, Unpack, overload
 
 from marq.backend.cluster import Cluster, cluster_of
 from marq.client.codecs import Codec
-from marq.client.content import Content, check_headers, check_queues, encode
+from marq.client.content import Content, Headers, check_headers, check_queues, encode
 from marq.client.current_producer import note_started, note_stopped
 from marq.client.hooks import point
 from marq.client.lifecycle import CodecClient, Lifecycle
 from marq.client.receipt import Receipt
-from marq.client.send_options import Headers, SendManyOptions, SendOptions, TimeOptions
+from marq.client.send_options import SendManyOptions, SendOptions, TimeOptions
 from marq.client.when import At, Delay, When, when, whens
 from marq.consumer.decorated import Target
 from marq.consumer.handlers import target_of
@@ -139,7 +139,8 @@ class Producer(CodecClient[_Running]):
         is a list, each queue gets it, and the receipts come in the same order; all queues are checked before the first
         send. With ``delay`` (seconds or timedelta) or ``at`` (a datetime with a time zone) the
         message is delivered later; until then pass its receipt to :meth:`cancel` or :meth:`reschedule`. Delays count by
-        the brokers' clocks, from the moment the message is durable.
+        the brokers' clocks, from the moment the message is durable. ``headers`` are a dict or pairs; text is sent as
+        UTF-8, and consumers receive bytes.
 
         Raises:
             TypeError, ValueError: the value is not bytes, or the codec can't encode it; nothing was sent.

@@ -13,6 +13,7 @@ from typing import Any, TypedDict
 
 from marq.settings.durations import Duration, duration_ms
 from marq.settings.hints import refuse
+from marq.settings.token_provider import NamedProvider, TokenProvider, token_provider
 from marq.wire.errors import ConfigError
 from marq.wire.names import DEFAULT_PREFIX, Names, check_prefix
 
@@ -32,7 +33,10 @@ DEFAULT_REPLICATION_FACTOR = 1
 DEFAULT_MARKERS_RETENTION_MS = 7 * 24 * 3600 * 1000
 
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+#: Kafka's codecs; aiokafka knows "none" as None.
+COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
+OAUTHBEARER = "OAUTHBEARER"
+SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", OAUTHBEARER)
 _MAX_COUNT = 10_000
 _MAX_RETENTION_MS = 10 * 365 * 24 * 3600 * 1000
 
@@ -46,6 +50,7 @@ class ClientOptions(TypedDict, total=False):
     request_timeout: Duration
     session_timeout: Duration
     max_poll_interval: Duration
+    compression: str
     partitions: int
     markers_partitions: int
     replication_factor: int
@@ -59,11 +64,16 @@ class ClientOptions(TypedDict, total=False):
     sasl_mechanism: str
     sasl_username: str
     sasl_password: str
+    sasl_token_provider: TokenProvider
 
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """Checked settings; times in ms. ``partitions`` and what follows only count when topics are made."""
+    """Checked settings; times in ms.
+
+    ``compression`` is for messages that a producer sends. ``partitions`` and what follows only count when topics are
+    made.
+    """
 
     bootstrap_servers: str = DEFAULT_BOOTSTRAP_SERVERS
     names: Names = field(default_factory=Names)
@@ -72,6 +82,7 @@ class ClientSettings:
     request_timeout_ms: int = DEFAULT_REQUEST_TIMEOUT_MS
     session_timeout_ms: int = DEFAULT_SESSION_TIMEOUT_MS
     max_poll_interval_ms: int = DEFAULT_MAX_POLL_INTERVAL_MS
+    compression: str = "none"
     partitions: int = DEFAULT_PARTITIONS
     markers_partitions: int = DEFAULT_PARTITIONS
     replication_factor: int = DEFAULT_REPLICATION_FACTOR
@@ -81,6 +92,13 @@ class ClientSettings:
     sasl_mechanism: str = "PLAIN"
     sasl_username: str | None = None
     sasl_password: str | None = field(default=None, repr=False)
+    #: Of OAUTHBEARER, instead of a name and a password.
+    sasl_token_provider: NamedProvider | None = None
+
+    @property
+    def login(self) -> str | None:
+        """What tells the logins of a process apart: a user's name, or the name of a token provider."""
+        return self.sasl_username if self.sasl_token_provider is None else self.sasl_token_provider.name
 
     @classmethod
     def read(
@@ -113,6 +131,7 @@ def _read(values: _Values) -> ClientSettings:
         request_timeout_ms=values.duration("request_timeout", DEFAULT_REQUEST_TIMEOUT_MS, least_ms=1_000),
         session_timeout_ms=values.duration("session_timeout", DEFAULT_SESSION_TIMEOUT_MS, least_ms=1_000),
         max_poll_interval_ms=values.duration("max_poll_interval", DEFAULT_MAX_POLL_INTERVAL_MS, least_ms=1_000),
+        compression=values.choice("compression", COMPRESSIONS),
         partitions=partitions,
         markers_partitions=values.count("markers_partitions", partitions),
         replication_factor=values.count("replication_factor", DEFAULT_REPLICATION_FACTOR),
@@ -124,14 +143,36 @@ def _read(values: _Values) -> ClientSettings:
         sasl_mechanism=values.choice("sasl_mechanism", SASL_MECHANISMS),
         sasl_username=_login(values, protocol, "sasl_username"),
         sasl_password=_login(values, protocol, "sasl_password"),
+        sasl_token_provider=_tokens(values, protocol),
     )
 
 
 def _login(values: _Values, protocol: str, name: str) -> str | None:
     text: str | None = values.text(name, None)
-    if text is None and "SASL" in protocol.split("_"):
-        raise ConfigError(f"{name} is missing (MARQ_{name.upper()}): security_protocol={protocol} needs it to log in")
+    if text is None and (mechanism := _mechanism(values, protocol)) not in (None, OAUTHBEARER):
+        raise ConfigError(_missing(name, protocol, mechanism))
     return text
+
+
+def _tokens(values: _Values, protocol: str) -> NamedProvider | None:
+    name = "sasl_token_provider"
+    if _mechanism(values, protocol) != OAUTHBEARER:
+        return None
+    if (provider := values.get(name, str)) is None:
+        raise ConfigError(_missing(name, protocol, OAUTHBEARER))
+    return token_provider(values.said_as(name), provider)
+
+
+def _mechanism(values: _Values, protocol: str) -> str | None:
+    """Return how a client logs in; None if it does not."""
+    return values.choice("sasl_mechanism", SASL_MECHANISMS) if "SASL" in protocol.split("_") else None
+
+
+def _missing(name: str, protocol: str, mechanism: str | None) -> str:
+    return (
+        f"{name} is missing (MARQ_{name.upper()}): security_protocol={protocol} with sasl_mechanism={mechanism}"
+        " needs it to log in"
+    )
 
 
 def _ssl_context(values: _Values, protocol: str) -> ssl.SSLContext | None:
@@ -188,9 +229,10 @@ class _Values:
 
     def choice(self, name: str, allowed: Sequence[str]) -> str:
         value: str = self.text(name, allowed[0])
-        if value.upper() not in allowed:
-            raise ConfigError(f"{self.said_as(name)}={value!r}: expected one of {', '.join(allowed)}")
-        return value.upper()
+        for option in allowed:
+            if option.casefold() == value.casefold():
+                return option
+        raise ConfigError(f"{self.said_as(name)}={value!r}: expected one of {', '.join(allowed)}")
 
     def duration(self, name: str, default_ms: int, *, least_ms: int, most_ms: int = 3_600_000) -> int:
         value = self.get(name, float)

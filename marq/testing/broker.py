@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from marq.client.codecs import Codec, check_codec
-from marq.client.content import Header
+from marq.client.content import SentHeader, header_value
 from marq.consumer.consumer import Consumer
 from marq.consumer.lifespan import Lifespan, is_lifespan
 from marq.core.storage.rows import HELD, State
@@ -154,7 +154,7 @@ class Broker:
         value: bytes | None,
         *,
         key: bytes | None = None,
-        headers: Iterable[Header] = (),
+        headers: Iterable[SentHeader] = (),
         partition: int | None = None,
     ) -> str:
         """Append a record as a plain Kafka producer does, and return its id."""
@@ -163,7 +163,8 @@ class Broker:
             raise ConfigError(f"topic {topic!r} does not exist: there are {', '.join(sorted(self._memory.topics))}")
         if partition is None:
             partition = log.next_partition(key)
-        offset = log.append(partition, self._memory.clock.wall_ms, key, value, headers)
+        encoded = [(name, header_value(name, text)) for name, text in headers]
+        offset = log.append(partition, self._memory.clock.wall_ms, key, value, encoded)
         return record_id(Source(topic, partition), offset)
 
     # --- time ---------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ def secured(certificates: Certificates, _users: list[str]) -> Iterator[EmbeddedB
     """``listener(...)`` is for users, ``bootstrap_servers`` for the administrator."""
     users = dict.fromkeys(_users, PASSWORD)
     protocols = ["SASL_PLAINTEXT", "SSL", "SASL_SSL"]
-    security = Security(protocols, users, certificates, acls=True)
+    security = Security(protocols, users, certificates, acls=True, tokens=True)
     # A client of ELSEWHERE is sent on to port 1, as a container without advertised.listeners does it.
     with EmbeddedBroker(security=security, proxied={"ELSEWHERE": 1}) as broker:
         yield broker

@@ -205,7 +205,7 @@ async def test_a_login_that_is_not_offered(secured: EmbeddedBroker, monkeypatch:
 
     text = await said(secured.listener("SASL_PLAINTEXT"), security_protocol="SASL_PLAINTEXT", **login)
 
-    assert "does not offer GSSAPI logins, only PLAIN, SCRAM-SHA-256, SCRAM-SHA-512" in text
+    assert "does not offer GSSAPI logins, only OAUTHBEARER, PLAIN, SCRAM-SHA-256, SCRAM-SHA-512" in text
 
 
 # --- permissions ------------------------------------------------------------------------------------------------------

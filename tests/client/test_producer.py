@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import struct
 from typing import Any
 
 import pytest
+from aiokafka.record.memory_records import MemoryRecords
 
 import marq
 from marq.producer.producer import SendManyFailed
@@ -25,6 +28,37 @@ async def test_more_than_fits_into_one_batch_is_sent_in_several(producer, server
 
     records = await stored(servers, names)
     assert [records[receipt.partition, receipt.offset].value for receipt in receipts] == values
+
+
+@pytest.mark.parametrize(("compression", "codec"), [("none", 0), ("gzip", 1), ("snappy", 2), ("lz4", 3), ("zstd", 4)])
+async def test_messages_are_stored_with_the_codec_that_was_asked_for(
+    servers, prefix, names, monkeypatch, compression, codec
+) -> None:
+    values = [b"%d" % number + b"x" * 1_000 for number in range(20)]
+    async with marq.Producer(servers, prefix=prefix, compression=compression) as producer:
+        receipts = [await producer.send("q", b"one" * 500), *await producer.send_many("q", values)]
+
+    codecs = set()
+
+    def read(data: bytes) -> MemoryRecords:
+        # The codec is the lowest bits of a batch's attributes.
+        if data:
+            codecs.add(struct.unpack_from(">h", data, 21)[0] & 7)
+        return MemoryRecords(data)
+
+    monkeypatch.setattr("aiokafka.consumer.fetcher.MemoryRecords", read)
+    records = await stored(servers, names)
+    assert codecs == {codec}
+    assert [records[receipt.partition, receipt.offset].value for receipt in receipts] == [b"one" * 500, *values]
+
+
+async def test_a_message_that_no_codec_makes_smaller_may_have_the_largest_size(servers, prefix, names) -> None:
+    value = os.urandom(1_048_588 - HEADER_ROOM_BYTES - len("q"))
+    async with marq.Producer(servers, prefix=prefix, compression="zstd") as producer:
+        receipt = await producer.send("q", value)
+
+    records = await stored(servers, names)
+    assert records[receipt.partition, receipt.offset].value == value
 
 
 async def test_the_longest_name_of_several_queues_decides_whether_a_message_is_too_large(

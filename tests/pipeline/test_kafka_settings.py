@@ -95,6 +95,10 @@ def test_certificates_go_to_executors_as_text(tmp_path: Path, own_file: bool) ->
         ({"MARQ_BOOTSTRAP_SERVERS": "memory://x"}, "MARQ_BOOTSTRAP_SERVERS='memory://x': expected host:port"),
         ({"MARQ_SECURITY_PROTOCOL": "SASL_SSL"}, "sasl_username is missing (MARQ_SASL_USERNAME)"),
         (
+            {"MARQ_SECURITY_PROTOCOL": "SASL_SSL", "MARQ_SASL_MECHANISM": "oauthbearer"},
+            "MARQ_SASL_MECHANISM=OAUTHBEARER: the pipeline logs in with PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512 only",
+        ),
+        (
             {"MARQ_SECURITY_PROTOCOL": "SSL", "MARQ_SSL_CAFILE": "/none"},
             "MARQ_SSL_CAFILE='/none' can't be read: No such",
         ),

@@ -28,7 +28,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 def broker(certificates: Certificates) -> Iterator[EmbeddedBroker]:
     """Listeners that only allow the worker: each of its clients must authenticate."""
     protocols = ["SASL_PLAINTEXT", "SSL", "SASL_SSL"]
-    security = Security(protocols, {NAME: PASSWORD}, certificates, acls=True, super_users=[NAME])
+    security = Security(protocols, {NAME: PASSWORD}, certificates, acls=True, super_users=[NAME], tokens=True)
     with EmbeddedBroker(security=security) as broker:
         yield broker
 
@@ -45,29 +45,42 @@ def settings(protocol: str, mechanism: str, certificates: Certificates) -> dict[
         found["MARQ_SSL_CAFILE"] = str(certificates.authority)
     if protocol == "SSL":
         found["MARQ_SSL_CERTFILE"] = str(certificates.client(NAME))
+    if mechanism == "OAUTHBEARER":
+        found |= {"MARQ_SASL_TOKEN_PROVIDER": "tests.tokens:from_environment", "TOKEN_USER": NAME}
+    elif "SASL" in protocol:
+        found |= {"MARQ_SASL_USERNAME": NAME, "MARQ_SASL_PASSWORD": PASSWORD}
     if "SASL" in protocol:
-        found |= {"MARQ_SASL_MECHANISM": mechanism, "MARQ_SASL_USERNAME": NAME, "MARQ_SASL_PASSWORD": PASSWORD}
+        found["MARQ_SASL_MECHANISM"] = mechanism
     return found
 
 
 def options(variables: Mapping[str, str]) -> dict[str, str]:
-    return {name.removeprefix("MARQ_").lower(): value for name, value in variables.items()}
+    return {name.removeprefix("MARQ_").lower(): value for name, value in variables.items() if name.startswith("MARQ_")}
 
 
 @pytest.mark.parametrize(
     ("protocol", "mechanism"),
-    [("SASL_PLAINTEXT", "PLAIN"), ("SASL_PLAINTEXT", "SCRAM-SHA-256"), ("SASL_SSL", "SCRAM-SHA-512"), ("SSL", "")],
+    [
+        ("SASL_PLAINTEXT", "PLAIN"),
+        ("SASL_PLAINTEXT", "SCRAM-SHA-256"),
+        ("SASL_SSL", "SCRAM-SHA-512"),
+        ("SASL_SSL", "OAUTHBEARER"),
+        ("SSL", ""),
+    ],
 )
 async def test_a_worker_tracks_and_runs_handlers_over_a_secured_listener(
     new_worker: Callable[..., Worker],
     broker: EmbeddedBroker,
     certificates: Certificates,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     protocol: str,
     mechanism: str,
 ) -> None:
     handlers = Handlers(tmp_path / "handlers")
     security = settings(protocol, mechanism, certificates)
+    # The provider of tokens reads it in this process, too.
+    monkeypatch.setenv("TOKEN_USER", NAME)
     servers = broker.listener(protocol)
     worker = new_worker(
         queues=QUEUES, environment={**handlers.environment, **security, "MARQ_BOOTSTRAP_SERVERS": servers}
@@ -91,6 +104,33 @@ async def test_a_worker_tracks_and_runs_handlers_over_a_secured_listener(
 
     assert [line["value"] for line in await handlers.noted("coroutine")] == ["over a secured connection"]
     assert statistics["queues"]["emails"]["redelivered"] == 1
+
+
+async def test_a_worker_goes_on_when_the_sessions_of_its_clients_end(
+    new_worker: Callable[..., Worker],
+    broker: EmbeddedBroker,
+    certificates: Certificates,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    handlers, journal = Handlers(tmp_path / "handlers"), tmp_path / "tokens"
+    security = settings("SASL_SSL", "OAUTHBEARER", certificates)
+    monkeypatch.setenv("TOKEN_USER", NAME)
+    servers = broker.listener("SASL_SSL")
+    short = {"TOKEN_SECONDS": "5", "TOKEN_JOURNAL": str(journal), "MARQ_BOOTSTRAP_SERVERS": servers}
+    worker = new_worker(queues=QUEUES, environment={**handlers.environment, **security, **short})
+    await worker.start().ready()
+
+    async with marq.Producer(servers, prefix=worker.names.prefix, **options(security)) as producer:
+        logins, sent = len(journal.read_text()), 0
+        while len(journal.read_text()) < 3 * logins:
+            await producer.send("coroutine", b"%d" % sent)
+            sent += 1
+            await handlers.has_noted("coroutine", sent)
+        await eventually(lambda: worker.queue("coroutine"), lambda found: found.get("acked") == sent)
+
+    assert sorted(int(line["value"]) for line in await handlers.noted("coroutine")) == list(range(sent))
+    assert "Traceback" not in worker.log()
 
 
 async def test_a_worker_with_a_wrong_password_ends_with_a_sentence(

@@ -107,12 +107,17 @@ def test_headers_are_a_dict_or_pairs() -> None:
     assert check_headers([("a", b"1"), ("a", b"2")]) == [("a", b"1"), ("a", b"2")]
 
 
+def test_text_in_headers_becomes_utf_8() -> None:
+    assert check_headers({"a": "Zoë", "b": "", "c": b"\xff"}) == [("a", b"Zo\xc3\xab"), ("b", b""), ("c", b"\xff")]
+
+
 @pytest.mark.parametrize(
     ("headers", "expected"),
     [
         ({"marq-id": b"x"}, "are reserved"),
         ({5: b"x"}, "expected a name of type str"),
-        ({"a": "x"}, "expected a value of type bytes"),
+        ({"a": 7}, "header 'a': expected a value of type str, bytes or None, not int"),
+        ({"a": "\ud800"}, "header 'a': the value can't be encoded as UTF-8"),
         (["ab"], "expected a dict, or pairs"),
     ],
 )

@@ -38,6 +38,8 @@ def test_the_environment_is_read_when_a_client_is_made(monkeypatch) -> None:
         ("prefix", "a b", "^prefix='a b': expected 1 to 100 of the characters"),
         ("prefix", 5, "prefix=5: expected text"),
         ("security_protocol", "TLS", "expected one of PLAINTEXT, SSL"),
+        ("compression", "brotli", "^compression='brotli': expected one of none, gzip, snappy, lz4, zstd"),
+        ("compression", 3, "compression=3: expected text"),
         ("ssl_context", "x", "expected an ssl.SSLContext"),
     ],
 )
@@ -64,11 +66,19 @@ def test_a_wrong_number_in_the_environment_names_the_variable() -> None:
         ("MARQ_PARTITIONS", "0", "^MARQ_PARTITIONS=0: expected a whole number from 1"),
         ("MARQ_CONNECT_TIMEOUT", "0", "^MARQ_CONNECT_TIMEOUT=0.0: expected seconds from 0.1"),
         ("MARQ_SECURITY_PROTOCOL", "TLS", "^MARQ_SECURITY_PROTOCOL='TLS': expected one of"),
+        ("MARQ_COMPRESSION", "9", "^MARQ_COMPRESSION='9': expected one of none, gzip"),
     ],
 )
 def test_a_wrong_value_in_the_environment_is_reported_as_its_variable(variable, value, expected) -> None:
     with pytest.raises(ConfigError, match=expected):
         ClientSettings.read("a:1", {}, environment={variable: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"), [({}, "none"), ({"compression": "ZSTD"}, "zstd"), ({"compression": "none"}, "none")]
+)
+def test_messages_are_compressed_only_on_request(options, expected) -> None:
+    assert ClientSettings.read("a:1", options, environment={}).compression == expected
 
 
 def test_passwords_are_not_shown() -> None:

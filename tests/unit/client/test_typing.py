@@ -51,12 +51,13 @@ class Upper:
 async def produce(name: str, names: list[str], some: tuple[str, ...]) -> None:
     async with marq.Producer(codec=marq.JSON, request_timeout=timedelta(seconds=5)) as producer:
         reveal_type(await producer.send("a", {"a": 1}))  # R: marq.client.receipt.Receipt
-        reveal_type(await producer.send(name, b"x", headers={"a": b"1"}))  # R: marq.client.receipt.Receipt
+        headers = {"a": b"1", "b": "text", "c": None}
+        reveal_type(await producer.send(name, b"x", headers=headers))  # R: marq.client.receipt.Receipt
         reveal_type(await producer.send(names, b"x"))  # R: list[marq.client.receipt.Receipt]
         reveal_type(await producer.send(some, b"x"))  # R: list[marq.client.receipt.Receipt]
         reveal_type(await producer.send(["a", "b"], b"x"))  # R: list[marq.client.receipt.Receipt]
         reveal_type(await producer.send_many("a", [1, 2]))  # R: list[marq.client.receipt.Receipt]
-        await producer.send("a", b"x", headers={"a": "text"})  # E: arg-type
+        await producer.send("a", b"x", headers={"a": 5})  # E: arg-type
         await producer.send(5, b"x")  # E: call-overload
         await producer.send("a", b"x", countdown=5)  # E: call-overload
         await producer.send_many(["a", "b"], [b"x"])  # E: call-overload

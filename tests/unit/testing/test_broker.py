@@ -65,7 +65,7 @@ async def test_other_programs_write_to_topics() -> None:
         broker.create_topic("orders", 2)
         broker.define("orders", topic="orders")
         async with broker.consumer("orders") as consumer:
-            at = broker.produce("orders", b"x", key=b"customer", headers=[("a", b"1")], partition=1)
+            at = broker.produce("orders", b"x", key=b"customer", headers=[("a", "1")], partition=1)
             [message] = await consumer.receive()
             assert (message.id, message.key, message.headers) == (at, b"customer", {"a": b"1"})
             assert [each.key for each in broker.in_flight("orders")] == [b"customer"]

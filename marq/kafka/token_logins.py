@@ -1,0 +1,122 @@
+"""Logins with tokens: how a provider is called, and how a refusal is read.
+
+Each connection asks for a token when it opens. Clients of one process may live in several event loops, and in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from inspect import iscoroutinefunction
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from aiokafka.abc import AbstractTokenProvider
+from aiokafka.conn import AIOKafkaConnection, OAuthAuthenticator
+
+from marq.settings.client import ClientSettings
+from marq.settings.token_provider import NamedProvider
+
+#: Time limit of a provider. The clients' pacer spaces attempts, so a failing one is not called in a loop.
+LIMIT_S = 30.0
+_TOKEN = re.compile("[!-~]+")
+
+
+class NoToken(ConnectionError):
+    """The provider gave no usable token, so the connection cannot be opened; clients retry it like any other."""
+
+
+class TokenSource(AbstractTokenProvider):  # type: ignore[misc]
+    """Calls a token provider; safe for use from several threads and event loops.
+
+    A provider that is not asynchronous runs in a thread, because it may do I/O. Callers that come meanwhile get the
+    same token, so a provider that hangs blocks one thread.
+
+    Args:
+        name: what errors call it.
+        provider: an object with ``token()``, or a callable; asynchronous or not.
+    """
+
+    def __init__(self, name: str, provider: Any) -> None:
+        self.name = name
+        self._provider = provider
+        self._call = getattr(provider, "token", provider)
+        self._is_async = iscoroutinefunction(self._call) or iscoroutinefunction(type(self._call).__call__)
+        self._lock = threading.Lock()
+        self._running: Future[Any] | None = None
+
+    async def token(self) -> str:
+        """Return a token. Raises NoToken."""
+        try:
+            async with asyncio.timeout(LIMIT_S) as limit:
+                token = await (self._call() if self._is_async else asyncio.wrap_future(self._in_thread()))
+        except Exception as error:
+            if limit.expired():
+                raise NoToken(f"the token provider {self.name} gave no token within {LIMIT_S:g} s") from None
+            raise self._failed(error) from error
+        if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+            kind = "other text" if isinstance(token, str) else type(token).__name__
+            raise NoToken(
+                f"the token provider {self.name} must return text (str) of printable ASCII characters without spaces or"
+                f" line breaks, not {kind}"
+            )
+        return token
+
+    def extensions(self) -> Mapping[str, str]:
+        """Return the provider's SASL extensions, by default none. Raises NoToken."""
+        try:
+            return dict(getattr(self._provider, "extensions", dict)())
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: BaseException) -> NoToken:
+        return NoToken(f"the token provider {self.name} failed: {type(error).__name__}: {error}")
+
+    def _in_thread(self) -> Future[Any]:
+        with self._lock:
+            if self._running is None or self._running.done():
+                self._running = Future()
+                # From now on callers that are cancelled do not cancel it.
+                self._running.set_running_or_notify_cancel()
+                threading.Thread(target=self._run, args=[self._running], name="marq-token", daemon=True).start()
+            return self._running
+
+    def _run(self, future: Future[Any]) -> None:
+        try:
+            token = self._call()
+        except BaseException as error:
+            # A SystemExit would end the event loop that awaits the future.
+            future.set_exception(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+        else:
+            future.set_result(token)
+
+
+_sources: WeakKeyDictionary[NamedProvider, TokenSource] = WeakKeyDictionary()
+
+
+def tokens_of(settings: ClientSettings) -> TokenSource | None:
+    """Return the source of the tokens for these settings; None if they log in without."""
+    named = settings.sasl_token_provider
+    return None if named is None else _sources.setdefault(named, TokenSource(named.name, named.provider))
+
+
+class _TokenLogin(OAuthAuthenticator):  # type: ignore[misc]
+    async def step(self, payload: bytes | None) -> Any:
+        # A broker refuses a token with a document, and sends an error after the reply of one control-A (RFC 7628).
+        # aiokafka 0.14 does not reply, and takes the document for a success: the next request fails without a reason.
+        return (b"\x01", True) if payload else await super().step(payload)
+
+
+class _Connection(AIOKafkaConnection):  # type: ignore[misc]
+    def authenticator_oauth(self) -> _TokenLogin:
+        return _TokenLogin(sasl_oauth_token_provider=self._sasl_oauth_token_provider)
+
+
+async def open_connection(host: str, port: int, **options: Any) -> AIOKafkaConnection:
+    """Open a connection and log in, as aiokafka's ``create_conn``."""
+    connection = _Connection(host, port, **options)
+    await connection.connect()
+    return connection
