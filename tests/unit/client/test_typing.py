@@ -51,8 +51,8 @@ class Upper:
 async def produce(name: str, names: list[str], some: tuple[str, ...]) -> None:
     async with marq.Producer(codec=marq.JSON, request_timeout=timedelta(seconds=5)) as producer:
         reveal_type(await producer.send("a", {"a": 1}))  # R: marq.client.receipt.Receipt
-        headers = {"a": b"1", "b": "text", "c": None}
-        reveal_type(await producer.send(name, b"x", headers=headers))  # R: marq.client.receipt.Receipt
+        reveal_type(await producer.send(name, b"x"))  # R: marq.client.receipt.Receipt
+        await producer.send(name, b"x", headers={"a": b"1", "b": "text", "c": None})
         reveal_type(await producer.send(names, b"x"))  # R: list[marq.client.receipt.Receipt]
         reveal_type(await producer.send(some, b"x"))  # R: list[marq.client.receipt.Receipt]
         reveal_type(await producer.send(["a", "b"], b"x"))  # R: list[marq.client.receipt.Receipt]
