@@ -57,7 +57,7 @@ def test_blocks_of_tests_pass(tmp_path: Path) -> None:
     options = ["-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function", "-W", "error"]
 
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "marq.testing.plugin", *options, *files],
+        [sys.executable, "-m", "pytest", "-q", *options, *files],
         cwd=tmp_path, env={**kept, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=LIMIT_SECONDS,
         check=False,
     )  # fmt: skip

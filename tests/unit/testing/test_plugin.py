@@ -66,7 +66,7 @@ def run(directory: Path, code: str, *options: str) -> str:
     (directory / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MARQ_", "PYTEST_"))}
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "marq.testing.plugin", "-p", "no:cacheprovider", *options],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options],
         cwd=directory, env={**environment, "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
