@@ -13,7 +13,7 @@ from typing import Any
 from marq.kafka.serving import Serving, serving
 from marq.settings.definitions import HANDLERS_GROUP, Definitions
 from marq.settings.partitions import Partitions
-from marq.settings.queue import AT_LEAST_ONCE, AT_MOST_ONCE
+from marq.settings.queue import AT_MOST_ONCE
 from marq.wire.errors import ConfigError
 
 #: Layers whose handlers every worker runs; decorated handlers need the module.
@@ -37,11 +37,14 @@ class HandlerGroup:
     """What one process runs; an equal group needs no new process.
 
     ``modules`` have lifespans or middleware for it, besides the modules of its handlers.
+    ``transactional``: some of its queues deliver at most once, so the process acquires their messages in transactions,
+    and reads only committed records. A process can't change how it reads.
     """
 
     name: str
     queues: Mapping[str, HandledQueue]
     modules: tuple[str, ...] = ()
+    transactional: bool = False
     #: As in :class:`marq.kafka.serving.Serving`.
     changed_at: int = field(default=-1, compare=False)
 
@@ -60,7 +63,8 @@ class HandlerGroup:
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> HandlerGroup:
         queues = {name: _handled(**queue) for name, queue in document["queues"].items()}
-        return cls(document["name"], queues, tuple(document["modules"]), document["changed_at"])
+        modules, changed_at = tuple(document["modules"]), document["changed_at"]
+        return cls(document["name"], queues, modules, document["transactional"], changed_at)
 
 
 def _handled(reads: Iterable[int] | None, **told: Any) -> HandledQueue:
@@ -86,20 +90,25 @@ def handler_groups(
             group = definitions.group(queue) or HANDLERS_GROUP
             groups.setdefault(group, {})[queue] = HandledQueue(handler, settings.concurrency, settings.topic, reads)
     return {
-        name: HandlerGroup(name, queues, modules, definitions.changed_at(queues))
+        name: HandlerGroup(
+            name, queues, modules, bool(_at_most_once(queues, definitions)), definitions.changed_at(queues)
+        )
         for name, queues in sorted(groups.items())
     }
 
 
-def check_delivery(group: HandlerGroup, definitions: Definitions) -> None:
-    """Check that no queue with a handler delivers at most once."""
-    for queue, handled in group.queues.items():
-        if definitions.settings(queue).delivery == AT_MOST_ONCE:
-            raise ConfigError(
-                f"queue {queue!r} delivers at most once, but workers run its handler {handled.handler}. They do not"
-                " dispatch messages in transactions, so one could be delivered twice. Remove the handler; run it with"
-                f" marq.Consumer({queue!r}).run(…), or set delivery = {AT_LEAST_ONCE!r}"
-            )
+def _at_most_once(queues: Iterable[str], definitions: Definitions) -> list[str]:
+    return [queue for queue in queues if definitions.settings(queue).delivery == AT_MOST_ONCE]
+
+
+def check_transactional(group: HandlerGroup, definitions: Definitions) -> None:
+    """Check that a process that was started before a queue became at-most-once does not serve it."""
+    changed = _at_most_once(group.queues, definitions)
+    if changed and not group.transactional:
+        raise ConfigError(
+            f"group {group.name!r}: queue {changed[0]!r} delivers at most once, but this process was started before"
+            " that change and would not acquire its messages in transactions: the worker starts another process"
+        )
 
 
 def without_handler(definitions: Definitions, group: HandlerGroup) -> list[str]:

@@ -23,9 +23,9 @@ from marq.backend.cluster import cluster_of
 from marq.client.current_producer import SharedProducer
 from marq.consumer.binding import Handler
 from marq.consumer.handlers import HandlerDefinition, check_handler, codec_of, handlers_in
+from marq.consumer.handlers_session import HandlersSession
 from marq.consumer.lifespan import Resources, lifespans_in
 from marq.consumer.middleware import middleware_in
-from marq.consumer.session import HandlersSession
 from marq.kafka.offset_snapshots import check_room
 from marq.kafka.topics import Topics
 from marq.producer.producer import Producer
@@ -33,7 +33,7 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.markers import Source
-from marq_worker.agents.handler_groups import HandlerGroup, check_delivery
+from marq_worker.agents.handler_groups import HandlerGroup, check_transactional
 from marq_worker.agents.stream_reader import Partitions, StreamReader
 
 #: Files whose frames precede the user's code in the traceback of an import.
@@ -51,11 +51,16 @@ class Handlers:
         self.reader: StreamReader | None = None
 
     async def start(
-        self, client: ClientSettings, topics: Topics, definitions: Definitions, partitions: Partitions
+        self,
+        client: ClientSettings,
+        topics: Topics,
+        definitions: Definitions,
+        partitions: Partitions,
+        instance_id: str | None = None,
     ) -> None:
         """Load the handlers and start their tasks; messages arrive once partitions are assigned."""
         check_room(self.group.name, self.group.queues)
-        check_delivery(self.group, definitions)
+        check_transactional(self.group, definitions)
         handlers = load_handlers(self.group)
         served = self.group.serving(client.names.messages, handlers)
         self.reader = StreamReader(served, partitions)
@@ -63,7 +68,17 @@ class Handlers:
         chain, resources = middleware_in(*modules), Resources(lifespans_in(*modules))
         producer = SharedProducer(functools.partial(Producer.of, client))
         session = HandlersSession(
-            cluster_of(client), topics, served, self.reader, definitions, handlers, producer, chain, resources
+            cluster_of(client),
+            topics,
+            served,
+            self.reader,
+            definitions,
+            handlers,
+            producer,
+            chain,
+            resources,
+            group=partitions.group if self.group.transactional else None,
+            instance_id=instance_id,
         )
         self.session = session
         await session.connect()

@@ -10,11 +10,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from aiokafka.errors import KafkaError
-from aiokafka.structs import ConsumerRecord
+from aiokafka.structs import ConsumerRecord, OffsetAndMetadata, TopicPartition
 
 from marq.kafka.offsets import Place
-from marq.kafka.positions import Progress
-from marq.kafka.reader import NotCommitted
+from marq.kafka.positions import Positions, Progress
+from marq.kafka.protocol import Generation
+from marq.kafka.reader import GroupCommit, NotCommitted
 from marq.kafka.records import Records
 from marq.kafka.serving import Serving
 from marq.wire.errors import MarqError
@@ -38,6 +39,8 @@ DELIVERY_SECONDS = 1.0
 
 Record = ConsumerRecord[bytes, bytes]
 
+NO_MEMBER = Generation(-1, "", None)
+
 
 @dataclass(frozen=True)
 class Partitions:
@@ -59,6 +62,9 @@ class Partitions:
     returned_to: Callable[[Source], int | None]
     #: Name of the committer, for the metadata of commits.
     committer: str = ""
+    #: The consumer group, and the current generation of this member.
+    group: str = ""
+    generation: Callable[[], Generation] = lambda: NO_MEMBER
 
 
 @dataclass
@@ -82,6 +88,9 @@ class StreamReader:
         self._partitions = partitions
         self._lanes: dict[Source, _Lane] = {}
         self._progress = Progress()
+        #: The generation of the current assignment. Read at its start: the member may have a later one, in which
+        #: others own the partitions, before we learn that they were revoked.
+        self._generation = NO_MEMBER
         #: Assigned partitions whose start positions are not known yet.
         self._unplaced: set[Source] = set()
         #: Number of assignments and revocations.
@@ -109,6 +118,7 @@ class StreamReader:
     def assigned(self, sources: Iterable[Source]) -> None:
         """Begin with new partitions; take no records before their start positions are known."""
         self._changes += 1
+        self._generation = self._partitions.generation()
         self._unplaced = set(sources)
         self._paused = False
         self._arrived.set()
@@ -261,17 +271,40 @@ class StreamReader:
                 del self._rewound[source]
 
     async def commit(self, offsets: Mapping[Source, int]) -> None:
-        after = self._progress.after(self._serving, offsets)
-        for topic, partition in offsets.keys() - after.keys():
-            raise NotCommitted(f"{topic}/{partition} is no longer assigned")
-        by, changed_at = self._partitions.committer, self._serving.changed_at
-        commits = {source: (offset, after[source].encode(offset, by, changed_at)) for source, offset in offsets.items()}
+        after = self._after(offsets)
         try:
             async with asyncio.timeout(COMMIT_SECONDS):
-                await self._partitions.commit(commits)
+                await self._partitions.commit(self._encoded(offsets, after))
         except (KafkaError, TimeoutError) as error:
             raise NotCommitted(str(error) or type(error).__name__) from error
         self._progress.take(after)
+
+    def commit_of(self, offsets: Mapping[Source, int]) -> GroupCommit:
+        """See :class:`marq.kafka.reader.TransactionalReader`."""
+        after = self._after(offsets)
+        if self._generation.number < 0:
+            # Without a generation the group would accept it as the commit of an administrator.
+            raise NotCommitted("the group has removed this member")
+        commits = {
+            TopicPartition(*source): OffsetAndMetadata(*each) for source, each in self._encoded(offsets, after).items()
+        }
+        return GroupCommit(self._partitions.group, self._generation, commits, after)
+
+    def committed(self, commit: GroupCommit) -> None:
+        """Note that this commit has succeeded."""
+        self._progress.take(commit.after)
+
+    def _after(self, offsets: Mapping[Source, int]) -> Mapping[Source, Positions]:
+        after = self._progress.after(self._serving, offsets)
+        for topic, partition in offsets.keys() - after.keys():
+            raise NotCommitted(f"{topic}/{partition} is no longer assigned")
+        return after
+
+    def _encoded(
+        self, offsets: Mapping[Source, int], after: Mapping[Source, Positions]
+    ) -> dict[Source, tuple[int, str]]:
+        by, changed_at = self._partitions.committer, self._serving.changed_at
+        return {source: (offset, after[source].encode(offset, by, changed_at)) for source, offset in offsets.items()}
 
     def rewind(self, offsets: Mapping[Source, int]) -> None:
         for source, offset in offsets.items():

@@ -29,6 +29,7 @@ from faust.types import TP, ConsumerMessage
 from marq.kafka.connection import stop_consumer
 from marq.kafka.group_consumer import GroupConsumer
 from marq.kafka.paced_clients import paced
+from marq.kafka.protocol import Generation
 from marq_worker.agents.inbox import Fetched
 
 #: Longest wait for records in one poll; a stop or rebalance waits for it.
@@ -134,6 +135,12 @@ class BatchThread(driver.AIOKafkaConsumerThread):
     @property
     def member(self) -> str:
         return str(self._ensure_consumer()._coordinator.member_id)
+
+    @property
+    def generation(self) -> Generation:
+        """This member of the group, between two rebalances."""
+        coordinator = self._ensure_consumer()._coordinator
+        return Generation(coordinator.generation, coordinator.member_id, coordinator._group_instance_id)
 
     async def log_range(self, tp: TP) -> tuple[int, int]:
         """Return the first and end offset of a partition."""

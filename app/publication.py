@@ -24,8 +24,10 @@ log = logging.getLogger("marq.worker")
 async def publish(queues: Queues, names: Names, file: QueuesFile) -> None:
     """Write the differences and return when they are read back."""
     documents = differences(queues.definitions, file)
-    check_topics(queues.definitions.after(documents), names, file)
+    after = queues.definitions.after(documents)
+    check_topics(after, names, file)
     if documents:
+        after.check_leases()
         await queues.publish(documents)
         log.info("%s published: %s", file.path, ", ".join(key.decode() for key in documents))
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from datetime import UTC, datetime
 from typing import NoReturn
 
 from marq.wire.errors import MarqError
+
+_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 def span(duration_s: float) -> str:
@@ -19,6 +23,21 @@ def span(duration_s: float) -> str:
             rest = whole % size // smaller
             return f"{sign}{whole // size} {unit}" + (f" {rest} {less}" if rest else "")
     return f"{sign}{whole} s"
+
+
+def read_duration(text: str) -> float | None:
+    """Return the seconds of a duration such as 90s, 15m, 2h, 7d, in seconds without a unit; None for another text."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip(), re.ASCII)
+    return None if match is None else float(match[1]) * _UNITS[match[2] or "s"]
+
+
+def paused(until: str | None) -> str:
+    """Return the state of a paused queue, with the end of the pause if it has one."""
+    if until is None:
+        return "paused"
+    end = datetime.fromisoformat(until).astimezone(UTC)
+    day = "" if end.date() == datetime.now(UTC).date() else f"{end:%Y-%m-%d} "
+    return f"paused until {day}{end:%H:%M:%S} UTC"
 
 
 def plain(text: str) -> str:

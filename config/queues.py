@@ -84,6 +84,10 @@ def load_queues(path: Path, decorated: Collection[str] | None = ()) -> QueuesFil
         _schedules(path, document.get("schedules", {})),
     )
     _check_topics(file)
+    try:
+        file.definitions.check_leases()
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
     if decorated is not None:
         _check_groups(file, decorated)
     return file

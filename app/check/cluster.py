@@ -196,6 +196,7 @@ class ClusterView:
                         published.definitions.fold(entry.key, document, entry.offset)
                     except (ConfigError, ValueError, RecursionError) as error:
                         published.unreadable.append((entry.offset, str(error)))
+            published.definitions.end_pauses(int(time.time() * 1000))
         finally:
             await log.stop()
         return published
@@ -239,8 +240,11 @@ async def _allowed(view: ClusterView, client: ClientSettings, use: Use) -> Allow
     names = client.names
     groups = [*([names.app_id] if use.tracker else []), *([names.backlog] if use.tracker and use.backlog else [])]
     groups += use.handled_groups
+    ids = {names.transactional_ids: names.transactional_id(0)} if use.tracker else {}
+    if use.transactional:
+        ids[names.start_ids] = names.start_id(names.group("check"), "check")
     return Allowed(
         await view.allowed_on_topics([*topics_of(names, changelog=use.tracker), *use.own_topics]),
         {group: (await view.group(group)).allowed for group in groups},
-        {names.transactional_ids: await view.may_transact(names.transactional_id(0))} if use.tracker else {},
+        {prefix: await view.may_transact(transactional_id) for prefix, transactional_id in ids.items()},
     )

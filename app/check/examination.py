@@ -29,17 +29,10 @@ from marq.kafka.topics import Look, planned
 from marq.settings.client import MEMORY_SCHEME, ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.errors import MarqError
+from marq_worker.app.check import machine
 from marq_worker.app.check.brokers import judge_apis, judge_clock
 from marq_worker.app.check.cluster import ClusterView, GroupFacts, Published
 from marq_worker.app.check.findings import Finding, fine, problem, warning
-from marq_worker.app.check.machine import (
-    VERSIONS,
-    judge_data_directory,
-    judge_exposure,
-    judge_packages,
-    judge_port,
-    look_at_port,
-)
 from marq_worker.app.check.members import Page, judge_members, judge_pages
 from marq_worker.app.check.permissions import WORKER, Allowed, Use, judge_permissions
 from marq_worker.app.check.queues import (
@@ -120,9 +113,9 @@ class Examination:
     async def _examine(self) -> None:
         file = self._file()
         if self._tracker:
-            self._add(judge_data_directory(self._settings.data_dir))
+            self._add(machine.judge_data_directory(self._settings.data_dir))
         if self._worker:
-            self._add(*judge_packages({name: _installed(name) for name in VERSIONS}, VERSIONS))
+            self._add(*machine.judge_packages({name: _installed(name) for name in machine.VERSIONS}, machine.VERSIONS))
         if not await self._reached():
             # The rest needs no broker.
             await self._handlers(Definitions(), file)
@@ -303,10 +296,10 @@ class Examination:
 
     async def _port(self, urls: list[str] | None) -> None:
         if self._worker and Role.WEB in self._settings.roles:
-            self._add(*judge_exposure(self._settings))
+            self._add(*machine.judge_exposure(self._settings))
             bind, number = self._settings.web_bind, self._settings.web_port
             host = self._settings.web_host or reachable_name(bind)
-            self._add(judge_port(look_at_port(bind, number), host, urls))
+            self._add(machine.judge_port(machine.look_at_port(bind, number), host, urls))
 
     async def _handlers(self, definitions: Definitions, file: QueuesFile | None) -> None:
         if not self._worker or Role.HANDLERS not in self._settings.roles or file is None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from marq.kafka.permissions import ROLES, Kind, Permission, grants, principal, tools, worker
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
+from marq.settings.queue import AT_MOST_ONCE
 from marq.wire.names import Names
 from marq_worker.app.check.findings import Finding, fine, problem
 from marq_worker.config.settings import AppSettings, Role
@@ -67,6 +68,8 @@ class Use:
     handled_topics: Collection[str] = ()
     #: Groups whose queues have handlers, by their Kafka names.
     handled_groups: Collection[str] = ()
+    #: A queue with a handler delivers at most once.
+    transactional: bool = False
     #: A queue sets `partitions`, so trackers must know the positions of groups.
     limited_partitions: bool = False
 
@@ -86,6 +89,7 @@ class Use:
             backlog=settings.count_waiting,
             handlers=bool(handled),
             limited_partitions=any(queue_settings.partitions is not None for queue_settings in queues.values()),
+            transactional=any(queue_settings.delivery == AT_MOST_ONCE for queue_settings in handled.values()),
             handled_topics=[
                 queue_settings.topic for queue_settings in handled.values() if queue_settings.topic is not None
             ],
@@ -103,6 +107,7 @@ def missing(client: ClientSettings, role: str, use: Use, allowed: Allowed) -> li
             backlog=use.backlog,
             handlers=use.handlers or (use.tracker and use.limited_partitions),
             handled_topics=use.handled_topics,
+            transactional=use.transactional,
         )
         return [each for each in needed if allowed.lacks(each, use.handled_groups)]
     # A service need not use all queues: a queue's own topic counts if anything is allowed on it.

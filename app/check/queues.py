@@ -23,6 +23,10 @@ def judge_file(definitions: Definitions, file: QueuesFile, *, published_by: int)
     changes = differences(definitions, file)
     if not changes:
         return []
+    try:
+        definitions.after(changes).check_leases()
+    except ConfigError as error:
+        return [problem(f"{file.path}", str(error), advice="no worker starts with this file until then")]
     listed = ", ".join(f"{key.decode()}{' (removed)' if value is None else ''}" for key, value in changes.items())
     reason = "workers read another file, or this one has changed since" if published_by else "no worker has read it"
     return [

@@ -18,7 +18,8 @@ from marq.dead_letters.filters import Filters
 from marq.wire.errors import ConfigError, UnknownQueue
 from marq.wire.names import check_queue_name
 from marq_worker.app.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, Setup, command, confirm
-from marq_worker.app.commands.terminal import Column, bar, moment_of, quoted, read_duration, show, text
+from marq_worker.app.commands.terminal import Column, bar, moment_of, quoted, show, text
+from marq_worker.app.readable import read_duration
 
 #: Dead letters to show without --limit.
 DEFAULT_LETTERS = 20

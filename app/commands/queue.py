@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -12,25 +12,19 @@ import click
 from marq.kafka.topics import ensure_topics
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
-from marq.settings.definitions import LAYERS, layer_key
+from marq.settings.definitions import LAYERS, ORIGINS, layer_key
 from marq.settings.queue import ALL, CHECKS, NAME_KEYS, UNLIMITED, check_document
+from marq.settings.readable import EffectiveSettings
 from marq.wire.errors import ConfigError
 from marq.wire.names import check_queue_name
 from marq_worker.agents.consumer_watch import has_no_consumer
 from marq_worker.agents.removed_handlers import removed
 from marq_worker.app.commands.command import JSON, YES, Setup, command, confirm, open_queues
 from marq_worker.app.commands.open_messages import Open, told_by_workers
+from marq_worker.app.commands.terminal import seconds
 from marq_worker.app.queue_document import queue_document
-from marq_worker.app.readable import span
+from marq_worker.app.readable import paused, span
 
-#: Names of the layers.
-ORIGINS = {
-    "": "default",
-    "defaults": "[defaults] of marq.toml",
-    "handler": "the handler's code",
-    "file": "marq.toml",
-    "change": "changed at run time",
-}
 #: Changes of these settings decide which group reads the queue.
 _ASKED = frozenset(NAME_KEYS)
 
@@ -187,19 +181,28 @@ def _toml(value: Any) -> str:
 _NAMES = click.argument("names", metavar="NAME...", nargs=-1, required=True)
 
 
-@command(_NAMES, JSON)
-async def pause(setup: Setup, names: Sequence[str], as_json: bool) -> None:
-    """Pause queues: stop deliveries until `resume`; messages in flight continue."""
-    await _switch(setup.client, names, as_json, paused=True)
+@command(_NAMES,
+    click.option("--for", "duration", metavar="DURATION", help="Resume by itself after this time, such as 10m or 2h."),
+    JSON,
+)  # fmt: skip
+async def pause(setup: Setup, names: Sequence[str], duration: str | None, as_json: bool) -> None:
+    """Pause queues: stop deliveries until `resume` or the end of --for; messages in flight continue."""
+    duration_s = None if duration is None else seconds("--for", duration)
+    await _switch(setup.client, names, as_json, lambda queues, name: queues.pause(name, duration_s))
 
 
 @command(_NAMES, JSON)
 async def resume(setup: Setup, names: Sequence[str], as_json: bool) -> None:
     """Resume paused queues."""
-    await _switch(setup.client, names, as_json, paused=False)
+    await _switch(setup.client, names, as_json, Queues.resume)
 
 
-async def _switch(client: ClientSettings, names: Sequence[str], as_json: bool, *, paused: bool) -> None:
+async def _switch(
+    client: ClientSettings,
+    names: Sequence[str],
+    as_json: bool,
+    switch: Callable[[Queues, str], Awaitable[EffectiveSettings]],
+) -> None:
     for name in names:
         check_queue_name(name)
     await ensure_topics(client)
@@ -207,11 +210,15 @@ async def _switch(client: ClientSettings, names: Sequence[str], as_json: bool, *
     async with Queues.of(client) as queues:
         for name in dict.fromkeys(names):
             before = queues[name].paused
-            after = await (queues.pause(name) if paused else queues.resume(name))
-            outcomes.append({"queue": name, "paused": after.paused, "changed": after.paused != before})
+            after = (await switch(queues, name)).paused
+            until = after if isinstance(after, str) else None
+            outcome = {"queue": name, "paused": bool(after), "paused_until": until, "changed": after != before}
+            outcomes.append(outcome)
     if as_json:
         print(json.dumps(outcomes))
         return
     for outcome in outcomes:
-        state = "paused: nothing of it is delivered until `resume`" if outcome["paused"] else "delivers"
+        until = "then or `resume`" if outcome["paused_until"] else "`resume`"
+        paused_now = f"{paused(outcome['paused_until'])}: nothing of it is delivered until {until}"
+        state = paused_now if outcome["paused"] else "delivers"
         print(f"queue {outcome['queue']}: {state}{'' if outcome['changed'] else ', as it was before'}")

@@ -17,11 +17,12 @@ from marq_worker.agents.consumer_watch import NO_CONSUMER_S, has_no_consumer, un
 from marq_worker.app.commands.command import JSON, Setup, command, open_groups, open_queues
 from marq_worker.app.commands.open_messages import Open, told_by_workers
 from marq_worker.app.commands.terminal import WATCH, Alarm, Column, cell, duration, looked, number, show
+from marq_worker.app.readable import paused
 
 
 def _state(row: Mapping[str, Any]) -> str:
     if row["paused"]:
-        return "paused"
+        return paused(row["paused_until"])
     if row["removed_handler"]:
         return Alarm("handler removed")
     return Alarm("no consumer") if row["no_consumer"] else "delivers"
@@ -116,13 +117,14 @@ def described(
     rows = []
     for name in sorted({*names, *dead, *unknown}):
         oldest_ms = waiting.oldest_ms.get(name)
-        metrics = told.queues.get(name, {})
+        metrics, settings = told.queues.get(name, {}), definitions.settings(name)
         rows.append(
             {
                 "queue": name,
                 "defined": name in definitions.names(),
-                "paused": definitions.settings(name).paused,
-                "no_consumer": name in lonely and not definitions.settings(name).paused,
+                "paused": settings.paused,
+                "paused_until": settings.paused_until,
+                "no_consumer": name in lonely and not settings.paused,
                 "removed_handler": told.removed_handlers.get(name, {}).get("handler"),
                 "group": definitions.group(name),
                 "waiting": waiting.counts[name] + unknown.get(name, 0),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from rich.text import Text
 
 from marq.wire.errors import BrokerUnavailable, ConfigError
 from marq_worker.app.commands.command import Interrupted, say
-from marq_worker.app.readable import plain, span
+from marq_worker.app.readable import plain, read_duration, span
 
 #: Cells between two columns.
 _GAP = 2
@@ -191,7 +190,6 @@ def bar(description: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 #: Bytes of a value to show.
 SHOWN_BYTES = 1_024
 
@@ -202,12 +200,6 @@ def seconds(option: str, text: str) -> float:
     if duration_s is None:
         raise ConfigError(f"{option} {text}: expected a duration such as 90s, 15m, 2h or 7d")
     return duration_s
-
-
-def read_duration(text: str) -> float | None:
-    """As :func:`seconds`; None for another text."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip(), re.ASCII)
-    return None if match is None else float(match[1]) * _UNITS[match[2] or "s"]
 
 
 def moment_of(text: str) -> datetime | None:

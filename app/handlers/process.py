@@ -76,7 +76,8 @@ class HandlersApp(MarqApp):
     watchdog: Watchdog | None = None
     #: Number of assigned partitions; None before the first assignment.
     partitions: int | None = None
-    #: As all consumers of messages: the open transaction of a dead tracker must not hold them up.
+    #: As most consumers of messages: the open transaction of a dead tracker must not hold them up. A group with a queue
+    #: that delivers at most once waits for it, because a redelivery from an aborted transaction would be a second one.
     isolation_level = "read_uncommitted"
 
     async def on_first_start(self) -> None:
@@ -87,7 +88,8 @@ class HandlersApp(MarqApp):
         topics = await ensure_topics(self.client)
         await own_topics(self.client, self.group.topics.values(), topics)
         await self.queues.start()
-        await self.handlers.start(self.client, topics, self.queues.definitions, self._partitions())
+        definitions, instance_id = self.queues.definitions, self.settings.instance_id
+        await self.handlers.start(self.client, topics, definitions, self._partitions(), instance_id)
         self.queues.listen(self.handlers.apply_pauses)
         # The worker's /healthz reports a handler that blocks the event loop. The watchdog ends the process only if its
         # consumer reads nothing.
@@ -99,7 +101,8 @@ class HandlersApp(MarqApp):
         reader = self.handlers.reader
         if self.rebalancing or reader is None:
             return {}
-        return {Messages(*source): standing for source, standing in reader.standings().items()}
+        committed = self.group.transactional
+        return {Messages(*source, committed): standing for source, standing in reader.standings().items()}
 
     async def on_stop(self) -> None:
         if self.watchdog is not None:
@@ -140,6 +143,8 @@ class HandlersApp(MarqApp):
             log_end=log_end,
             returned_to=lambda source: consumer.thread.returned_to(TP(*source)),
             committer=committer(self.settings.instance_id or self.client.client_id),
+            group=self.conf.id,
+            generation=lambda: consumer.thread.generation,
         )
 
 
@@ -162,6 +167,8 @@ def create_handlers_app(settings: AppSettings, client: ClientSettings, process: 
     # It sends nothing through Faust.
     app.boot_strategy = BootStrategy(app, enable_kafka_producer=False)
     app.group = group
+    if group.transactional:
+        app.isolation_level = "read_committed"
     app.queues = Queues.of(client)
     topic = app.topic(names.messages, *group.topics.values(), schema=BatchSchema())
     app.handlers = queue_consumer.attach(app, topic, group, app.failed)

@@ -16,7 +16,7 @@ from marq.settings.client import ClientSettings
 from marq.settings.confirmations import CONFIRM_S, EXPIRY_S, Confirmations, decorated, module_of
 from marq.settings.definitions import Definitions, confirmed_key, layer_key
 from marq.wire.errors import ConfigError, MarqError
-from marq_worker.agents.handler_groups import HandlerGroup, check_delivery, handler_groups, without_handler
+from marq_worker.agents.handler_groups import HandlerGroup, handler_groups, without_handler
 from marq_worker.agents.queue_consumer import load_handler, load_modules, surrounding
 from marq_worker.app.handlers.processes import HandlersProcesses
 
@@ -124,8 +124,9 @@ def modules_of(documents: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def check(definitions: Definitions, groups: Mapping[str, HandlerGroup], own: Mapping[str, str]) -> None:
-    """Check that each queue has one importable handler and at-least-once delivery, and each group handlers for all its
-    queues. A decorated handler that this worker does not have is no error: it may have been removed.
+    """Check that each queue has one importable handler, and each group handlers for all its queues.
+
+    A decorated handler that this worker does not have is no error: it may have been removed.
     """
     for queue, name in own.items():
         named = (definitions.layer("file", queue) or {}).get("handler")
@@ -135,7 +136,6 @@ def check(definitions: Definitions, groups: Mapping[str, HandlerGroup], own: Map
                 "decorator: remove one of them"
             )
     for group in groups.values():
-        check_delivery(group, definitions)
         for queue, each in group.queues.items():
             load_handler(queue, each.handler)
         rest = without_handler(definitions, group)

@@ -43,8 +43,11 @@ class Markers(NamedTuple):
 
 
 class Messages(NamedTuple):
+    """``committed``: records of open transactions are not read."""
+
     topic: str
     partition: int
+    committed: bool = False
 
     def __str__(self) -> str:
         return f"topic {self.topic}, partition {self.partition}"
@@ -67,8 +70,9 @@ class BrokerProbe:
             case Markers():
                 return asyncio.run(self._answer(self._markers(subject, standing, last)))
             case Messages():
-                source = TopicPartition(*subject)
-                return asyncio.run(self._answer(self._records(source, standing.position, "read_uncommitted")))
+                source = TopicPartition(subject.topic, subject.partition)
+                isolation = "read_committed" if subject.committed else "read_uncommitted"
+                return asyncio.run(self._answer(self._records(source, standing.position, isolation)))
             case Rebalance():
                 return asyncio.run(self._answer(self._rebalance(subject.group)))
         raise TypeError(f"cannot probe {subject!r}")

@@ -97,6 +97,8 @@ class Snapshot:
     backlog: Mapping[str, Any] | None = None
     #: Defined queues, and whether they are paused.
     paused: Mapping[str, bool] = field(default_factory=dict)
+    #: Ends of pauses that have one, in seconds since 1970.
+    pause_ends: Mapping[str, float] = field(default_factory=dict)
 
 
 class Exposition:
@@ -175,6 +177,9 @@ def _queues(snapshot: Snapshot) -> Iterator[Metric]:
     yield _gauge("marq_queue_oldest_message_age_seconds", what, ["queue"], ages)
     paused = (([queue], is_paused) for queue, is_paused in snapshot.paused.items())
     yield _gauge("marq_queue_paused", "Whether a defined queue is paused.", ["queue"], paused)
+    what = "When the pause of a queue ends, in seconds since 1970; only for pauses with an end."
+    ends = (([queue], end_s) for queue, end_s in snapshot.pause_ends.items())
+    yield _gauge("marq_queue_pause_end_timestamp_seconds", what, ["queue"], ends)
     yield from _backlog(snapshot)
     lateness = snapshot.lateness
     yield HistogramMetricFamily(

@@ -77,6 +77,11 @@ class Probes:
             handling=statistics.handling,
             handlers=app.handlers_metrics(),
             paused={queue: definitions.settings(queue).paused for queue in definitions.names()},
+            pause_ends={
+                queue: end_ms / 1000
+                for queue in definitions.names()
+                if (end_ms := definitions.settings(queue).paused_until_ms) is not None
+            },
         )
 
     async def metrics(self, accept: str) -> Response:

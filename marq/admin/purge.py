@@ -193,9 +193,9 @@ async def purge(
         await queues.pause(queue)
         await asyncio.sleep(PAUSE_KNOWN_S)
         purging = _Purging(settings, topics, queues, producer, queue, extent, progress)
-        purged = replace(await purging.run(delayed=delayed), paused=paused_before)
-        if not paused_before:
-            await purging.resume()
+        purged = replace(await purging.run(delayed=delayed), paused=bool(paused_before))
+        if paused_before is not True:
+            await purging.end(paused_before)
     if dead:
         async with DeadLetters.of(settings) as dead_letters:
             as_of = None if extent is None else extent.dead_letters
@@ -248,10 +248,13 @@ class _Purging:
                 too_late += not in_time
         return Purged(waiting + ended["waiting"], ended["redelivery"], ended["delayed"], 0, too_late)
 
-    async def resume(self) -> None:
-        """Resume the queue; raise MarqError if another purge has taken over."""
+    async def end(self, paused: str | bool) -> None:
+        """Resume the queue, or restore the end of its pause; raise MarqError if another purge has taken over."""
         await self._check_alone()
-        await self._queues.resume(self._queue)
+        if paused:
+            await self._queues.change(self._queue, paused=paused)
+        else:
+            await self._queues.resume(self._queue)
 
     async def _check_alone(self) -> None:
         await self._queues.sync(self._settings.request_timeout_ms / 1000)

@@ -9,7 +9,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from aiokafka import AIOKafkaProducer
 
@@ -17,7 +17,7 @@ from marq.client.backends import backend_of
 from marq.kafka.acquire_strategies import MARKED, AcquireStrategy, MarkerFirst, Transactional
 from marq.kafka.connection import abandon_producer, client_options, started, stop_producer
 from marq.kafka.log_reader import KafkaMarkersReader, MarkersReader
-from marq.kafka.reader import GroupMember, GroupReader, Reader
+from marq.kafka.reader import GroupMember, GroupReader, Reader, TransactionalReader
 from marq.kafka.serving import Serving
 from marq.kafka.topics import Topics, ensure_topics, own_topics
 from marq.kafka.transactions import MarkerTransactions
@@ -164,12 +164,11 @@ class KafkaCluster:
         if how == MARKED:
             writer = self.writer(topics)
             return MarkerFirst(writer, reader), writer
-        assert isinstance(reader, GroupReader)
         # A named member has the same id after a restart, which aborts its open transaction at once.
         own = instance_id or secrets.token_hex(8)
         transactional_id = self._settings.names.start_id(group, own)
         transactions = MarkerTransactions(self._settings, topics.markers_limit_bytes, transactional_id)
-        return Transactional(transactions, reader), transactions
+        return Transactional(transactions, cast("TransactionalReader", reader)), transactions
 
     async def sender(self, topics: Topics) -> Sender:
         def make() -> AIOKafkaProducer:

@@ -32,10 +32,9 @@ from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq.kafka.topics import Topics
 from marq.settings.client import ClientOptions, ClientSettings, whole_number
 from marq.settings.definitions import Definitions
-from marq.settings.durations import Duration, duration_ms, plain_seconds
+from marq.settings.durations import Duration, duration_ms
 from marq.wire.errors import ConfigError, LeaseLost, MarqError
 
-DEFAULT_MAX_LEASE_S = 3600.0
 DEFAULT_MAX_IN_FLIGHT = 20_000
 DEFAULT_SHUTDOWN_TIMEOUT_S = 3.0
 MAX_CONCURRENCY = 10_000
@@ -55,7 +54,8 @@ class Consumer(Lifecycle[MemberSession]):
         bootstrap_servers: ``host:port``, several separated by commas (default MARQ_BOOTSTRAP_SERVERS).
         lease: how long the consumer holds a message before it is redelivered, in seconds or as a timedelta (default:
             the queue's setting). The consumer renews its leases.
-        max_lease: how long a lease is renewed at most (default 1 h); then a hanging handler loses its message.
+        max_lease: how long a lease is renewed at most; then a hanging handler loses its message (default: the queue's
+            setting, 1 h unless it is changed).
         max_in_flight: maximum number of messages in flight, prefetched ones included (default 20,000). The consumer
             holds about as many as it finishes in a second, and at least twice the ``concurrency`` of :meth:`run`.
         codec: decodes :attr:`Message.value`, unless the handler says how (default: bytes).
@@ -76,7 +76,7 @@ class Consumer(Lifecycle[MemberSession]):
         *,
         group: str | None = None,
         lease: Duration | None = None,
-        max_lease: Duration = DEFAULT_MAX_LEASE_S,
+        max_lease: Duration | None = None,
         max_in_flight: int = DEFAULT_MAX_IN_FLIGHT,
         codec: Codec | None = None,
         instance_id: str | None = None,
@@ -88,8 +88,8 @@ class Consumer(Lifecycle[MemberSession]):
         self._membership = Membership(queue, group)
         super().__init__(f"the consumer of {self._membership}")
         self._lease_ms = None if lease is None else duration_ms("lease", lease, least_ms=100)
-        self._max_lease_ms = duration_ms("max_lease", max_lease, least_ms=100)
-        if self._lease_ms is not None and self._max_lease_ms < self._lease_ms:
+        self._max_lease_ms = None if max_lease is None else duration_ms("max_lease", max_lease, least_ms=100)
+        if self._lease_ms is not None and self._max_lease_ms is not None and self._max_lease_ms < self._lease_ms:
             raise ConfigError(
                 f"max_lease={max_lease!r} is shorter than lease={lease!r}, but a consumer holds each message for at"
                 " least its lease: raise max_lease, or shorten lease"
@@ -142,7 +142,7 @@ class Consumer(Lifecycle[MemberSession]):
         running.hurry()
 
     def _receiver_settings(self, topics: Topics, definitions: Definitions) -> ReceiverSettings:
-        return ReceiverSettings(
+        settings = ReceiverSettings(
             lease_ms=self._lease_ms,
             max_in_flight=self._max_in_flight,
             max_lease_ms=self._max_lease_ms,
@@ -152,6 +152,10 @@ class Consumer(Lifecycle[MemberSession]):
             queue=definitions.settings,
             purge=definitions.purge,
         )
+        if self._lease_ms is not None or self._max_lease_ms is not None:
+            for queue in self._membership.queues(definitions):
+                settings.check_lease(queue, settings.lease_of(queue))
+        return settings
 
     async def stop(self, release: bool = True) -> None:
         """Stop receiving, wait up to ``shutdown_timeout`` for handlers, write all outcomes, and leave the group.
@@ -216,11 +220,9 @@ class Consumer(Lifecycle[MemberSession]):
         clock = asyncio.get_running_loop().time
         until_s = clock() + wait_s
         lease_ms = None if lease is None else duration_ms("lease", lease, least_ms=100)
-        if lease_ms is not None and lease_ms > self._max_lease_ms:
-            raise ConfigError(
-                f"lease={lease!r} is longer than max_lease ({plain_seconds(self._max_lease_ms)} s): pass a"
-                " shorter lease, or create the consumer with a longer max_lease"
-            )
+        if lease_ms is not None:
+            for queue in running.queues:
+                running.receiver_settings.check_lease(queue, lease_ms)
         messages = running.take(count)
         if not messages:
             try:

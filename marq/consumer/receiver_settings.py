@@ -6,21 +6,26 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from marq.client.codecs import Codec
+from marq.settings.durations import plain_seconds
 from marq.settings.purges import Purge
 from marq.settings.queue import QueueSettings
+from marq.wire.errors import ConfigError
 
 _DEFAULT = QueueSettings()
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiverSettings:
-    """``limit_bytes`` is the limit of the markers topic; ``lease_ms`` None stands for each queue's setting."""
+    """``limit_bytes`` is the limit of the markers topic.
+
+    ``lease_ms`` and ``max_lease_ms`` override the settings of the queues; None leaves them.
+    """
 
     max_in_flight: int
-    max_lease_ms: int
     markers_partitions: int
     limit_bytes: int
     lease_ms: int | None = None
+    max_lease_ms: int | None = None
     #: Decodes values; ``codecs`` overrides it for some queues.
     codec: Codec | None = None
     codecs: Mapping[str, Codec] = field(default_factory=dict)
@@ -35,6 +40,19 @@ class ReceiverSettings:
 
     def lease_of(self, queue: str) -> int:
         return self.queue(queue).lease_ms if self.lease_ms is None else self.lease_ms
+
+    def max_lease_of(self, queue: str) -> int:
+        return self.queue(queue).max_lease_ms if self.max_lease_ms is None else self.max_lease_ms
+
+    def check_lease(self, queue: str, lease_ms: int) -> None:
+        """Raise ConfigError if a lease of this queue's messages is longer than ``max_lease``."""
+        max_lease_ms = self.max_lease_of(queue)
+        if lease_ms > max_lease_ms:
+            raise ConfigError(
+                f"queue {queue!r}: lease={plain_seconds(lease_ms)} is longer than"
+                f" max_lease={plain_seconds(max_lease_ms)}, but each message is held for at least its lease: pass a"
+                " shorter lease to the consumer or a longer max_lease, or change these settings of the queue"
+            )
 
     def shortest_lease_ms(self, queues: Iterable[str]) -> int:
         """Return the shortest lease of some queues, and never more than the default."""

@@ -167,7 +167,7 @@ class Renewal:
         for lease in self._leases:
             full_ms = self._full_ms(lease)
             # Rounded down, also below zero: one millisecond more would exceed max_lease.
-            left_ms = floor((lease.taken_s - now_s) * 1000) + self._settings.max_lease_ms
+            left_ms = floor((lease.taken_s - now_s) * 1000) + self._settings.max_lease_of(lease.queue)
             lease_ms = min(full_ms, left_ms)
             # Queues with different leases are renewed at their own pace.
             early = lease.expires_s - now_s > full_ms * _RENEW_BELOW / 1000

@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from marq.backend.cluster import Cluster, Connection, DefinitionsView, cluster_of
-from marq.client.current_producer import SharedProducer
 from marq.client.lifecycle import to_its_end
 from marq.consumer import settlement
-from marq.consumer.binding import Handler, bound
-from marq.consumer.handler_pool import HandlerPool, HandlerTasks
-from marq.consumer.handlers import codec_of
-from marq.consumer.lifespan import Resources
+from marq.consumer.handler_pool import HandlerPool
 from marq.consumer.membership import Membership
 from marq.consumer.message import Message
-from marq.consumer.middleware import Middleware
 from marq.consumer.prefetch import PrefetchBuffer
 from marq.consumer.receiver import Receiver
 from marq.consumer.receiver_settings import ReceiverSettings
@@ -40,9 +34,6 @@ log = logging.getLogger("marq")
 
 #: Limits of the steps of a stop, so that it ends within 10 s even if the broker is gone.
 STOP_READING_S, STOP_ACKS_S, STOP_CLIENT_S = 1.0, 2.0, 1.0
-#: Of a worker's handlers: messages in flight in one process, the time after which a hanging handler loses its message,
-#: and how long a stop waits for handlers.
-WORKER_MAX_IN_FLIGHT, WORKER_MAX_LEASE_MS, WORKER_SHUTDOWN_S = 10_000, 3_600_000, 3.0
 #: Pause between two attempts to serve the queues of the current definitions.
 RETRY_S = 1.0
 #: Maximum number of queues in a log line.
@@ -81,6 +72,7 @@ class ConsumerSession:
             transactional, connection = cluster.acquire_strategy(TRANSACTIONAL, topics, reader, group, instance_id)
             self._connections.append(connection)
         self.pools: list[HandlerPool[Any]] = []
+        self.receiver_settings = settings
         self.receiver = Receiver(
             serving,
             reader,
@@ -163,71 +155,6 @@ class ConsumerSession:
 
     async def disconnect(self) -> None:
         await asyncio.gather(*[connection.stop(STOP_CLIENT_S) for connection in self._connections])
-
-
-# --- a worker's handlers ----------------------------------------------------------------------------------------------
-
-
-class HandlersSession(ConsumerSession):
-    """The session of a worker's handlers: a pool for each queue, a producer for ``handler.send``, and resources."""
-
-    def __init__(
-        self,
-        cluster: Cluster,
-        topics: Topics,
-        serving: Serving,
-        reader: Reader,
-        definitions: Definitions,
-        handlers: Mapping[str, Handler],
-        producer: SharedProducer,
-        chain: Sequence[Middleware],
-        resources: Resources,
-    ) -> None:
-        super().__init__(cluster, topics, serving, reader, _worker_settings(topics, definitions, handlers))
-        self._producer = producer
-        self._definitions = definitions
-        self._handlers = handlers
-        self._chain = chain
-        self._resources = resources
-
-    async def connect(self) -> None:
-        """Connect, and open the resources."""
-        await super().connect()
-        with self._producer.current():
-            self.receiver.acks.state = await self._resources.open(self.receiver.fail)
-
-    def start(self) -> None:
-        super().start()
-        for queue, handler in self._handlers.items():
-            concurrency = self._definitions.settings(queue).concurrency
-            buffer, acks = self.prefetch.buffers[queue], self.receiver.acks
-            with self._producer.current():
-                self.add(HandlerTasks(buffer, acks, bound(handler), concurrency, chain=self._chain))
-
-    async def close(self) -> None:
-        """Stop, close the resources when no handler needs them, and disconnect.
-
-        Raises:
-            MarqError: a lifespan raised.
-        """
-        async with AsyncExitStack() as ends:
-            ends.push_async_callback(self.disconnect)
-            ends.push_async_callback(self._producer.stop)
-            ends.push_async_callback(self._resources.close)
-            await self.stop(WORKER_SHUTDOWN_S)
-
-
-def _worker_settings(topics: Topics, definitions: Definitions, handlers: Mapping[str, Handler]) -> ReceiverSettings:
-    codecs = {queue: codec for queue, handler in handlers.items() if (codec := codec_of(handler, queue)) is not None}
-    return ReceiverSettings(
-        max_in_flight=WORKER_MAX_IN_FLIGHT,
-        max_lease_ms=max([WORKER_MAX_LEASE_MS, *[definitions.settings(queue).lease_ms for queue in handlers]]),
-        markers_partitions=topics.markers_partitions,
-        limit_bytes=topics.markers_limit_bytes,
-        codecs=codecs,
-        queue=definitions.settings,
-        purge=definitions.purge,
-    )
 
 
 # --- a member of a group ----------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from marq.kafka.reader import GroupReader, Reader
+from marq.kafka.reader import Reader, TransactionalReader
 from marq.kafka.transactions import MarkerTransactions
 from marq.kafka.writer import MarkerRecord, MarkerWriter
 from marq.wire.markers import Source
@@ -55,7 +55,7 @@ class MarkerFirst:
 class Transactional:
     """Writes both in one transaction; a commit without ACQUIREs needs none."""
 
-    def __init__(self, transactions: MarkerTransactions, reader: GroupReader) -> None:
+    def __init__(self, transactions: MarkerTransactions, reader: TransactionalReader) -> None:
         self._transactions = transactions
         self._reader = reader
 

@@ -92,10 +92,11 @@ def worker(
     backlog: bool = True,
     handlers: bool = True,
     handled_topics: Iterable[str] = (),
+    transactional: bool = False,
 ) -> list[Permission]:
     """Return the permissions of a worker by its roles; ``handled_topics`` belong to queues with handlers.
 
-    ``backlog``: as a tracker it counts waiting messages.
+    ``backlog``: as a tracker it counts waiting messages. ``transactional``: some handlers' queues deliver at most once.
     """
     permissions = _every_role(names, handled_topics if handlers else ()) + _topics("Write", [names.queues])
     if tracker:
@@ -119,6 +120,8 @@ def worker(
             # To continue at the positions of consumers when a queue of theirs gets a handler.
             *_groups("Describe", names.group("")),
         ]
+    if handlers and transactional:
+        permissions.append(Permission(Kind.TRANSACTIONAL_ID, names.start_ids, "Write", prefixed=True))
     return permissions
 
 

@@ -85,6 +85,19 @@ class Reader(Protocol):
         """Stay a member of the group although nothing is fetched."""
 
 
+class TransactionalReader(Reader, Protocol):
+    """A reader whose offsets can be committed in a transaction."""
+
+    def commit_of(self, offsets: Offsets) -> GroupCommit:
+        """Return what :meth:`commit` would commit now; call :meth:`committed` after committing it elsewhere.
+
+        Raises NotCommitted if a partition is no longer assigned.
+        """
+
+    def committed(self, commit: GroupCommit) -> None:
+        """Note that this commit has succeeded."""
+
+
 class GroupMember(Reader, Protocol):
     """A reader that joins a group itself."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -52,6 +54,11 @@ class DefinitionLog(Protocol):
     async def write(self, records: Mapping[bytes, bytes | None]) -> dict[bytes, int]:
         """Write records; return their offsets by key when all are durable."""
 
+    def wall_s(self) -> float:
+        """Return the seconds since 1970."""
+
+    async def sleep(self, seconds: float) -> None: ...
+
 
 class KafkaDefinitionLog:
     """The queues topic."""
@@ -83,6 +90,12 @@ class KafkaDefinitionLog:
 
     async def write(self, records: Mapping[bytes, bytes | None]) -> dict[bytes, int]:
         return await write_once(self._settings, self._source.topic, records)
+
+    def wall_s(self) -> float:
+        return time.time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
 
 def definition_log(settings: ClientSettings) -> DefinitionLog:

@@ -23,6 +23,8 @@ SYNC_S = 10.0
 SYNC_LIMIT_S = 5.0
 #: Length of the error about a foreign record, which may quote all of it.
 _SHOWN_CHARACTERS = 300
+#: Longest sleep until the end of a pause: the wall clock may be set, and a suspended machine does not count its sleep.
+PAUSE_CHECK_S = 60.0
 
 
 class DefinitionsFollower:
@@ -39,6 +41,8 @@ class DefinitionsFollower:
         self._log: DefinitionLog
         self._position = 0
         self._following: asyncio.Task[None] | None = None
+        #: Waits for the end of the next pause, if one has an end.
+        self._resuming: asyncio.Task[None] | None = None
         #: Set after each read.
         self._moved: asyncio.Event
         #: The records read since a write began.
@@ -56,12 +60,15 @@ class DefinitionsFollower:
             await source.stop()
             raise
         self._following = asyncio.create_task(self._follow(source), name="marq-queues")
+        self._wait_for_pauses()
 
     async def stop(self) -> None:
         following, self._following = self._following, None
         assert following is not None
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+        tasks = [task for task in (following, self._resuming) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._moved.set()
         await self._log.stop()
 
@@ -141,6 +148,7 @@ class DefinitionsFollower:
             self._position = position
             self._moved.set()
             if changed:
+                self._wait_for_pauses()
                 self._notify()
             failing = not await self._make_sure(source, failing)
 
@@ -174,7 +182,35 @@ class DefinitionsFollower:
                 _SHOWN_CHARACTERS,
                 error,
             )
+        if entries:
+            definitions.end_pauses(self._now_ms())
         return len(errors) < len(entries)
+
+    # --- pauses with an end -------------------------------------------------------------------------------------------
+
+    @property
+    def wall_s(self) -> float:
+        """The seconds since 1970, by the clock that ends pauses."""
+        return self._log.wall_s()
+
+    def _now_ms(self) -> int:
+        return round(self._log.wall_s() * 1000)
+
+    def _wait_for_pauses(self) -> None:
+        """Wait for the end of the next pause, which may have changed; no task runs if no pause has an end."""
+        if self._resuming is not None:
+            self._resuming.cancel()
+            self._resuming = None
+        if self.definitions.next_pause_end_ms is not None:
+            self._resuming = asyncio.create_task(self._end_pauses(), name="marq-pauses")
+
+    async def _end_pauses(self) -> None:
+        definitions = self.definitions
+        while (end_ms := definitions.next_pause_end_ms) is not None:
+            left_s = max(end_ms - self._now_ms(), 1) / 1000
+            await self._log.sleep(min(left_s, PAUSE_CHECK_S))
+            if definitions.end_pauses(self._now_ms()):
+                self._notify()
 
 
 def fold(definitions: Definitions, entry: Entry) -> ConfigError | None:

@@ -13,10 +13,11 @@ from marq.client.lifecycle import Lifecycle
 from marq.kafka.offset_snapshots import check_room
 from marq.queues.following import DefinitionsFollower, document_of, fold
 from marq.settings.client import ClientOptions, ClientSettings
-from marq.settings.definitions import Definitions, layer_key
-from marq.settings.durations import Duration
+from marq.settings.definitions import LEASE_KEYS, Definitions, layer_key
+from marq.settings.durations import Duration, duration_ms
 from marq.settings.hints import refuse
-from marq.settings.queue import check_document
+from marq.settings.pauses import pause_end
+from marq.settings.queue import MAX_SECONDS, check_document
 from marq.settings.readable import EffectiveSettings
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.names import check_queue_name
@@ -31,6 +32,7 @@ class QueueOptions(TypedDict, total=False):
     """The settings of a queue that can be changed; None removes a change, so that the other layers count again."""
 
     lease: Duration | None
+    max_lease: Duration | None
     max_attempts: int | str | None
     backoff: Mapping[str, Any] | Sequence[Duration] | None
     errors: Mapping[str, Any] | None
@@ -43,7 +45,7 @@ class QueueOptions(TypedDict, total=False):
     delay: Duration | None
     delivery: str | None
     partitions: int | str | None
-    paused: bool | None
+    paused: bool | str | None
 
 
 class Queues(Lifecycle[DefinitionsFollower]):
@@ -119,13 +121,21 @@ class Queues(Lifecycle[DefinitionsFollower]):
         refuse("change", {name: value for name, value in settings.items() if name not in QueueOptions.__annotations__})
         return await self._merge(queue, {name: plain(value) for name, value in settings.items()}, keep=True)
 
-    async def pause(self, queue: str) -> EffectiveSettings:
+    async def pause(self, queue: str, duration: Duration | None = None) -> EffectiveSettings:
         """Pause the delivery of a queue, and return the settings in effect; raises as :meth:`change`.
+
+        The pause ends after ``duration``, seconds or a timedelta up to a year, or else at :meth:`resume`. The end is
+        part of the setting, so it needs no further call. It replaces the end of a former pause. Consumers and trackers
+        resume by their own clocks, and so at different moments if these differ.
 
         Consumers and trackers follow within about a second. Messages that are being processed end as usual. Waiting and
         delayed messages, and those to be redelivered, wait for :meth:`resume`. Producers may continue to send.
         """
-        return await self.change(queue, paused=True)
+        follower = self._started()
+        if duration is None:
+            return await self.change(queue, paused=True)
+        duration_s = duration_ms("duration", duration, least_ms=1, most_ms=MAX_SECONDS * 1000) / 1000
+        return await self.change(queue, paused=pause_end(follower.wall_s + duration_s))
 
     async def resume(self, queue: str) -> EffectiveSettings:
         """Resume the delivery of a queue, and return the settings in effect; raises as :meth:`change`."""
@@ -237,6 +247,9 @@ class Queues(Lifecycle[DefinitionsFollower]):
         document = {name: value for name, value in {**former, **wanted}.items() if value is not None}
         document = check_document(document, f"queue {queue!r}")
         later = self.definitions.after({layer_key("change", queue): document})
+        if wanted.keys() & LEASE_KEYS:
+            # Other changes, like a pause, are possible even if a race of two writers left such a combination.
+            later.check_lease(queue)
         self._check_topic(queue, later.settings(queue).topic)
         group = later.group(queue)
         if group is not None and group != self.definitions.group(queue):

@@ -24,9 +24,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from marq.settings.durations import plain_seconds
 from marq.settings.partitions import EVERYWHERE, Placement
 from marq.settings.purges import Purge
 from marq.settings.queue import CHECKS, QueueSettings, check_defaults, check_document, queue_settings
@@ -41,6 +43,16 @@ HANDLERS_GROUP = "handlers"
 #: Layers of one queue, weakest first.
 LAYERS = ("handler", "file", "change")
 DEFAULTS_KEY = b"defaults"
+#: The settings that :meth:`Definitions.check_lease` compares.
+LEASE_KEYS = frozenset({"lease", "max_lease"})
+#: What the layers of a setting are called, by :meth:`Definitions.origin`.
+ORIGINS = {
+    "": "default",
+    "defaults": "[defaults] of marq.toml",
+    "handler": "the handler's code",
+    "file": "marq.toml",
+    "change": "changed at run time",
+}
 _RECORDS = _PLACEMENT, _PURGE, _QUARANTINE, _CONFIRMED = "placement", "purge", "quarantine", "confirmed"
 #: A record without a value, from which `marq check` learns the broker's time.
 CHECK_KEY = b"check"
@@ -77,6 +89,8 @@ class Definitions:
         # Cached, because trackers ask for each message.
         self._default_settings = QueueSettings()
         self._settings: dict[str, QueueSettings] = {}
+        #: The ends of pauses, by queue; None stands for queues without a definition.
+        self._pause_ends: dict[str | None, int] = {}
         # Sorted queues by group, None after a change. Cached, because members ask for each batch of messages.
         self._by_group: dict[str, list[str]] | None = None
         #: Number of placements read so far, to notice a change.
@@ -101,6 +115,7 @@ class Definitions:
         if key == DEFAULTS_KEY:
             self._defaults = check_defaults(_known(document), "the record 'defaults'")
             self._default_settings = queue_settings(self._defaults)
+            self._note_pause(None, self._default_settings)
             for queue in self._layers:
                 self._add_up(queue)
             return None
@@ -138,9 +153,29 @@ class Definitions:
         later._purges = dict(self._purges)
         later._quarantines = dict(self._quarantines)
         later._layers, later._settings = dict(self._layers), dict(self._settings)
+        later._pause_ends = dict(self._pause_ends)
         for key, document in records.items():
             later.fold(key, document)
         return later
+
+    @property
+    def next_pause_end_ms(self) -> int | None:
+        """When the next pause ends, in ms since 1970; None if no pause has an end."""
+        return min(self._pause_ends.values(), default=None)
+
+    def end_pauses(self, now_ms: int) -> bool:
+        """Resume the queues whose pause has ended; return whether there are any.
+
+        Call it after each :meth:`fold`, which knows no time, and at :attr:`next_pause_end_ms`.
+        """
+        ended = [queue for queue, end_ms in self._pause_ends.items() if end_ms <= now_ms]
+        for queue in ended:
+            del self._pause_ends[queue]
+            if queue is None:
+                self._default_settings = _resumed(self._default_settings)
+            else:
+                self._settings[queue] = _resumed(self._settings[queue])
+        return bool(ended)
 
     def group(self, queue: str) -> str | None:
         """Return the named group of a queue, None for a group of its own."""
@@ -225,6 +260,33 @@ class Definitions:
         sources = [name for name in LAYERS if key in layers.get(name, {})]
         return sources[-1] if sources else "defaults" if key in self._defaults else ""
 
+    def check_lease(self, queue: str) -> None:
+        """Check that a queue's ``max_lease`` is not shorter than its lease.
+
+        Only writers check it. Readers accept any combination, so that the settings do not depend on the order of
+        records; a message is then held for its lease.
+        """
+        settings = self.settings(queue)
+        if settings.max_lease_ms < settings.lease_ms:
+            lease, max_lease = [
+                f"{key} = {plain_seconds(ms)} ({ORIGINS[self.origin(queue, key)]})"
+                for key, ms in (("lease", settings.lease_ms), ("max_lease", settings.max_lease_ms))
+            ]
+            raise ConfigError(
+                f"queue {queue!r}: {max_lease} is shorter than {lease}, but each message is held for at least its"
+                " lease: raise max_lease, or shorten lease"
+            )
+
+    def check_leases(self) -> None:
+        """Check the leases of all queues, and those of queues without a definition; raises as :meth:`check_lease`."""
+        for queue in self.names():
+            self.check_lease(queue)
+        if self._default_settings.max_lease_ms < self._default_settings.lease_ms:
+            raise ConfigError(
+                f"[defaults]: max_lease = {plain_seconds(self._default_settings.max_lease_ms)} is shorter than"
+                f" lease = {plain_seconds(self._default_settings.lease_ms)}: raise max_lease, or shorten lease"
+            )
+
     def _drop(self, layer: str, queue: str) -> None:
         layers = {name: each for name, each in self._layers.get(queue, {}).items() if name != layer}
         if layers:
@@ -233,6 +295,7 @@ class Definitions:
         else:
             self._layers.pop(queue, None)
             self._settings.pop(queue, None)
+            self._pause_ends.pop(queue, None)
 
     def _note(self, layer: str, name: str, document: Mapping[str, Any] | None) -> None:
         if layer == _CONFIRMED:
@@ -258,7 +321,19 @@ class Definitions:
 
     def _add_up(self, queue: str) -> None:
         layers = self._layers[queue]
-        self._settings[queue] = queue_settings(self._defaults, *(layers[name] for name in LAYERS if name in layers))
+        settings = queue_settings(self._defaults, *(layers[name] for name in LAYERS if name in layers))
+        self._settings[queue] = settings
+        self._note_pause(queue, settings)
+
+    def _note_pause(self, queue: str | None, settings: QueueSettings) -> None:
+        if settings.paused_until_ms is None:
+            self._pause_ends.pop(queue, None)
+        else:
+            self._pause_ends[queue] = settings.paused_until_ms
+
+
+def _resumed(settings: QueueSettings) -> QueueSettings:
+    return replace(settings, paused=False, paused_until_ms=None)
 
 
 def group_of(settings: QueueSettings) -> str | None:

@@ -13,12 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marq.settings.backoff import Backoff
+from marq.settings.pauses import pause_end, pause_end_ms
 from marq.wire.errors import ConfigError
 from marq.wire.names import check_group_name, check_topic_name
 
 MAX_SECONDS = 365 * 24 * 3600
 #: A marker holds a lease as milliseconds in 32 bits: 49 days.
 MAX_LEASE_SECONDS = (2**32 - 1) // 1000
+#: The default of ``max_lease``, unless the lease is longer.
+MAX_LEASE_MS = 3_600_000
 MAX_ATTEMPTS = 1_000_000
 #: No limit: the largest attempt of a marker, which no message reaches. In a document it is "unlimited".
 UNLIMITED_ATTEMPTS = 2**32 - 1
@@ -58,12 +61,14 @@ AT_LEAST_ONCE, AT_MOST_ONCE = "at-least-once", "at-most-once"
 class QueueSettings:
     """The settings of a queue.
 
-    ``max_attempts`` counts deliveries; after the last one a message becomes a dead letter, or is dropped if
-    ``dead_letter`` is False. ``group`` is the named group whose consumers serve the queue. ``topic`` is a topic that
-    belongs to the queue. ``handler`` is a ``module:function`` that workers run, with ``concurrency`` calls at a time.
-    Messages are delivered ``delay_ms`` after sending. ``partitions`` is the number of partitions of the messages topic,
-    None for all. ``errors`` maps names of exceptions to backoffs, None for those that no retry can fix. While
-    ``paused``, nothing is delivered; messages in flight end as usual, and senders continue.
+    The consumer renews a lease until ``max_lease_ms`` after the delivery. ``max_attempts`` counts deliveries; after the
+    last one a message becomes a dead letter, or is dropped if ``dead_letter`` is False. ``group`` is the named group
+    whose consumers serve the queue. ``topic`` is a topic that belongs to the queue. ``handler`` is a
+    ``module:function`` that workers run, with ``concurrency`` calls at a time. Messages are delivered ``delay_ms``
+    after sending. ``partitions`` is the number of partitions of the messages topic, None for all. ``errors`` maps names
+    of exceptions to backoffs, None for those that no retry can fix. While
+    ``paused``, nothing is delivered; messages in flight end as usual, and senders continue. A pause ends at
+    ``paused_until_ms``: :meth:`marq.settings.definitions.Definitions.end_pauses` replaces the settings then.
     """
 
     lease_ms: int = 30_000
@@ -80,6 +85,13 @@ class QueueSettings:
     breaker: Breaker | None = None
     partitions: int | None = None
     paused: bool = False
+    max_lease_ms: int = MAX_LEASE_MS
+    paused_until_ms: int | None = None
+
+    @property
+    def paused_until(self) -> str | None:
+        """The end of the pause in ISO 8601; None without an end."""
+        return None if self.paused_until_ms is None else pause_end(self.paused_until_ms / 1000)
 
 
 Check = Callable[[str, object], None]
@@ -106,6 +118,10 @@ def queue_settings(*documents: Mapping[str, Any]) -> QueueSettings:
         values.update(document)
     if "lease" in values:
         values["lease_ms"] = max(_ms(values.pop("lease")), 1)
+    if "max_lease" in values:
+        values["max_lease_ms"] = max(_ms(values.pop("max_lease")), 1)
+    else:
+        values["max_lease_ms"] = max(MAX_LEASE_MS, values.get("lease_ms", 0))
     if "delay" in values:
         values["delay_ms"] = _ms(values.pop("delay"))
     if values.get("max_attempts") == UNLIMITED:
@@ -118,6 +134,8 @@ def queue_settings(*documents: Mapping[str, Any]) -> QueueSettings:
         values["breaker"] = _breaker(values["breaker"])
     if values.get("partitions") == ALL:
         values["partitions"] = None
+    if isinstance(values.get("paused"), str):
+        values["paused_until_ms"], values["paused"] = pause_end_ms(values["paused"]), True
     return QueueSettings(**values)
 
 
@@ -125,6 +143,7 @@ def settings_document(settings: QueueSettings) -> dict[str, Any]:
     """Return all settings with the keys and units of a document."""
     return {
         "lease": _seconds(settings.lease_ms),
+        "max_lease": _seconds(settings.max_lease_ms),
         "max_attempts": UNLIMITED if settings.max_attempts == UNLIMITED_ATTEMPTS else settings.max_attempts,
         "backoff": _backoff_document(settings.backoff),
         "dead_letter": settings.dead_letter,
@@ -137,7 +156,7 @@ def settings_document(settings: QueueSettings) -> dict[str, Any]:
         "errors": {name: REJECT if said is None else _backoff_document(said) for name, said in settings.errors.items()},
         "breaker": False if settings.breaker is None else _breaker_document(settings.breaker),
         "partitions": ALL if settings.partitions is None else settings.partitions,
-        "paused": settings.paused,
+        "paused": settings.paused_until or settings.paused,
     }
 
 
@@ -280,6 +299,11 @@ def _breaker_said(name: str, value: object) -> None:
     _check_table(name, value, _BREAKER, separator=".")
 
 
+def _paused(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        _named(pause_end_ms)(name, value)
+
+
 def _delivery(name: str, value: object) -> None:
     if value not in (AT_LEAST_ONCE, AT_MOST_ONCE):
         raise ConfigError(f"{name}: expected {AT_LEAST_ONCE!r} or {AT_MOST_ONCE!r}, not {value!r}")
@@ -290,7 +314,7 @@ def _handler(name: str, value: object) -> None:
         raise ConfigError(f"{name}: expected 'module:function', not {value!r}")
 
 
-def _named(rule: Callable[[object], str]) -> Check:
+def _named(rule: Callable[[object], object]) -> Check:
     def check(name: str, value: object) -> None:
         try:
             rule(value)
@@ -327,6 +351,7 @@ _BREAKER: Mapping[str, Check] = {
 #: Every key of a document, with what its value must be.
 CHECKS: Mapping[str, Check] = {
     "lease": _number(0, MAX_LEASE_SECONDS, unit=" of seconds", above=True),
+    "max_lease": _number(0, MAX_LEASE_SECONDS, unit=" of seconds", above=True),
     "max_attempts": _count_or(MAX_ATTEMPTS, UNLIMITED),
     "backoff": _backoff_said,
     "dead_letter": _switch,
@@ -339,5 +364,5 @@ CHECKS: Mapping[str, Check] = {
     "errors": _errors,
     "breaker": _breaker_said,
     "partitions": _count_or(MAX_SPREAD, ALL, "number of partitions"),
-    "paused": _switch,
+    "paused": _paused,
 }

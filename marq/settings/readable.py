@@ -13,11 +13,13 @@ from marq.settings.queue import QueueSettings, settings_document
 class EffectiveSettings:
     """The settings in effect for one queue; durations are seconds.
 
-    ``max_attempts`` may be ``"unlimited"``, ``partitions`` ``"all"``, and ``breaker`` False. ``backoff``,
-    ``errors`` and ``breaker`` are tables as in marq.toml, with all of their keys.
+    ``max_attempts`` may be ``"unlimited"``, ``partitions`` ``"all"``, and ``breaker`` False. ``paused`` is True, False,
+    or the time at which the pause ends, in ISO 8601. ``backoff``, ``errors`` and ``breaker`` are tables as in
+    marq.toml, with all of their keys.
     """
 
     lease: float
+    max_lease: float
     max_attempts: int | str
     backoff: Mapping[str, Any]
     dead_letter: bool
@@ -30,7 +32,7 @@ class EffectiveSettings:
     errors: Mapping[str, Any]
     breaker: Mapping[str, Any] | bool
     partitions: int | str
-    paused: bool
+    paused: bool | str
 
     @classmethod
     def of(cls, settings: QueueSettings) -> Self:

@@ -77,7 +77,9 @@ class Broker:
         #: Reads and changes schedules; started with :attr:`queues`.
         self.schedules = Schedules.of(self.queues)
         if defaults is not None:
-            self._namespace.define(DEFAULTS_KEY, encoded(check_defaults(defaults, "[defaults]")))
+            for_all = check_defaults(defaults, "[defaults]")
+            self._namespace.definitions.after({DEFAULTS_KEY: for_all}).check_leases()
+            self._namespace.define(DEFAULTS_KEY, encoded(for_all))
         for queue, settings in (queues or {}).items():
             self._define(queue, settings)
         for schedule, document in (schedules or {}).items():
@@ -138,7 +140,9 @@ class Broker:
     def _define(self, queue: str, settings: Mapping[str, Any]) -> None:
         check_queue_name(queue)
         document = check_document({name: plain(value) for name, value in settings.items()}, f"queue {queue!r}")
-        self._namespace.define(layer_key("file", queue), encoded(document))
+        key = layer_key("file", queue)
+        self._namespace.definitions.after({key: document}).check_lease(queue)
+        self._namespace.define(key, encoded(document))
 
     def create_topic(self, name: str, partitions: int = 1) -> None:
         """Create a topic, for example as a queue's own topic.

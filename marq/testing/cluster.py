@@ -149,6 +149,15 @@ class MemoryDefinitionLog:
         self._memory.stir()
         return offsets
 
+    def wall_s(self) -> float:
+        return self._memory.clock.wall_ms / 1000
+
+    async def sleep(self, seconds: float) -> None:
+        if self._memory.is_elsewhere:
+            # Virtual time can't pass from another event loop, which has producers only; pauses do not concern them.
+            await asyncio.Event().wait()
+        await self._memory.clock.sleep(seconds)
+
 
 class MemoryDeadLetterLog:
     """The dead-letters topic in memory."""

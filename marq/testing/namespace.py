@@ -16,7 +16,7 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions, placement_key
 from marq.settings.partitions import Placement, subset
 from marq.settings.topic_rules import room_for_markers
-from marq.testing.clock import Clock
+from marq.testing.clock import Clock, Timer
 from marq.testing.owner import Acked, Owner
 from marq.testing.topics import Topic
 from marq.wire import notes
@@ -37,6 +37,8 @@ class Namespace:
         self.definitions = Definitions()
         #: Called after each change of the definitions.
         self.followers: set[Callable[[], None]] = set()
+        #: Ends the next pause.
+        self._resuming = Timer(0, 0, lambda: None, last=False)
         self.acked: list[Acked] = []
         self._turns: Counter[str] = Counter()
         self.messages = self._make(names.messages, settings.partitions)
@@ -78,11 +80,19 @@ class Namespace:
             queue = self.definitions.fold(key, None if value is None else json.loads(value), offset)
             if queue is not None:
                 self._place(queue)
+        self._end_pauses()
+        return offset
+
+    def _end_pauses(self) -> None:
+        """Apply the definitions as they are now, and again when the next pause ends."""
+        self.definitions.end_pauses(self.clock.wall_ms)
+        self._resuming.cancel()
+        if (end_ms := self.definitions.next_pause_end_ms) is not None:
+            self._resuming = self.clock.after((end_ms - self.clock.wall_ms) / 1000, self._end_pauses)
         for owner in self.owners:
             owner.work()
         for follow in list(self.followers):
             follow()
-        return offset
 
     def _place(self, queue: str) -> None:
         """Publish the placement as workers do, in one step: their later steps only reduce reading."""

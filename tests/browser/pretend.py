@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from math import sin
@@ -139,7 +140,8 @@ class PretendNamespace:
     def __init__(self, queues: Sequence[str] = QUEUES, redact: Sequence[str] = ("card",)) -> None:
         self.queues = list(queues)
         self.redaction = Redaction(redact)
-        self.paused: set[str] = set()
+        #: The ends of pauses in ms since 1970, None for a pause without an end.
+        self.paused: dict[str, int | None] = {}
         self.complete = True
         self.alarm = ""
         self.tasks_of_others: list[dict[str, Any]] = []
@@ -167,7 +169,10 @@ class PretendNamespace:
         return {queue: 2 for queue in queues if queue != "reports"}
 
     def documents(self, queues: Sequence[str]) -> dict[str, dict[str, Any]]:
-        return {queue: settings_document(QueueSettings(paused=queue in self.paused)) for queue in queues}
+        return {
+            queue: settings_document(QueueSettings(paused=queue in self.paused, paused_until_ms=self.paused.get(queue)))
+            for queue in queues
+        }
 
     def defined(self) -> Sequence[str]:
         return self.queues[:1]
@@ -379,13 +384,13 @@ class PretendActor:
     async def release(self, ids: Sequence[str]) -> Sequence[bool]:
         return self._take("release", ids, self._namespace.open)
 
-    async def pause(self, queue: str) -> None:
-        self.asked.append(("pause", queue))
-        self._namespace.paused.add(queue)
+    async def pause(self, queue: str, duration_s: float | None) -> None:
+        self.asked.append(("pause", queue if duration_s is None else (queue, duration_s)))
+        self._namespace.paused[queue] = None if duration_s is None else int((time.time() + duration_s) * 1000)
 
     async def resume(self, queue: str) -> None:
         self.asked.append(("resume", queue))
-        self._namespace.paused.discard(queue)
+        self._namespace.paused.pop(queue, None)
 
     async def extent(self, queue: str, clocks: Mapping[int, int]) -> Extent:
         return Extent({Source("marq.messages", 0): 7}, clocks)

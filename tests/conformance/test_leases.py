@@ -140,6 +140,37 @@ async def test_the_lease_of_the_queue_holds_where_the_consumer_says_nothing(back
         await message.ack()
 
 
+async def test_the_max_lease_of_the_queue_holds_where_the_consumer_says_nothing(backend: Backend) -> None:
+    queue = await backend.new_queue(lease=SHORT_S, max_lease=SHORT_S)
+    async with backend.consumer(queue) as consumer:
+        await backend.producer.send(queue, b"x")
+        assert (await take_one(consumer)).attempt == 1
+        again = await take_one(consumer)
+        assert again.attempt == 2
+        await again.ack()
+    async with backend.consumer(queue, max_lease=600) as consumer:
+        await backend.producer.send(queue, b"y")
+        message = await take_one(consumer)
+        await renewed_past_its_lease(backend, message, SHORT_S)
+        await message.ack()
+    await backend.statistics(queue, acked=2, expired=1)
+
+
+async def test_a_max_lease_shorter_than_the_lease_is_refused_wherever_it_comes_from(backend: Backend) -> None:
+    queue = await backend.new_queue(lease=60)
+    with pytest.raises(marq.ConfigError, match=f"queue '{queue}': max_lease = 30 .* is shorter than lease = 60"):
+        await backend.queues.change(queue, max_lease=30)
+    assert (await backend.queues.change(queue, max_lease=timedelta(minutes=1))).max_lease == 60
+    with pytest.raises(marq.ConfigError, match=f"queue '{queue}': max_lease = 60 .* is shorter than lease = 61"):
+        await backend.queues.change(queue, lease=61)
+    with pytest.raises(marq.ConfigError, match=f"queue '{queue}': lease=61 is longer than max_lease=60"):
+        await backend.consumer(queue, lease=61).start()
+    with pytest.raises(marq.ConfigError, match=f"queue '{queue}': lease=60 is longer than max_lease=59"):
+        await backend.consumer(queue, max_lease=59).start()
+    async with backend.consumer(queue, lease=61, max_lease=61):
+        pass
+
+
 async def test_a_call_may_choose_the_lease_of_what_it_receives(backend: Backend) -> None:
     queue = backend.new_name()
     async with backend.consumer(queue, lease=20) as consumer:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import marq
 from tests.conformance.backend import Backend
 from tests.conformance.receiving import nothing_comes, take, take_one
 
@@ -60,3 +65,87 @@ async def test_a_pause_in_a_file_can_be_ended_at_run_time(backend: Backend) -> N
     assert backend.queues[queue].paused
 
     assert not (await backend.queues.resume(queue)).paused
+
+
+#: Long enough to see that a queue is paused on a busy machine.
+PAUSE_S = 6
+
+
+async def test_a_pause_with_an_end_ends_without_the_client_that_paused(backend: Backend) -> None:
+    queue = backend.new_name()
+    async with backend.consumer(queue) as consumer:
+        async with marq.Queues(**backend.client) as gone:
+            begun_s = backend.now_s()
+            settings = await gone.pause(queue, timedelta(seconds=PAUSE_S))
+        assert isinstance(settings.paused, str)
+        await backend.seen_by_all()
+        await backend.producer.send(queue, b"sent meanwhile")
+        await backend.producer.send(queue, b"delayed", delay=0.1)
+
+        found = await take(consumer, 2)
+
+        assert backend.now_s() - begun_s > PAUSE_S - 0.1
+        assert {message.value for message in found} == {b"sent meanwhile", b"delayed"}
+        assert {message.attempt for message in found} == {1}
+        await consumer.ack(found)
+    assert backend.queues[queue].paused is False
+    await backend.statistics(queue, acked=2)
+
+
+async def test_the_trackers_resume_a_queue_whose_pause_ends(backend: Backend) -> None:
+    queue = backend.new_name()
+    async with backend.consumer(queue) as consumer:
+        await backend.producer.send(queue, b"x")
+        message = await take_one(consumer)
+        await backend.queues.pause(queue, PAUSE_S)
+        await backend.seen_by_all()
+        # Due during the pause.
+        await message.release(delay=0.1)
+
+        again = await take_one(consumer)
+
+        assert (again.id, again.attempt) == (message.id, 2)
+        assert backend.queues[queue].paused is False
+        await again.ack()
+
+
+async def test_a_pause_can_get_another_end_or_none_or_be_resumed_before(backend: Backend) -> None:
+    queue = backend.new_name()
+    async with marq.Queues(**backend.client) as others, backend.consumer(queue) as consumer:
+        first = (await backend.queues.pause(queue, 3_600)).paused
+        second = (await backend.queues.pause(queue, 2 * 3_600)).paused
+        assert isinstance(first, str)
+        assert isinstance(second, str)
+        assert first < second
+        await backend.until(lambda: others[queue].paused == second)
+
+        # A shorter one counts, too; and without an end it stays.
+        await backend.queues.pause(queue, PAUSE_S)
+        assert (await backend.queues.pause(queue)).paused is True
+        await backend.advance(PAUSE_S + 1)
+        assert others[queue].paused is True
+
+        await backend.queues.pause(queue, 3_600)
+        assert (await backend.queues.resume(queue)).paused is False
+        await backend.seen_by_all()
+        await backend.producer.send(queue, b"x")
+        await (await take_one(consumer)).ack()
+
+
+async def test_a_pause_that_ended_before_a_start_does_not_count(backend: Backend) -> None:
+    queue = backend.new_name()
+    ended = (datetime.now(UTC) - timedelta(days=1)).isoformat()
+    assert (await backend.queues.change(queue, paused=ended)).paused is False
+    async with backend.consumer(queue) as consumer:
+        await backend.producer.send(queue, b"x")
+        await (await take_one(consumer)).ack()
+
+
+async def test_the_end_of_a_pause_is_checked(backend: Backend) -> None:
+    queue = backend.new_name()
+    for wrong in (0, -1, 366 * 86_400, "10m"):
+        with pytest.raises(marq.ConfigError, match="duration="):
+            await backend.queues.pause(queue, wrong)
+    with pytest.raises(marq.ConfigError, match=f"queue '{queue}': paused: expected true, false, or a time"):
+        await backend.queues.change(queue, paused="tomorrow")
+    assert backend.queues[queue].paused is False

@@ -19,8 +19,8 @@ import pytest
 import marq
 from marq.backend.cluster import cluster_of
 from marq.client.current_producer import SharedProducer
+from marq.consumer.handlers_session import HandlersSession
 from marq.consumer.lifespan import Resources
-from marq.consumer.session import HandlersSession
 from marq.producer.producer import Producer
 from marq.settings.client import ClientSettings
 from marq.settings.confirmations import CONFIRM_S, EXPIRY_S, REMOVED_S

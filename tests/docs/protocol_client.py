@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -345,6 +346,12 @@ class Definitions:
         found = {key: _default(row) for key, row in self._keys.items() if "." not in key}
         for layer in self._layers:
             found |= self._documents.get(layer if layer == "defaults" else f"{layer}:{queue}", {})
+        # "or the lease if that is longer"
+        layers = [
+            self._documents.get(layer if layer == "defaults" else f"{layer}:{queue}", {}) for layer in self._layers
+        ]
+        if not any("max_lease" in document for document in layers):
+            found["max_lease"] = max(found["max_lease"], found["lease"])
         return {
             **found,
             "backoff": self._backoff(found["backoff"] or {}),
@@ -395,9 +402,18 @@ class Definitions:
             )
         if row["type"] == "one of these texts":
             return value in re.findall(r"`([^`]+)`", row["range"])
+        if row["type"] == "boolean or time" and isinstance(value, str):
+            return _is_time(value)
         if value in ("unlimited", "all"):
             return f'"{value}"' in row["type"]
         return _has_type(row["type"], value) and _is_in_range(row["range"], value)
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        return False
 
 
 def _rejects(said: object) -> bool:

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -165,6 +166,7 @@ values = st.fixed_dictionaries(
     {},
     optional={
         "lease": numbers,
+        "max_lease": numbers,
         "max_attempts": numbers | st.just("unlimited"),
         "backoff": backoffs,
         "errors": st.dictionaries(
@@ -178,6 +180,8 @@ values = st.fixed_dictionaries(
         "handler": st.sampled_from(["module:function", "module"]),
         "concurrency": numbers,
         "partitions": numbers | st.sampled_from(["all", "unlimited"]),
+        "paused": st.booleans()
+        | st.sampled_from(["2026-11-23T14:05:00Z", "2026-11-23T15:05:00.5+01:00", "2026-11-23T14:05:00", "10m"]),
         "a key of a later version": st.just(1),
     },
 )
@@ -204,14 +208,19 @@ def test_it_finds_the_settings_that_marq_finds(log: list[tuple[bytes | None, Any
 
 def in_our_words(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Seconds as Marq keeps them, in whole milliseconds."""
-    rest = {key: value for key, value in settings.items() if key not in {"lease", "delay"}}
+    rest = {key: value for key, value in settings.items() if key not in {"lease", "max_lease", "delay"}}
     breaker = settings["breaker"]
     return {
         **rest,
         "max_attempts": 4_294_967_295 if settings["max_attempts"] == "unlimited" else settings["max_attempts"],
         "partitions": None if settings["partitions"] == "all" else settings["partitions"],
         "lease_ms": max(round(settings["lease"] * 1000), 1),
+        "max_lease_ms": max(round(settings["max_lease"] * 1000), 1),
         "delay_ms": round(settings["delay"] * 1000),
+        "paused": bool(settings["paused"]),
+        "paused_until_ms": round(datetime.fromisoformat(settings["paused"]).timestamp() * 1000)
+        if isinstance(settings["paused"], str)
+        else None,
         "backoff": backoff_in_our_words(settings["backoff"]),
         "errors": {name: said and backoff_in_our_words(said) for name, said in settings["errors"].items()},
         "breaker": None

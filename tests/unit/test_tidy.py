@@ -15,12 +15,13 @@ PACKAGES = (
     "rig",
 )  # fmt: skip
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-#: The modules that make decisions, and the data for them; clients' settings are read from the environment.
+#: The modules that make decisions, and the data for them; clients' settings are read from the environment,
+#: and some settings are times.
 CORE = sorted(
     path
     for package in ("core", "owner", "settings", "wire")
     for path in (ROOT / "marq" / package).rglob("*.py")
-    if path.name not in ("client.py", "cron.py", "durations.py")
+    if path.name not in ("client.py", "cron.py", "durations.py", "pauses.py")
 )
 #: Modules with a clock, chance, tasks or I/O: the core takes time as an argument and returns its effects.
 IMPURE = {"time", "random", "asyncio", "os", "logging", "datetime", "secrets", "socket", "threading", "uuid"}

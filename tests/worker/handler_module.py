@@ -40,6 +40,11 @@ async def coroutine(message: marq.Message) -> None:
     note(message)
 
 
+async def slow(message: marq.Message) -> None:
+    note(message)
+    await asyncio.sleep(POLL_SECONDS)
+
+
 def plain(message: marq.Message) -> None:
     note(message)
 

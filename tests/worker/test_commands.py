@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -85,10 +86,14 @@ async def test_a_queue_from_the_first_message_to_the_last(shared_worker: Worker,
     assert (left["drained"], left["waiting"], left["waiting_for_delivery"]) == (False, 4, 1)
 
     # Paused: a consumer receives nothing, and says so.
-    assert await shell.json("pause", queue) == [{"queue": queue, "paused": True, "changed": True}]
+    switched = {"queue": queue, "paused": True, "paused_until": None, "changed": True}
+    assert await shell.json("pause", queue) == [switched]
+    [for_a_day] = await shell.json("pause", queue, "--for", "1d")
+    assert datetime.fromisoformat(for_a_day["paused_until"]) - datetime.now(UTC) > timedelta(hours=23)
+    assert for_a_day["changed"]
     async with marq.Consumer(queue, **client_of(worker)) as consumer:
         assert await consumer.receive(wait=0.5) == []
-        assert await shell.json("resume", queue) == [{"queue": queue, "paused": False, "changed": True}]
+        assert await shell.json("resume", queue) == [{**switched, "paused": False}]
         await consumer.ack(await take(consumer, 4))
 
         # Owners of partitions.
@@ -215,9 +220,9 @@ async def test_the_settings_of_a_queue_are_shown_and_changed(
     shown = (await shell("queue", queue, *assignments)).out.splitlines()
 
     assert f"queue {queue}: a group of its own" in shown[0]
-    assert [line.split()[0] for line in shown[1:3]] == ["lease", "max_attempts"]
+    assert [line.split()[0] for line in shown[1:4]] == ["lease", "max_lease", "max_attempts"]
     assert shown[1].endswith("default")
-    assert shown[2].endswith("changed at run time")
+    assert shown[3].endswith("changed at run time")
     await queues.sync(LIMIT_SECONDS)
     assert queues[queue].max_attempts == 1
     found = await shell.json("queue", queue, "--unset", "max_attempts")

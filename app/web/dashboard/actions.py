@@ -67,7 +67,8 @@ ACTIONS: Mapping[str, Action] = {
         ),
         Action(
             "pause", "Pause", "Pause {}?",
-            "No message is delivered until it is resumed. Messages in flight are finished, and new ones may be sent.",
+            "No message is delivered until the pause ends or the queue is resumed. Messages in flight are finished, and"
+            " new ones may be sent.",
             "queue", "paused",
         ),
         Action("resume", "Resume", "Resume {}?", "Its messages are delivered again.", "queue", "resumed"),
@@ -119,14 +120,20 @@ class AuditedActions:
 
         return self.tasks.begin(action.name, queue, f"messages of queue {queue}", Deleted(len(ids)), work).id
 
-    async def to_queue(self, action: Action, queue: str, who: Mapping[str, str]) -> None:
-        call = {"pause": self.actor.pause, "resume": self.actor.resume}
+    async def to_queue(
+        self, action: Action, queue: str, who: Mapping[str, str], duration_s: float | None = None
+    ) -> None:
+        """Pause a queue, for ``duration_s`` if that is not None, or resume it."""
+        details = {"queue": queue} if duration_s is None else {"queue": queue, "seconds": duration_s}
         try:
-            await call[action.name](queue)
+            if action.name == "pause":
+                await self.actor.pause(queue, duration_s)
+            else:
+                await self.actor.resume(queue)
         except MarqError as error:
-            audit(action.name, who, queue=queue, error=str(error))
+            audit(action.name, who, **details, error=str(error))
             raise
-        audit(action.name, who, queue=queue)
+        audit(action.name, who, **details)
 
     def purge(self, action: Action, queue: str, who: Mapping[str, str], *, delayed: bool, extent: Extent | None) -> str:
         """Start to purge a queue; return the id of its task; raise as :meth:`to_dead_letters`."""

@@ -98,9 +98,9 @@ class Actor:
             await self._write([_release(*group, sorted(set(offsets))) for group, offsets in groups.items()])
         return held
 
-    async def pause(self, queue: str) -> None:
+    async def pause(self, queue: str, duration_s: float | None) -> None:
         await self._queues.start()
-        await self._queues.pause(queue)
+        await self._queues.pause(queue, duration_s)
 
     async def resume(self, queue: str) -> None:
         await self._queues.start()

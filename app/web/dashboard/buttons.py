@@ -24,6 +24,7 @@ from marq_worker.app.web.dashboard.forms import (
     read_dead_letters,
     read_form,
     read_ids,
+    read_pause,
     read_places,
     refuse_unknown_fields,
     write_places,
@@ -112,7 +113,7 @@ class Buttons:
                 fields.append(("extent", str(await self._extent(queue))))
             return self._ask(request, action, [], back, f"queue {queue}", fields)
         if action.name != "purge":
-            await self._actions.to_queue(action, queue, _who(request))
+            await self._actions.to_queue(action, queue, _who(request), read_pause(form))
             return see(back, {"did": action.name, "done": "1", "late": "0"})
         if form.get("typed", "").strip() != queue:
             raise ConfigError(
@@ -182,6 +183,7 @@ class Buttons:
             "adjusted": {name: value for name, value in fields if name in _ADJUSTED},
             "adjusts": adjusts,
             "purges": action.name == "purge",
+            "pauses": action.name == "pause",
             "nothing": chosen == 0,
             "unknown": unknown,
             # Messages that were selected one by one can't change.

@@ -13,6 +13,7 @@ from marq.dead_letters.filters import Filters, Snapshot
 from marq.wire.errors import ConfigError
 from marq.wire.names import check_queue_name
 from marq_worker.agents.listing import MAX_MINUTES, MAX_PLACES, read_number
+from marq_worker.app.readable import read_duration
 from marq_worker.app.web.dashboard.actions import MAX_IDS, Action
 from marq_worker.app.web.dashboard.actor import DeadLetterSelection
 
@@ -23,7 +24,7 @@ _MAX_DIGITS = 18
 _FILTERED = frozenset({"queue", "id", "match", "state", "error", "minutes"})
 #: Fields of a form by the target of its action.
 _FIELDS: Mapping[str, frozenset[str]] = {
-    "queue": frozenset({"queue", "typed", "delayed", "extent"}),
+    "queue": frozenset({"queue", "typed", "delayed", "extent", "for"}),
     "messages": _FILTERED | {"attempts", "places"},
     "dead letters": _FILTERED | {"kind", "reason", "as_of", "to", "unknown", "limit", "rate"},
 }
@@ -67,6 +68,15 @@ def refuse_unknown_fields(action: Action, form: Mapping[str, str]) -> None:
             f"{action.name}: unknown field {unknown[0]!r}, so nothing was done; expected"
             f" {', '.join(sorted(_FIELDS[action.on]))}"
         )
+
+
+def read_pause(form: Mapping[str, str]) -> float | None:
+    """Return the seconds after which a pause ends; None for a pause without an end."""
+    text = form.get("for", "").strip()
+    duration_s = read_duration(text)
+    if text and duration_s is None:
+        raise ConfigError(f"for={text}: expected a duration such as 90s, 15m, 2h or 7d")
+    return duration_s
 
 
 def read_dead_letters(form: Mapping[str, str], ids: Sequence[str]) -> DeadLetterSelection:

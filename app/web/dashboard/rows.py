@@ -111,9 +111,11 @@ def queue_rows(
 def _row(
     queue: str, row: Mapping[str, Any], breaker: str, document: Mapping[str, Any], handled: Sequence[int]
 ) -> dict[str, Any]:
+    paused = document.get("paused", False)
     return {
         "queue": queue,
-        "state": _state(row, breaker, paused=bool(document.get("paused"))),
+        "state": _state(row, breaker, paused=bool(paused)),
+        "paused_until": paused if isinstance(paused, str) else None,
         # Only with a backlog counter.
         "waiting": row.get("waiting"),
         "oldest_waiting_seconds": row.get("oldest_waiting_seconds") or None,

@@ -9,13 +9,14 @@ from aiokafka.structs import ConsumerRecord
 
 from marq.kafka.offsets import Place
 from marq.kafka.positions import Positions
+from marq.kafka.protocol import Generation
 from marq.kafka.reader import NotCommitted
 from marq.kafka.serving import Serving, serving
 from marq.wire.errors import MarqError
 from marq.wire.markers import Source
 from marq_worker.agents import stream_reader
 from marq_worker.agents.inbox import Fetched
-from marq_worker.agents.stream_reader import Partitions, StreamReader
+from marq_worker.agents.stream_reader import NO_MEMBER, Partitions, StreamReader
 
 P0 = Source("messages", 0)
 ORDERS = Source("orders", 0)
@@ -43,6 +44,7 @@ class Kafka:
     refuses: bool = False
     silent: bool = False
     returned: dict[Source, int] = field(default_factory=dict)
+    generation: Generation = field(default_factory=lambda: Generation(3, "member", None))
 
     @property
     def partitions(self) -> Partitions:
@@ -80,6 +82,8 @@ class Kafka:
             log_start,
             log_end,
             self.returned.get,
+            group="group",
+            generation=lambda: self.generation,
         )
 
 
@@ -333,3 +337,29 @@ async def test_a_recreated_topic_is_noticed_and_read_again() -> None:
 
     with pytest.raises(MarqError, match=r"messages, partition 0: reading began at offset 100, and the log ends at 7"):
         await reader.fetch(20)
+
+
+async def test_a_commit_in_a_transaction_has_the_generation_of_its_assignment() -> None:
+    kafka = Kafka()
+    reader = await reading(kafka)
+    await reader.deliver(P0, fetched(0, 5))
+    await reader.fetch(10)
+
+    # The member has joined again, but its former partitions are not revoked yet: the group refuses this commit.
+    kafka.generation = Generation(4, "member", None)
+    commit = reader.commit_of({P0: 5})
+
+    assert (commit.group, commit.generation) == ("group", Generation(3, "member", None))
+    [(partition, offset)] = commit.offsets.items()
+    assert (partition.topic, partition.partition, offset.offset) == (*P0, 5)
+    reader.committed(commit)
+    reader.revoked()
+    with pytest.raises(NotCommitted, match="no longer assigned"):
+        reader.commit_of({P0: 5})
+
+
+async def test_a_member_that_was_removed_commits_nothing_in_a_transaction() -> None:
+    reader = await reading(Kafka(generation=NO_MEMBER))
+
+    with pytest.raises(NotCommitted, match="has removed this member"):
+        reader.commit_of({P0: 0})

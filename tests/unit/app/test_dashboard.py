@@ -128,6 +128,7 @@ NOBODY = WAITS | {"no_consumer_seconds": NO_CONSUMER_S, "idle_seconds": 900.0}
         (NOBODY | {"idle_seconds": 1.0}, {}, "waiting"),
         (NOBODY | {"waiting": 0}, {}, "idle"),
         (NOBODY, {"paused": True}, "paused"),
+        (NOBODY, {"paused": "2026-11-23T14:05:00Z"}, "paused"),
         (WAITS | {"in_flight": 3}, {}, "busy"),
     ],
 )

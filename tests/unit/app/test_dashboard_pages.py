@@ -310,6 +310,7 @@ async def confirm(client: Client, action: str, fields: Sequence[tuple[str, str]]
     [
         ("release", ("id", "marq.messages/0/1"), "this message", (), ["marq.messages/0/1"]),
         ("pause", ("queue", "webhooks"), "Pause queue webhooks?", (), "webhooks"),
+        ("pause", ("queue", "webhooks"), "For how long", (("for", "10m"),), ("webhooks", 600)),
         ("resume", ("queue", "webhooks"), "Resume queue webhooks?", (), "webhooks"),
         ("purge", ("queue", "webhooks"), "queue webhooks", (("typed", "webhooks"),), ("webhooks", False)),
         ("purge", ("queue", "a/b&c"), "queue a/b&amp;c", (("typed", "a/b&c"), ("delayed", "yes")), ("a/b&c", True)),
@@ -325,6 +326,24 @@ async def test_nothing_is_done_before_the_answer_to_a_question(
     await confirm(client, action, [*fields, *typed])
 
     assert actor.asked == [(action, done)]
+
+
+async def test_the_pages_show_until_when_a_queue_is_paused(client: Client, actor: PretendActor) -> None:
+    await actor.pause("webhooks", 3_600)
+    for address in ("/", "/queues/webhooks"):
+        assert "until <time datetime=" in await (await client.get(address)).text()
+
+    await actor.resume("webhooks")
+    assert "until <time datetime=" not in await (await client.get("/")).text()
+
+
+async def test_a_pause_for_something_else_than_a_time_is_refused(client: Client, actor: PretendActor) -> None:
+    form = {"queue": "webhooks", "confirmed": "yes", "for": "a while"}
+
+    answer = await client.post("/actions/pause", data=form)
+
+    assert (answer.status, actor.asked) == (400, [])
+    assert "for=a while: expected a duration such as 90s" in await answer.text()
 
 
 async def test_a_queue_whose_name_is_typed_wrongly_is_not_purged(client: Client, actor: PretendActor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import textwrap
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 
 from marq.settings.definitions import Definitions
 from marq.wire.errors import ConfigError
-from marq_worker.agents.handler_groups import handler_groups
+from marq_worker.agents.handler_groups import HandlerGroup, check_transactional, handler_groups
 from marq_worker.agents.queue_consumer import load_modules
 from marq_worker.app.handlers.role import check, part_of_group, publication
 
@@ -125,8 +126,18 @@ def test_a_handler_that_can_not_be_imported_is_refused_at_the_start() -> None:
         checked(defined(file__emails={"handler": "nowhere_at_all:send"}))
 
 
-def test_a_handler_of_a_queue_that_delivers_at_most_once_is_refused_with_what_to_do() -> None:
-    definitions = defined(file__emails={"handler": "json:loads", "delivery": "at-most-once"})
+def test_the_group_of_a_queue_that_delivers_at_most_once_is_transactional() -> None:
+    often = {"handler": "json:loads"}
+    once = {**often, "delivery": "at-most-once"}
+    before = defined(file__emails=often, file__sms={**once, "group": "other"})
+    groups = handler_groups(before, {})
 
-    with pytest.raises(ConfigError, match=r"'emails' delivers at most once.*marq\.Consumer\('emails'\)\.run"):
-        checked(definitions)
+    assert {name: group.transactional for name, group in groups.items()} == {"handlers": False, "other": True}
+    assert HandlerGroup.read(json.loads(json.dumps(groups["other"].document()))) == groups["other"]
+    checked(before)
+    # Another process runs it when that changes; the one that was started before refuses to.
+    after = defined(file__emails=once)
+    assert handler_groups(after, {})["handlers"] != groups["handlers"]
+    with pytest.raises(ConfigError, match="queue 'emails' delivers at most once, but this process was started before"):
+        check_transactional(groups["handlers"], after)
+    check_transactional(handler_groups(after, {})["handlers"], after)

@@ -56,6 +56,14 @@ def test_what_waits_is_told_where_it_is_counted() -> None:
     assert not [name for name, _ in nothing if "waiting" in name or "backlog" in name]
 
 
+def test_the_end_of_a_pause_is_a_time() -> None:
+    found = written(Snapshot([], True, paused={"a": True, "b": True}, pause_ends={"b": 1_790_000_000.0}))
+
+    assert (found["marq_queue_paused", ("a",)], found["marq_queue_paused", ("b",)]) == (1, 1)
+    assert found["marq_queue_pause_end_timestamp_seconds", ("b",)] == 1_790_000_000
+    assert ("marq_queue_pause_end_timestamp_seconds", ("a",)) not in found
+
+
 def test_lateness_is_a_histogram_of_seconds() -> None:
     lateness = Lateness()
     lateness.note([5, 5, 700, 10_000_000])

@@ -98,6 +98,7 @@ def test_settings_are_shown_with_where_they_come_from() -> None:
     assert (shown["defined"], shown["group"], shown["consumer_group"]) == (True, "background", "marq.group.background")
     assert {key: each["from"] for key, each in shown["settings"].items()} == {
         "lease": "defaults",
+        "max_lease": "default",
         "max_attempts": "default",
         "backoff": "change",
         "dead_letter": "default",

@@ -54,6 +54,8 @@ def test_the_file_that_comes_with_the_project_says_the_defaults() -> None:
         ("queues = 3", r"expected tables \[queues.NAME\], not 3"),
         ("[queues]\nemails = 3", r"\[queues.emails\]: expected a table of settings, not 3"),
         ("defaults = 3", r"\[defaults\]: expected a table of settings, not 3"),
+        ("[defaults]\nmax_lease = 60\n[queues.a]\nlease = 90", r"queue 'a': max_lease = 60 .* than lease = 90"),
+        ("[defaults]\nmax_lease = 10", r"\[defaults\]: max_lease = 10 is shorter than lease = 30"),
         ('[defaults]\nhandler = "a:b"', r"\[defaults\] can't name 'handler'"),
         ("[queues.emails", r"is not valid TOML"),
         ('[queues."a\\u0000b"]\nlease = 3', r"unprintable characters"),

@@ -71,6 +71,43 @@ def test_a_queue_belongs_to_its_named_group_else_to_that_of_handlers_else_to_its
     assert definitions.queues_of("nobody's") == []
 
 
+def test_a_pause_ends_at_its_time() -> None:
+    definitions = Definitions()
+    definitions.fold(b"file:emails", {"paused": True})
+    definitions.fold(b"change:emails", {"paused": "1970-01-01T00:00:02Z"})
+    definitions.fold(b"file:sms", {"paused": "1970-01-01T00:00:01Z", "lease": 3})
+    definitions.fold(b"file:push", {"paused": True})
+    definitions.fold(b"defaults", {"paused": "1970-01-01T00:00:03Z"})
+
+    assert definitions.next_pause_end_ms == 1_000
+    assert not definitions.end_pauses(999)
+    assert definitions.end_pauses(1_000)
+    assert definitions("sms") == QueueSettings(3_000)
+    assert definitions("emails").paused
+    assert definitions.next_pause_end_ms == 2_000
+    assert definitions.end_pauses(60_000)
+    assert not definitions("emails").paused
+    assert not definitions("unknown").paused
+    assert definitions("push").paused
+    assert definitions.next_pause_end_ms is None
+    assert not definitions.end_pauses(60_000)
+
+
+def test_the_last_pause_counts() -> None:
+    definitions = Definitions()
+    definitions.fold(b"change:emails", {"paused": "1970-01-01T00:00:02Z"})
+    for document in ({"paused": True}, {"paused": False}, {"lease": 3}, None):
+        later = definitions.after({b"change:emails": document})
+        assert later.next_pause_end_ms is None
+        assert later("emails").paused is bool(document and document.get("paused"))
+    assert definitions.next_pause_end_ms == 2_000
+    # Another record of the queue does not make an ended pause begin again.
+    assert definitions.end_pauses(2_000)
+    definitions.fold(b"file:emails", {"lease": 3})
+    assert definitions.end_pauses(2_000)
+    assert not definitions("emails").paused
+
+
 def test_a_topic_leads_to_its_queue() -> None:
     definitions = Definitions()
     definitions.fold(b"file:orders", {"topic": "shop-orders"})
@@ -94,6 +131,39 @@ def test_a_change_can_be_looked_at_before_it_is_made() -> None:
     assert later.names() == ["emails", "other"]
     assert definitions.names() == ["emails"]
     assert definitions("emails") == QueueSettings(4_000, 3)
+
+
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        (
+            {b"file:emails": {"lease": 60, "max_lease": 30}},
+            r"^queue 'emails': max_lease = 30 \(queues.toml\) is shorter than lease = 60 \(queues.toml\), but",
+        ),
+        (
+            {b"file:emails": {"lease": 7_200}, b"defaults": {"max_lease": 3_600}},
+            r"max_lease = 3600 \(\[defaults\] of queues.toml\) is shorter than lease = 7200 \(queues.toml\)",
+        ),
+        (
+            {b"defaults": {"lease": 60}, b"change:emails": {"max_lease": 30.5}},
+            r"max_lease = 30.5 \(changed at run time\) is shorter than lease = 60 \(\[defaults\] of queues.toml\)",
+        ),
+        ({b"file:emails": {"max_lease": 29}}, r"max_lease = 29 \(queues.toml\) is shorter than lease = 30 \(default\)"),
+        ({b"defaults": {"max_lease": 10}}, r"^\[defaults\]: max_lease = 10 is shorter than lease = 30: "),
+    ],
+)
+def test_a_max_lease_below_the_lease_is_read_and_refused_by_writers(
+    layers: dict[bytes, dict[str, float]], said: str
+) -> None:
+    definitions = Definitions().after(layers)
+
+    assert definitions("emails").max_lease_ms < definitions("emails").lease_ms
+    with pytest.raises(ConfigError, match=said):
+        definitions.check_leases()
+
+
+def test_a_lease_of_hours_needs_no_max_lease() -> None:
+    Definitions().after({b"file:emails": {"lease": 7_200}, b"file:sms": {"lease": 5, "max_lease": 5}}).check_leases()
 
 
 @pytest.mark.parametrize(

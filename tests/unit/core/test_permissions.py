@@ -44,6 +44,8 @@ def test_a_worker_needs_what_its_roles_need() -> None:
     assert "Read" in operations(handlers, NAMES.messages)
     assert operations(handlers, "own") == {"Describe", "DescribeConfigs", "Read"}
     assert not operations(handlers, NAMES.changelog)
+    at_most_once = set(worker(NAMES, transactional=True)) - set(worker(NAMES))
+    assert at_most_once == {Permission(Kind.TRANSACTIONAL_ID, "shop-start-", "Write", prefixed=True)}
 
 
 def test_groups_are_granted_by_prefix() -> None:

@@ -53,6 +53,7 @@ def test_of_each_key_the_last_document_counts_and_backoff_is_replaced_as_a_whole
 def test_settings_can_be_said_as_a_document_again() -> None:
     said = {
         "lease": 0.5,
+        "max_lease": 0.75,
         "max_attempts": 2,
         "backoff": {"base": 1, "factor": 3, "max": 10.25, "jitter": False},
         "dead_letter": False,
@@ -115,6 +116,20 @@ def test_a_queue_has_a_breaker_if_it_says_so(said: object, expected: Breaker | N
     assert queue_settings().breaker is None
 
 
+def test_a_lease_is_renewed_for_an_hour_or_as_long_as_it_is() -> None:
+    assert queue_settings().max_lease_ms == queue_settings({"lease": 3_599}).max_lease_ms == 3_600_000
+    assert queue_settings({"lease": 7_200}).max_lease_ms == 7_200_000
+    assert queue_settings({"max_lease": 14_400}, {"lease": 60}).max_lease_ms == 14_400_000
+
+
+def test_a_pause_may_have_an_end() -> None:
+    settings = queue_settings({"paused": True}, check_document({"paused": "2026-11-23T15:05:00+01:00"}, "here"))
+
+    assert (settings.paused, settings.paused_until_ms) == (True, 1_795_442_700_000)
+    assert settings_document(settings)["paused"] == "2026-11-23T14:05:00Z"
+    assert not queue_settings({"paused": "2026-11-23T14:05:00Z"}, {"paused": False}).paused
+
+
 def test_a_lease_is_never_0_ms() -> None:
     assert queue_settings({"lease": 0.0001}).lease_ms == 1
 
@@ -122,7 +137,10 @@ def test_a_lease_is_never_0_ms() -> None:
 @pytest.mark.parametrize(
     ("document", "said"),
     [
-        ({"lese": 3}, r"^here: lese: unknown key; expected one of lease, max_attempts, backoff, dead_letter, group, "),
+        (
+            {"lese": 3},
+            r"^here: lese: unknown key; expected one of lease, max_lease, max_attempts, backoff, dead_letter, ",
+        ),
         ({"lease": "3"}, r"^here: lease: expected a number of seconds above 0, to 4294967, not '3'$"),
         ({"lease": 0}, r"lease: .* above 0"),
         ({"lease": 4_294_968}, r"lease: .* to 4294967"),
@@ -161,6 +179,9 @@ def test_a_lease_is_never_0_ms() -> None:
             {"breaker": {"limit": 1}},
             r"^here: breaker.limit: unknown key; expected one of failure_rate, window, reset_timeout$",
         ),
+        ({"paused": 1}, r"^here: paused: expected true, false, or a time with a time zone, .*not 1$"),
+        ({"paused": "2026-11-23T14:05:00"}, r"^here: paused: expected true, false, or a time with a time zone"),
+        ({"paused": "10m"}, r"^here: paused: expected true, false, or a time with a time zone, .*not '10m'$"),
         ({"dead_letter": 1}, r"dead_letter: expected true or false, not 1"),
         ({"group": ""}, r"^here: group: a group's name must not be empty"),
         ({"group": "a\nb"}, r"group: .*unprintable characters"),

@@ -1,0 +1,91 @@
+"""The session of a worker's handlers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+
+from marq.backend.cluster import Cluster
+from marq.client.current_producer import SharedProducer
+from marq.consumer.binding import Handler, bound
+from marq.consumer.handler_pool import HandlerTasks
+from marq.consumer.handlers import codec_of
+from marq.consumer.lifespan import Resources
+from marq.consumer.middleware import Middleware
+from marq.consumer.receiver_settings import ReceiverSettings
+from marq.consumer.session import ConsumerSession
+from marq.kafka.reader import Reader
+from marq.kafka.serving import Serving
+from marq.kafka.topics import Topics
+from marq.settings.definitions import Definitions
+
+#: Of a worker's handlers: messages in flight in one process, and how long a stop waits for handlers.
+WORKER_MAX_IN_FLIGHT, WORKER_SHUTDOWN_S = 10_000, 3.0
+
+
+class HandlersSession(ConsumerSession):
+    """The session of a worker's handlers: a pool for each queue, a producer for ``handler.send``, and resources.
+
+    ``group`` is the Kafka group, if the reader can commit in transactions, as queues that deliver at most once need.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        topics: Topics,
+        serving: Serving,
+        reader: Reader,
+        definitions: Definitions,
+        handlers: Mapping[str, Handler],
+        producer: SharedProducer,
+        chain: Sequence[Middleware],
+        resources: Resources,
+        *,
+        group: str | None = None,
+        instance_id: str | None = None,
+    ) -> None:
+        settings = _worker_settings(topics, definitions, handlers)
+        super().__init__(cluster, topics, serving, reader, settings, group=group, instance_id=instance_id)
+        self._producer = producer
+        self._definitions = definitions
+        self._handlers = handlers
+        self._chain = chain
+        self._resources = resources
+
+    async def connect(self) -> None:
+        """Connect, and open the resources."""
+        await super().connect()
+        with self._producer.current():
+            self.receiver.acks.state = await self._resources.open(self.receiver.fail)
+
+    def start(self) -> None:
+        super().start()
+        for queue, handler in self._handlers.items():
+            concurrency = self._definitions.settings(queue).concurrency
+            buffer, acks = self.prefetch.buffers[queue], self.receiver.acks
+            with self._producer.current():
+                self.add(HandlerTasks(buffer, acks, bound(handler), concurrency, chain=self._chain))
+
+    async def close(self) -> None:
+        """Stop, close the resources when no handler needs them, and disconnect.
+
+        Raises:
+            MarqError: a lifespan raised.
+        """
+        async with AsyncExitStack() as ends:
+            ends.push_async_callback(self.disconnect)
+            ends.push_async_callback(self._producer.stop)
+            ends.push_async_callback(self._resources.close)
+            await self.stop(WORKER_SHUTDOWN_S)
+
+
+def _worker_settings(topics: Topics, definitions: Definitions, handlers: Mapping[str, Handler]) -> ReceiverSettings:
+    codecs = {queue: codec for queue, handler in handlers.items() if (codec := codec_of(handler, queue)) is not None}
+    return ReceiverSettings(
+        max_in_flight=WORKER_MAX_IN_FLIGHT,
+        markers_partitions=topics.markers_partitions,
+        limit_bytes=topics.markers_limit_bytes,
+        codecs=codecs,
+        queue=definitions.settings,
+        purge=definitions.purge,
+    )
