@@ -55,6 +55,28 @@ async def test_handlers_are_measured_by_outcome(registry: CollectorRegistry) -> 
     assert registry.get_sample_value("marq_wait_duration_seconds_count", {"queue": "emails"}) == 2
 
 
+async def test_a_measured_handler_gets_its_value_decorated_or_not(registry: CollectorRegistry) -> None:
+    metrics, seen = HandlerMetrics(registry), []
+
+    async def handle(amounts: list[int]) -> None:
+        seen.append(amounts)
+
+    @marq.handler("emails")
+    async def decorated(amounts: list[int]) -> None:
+        seen.append(amounts)
+
+    async with Broker() as broker, broker.producer() as producer:
+        for function in (decorated, handle):
+            await producer.send(decorated, [1, 2])
+            async with broker.consumer("emails") as consumer:
+                running = asyncio.create_task(consumer.run(metrics.measured(function)))
+                await broker.drain("emails")
+                await consumer.stop()
+                await running
+
+    assert seen == [[1, 2], [1, 2]]
+
+
 async def test_plain_functions_are_measured_in_their_threads(registry: CollectorRegistry) -> None:
     metrics, done = HandlerMetrics(registry), asyncio.Event()
     loop = asyncio.get_running_loop()

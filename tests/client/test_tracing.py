@@ -51,6 +51,22 @@ def parent_of(span: ReadableSpan) -> int | None:
     return None if span.parent is None else span.parent.span_id
 
 
+async def test_sends_to_a_handler_name_its_queue(spans: Spans) -> None:
+    @marq.handler(QUEUE)
+    async def handle(text: str) -> None: ...
+
+    async with Broker() as broker, broker.producer() as producer:
+        await handle.send("one")
+        await producer.send_many(handle, ["two"])
+        await broker.run(handle)
+
+    for name in (f"send {QUEUE}", f"process {QUEUE}"):
+        assert [span.attributes and span.attributes["messaging.destination.name"] for span in spans.named(name)] == [
+            QUEUE,
+            QUEUE,
+        ]
+
+
 async def test_a_delayed_message_that_fails_once_is_processed_in_the_trace_of_its_sender(spans: Spans) -> None:
     calls: list[int] = []
 
