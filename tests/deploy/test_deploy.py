@@ -148,7 +148,8 @@ def test_it_runs_without_privileges() -> None:
 
 
 def test_the_compose_file_is_one() -> None:
-    PyCompose.from_yaml((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
+    # Docker Compose inserts variables before it compares the file with the specification.
+    PyCompose.from_yaml(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", TEXTS["deploy/compose.yaml"]))
 
     with pytest.raises(ValueError, match="imagine"):
         PyCompose.from_yaml("services: {worker: {imagine: marq}}")
