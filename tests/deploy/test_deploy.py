@@ -1,13 +1,13 @@
-"""The image, the compose file and the chart, as far as they can be judged without Docker, Helm or a cluster."""
+"""What deploy/ has, as far as it can be judged without Docker, Helm or a cluster."""
 
 from __future__ import annotations
 
+import configparser
+import importlib.util
 import re
-import shlex
+import shutil
 import subprocess
-import sys
 import tomllib
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,12 @@ import pytest
 import yaml
 from compose_spec import PyCompose
 
+import marq
 from marq.settings.client import ClientOptions
+from marq.testing import Broker
+from marq_worker.app.faust_app import EXIT_FENCED
 from marq_worker.app.web.security import OPEN_PATHS
+from marq_worker.cli import cli
 from marq_worker.config.queues import load_queues
 from marq_worker.config.settings import AppSettings, Role
 from tests.deploy.digest import CHART, first_line
@@ -34,7 +38,7 @@ SETTINGS = {f"MARQ_{name.upper()}" for name in [*AppSettings.model_fields, *Clie
 TEXTS = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
     for path in sorted(DEPLOY.rglob("*"))
-    if path.is_file() and path.suffix != ".lock"
+    if path.is_file() and path.suffix not in (".lock", ".pyc")
 }
 
 
@@ -77,47 +81,59 @@ def test_its_packages_are_those_that_are_tested_and_none_for_development() -> No
     image, tested = pins(DEPLOY / "requirements.lock"), pins(ROOT / "requirements.lock")
 
     assert image.items() <= tested.items()
+    assert pins(DEPLOY / "build.lock").items() <= tested.items()
+    assert set(pins(DEPLOY / "build.lock")) == {"setuptools"}
     assert {"faust-streaming", "rocksdict", "aiokafka", "opentelemetry-api"} <= set(image)
     assert not {"pytest", "pyspark", "ruff"} & set(image)
 
 
 def test_each_package_has_its_hashes() -> None:
-    text = (DEPLOY / "requirements.lock").read_text(encoding="utf-8")
+    for lock in ("build.lock", "requirements.lock"):
+        for entry in re.split(r"\n(?=\w)", (DEPLOY / lock).read_text(encoding="utf-8")):
+            assert "--hash=sha256:" in entry, entry.splitlines()[0]
 
-    for entry in re.split(r"\n(?=\w)", text):
-        assert "--hash=sha256:" in entry, entry.splitlines()[0]
+
+def copied() -> list[str]:
+    """Return what the image's build takes from the checkout."""
+    return " ".join(re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE)).split()
 
 
 def test_what_is_copied_exists_and_passes_the_filter() -> None:
-    copied = re.findall(r"^COPY (?!--from)(\S+) ", DOCKERFILE, re.MULTILINE)
     passed = re.findall(r"^!(\S+)$", (DEPLOY / "Dockerfile.dockerignore").read_text(encoding="utf-8"), re.MULTILINE)
 
-    assert sorted(copied) == sorted(passed)
-    assert all((ROOT / name).exists() for name in copied)
+    assert sorted(copied()) == sorted(passed)
+    assert all((ROOT / name).exists() for name in copied())
 
 
-def test_what_is_copied_is_all_that_a_worker_needs(tmp_path: Path) -> None:
-    for name in re.findall(r"^COPY (\w+) \w+$", DOCKERFILE, re.MULTILINE):
-        (tmp_path / name).symlink_to(ROOT / name)
+def test_what_is_copied_is_all_that_the_wheel_is_made_of() -> None:
+    links = {path.name for path in (ROOT / "marq_worker").iterdir() if path.is_symlink()}
 
-    done = subprocess.run(
-        [sys.executable, "-m", "faust", "-A", "app", "worker", "--help"],
-        cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
-
-    assert done.returncode == 0, done.stderr
-    assert "--loglevel" in done.stdout
+    locks = {"deploy/build.lock", "deploy/requirements.lock"}
+    assert set(copied()) == {*locks, "pyproject.toml", "README.md", "LICENSE", "marq", "marq_worker", *links}
 
 
-def test_it_starts_what_the_procfile_starts() -> None:
-    entry, command = (yaml.safe_load(re.findall(rf"^{word} (.+)$", DOCKERFILE, re.MULTILINE)[0]) for word in START)
-    procfile = yaml.safe_load((ROOT / "Procfile").read_text(encoding="utf-8"))
+def test_nothing_of_the_checkout_is_in_the_image_but_the_installed_packages() -> None:
+    final = DOCKERFILE.rpartition("\nFROM ")[2]
 
-    assert [*entry, *command] == shlex.split(procfile["worker"])
-    assert "faust" in entry_points(group="console_scripts").names
+    assert re.findall(r"^COPY (.+)$", final, re.MULTILINE) == ["--from=build /srv/venv /srv/venv"]
+    assert "PYTHONPATH" not in DOCKERFILE
+    assert re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE) == ["python:3.11-slim-bookworm"] * 2
 
 
-START = ("ENTRYPOINT", "CMD")
+def test_it_starts_the_installed_command_and_so_do_pods() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    program, command = start(DOCKERFILE)
+    assert program in project["scripts"]
+    assert command in cli.commands
+    for _, pod in pods():
+        assert pod["containers"][0]["command"] == [program, command]
+
+
+def start(dockerfile: str) -> list[str]:
+    """Return the command of a container without arguments."""
+    lines = re.findall(r"^(?:ENTRYPOINT|CMD) (.+)$", dockerfile, re.MULTILINE)
+    return [word for line in lines for word in yaml.safe_load(line)]
 
 
 def test_it_runs_without_privileges() -> None:
@@ -132,7 +148,8 @@ def test_it_runs_without_privileges() -> None:
 
 
 def test_the_compose_file_is_one() -> None:
-    PyCompose.from_yaml((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
+    # Docker Compose inserts variables before it compares the file with the specification.
+    PyCompose.from_yaml(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", TEXTS["deploy/compose.yaml"]))
 
     with pytest.raises(ValueError, match="imagine"):
         PyCompose.from_yaml("services: {worker: {imagine: marq}}")
@@ -148,10 +165,101 @@ def test_worker_and_broker_of_it_fit_together() -> None:
 
     assert f"INSIDE://{worker['environment']['MARQ_BOOTSTRAP_SERVERS']}" in kafka["KAFKA_ADVERTISED_LISTENERS"]
     assert (DEPLOY / worker["build"]["context"] / worker["build"]["dockerfile"]).samefile(DEPLOY / "Dockerfile")
-    mounted = dict(volume.split(":")[:2] for volume in worker["volumes"])
-    assert (DEPLOY / "../marq.toml").exists()
-    assert mounted["../marq.toml"] == worker["environment"]["MARQ_QUEUES_FILE"]
-    assert mounted["data"] in re.findall(r"^VOLUME (\S+)$", DOCKERFILE, re.MULTILINE)
+    data, project = worker["volumes"]
+    assert data.partition(":")[2] in re.findall(r"^VOLUME (\S+)$", DOCKERFILE, re.MULTILINE)
+    assert project["target"] == re.findall(r"^WORKDIR (\S+)$", DOCKERFILE, re.MULTILINE)[-1]
+    assert project["read_only"] is True
+    assert project["source"] == "${PROJECT:-./service}"
+
+
+# --- a service of its own ---------------------------------------------------------------------------------------------
+
+
+SERVICE = DEPLOY / "service"
+SERVICE_DOCKERFILE = (SERVICE / "Dockerfile").read_text(encoding="utf-8")
+
+
+def test_the_service_runs_its_handlers() -> None:
+    project = tomllib.loads((SERVICE / "marq.toml").read_text(encoding="utf-8"))
+    package = tomllib.loads((SERVICE / "pyproject.toml").read_text(encoding="utf-8"))
+
+    *command, module = start(SERVICE_DOCKERFILE)
+    assert command == start(DOCKERFILE)
+    assert [module] == project["settings"]["handlers"]
+    assert (SERVICE / f"{module.replace('.', '/')}.py").exists()
+    assert package["tool"]["setuptools"]["packages"] == [module.partition(".")[0]]
+    assert package["project"]["dependencies"] == ["marq[worker]"]
+
+
+async def test_a_handler_of_the_service_is_called(marq_broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    spec = importlib.util.spec_from_file_location("myservice.tasks", SERVICE / "myservice" / "tasks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tasks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tasks)
+    caplog.set_level("INFO")
+
+    async with marq.Producer() as producer:
+        await producer.send("greetings", b'"Ann"')
+    await marq_broker.run(tasks.greet)
+
+    assert "Hello, Ann!" in caplog.text
+
+
+def test_the_service_installs_this_version_without_privileges() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+
+    assert f"'/src/marq-{version}-py3-none-any.whl[worker]'" in SERVICE_DOCKERFILE
+    (user,) = re.findall(r"^USER (\d+)$", SERVICE_DOCKERFILE, re.MULTILINE)
+    assert f"--uid {user} " in SERVICE_DOCKERFILE
+
+
+# --- systemd ----------------------------------------------------------------------------------------------------------
+
+
+UNIT = DEPLOY / "systemd" / "marq-worker.service"
+
+
+def unit() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read(UNIT, encoding="utf-8")
+    return parser
+
+
+def test_systemd_restarts_a_worker_unless_it_was_fenced() -> None:
+    service = unit()["Service"]
+
+    assert (service["Restart"], service["RestartPreventExitStatus"]) == ("always", str(EXIT_FENCED))
+    assert int(service["TimeoutStopSec"]) > AppSettings.model_fields["stop_timeout"].default
+    assert unit()["Unit"]["StartLimitIntervalSec"] == "0"
+
+
+def test_the_unit_starts_the_installed_worker_which_writes_only_its_state() -> None:
+    service = unit()["Service"]
+
+    program, *arguments = service["ExecStart"].split()
+    assert Path(program).is_absolute()
+    assert [Path(program).name, *arguments] == start(DOCKERFILE)
+    assert service["ProtectSystem"] == "strict"
+    assert f"MARQ_DATA_DIR=%S/{service['StateDirectory']}" in service["Environment"].split()
+    assert service["User"] != "root"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    text = UNIT.read_text(encoding="utf-8").replace(unit()["Service"]["ExecStart"].split()[0], "/bin/true")
+
+    def verify(text: str) -> str:
+        path = tmp_path / UNIT.name
+        path.write_text(text, encoding="utf-8")
+        done = subprocess.run(
+            ["systemd-analyze", "verify", path], capture_output=True, text=True, timeout=60, check=False
+        )
+        return done.stdout + done.stderr
+
+    assert UNIT.name not in verify(text)
+    assert UNIT.name in verify(text.replace("ProtectHome=", "ProtectHouse="))
 
 
 # --- the chart --------------------------------------------------------------------------------------------------------

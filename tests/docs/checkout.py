@@ -34,6 +34,7 @@ class Checkout:
         (directory / ".venv").symlink_to(sys.prefix)
         kept = {k: v for k, v in os.environ.items() if not k.startswith("MARQ_") and k != "PYTHONPATH"}
         settings = {"BOOTSTRAP_SERVERS": servers, "PREFIX": names.prefix, "WEB_PORT": str(self.port)}
+        kept["PATH"] = f"{directory / '.venv' / 'bin'}:{kept['PATH']}"
         # The shortest: how long Kafka waits for a worker that was killed.
         settings["SESSION_TIMEOUT"] = "6"
         self._environment = kept | {f"MARQ_{name}": value for name, value in settings.items()} | {"COLUMNS": "200"}

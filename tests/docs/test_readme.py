@@ -38,7 +38,7 @@ def test_the_readme_is_short() -> None:
 def test_the_sections_have_these_steps() -> None:
     assert [language for language, _ in EXAMPLE] == ["sh", "python", "sh"]
     assert EXAMPLE[1][1].startswith("# tasks.py\n")
-    assert "marq worker" in EXAMPLE[2][1]
+    assert "marq dev tasks" in EXAMPLE[2][1]
 
 
 async def test_the_example_of_the_readme(checkout: Checkout) -> None:

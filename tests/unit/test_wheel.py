@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 #: Of the checkout; below marq_worker in the wheel.
 FOLDERS = ("app", "agents", "tables", "config", "broker")
+#: Imports every module of the worker from the directory that it is given.
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+import marq_worker
+names = [m.name for m in pkgutil.walk_packages(marq_worker.__path__, "marq_worker.") if m.name[-8:] != "__main__"]
+modules = [marq_worker, *map(importlib.import_module, names)]
+elsewhere = [m.__name__ for m in modules if not m.__file__.startswith(sys.argv[1])]
+assert not elsewhere, elsewhere
+print(*names)
+"""
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
 
 
@@ -41,6 +52,35 @@ def test_it_has_every_module_and_data_file_of_marq_and_of_the_worker_and_nothing
     links = {f"marq_worker/{folder}" for folder in FOLDERS}
     packaged = {name for name in tracked if name.partition("/")[0] in {"marq", "marq_worker"}} - links
     assert found == packaged | {f"marq_worker/{name}" for name in tracked if name.partition("/")[0] in FOLDERS}
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "app/web/dashboard/templates/*.html", "app/web/dashboard/static/*.css", "app/web/dashboard/static/vendor/*.js",
+        "broker/kafka.sha256", "broker/log4j2.properties", "broker/locks/*.txt",
+    ],
+)  # fmt: skip
+def test_it_has_the_data_files_of_the_worker(wheel: zipfile.ZipFile, pattern: str) -> None:
+    assert list(zipfile.Path(wheel, "marq_worker/").glob(pattern))
+
+
+def test_every_module_of_the_worker_imports_from_it(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    installed, elsewhere = tmp_path / "installed", tmp_path / "elsewhere"
+    wheel.extractall(installed)
+    elsewhere.mkdir()
+
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_ALL, str(installed)],
+        cwd=elsewhere, env={**os.environ, "PYTHONPATH": str(installed)}, capture_output=True, text=True, timeout=400,
+        check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    modules = {name for name in wheel.namelist() if name.startswith("marq_worker/") and name.endswith(".py")}
+    packages = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in modules}
+    left_out = {"marq_worker", "marq_worker.__main__", "marq_worker.broker.__main__"}
+    assert set(done.stdout.split()) == packages - left_out
 
 
 def test_it_brings_aiokafka_alone(wheel: zipfile.ZipFile) -> None:

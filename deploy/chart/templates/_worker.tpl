@@ -27,6 +27,8 @@ securityContext:
 {{- define "marq.container" -}}
 image: "{{ .Values.image.repository }}:{{ .Values.image.tag }}"
 imagePullPolicy: {{ .Values.image.pullPolicy }}
+# For images of services, too, which have another command or none.
+command: [marq, worker]
 ports:
   - name: web
     containerPort: 6066

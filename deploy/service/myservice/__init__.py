@@ -1,0 +1,1 @@
+"""An example of a service whose handlers run in workers."""
