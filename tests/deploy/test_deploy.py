@@ -200,7 +200,7 @@ async def test_a_handler_of_the_service_is_called(marq_broker: Broker, caplog: p
     caplog.set_level("INFO")
 
     async with marq.Producer() as producer:
-        await producer.send("greetings", b'"Ann"')
+        await producer.send("greetings", b"Ann")
     await marq_broker.run(tasks.greet)
 
     assert "Hello, Ann!" in caplog.text

@@ -8,5 +8,5 @@ log = logging.getLogger(__name__)
 
 
 @marq.handler("greetings")
-async def greet(name: str) -> None:
-    log.info("Hello, %s!", name)
+async def greet(message: marq.Message) -> None:
+    log.info("Hello, %s!", message.value.decode())
