@@ -12,6 +12,16 @@ from pathlib import Path
 _WATCHDOG = Path(__file__).with_name("watchdog.py")
 
 
+def watch(group: int, temporary: Sequence[Path] = ()) -> subprocess.Popen[bytes]:
+    """Start a watchdog: it kills a process group, and deletes directories, if this program dies before the group."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(_WATCHDOG), str(os.getpid()), str(group), *map(str, temporary)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
 class Process:
     """A process in its own session, so that Ctrl-C in the terminal reaches this program first.
 
@@ -37,13 +47,7 @@ class Process:
                 env=dict(environment),
                 start_new_session=True,
             )
-        arguments = [str(os.getpid()), str(self._process.pid), *map(str, temporary)]
-        self._watchdog = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_WATCHDOG), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self._watchdog = watch(self._process.pid, temporary)
         self._paused = False
         # At most once: later, another process may have the same id.
         self._end = weakref.finalize(self, _end, os.getpid(), self._process, self._watchdog)

@@ -19,6 +19,8 @@ import click
 from marq_worker.app.faust_worker import free_port
 from marq_worker.broker.__main__ import DEFAULT_ADDRESS, prepare
 from marq_worker.broker.embedded import EmbeddedBroker
+from marq_worker.broker.errors import BrokerError
+from marq_worker.broker.process import watch
 from marq_worker.config.settings import ENV_FILE, PROJECT_FILE, load_settings, read_environment
 
 #: How often to look for changed files and at the worker, and how long to wait for its answer.
@@ -28,22 +30,25 @@ _FOREIGN = frozenset({"__pycache__", "node_modules", "venv"})
 
 
 def develop(modules: Sequence[str], data: Path, loglevel: str) -> int:
-    """Run until SIGINT or SIGTERM; return the exit code."""
+    """Run until SIGINT, SIGTERM or SIGHUP; return the exit code. Raises BrokerError if the broker ends."""
     stop = threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         stop.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, on_signal)
     settings = load_settings()
     with ExitStack() as stack:
-        environment = dict(os.environ)
+        environment, broker = dict(os.environ), None
         if "MARQ_BOOTSTRAP_SERVERS" not in read_environment():
             prepare()
             broker = stack.enter_context(EmbeddedBroker(data, address=DEFAULT_ADDRESS))
             environment["MARQ_BOOTSTRAP_SERVERS"] = broker.bootstrap_servers
             _say(f"Kafka on {broker.bootstrap_servers}, data in {data}")
+        # Not before: Ctrl-C ends a download, and a broker that starts.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # nohup ignores SIGHUP, which a terminal sends when it is closed.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, on_signal)
         # Chosen here so that it stays the same, and can be told.
         port = free_port(settings.web_bind, settings.web_port, 0)
         environment["MARQ_WEB_PORT"] = str(port)
@@ -52,6 +57,8 @@ def develop(modules: Sequence[str], data: Path, loglevel: str) -> int:
         seen = dict(_sources())
         worker = stack.enter_context(_Worker([*modules, "-l", loglevel], environment, address, settings.stop_timeout))
         while not stop.wait(_LOOK_S):
+            if broker is not None and not broker.running:
+                raise BrokerError(f"the broker ended by itself\n{broker.log_tail()}")
             found = dict(_sources())
             if found == seen:
                 worker.look()
@@ -88,6 +95,8 @@ class _Worker:
         # The worker ends itself at its own limit.
         self._stop_limit_s = stop_timeout_s + 5
         self._process: subprocess.Popen[bytes] | None = None
+        #: Ends with the process, or ends it if this program dies without stopping it.
+        self._watchdog: subprocess.Popen[bytes] | None = None
         self._said = ""
 
     def __enter__(self) -> Self:
@@ -124,6 +133,7 @@ class _Worker:
     def _start(self) -> None:
         # In a session of its own, so that Ctrl-C reaches only this process, which stops the worker before the broker.
         self._process = subprocess.Popen(self._command, env=self._environment, start_new_session=True)
+        self._watchdog = watch(self._process.pid)
         self._said = ""
 
     def _stop(self) -> None:

@@ -18,10 +18,11 @@ _started: WeakKeyDictionary[Client, asyncio.AbstractEventLoop] = WeakKeyDictiona
 
 
 class SharedProducer:
-    """The producer of a worker's handlers, opened at its first use."""
+    """The producer of a worker's handlers, opened at its first use, in the event loop that made this object."""
 
     def __init__(self, make: Callable[[], Client]) -> None:
         self._make = make
+        self._loop = asyncio.get_running_loop()
         self._producer: Client | None = None
         self._stopped = False
 
@@ -36,6 +37,13 @@ class SharedProducer:
 
     async def started(self) -> Client:
         """Start it if it is not started, and return it."""
+        # A plain function runs in a thread, with the context of its task. An event loop of its own would open the
+        # producer of all handlers, and then end.
+        if asyncio.get_running_loop() is not self._loop:
+            raise MarqError(
+                "send() of a handler was called in another event loop than the worker's: nothing was sent. In a plain"
+                " function use marq.SyncProducer, or make the handler `async def`"
+            )
         # A handler may run on after the stop; it must not open it again.
         if self._stopped:
             raise MarqError("this worker's producer is stopped, because the worker stops: nothing was sent")
@@ -63,7 +71,7 @@ async def current_producer(handler: str) -> Any:
     """Return the producer of a handler's ``send``.
 
     Raises:
-        MarqError: none is started in this event loop, or several.
+        MarqError: none is started in this event loop, or several; or this is not the worker's event loop.
         BrokerUnavailable, ConfigError: a worker's producer can't be started.
     """
     shared = _shared.get(None)

@@ -370,3 +370,25 @@ async def test_a_workers_producer_opens_at_first_use_and_not_after_the_stop() ->
     with pytest.raises(marq.MarqError, match="the worker stops: nothing was sent"):
         await shared.started()
     assert events[-1] == "stop"
+
+
+async def test_a_plain_function_does_not_open_the_workers_producer_in_an_event_loop_of_its_own() -> None:
+    @marq.handler("orders")
+    async def bill(order: Order) -> None: ...
+
+    @marq.handler("customers")
+    def own_loop(number: str) -> None:
+        with pytest.raises(marq.MarqError, match=r"another event loop.*nothing was sent.*marq\.SyncProducer"):
+            asyncio.run(bill.send(Order(int(number))))
+
+    @marq.handler("others")
+    async def others(number: str) -> None:
+        await bill.send(Order(int(number)))
+
+    async with Broker() as broker, broker.producer() as producer:
+        await producer.send(own_loop, "1")
+        await broker.run(own_loop, others)
+        await producer.send(others, "2")
+        await broker.run(own_loop, others)
+
+    assert [each.body for each in broker.sent("orders")] == [b'{"number":2}']
