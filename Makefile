@@ -17,6 +17,7 @@ MUTANT_SEEDS ?= 1000
 MINUTES ?= 20
 LEASES ?= 1000000
 PENDING ?= 1000000
+OLDEST := $(shell sed -n 's/^dependencies = .*aiokafka.*>=\([0-9.]*\),.*/\1/p' pyproject.toml)
 export PYTHONPATH := .
 export PYTHONUNBUFFERED := 1
 # Without byte code, each worker and command would compile all modules again: 0.2 s of CPU.
@@ -26,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 step = @echo "==> $(1)"; began=$$(date +%s); if $(2); then echo "    $$(( $$(date +%s) - began )) s"; \
 	else echo "==> $(1): FAILED after $$(( $$(date +%s) - began )) s" >&2; exit 1; fi
 
-.PHONY: help setup python packages kafka demo test verify coverage broker bench simulate mutants faults soak recovery delays scale pipeline docs screenshots browser lint chart clean audit lock
+.PHONY: help setup python packages kafka demo test verify oldest coverage broker bench simulate mutants faults soak recovery delays scale pipeline docs screenshots browser lint chart clean audit lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
@@ -44,8 +45,15 @@ pytest = -m pytest -q -n 3 --no-loadscope-reorder --durations 20
 test: lint kafka browser ## run lint, types and the tests that every change must pass; SPARK=skip leaves Spark out
 	$(call step,pytest,$(RUN) $(pytest) -m "not verify")
 
-verify: setup browser ## run all other tests: killed processes, clusters, faults, mutants, Spark at scale
+verify: setup browser oldest ## run all other tests: killed processes, clusters, faults, mutants, Spark at scale
 	$(call step,pytest,$(RUN) $(pytest) -m verify)
+
+# A folder before .venv in the path with this one package: all others are as locked, and nothing is resolved again.
+oldest: setup ## run the library's tests with the oldest aiokafka that pyproject.toml allows
+	$(call step,aiokafka $(OLDEST),$(RUN) -m pip install --quiet --no-deps --upgrade \
+		--target .marq/aiokafka-$(OLDEST) aiokafka==$(OLDEST) && PYTHONPATH=.marq/aiokafka-$(OLDEST) \
+		$(RUN) -c 'import aiokafka; assert aiokafka.__version__.startswith("$(OLDEST).")')
+	$(call step,pytest,PYTHONPATH=.marq/aiokafka-$(OLDEST):. $(RUN) $(pytest) -m "not verify" tests/client tests/conformance)
 
 # Killed processes leave no data, so the results of two runs differ by a few lines.
 coverage: setup browser ## measure line and branch coverage of all tests, including child processes

@@ -79,7 +79,7 @@ class ClientCollector(Collector):
 
 
 class HandlerMetrics:
-    """Histograms of handlers: ``run(metrics.measured(handler))``.
+    """Histograms of handlers: ``run(handler, middleware=[metrics])``.
 
     ``marq_process_duration_seconds`` by queue and outcome (``done``, ``retry``, ``reject``, ``failed``), and
     ``marq_wait_duration_seconds`` by queue: from the first send to the call, at first deliveries, by both machines'

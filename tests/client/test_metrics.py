@@ -69,7 +69,7 @@ async def test_a_measured_handler_gets_its_value_decorated_or_not(registry: Coll
         for function in (decorated, handle):
             await producer.send(decorated, [1, 2])
             async with broker.consumer("emails") as consumer:
-                running = asyncio.create_task(consumer.run(metrics.measured(function)))
+                running = asyncio.create_task(consumer.run(function, middleware=[metrics]))
                 await broker.drain("emails")
                 await consumer.stop()
                 await running

@@ -140,7 +140,7 @@ class Backend(ABC):
 
     async def dead_letters(self, queue: str, count: int = 1) -> list[DeadLetter]:
         """Return the dead letters of a queue when there are this many."""
-        await self.statistics(queue, dead=count)
+        await self.statistics(queue, dead_lettered=count)
         found = [each for each in await self.records(self.names.dead_letters) if each.key == queue.encode()]
         assert len(found) == count
         return [dead_letter(Source(self.names.dead_letters, each.partition), each, None) for each in found]

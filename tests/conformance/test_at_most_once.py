@@ -70,7 +70,7 @@ async def test_a_message_that_a_consumer_received_and_left_is_abandoned_and_neve
         # Not released: the application has seen the message.
         await consumer.stop()
     async with backend.consumer(queue) as consumer:
-        await backend.statistics(queue, acquired=1, abandoned=1, redelivered=0, acked=0, dead=0)
+        await backend.statistics(queue, acquired=1, abandoned=1, redelivered=0, acked=0, dead_lettered=0)
         await nothing_comes(backend, consumer)
 
 
@@ -111,7 +111,7 @@ async def test_a_handler_that_fails_leaves_a_dead_letter(backend: Backend) -> No
     assert sorted(letter.value for letter in letters) == [b"again", b"bad"]
     assert {letter.reason.split(":")[0] for letter in letters} == {"ValueError", "Retry"}
     assert sorted(seen) == [b"again", b"bad", b"good"]
-    await backend.statistics(queue, acked=1, rejected=2, dead=2, redelivered=0, abandoned=0)
+    await backend.statistics(queue, acked=1, rejected=2, dead_lettered=2, redelivered=0, abandoned=0)
 
 
 async def test_a_handler_that_is_interrupted_leaves_a_dead_letter(backend: Backend) -> None:

@@ -34,7 +34,7 @@ async def kill(backend: Backend, queue: str, *values: bytes, reason: str = "no g
         for message in await take(consumer, len(values)):
             await message.reject(reason, wait=False)
     killed[queue] += len(values)
-    await backend.statistics(queue, dead=killed[queue])
+    await backend.statistics(queue, dead_lettered=killed[queue])
     # What dies later has a later time.
     await backend.advance(0.01)
     return [each.id for each in receipts]
@@ -54,7 +54,7 @@ async def test_a_dead_letter_says_all_that_is_known(backend: Backend) -> None:
                 raise LookupError("nobody")
         again = await take_one(consumer)
         await again.reject("no good")
-    await backend.statistics(queue, dead=1)
+    await backend.statistics(queue, dead_lettered=1)
 
     async with opened(backend) as letters:
         [letter] = [each async for each in letters.peek(queue)]
@@ -90,7 +90,7 @@ async def test_a_redriven_message_comes_as_its_sender_made_it_at_its_first_attem
         message = await take_one(consumer)
         await message.release(0)
         await (await take_one(consumer)).reject("no good")
-        await backend.statistics(queue, dead=1)
+        await backend.statistics(queue, dead_lettered=1)
 
         async with opened(backend) as letters:
             result = await letters.redrive(queue)
@@ -104,7 +104,7 @@ async def test_a_redriven_message_comes_as_its_sender_made_it_at_its_first_attem
         assert (again.sent_at, again.key) == (message.sent_at, None)
         await again.ack()
         await nothing_comes(backend, consumer)
-    await backend.statistics(queue, acked=1, dead=1, redriven=1, delivered=1)
+    await backend.statistics(queue, acked=1, dead_lettered=1, redriven=1, delivered=1)
 
 
 async def test_two_concurrent_redrives_redrive_each_dead_letter_once(backend: Backend) -> None:
@@ -141,7 +141,7 @@ async def test_a_redriven_message_that_dies_again_is_a_new_letter(backend: Backe
             assert (await letters.redrive(queue)).redriven == 1
             async with backend.consumer(queue) as consumer:
                 await (await take_one(consumer)).reject(f"again {turn}")
-            await backend.statistics(queue, dead=1 + turn)
+            await backend.statistics(queue, dead_lettered=1 + turn)
 
             [letter] = [each async for each in letters.peek(queue)]
             assert (letter.id, letter.reason, letter.attempts) == (identity, f"again {turn}", 1)
@@ -260,7 +260,7 @@ async def test_letters_of_a_queue_with_a_topic_of_its_own_come_back_with_their_k
     async with backend.consumer(queue) as consumer:
         message = await take_one(consumer)
         await message.reject("no good")
-        await backend.statistics(queue, dead=1)
+        await backend.statistics(queue, dead_lettered=1)
 
         async with opened(backend) as letters:
             [letter] = [each async for each in letters.peek(queue)]

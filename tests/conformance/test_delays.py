@@ -168,7 +168,7 @@ async def test_a_delay_takes_no_lease_and_no_attempt(backend: Backend) -> None:
         assert message.attempt == 1
         await message.ack()
         await nothing_comes(backend, consumer)
-    await backend.statistics(queue, delivered=1, redelivered=0, expired=0, dead=0, acked=1)
+    await backend.statistics(queue, delivered=1, redelivered=0, expired=0, dead_lettered=0, acked=1)
 
 
 async def test_a_plain_record_may_say_when_it_is_to_be_delivered(backend: Backend) -> None:

@@ -47,7 +47,7 @@ async def test_how_a_handler_ends_decides_on_its_message(backend: Backend, plain
 
     assert sorted(seen) == EXPECTED
     assert (threading.main_thread() in threads) is not plain
-    await backend.statistics(queue, acked=3, dead=1, released=2, redelivered=2)
+    await backend.statistics(queue, acked=3, dead_lettered=1, released=2, redelivered=2)
     assert [letter.reason for letter in await backend.dead_letters(queue)] == ["no good"]
 
 
@@ -107,7 +107,7 @@ async def test_a_decorated_handler_brings_its_codec_and_its_concurrency(backend:
     async with running(consumer, lambda: consumer.run(handle)):
         await backend.producer.send(queue, b'{"a": 1}')
         await backend.producer.send(queue, b"{")
-        await backend.statistics(queue, acked=1, dead=1)
+        await backend.statistics(queue, acked=1, dead_lettered=1)
     async with other:
         with pytest.raises(marq.ConfigError, match=queue):
             await other.run(handle)
@@ -173,7 +173,7 @@ async def test_a_handler_of_batches_gets_lists_and_decides_on_all_or_on_some(bac
     consumer = backend.consumer(queue)
     async with running(consumer, lambda: consumer.run_batch(handle, max_messages=4)):
         await backend.producer.send_many(queue, [b"ack"] * 8 + [b"reject", b"fail"])
-        await backend.statistics(queue, acked=9, dead=1)
+        await backend.statistics(queue, acked=9, dead_lettered=1)
 
     assert max(sizes) <= 4
     assert sum(sizes) == len(seen)
@@ -244,7 +244,7 @@ async def test_values_are_decoded_as_a_handler_is_annotated(backend: Backend, pl
     order = Order(1, [Item("a")])
     assert seen == [(order, True, 1), (order, True, 2)]
     assert letter.reason == "the value (20 bytes) is not a valid Order: number: int_parsing"
-    await backend.statistics(queue, acked=1, dead=1, released=1, redelivered=1)
+    await backend.statistics(queue, acked=1, dead_lettered=1, released=1, redelivered=1)
 
 
 async def test_handlers_send_to_each_other(backend: Backend) -> None:

@@ -77,7 +77,7 @@ async def test_middleware_sees_the_exceptions_of_the_handler_and_they_decide_as_
     handler = handle if plain else handle_in_the_loop
     async with running(consumer, lambda: consumer.run(handler, middleware=[seeing])):
         await backend.producer.send_many(queue, [b'"retry"', b'"fail"', b'"reject"', b"{", b'"ack"'])
-        await backend.statistics(queue, acked=3, dead=2, released=2)
+        await backend.statistics(queue, acked=3, dead_lettered=2, released=2)
 
     expected = [marq.DecodeError, LookupError, marq.Reject, marq.Retry]
     assert sorted(seen, key=str) == sorted([(1, kind) for kind in expected], key=str)
@@ -112,7 +112,7 @@ async def test_middleware_skips_replaces_and_raises(backend: Backend) -> None:
     consumer = backend.consumer(queue)
     async with running(consumer, lambda: consumer.run(handle, middleware=[deciding])):
         await backend.producer.send_many(queue, [b"skip", b"retry", b"reject", b"forgive", b"fail after"])
-        await backend.statistics(queue, acked=4, dead=1, released=2)
+        await backend.statistics(queue, acked=4, dead_lettered=1, released=2)
 
     assert sorted(handled) == [(b"fail after", 1), (b"fail after", 2), (b"forgive", 1), (b"retry", 2)]
     [letter] = await backend.dead_letters(queue)

@@ -50,7 +50,7 @@ async def test_an_exception_has_the_backoff_of_its_class_or_none(backend: Backen
     assert times[b"refused", 2] - times[b"refused", 1] > 0.75
     assert {value for value, attempt in times if attempt == 2} == {b"refused", b"key"}
     assert (letter.body, letter.attempt, letter.reason) == (b"index", 1, "IndexError: why")
-    await backend.statistics(queue, acked=2, dead=1, released=2)
+    await backend.statistics(queue, acked=2, dead_lettered=1, released=2)
 
 
 async def test_an_outage_sends_a_queue_with_a_breaker_to_no_dead_letters(backend: Backend) -> None:
@@ -81,7 +81,7 @@ async def test_an_outage_sends_a_queue_with_a_breaker_to_no_dead_letters(backend
         pauses, tried = (backend.now_s() - began_s) / 0.3, calls - before
         up = True
         await backend.until(lambda: len(done) == 40 and consumer.breakers[queue] == "closed")
-        await backend.statistics(queue, acked=40, dead=0)
+        await backend.statistics(queue, acked=40, dead_lettered=0)
 
     assert tried <= pauses + 4, "more than one message for each pause, and those that ran when it opened"
     assert states == {"closed", "half-open"}

@@ -24,7 +24,7 @@ async def test_what_is_acked_or_rejected_never_comes_back(backend: Backend) -> N
         await messages[4].reject("no good")
 
         await nothing_comes(backend, consumer)
-    await backend.statistics(queue, acked=4, dead=1, redelivered=0, expired=0)
+    await backend.statistics(queue, acked=4, dead_lettered=1, redelivered=0, expired=0)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("boom"), marq.Retry(delay=600)], ids=["backoff", "delay"])
@@ -69,7 +69,7 @@ async def test_outcomes_may_be_told_twice_and_the_first_counts(backend: Backend)
         assert again.id == released.id
         await again.ack()
         await nothing_comes(backend, consumer)
-    await backend.statistics(queue, acked=2, released=1, rejected=1, dead=1)
+    await backend.statistics(queue, acked=2, released=1, rejected=1, dead_lettered=1)
 
 
 async def test_a_token_finishes_a_message_from_elsewhere(backend: Backend) -> None:
@@ -202,7 +202,7 @@ async def test_without_a_limit_of_attempts_a_message_is_tried_forever(backend: B
         await (await take_one(consumer)).ack()
 
     assert backend.queues[queue].max_attempts == "unlimited"
-    await backend.statistics(queue, acked=1, released=8, dead=0)
+    await backend.statistics(queue, acked=1, released=8, dead_lettered=0)
 
 
 async def test_an_interrupted_attempt_is_not_counted_a_hundred_times_in_a_row_and_then_it_is(backend: Backend) -> None:
@@ -234,7 +234,7 @@ async def test_where_a_queue_wants_no_dead_letters_its_messages_end(backend: Bac
         await released.release(0)
         await rejected.reject()
 
-        await backend.statistics(queue, dead=2)
+        await backend.statistics(queue, dead_lettered=2)
         await nothing_comes(backend, consumer)
     assert not [each for each in await backend.records(backend.names.dead_letters) if each.key == queue.encode()]
 
@@ -247,7 +247,7 @@ async def test_queued_outcomes_are_written_by_the_stop(backend: Backend) -> None
         await one.ack(wait=False)
         await two.release(0, wait=False)
         await three.reject(wait=False)
-    await backend.statistics(queue, acked=1, released=1, dead=1, redelivered=1)
+    await backend.statistics(queue, acked=1, released=1, dead_lettered=1, redelivered=1)
 
     async with backend.consumer(queue) as other:
         assert (await take_one(other)).attempt == 2

@@ -77,7 +77,7 @@ async def test_a_message_to_several_queues_is_one_of_its_own_in_each(backend: Ba
         assert [message.value for message in messages] == [b"both", b"both"]
         await messages[0].reject("of one only")
         await messages[1].ack()
-    await backend.statistics(one, dead=1)
+    await backend.statistics(one, dead_lettered=1)
     await backend.statistics(other, acked=1)
 
 
