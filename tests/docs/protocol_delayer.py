@@ -109,7 +109,7 @@ class Delayer:
             outcome = values["outcomes"][values["offsets"].index(identity.offset)]
             said = f"ANSWERED with this request's holder, outcome {outcome}"
         for row in self._protocol.deciding:
-            told = row["what stands there about the identity"]
+            told = row["marker about the identity"]
             if said == told or said in told.split(", "):
                 return None if row[question] == "undecided: keep reading" else not row[question].startswith("too late")
         return None

@@ -35,7 +35,7 @@ REGISTRIES = r"pypi\.org|pythonhosted\.org|maven\.org|repo1?\.maven|npmjs\.(com|
 #: Delivered files other than Python modules.
 OTHER_FILES = [
     *(ROOT / name for name in ("Makefile", "Procfile", "pyproject.toml", "requirements.lock")),
-    *sorted(path for path in (ROOT / "deploy").rglob("*") if path.is_file()),
+    *sorted(path for path in (ROOT / "deploy").rglob("*") if path.is_file() and path.suffix != ".pyc"),
 ]
 
 

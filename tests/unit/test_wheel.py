@@ -54,17 +54,6 @@ def test_it_has_every_module_and_data_file_of_marq_and_of_the_worker_and_nothing
     assert found == packaged | {f"marq_worker/{name}" for name in tracked if name.partition("/")[0] in FOLDERS}
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        "app/web/dashboard/templates/*.html", "app/web/dashboard/static/*.css", "app/web/dashboard/static/vendor/*.js",
-        "broker/kafka.sha256", "broker/log4j2.properties", "broker/locks/*.txt",
-    ],
-)  # fmt: skip
-def test_it_has_the_data_files_of_the_worker(wheel: zipfile.ZipFile, pattern: str) -> None:
-    assert list(zipfile.Path(wheel, "marq_worker/").glob(pattern))
-
-
 def test_every_module_of_the_worker_imports_from_it(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
     installed, elsewhere = tmp_path / "installed", tmp_path / "elsewhere"
     wheel.extractall(installed)

@@ -138,17 +138,17 @@ def test_a_change_can_be_looked_at_before_it_is_made() -> None:
     [
         (
             {b"file:emails": {"lease": 60, "max_lease": 30}},
-            r"^queue 'emails': max_lease = 30 \(queues.toml\) is shorter than lease = 60 \(queues.toml\), but",
+            r"^queue 'emails': max_lease = 30 \(marq.toml\) is shorter than lease = 60 \(marq.toml\), but",
         ),
         (
             {b"file:emails": {"lease": 7_200}, b"defaults": {"max_lease": 3_600}},
-            r"max_lease = 3600 \(\[defaults\] of queues.toml\) is shorter than lease = 7200 \(queues.toml\)",
+            r"max_lease = 3600 \(\[defaults\] of marq.toml\) is shorter than lease = 7200 \(marq.toml\)",
         ),
         (
             {b"defaults": {"lease": 60}, b"change:emails": {"max_lease": 30.5}},
-            r"max_lease = 30.5 \(changed at run time\) is shorter than lease = 60 \(\[defaults\] of queues.toml\)",
+            r"max_lease = 30.5 \(changed at run time\) is shorter than lease = 60 \(\[defaults\] of marq.toml\)",
         ),
-        ({b"file:emails": {"max_lease": 29}}, r"max_lease = 29 \(queues.toml\) is shorter than lease = 30 \(default\)"),
+        ({b"file:emails": {"max_lease": 29}}, r"max_lease = 29 \(marq.toml\) is shorter than lease = 30 \(default\)"),
         ({b"defaults": {"max_lease": 10}}, r"^\[defaults\]: max_lease = 10 is shorter than lease = 30: "),
     ],
 )
