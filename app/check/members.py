@@ -158,6 +158,6 @@ def _judge_partition(url: str, partition: Mapping[str, Any]) -> list[Finding]:
 
 
 def _mend(alarm: str) -> str:
-    if "app quarantine" in alarm:
+    if "marq quarantine" in alarm:
         return "no message is lost: see docs/operations/troubleshooting.md, 'Markers of a newer version'"
     return "see docs/operations/troubleshooting.md, 'Stopped partitions'"

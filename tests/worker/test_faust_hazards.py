@@ -228,8 +228,9 @@ def caches_are_small(worker: Worker) -> None:
 
 async def test_an_agent_that_can_not_be_imported_ends_the_worker_loudly(new_worker: Make, tmp_path: Path) -> None:
     """Faust's autodiscovery only warns, and the worker then runs without the agent."""
-    shutil.copytree(ROOT / "agents", tmp_path / "agents", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "agents" / "tracker.py").write_text("raise ImportError('no tracker today')\n")
+    worker_packages = tmp_path / "marq_worker"
+    shutil.copytree(ROOT / "marq_worker", worker_packages, ignore=shutil.ignore_patterns("__pycache__"))
+    (worker_packages / "agents" / "tracker.py").write_text("raise ImportError('no tracker today')\n")
 
     worker = new_worker().start()
 
