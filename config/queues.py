@@ -67,7 +67,7 @@ def load_queues(path: Path, decorated: Collection[str] | None = ()) -> QueuesFil
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     # Its settings are read elsewhere (:mod:`marq_worker.config.settings`).
-    settings = {"settings"} if path == PROJECT_FILE else set()
+    settings = {"settings"} if path.absolute() == PROJECT_FILE.absolute() else set()
     unknown = set(document) - {"defaults", "queues", "schedules"} - settings
     if unknown:
         raise ConfigError(

@@ -23,6 +23,8 @@ from marq.wire.names import PREFIX_RULE, Names
 #: Read from the directory in which the worker or the command is started.
 ENV_FILE = Path(".env")
 PROJECT_FILE = Path("marq.toml")
+#: Internal: the parameters of a handlers process.
+HANDLERS_PROCESS = "MARQ_HANDLERS_PROCESS"
 
 
 class Role(StrEnum):
@@ -125,8 +127,12 @@ def _words(text: str) -> list[str]:
 def read_environment() -> dict[str, str]:
     """Return the variables of the environment, of ``.env`` and of ``marq.toml``; the first that is not empty counts.
 
+    A handlers process has the settings of its worker: the files may have changed since that was started.
+
     Raises ConfigError if a file can't be read.
     """
+    if HANDLERS_PROCESS in os.environ:
+        return {name: value for name, value in os.environ.items() if value.strip()}
     try:
         written = dotenv_values(ENV_FILE) if ENV_FILE.is_file() else {}
     except (OSError, UnicodeDecodeError) as error:

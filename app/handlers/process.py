@@ -35,13 +35,13 @@ from marq_worker.app.faust_app import MarqApp, new_app, or_exit
 from marq_worker.app.handlers.reports import LOOK_SECONDS, Reporter, follow_parent
 from marq_worker.app.watchdog.broker_probe import BrokerProbe, Messages
 from marq_worker.app.watchdog.watchdog import Watchdog
-from marq_worker.config.settings import AppSettings
+from marq_worker.config.settings import HANDLERS_PROCESS, AppSettings
 from marq_worker.tables import leases
 
 log = logging.getLogger("marq.handlers")
 
-#: Internal: the group and the pipes of a process.
-VARIABLE = "MARQ_HANDLERS_PROCESS"
+#: The group and the pipes of a process.
+VARIABLE = HANDLERS_PROCESS
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from marq_worker.agents.handler_groups import HandlerGroup
 from marq_worker.app.faust_app import EXIT_FENCED
 from marq_worker.app.handlers.process import VARIABLE, HandlersProcess
 from marq_worker.app.handlers.reports import SILENCE_SECONDS, reports
+from marq_worker.config.settings import read_environment
 
 log = logging.getLogger("marq.handlers")
 
@@ -79,6 +80,9 @@ class HandlersProcesses(Service):
         self._stop_limit_s = stop_limit_s
         self._end = end
         self._command = command(log_level)
+        # Read once: a process that is restarted later must not read files that were changed meanwhile.
+        ours = {name: value for name, value in read_environment().items() if name.startswith("MARQ_")}
+        self._environment = {**os.environ, **ours}
         self._pipe: tuple[int, ...] = ()
         self._wanted: Mapping[str, HandlerGroup] = {}
         self._running: dict[str, _GroupProcess] = {}
@@ -118,8 +122,10 @@ class HandlersProcesses(Service):
             # Meanwhile other groups may be wanted, which stop other processes first.
             if not self._changed.is_set():
                 for name in start:
-                    self._running[name] = _GroupProcess(self._wanted[name], self._command, self._pipe[0], self._end)
-                    self._running[name].start()
+                    group = self._wanted[name]
+                    process = _GroupProcess(group, self._command, self._environment, self._pipe[0], self._end)
+                    self._running[name] = process
+                    process.start()
 
     async def _stop(self, names: list[str]) -> None:
         await asyncio.gather(*[self._running[name].stop(self._stop_limit_s) for name in names])
@@ -130,9 +136,17 @@ class HandlersProcesses(Service):
 class _GroupProcess:
     """One group: its process, and the restarts."""
 
-    def __init__(self, group: HandlerGroup, command: Sequence[str], pipe: int, end: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        group: HandlerGroup,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        pipe: int,
+        end: Callable[[int], None],
+    ) -> None:
         self.group = group
         self._command = command
+        self._environment = environment
         self._pipe = pipe
         self._end = end
         self._process: Process | None = None
@@ -203,7 +217,7 @@ class _GroupProcess:
             self._process = process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=DEVNULL,
-                env={**os.environ, VARIABLE: document.encode()},
+                env={**self._environment, VARIABLE: document.encode()},
                 pass_fds=(self._pipe, writing),
             )
         except OSError as error:

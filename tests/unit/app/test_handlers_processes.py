@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -97,6 +98,31 @@ async def test_a_process_whose_instance_id_another_one_uses_ends_its_worker_and_
     await processes.stop()
 
     assert (code, metrics["starts"]) == (EXIT_FENCED, 1)
+
+
+async def test_a_process_has_the_settings_of_its_worker_even_if_the_files_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MARQ_PREFIX", raising=False)
+    project = tmp_path / "marq.toml"
+    project.write_text("[settings]\nprefix = 'shop'\n")
+    ask = f"""
+from marq_worker.config.settings import load_settings
+raise SystemExit({EXIT_FENCED} if load_settings().prefix == "shop" else 1)
+"""
+    monkeypatch.setattr("marq_worker.app.handlers.processes.command", lambda _: [sys.executable, "-c", ask])
+    codes: asyncio.Queue[int] = asyncio.Queue()
+    processes = HandlersProcesses(1, None, codes.put_nowait)
+    await processes.start()
+
+    project.write_text("[settings\n")
+    processes.want({"a": group("a", "emails")})
+    async with asyncio.timeout(30):
+        code = await codes.get()
+    await processes.stop()
+
+    assert code == EXIT_FENCED
 
 
 def test_a_process_has_the_workers_log_level_and_no_web_server() -> None:

@@ -113,7 +113,8 @@ def test_the_project_file_is_below_env_file_and_environment(env_file: Path, monk
     assert (settings.prefix, settings.web_port, settings.handlers) == ("shop", 7001, ("a", "b"))
     assert not settings.count_waiting
     assert load_client_settings(settings).partitions == 3
-    assert load_queues(settings.queues_file).queues == {"emails": {"lease": 60}}
+    for path in (settings.queues_file, env_file.parent / "marq.toml"):
+        assert load_queues(path).queues == {"emails": {"lease": 60}}
 
 
 @pytest.mark.parametrize(

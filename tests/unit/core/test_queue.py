@@ -181,6 +181,7 @@ def test_a_lease_is_never_0_ms() -> None:
         ),
         ({"paused": 1}, r"^here: paused: expected true, false, or a time with a time zone, .*not 1$"),
         ({"paused": "2026-11-23T14:05:00"}, r"^here: paused: expected true, false, or a time with a time zone"),
+        ({"paused": "9999-12-31T23:59:59-05:00"}, r"^here: paused: expected true, false, or a time with a time zone"),
         ({"paused": "10m"}, r"^here: paused: expected true, false, or a time with a time zone, .*not '10m'$"),
         ({"dead_letter": 1}, r"dead_letter: expected true or false, not 1"),
         ({"group": ""}, r"^here: group: a group's name must not be empty"),
