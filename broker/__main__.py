@@ -35,11 +35,13 @@ def main() -> int:
     return run(None if arguments.prepare else arguments.data, arguments.jars)
 
 
-def run(data: Path | None, lists: Sequence[Path] = ()) -> int:
+def run(data: Path | None, lists: Sequence[Path] = (), address: str | None = None) -> int:
     """Fetch what is missing and run the broker, unless ``data`` is None; return the exit code."""
     try:
         prepare(lists)
-        return 0 if data is None else serve(data)
+        return (
+            0 if data is None else serve(data, address or os.environ.get("MARQ_BOOTSTRAP_SERVERS") or DEFAULT_ADDRESS)
+        )
     except BrokerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -62,14 +64,13 @@ def prepare(lists: Sequence[Path] = ()) -> None:
             report(str(archive) if made else "this Java writes none: the broker starts in 3 s instead of 1.5 s")
 
 
-def serve(data: Path) -> int:
+def serve(data: Path, address: str) -> int:
     """Run until SIGINT or SIGTERM; 1 when the broker ends by itself."""
     stop = threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         stop.set()
 
-    address = os.environ.get("MARQ_BOOTSTRAP_SERVERS") or DEFAULT_ADDRESS
     broker = EmbeddedBroker(data, address=address)
     began = time.monotonic()
     with broker:

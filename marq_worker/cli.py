@@ -100,8 +100,10 @@ def worker(modules: Sequence[str], loglevel: str, without_web: bool, quiet: bool
 def broker(data: Path) -> None:
     """Run Kafka in the foreground, on MARQ_BOOTSTRAP_SERVERS or 127.0.0.1:9092; for development only."""
     from marq_worker.broker.__main__ import run
+    from marq_worker.config.settings import read_environment
 
-    sys.exit(run(data))
+    with _without_traceback():
+        sys.exit(run(data, address=read_environment().get("MARQ_BOOTSTRAP_SERVERS")))
 
 
 @cli.command()

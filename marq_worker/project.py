@@ -61,5 +61,8 @@ def write_project(directory: Path) -> list[Path]:
     if present:
         raise MarqError(f"{', '.join(present)}: already there; run marq init in an empty directory")
     for path, text in zip(paths, FILES.values(), strict=True):
-        path.write_text(text, encoding="utf-8")
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise MarqError(f"{path} can't be written: {error.strerror}") from error
     return paths

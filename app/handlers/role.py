@@ -15,7 +15,7 @@ from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.settings.confirmations import CONFIRM_S, EXPIRY_S, Confirmations, decorated, module_of
 from marq.settings.definitions import Definitions, confirmed_key, layer_key
-from marq.wire.errors import ConfigError, MarqError
+from marq.wire.errors import ConfigError
 from marq_worker.agents.handler_groups import HandlerGroup, handler_groups, without_handler
 from marq_worker.agents.queue_consumer import load_handler, load_modules, surrounding
 from marq_worker.app.handlers.processes import HandlersProcesses
@@ -72,8 +72,8 @@ class HandlersRole(Service):
             passed_s, before_s = now_s - before_s, now_s
             try:
                 await self.confirm(passed_s)
-            except MarqError as error:
-                log.warning("handlers could not be confirmed, retrying: %s", error)
+            except Exception as error:  # its end would end the worker
+                log.warning("handlers could not be confirmed, retrying: %r", error)
             await asyncio.sleep(LOOK_S)
 
     async def confirm(self, passed_s: float) -> None:

@@ -118,7 +118,7 @@ def unavailable(settings: ClientSettings, cause: Obstacle | str) -> BrokerUnavai
     if isinstance(cause, Obstacle):
         return BrokerUnavailable(f"{where}: {cause}")
     return BrokerUnavailable(
-        f"{where} ({cause}): check that it runs (`make broker` starts one) and that the address and the"
+        f"{where} ({cause}): check that it runs (`marq broker` starts one) and that the address and the"
         " security settings (bootstrap_servers or MARQ_BOOTSTRAP_SERVERS, MARQ_SECURITY_PROTOCOL …) are right"
     )
 

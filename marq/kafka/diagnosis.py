@@ -247,7 +247,7 @@ class _Path:
     def _not_listening(self, error: OSError) -> Obstacle:
         return Obstacle(
             f"nothing listens at {self._address} ({_reason(error)})",
-            f"start the broker there (`make broker` starts one for development), or correct the address {_ADDRESS}",
+            f"start the broker there (`marq broker` starts one for development), or correct the address {_ADDRESS}",
             steps=1,
         )
 

@@ -118,6 +118,12 @@ RELIANCES = (
         "instance attribute",
         "a worker that is started after a kill -9 takes its former member out of the group",
     ),
+    Reliance(
+        "aiokafka.consumer.group_coordinator:GroupCoordinator",
+        "_group_instance_id",
+        "instance attribute",
+        "offsets in a transaction name the member that commits them",
+    ),
     Reliance(f"{_STATE}:SubscriptionState", "subscription", "property", "None before the first assignment"),
     Reliance(f"{_STATE}:Subscription", "assignment", "property", "None during a rebalance"),
     Reliance(f"{_STATE}:Assignment", "state_value", "(self, tp)", "None for partitions that are not assigned"),
