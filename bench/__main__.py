@@ -29,6 +29,8 @@ def chosen(rows: Sequence[Row], size: Size) -> list[Row]:
 
 
 def main() -> None:
+    if sys.argv[1:]:
+        raise SystemExit("bench: takes no arguments, but variables: make bench ONLY=drain RUNS=3 MESSAGES=100000")
     size = Size.from_environment()
     whole = not size.only and size.is_barred
     sys.exit(exit_code(run(chosen(ROWS, size), size, "suite-" if whole else "rows-")))

@@ -22,6 +22,8 @@ QUEUES = """
 [queues.coroutine]
 handler = "handlers_of_the_test:coroutine"
 breaker = { reset_timeout = 1 }
+[queues.halted]
+paused = "2999-01-01T00:00:00+00:00"
 """
 METRIC = re.compile(r"\b(?:marq|process)_[a-z_]+\b")
 
