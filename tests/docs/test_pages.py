@@ -8,7 +8,6 @@ import re
 import runpy
 import subprocess
 import sys
-import tomllib
 from dataclasses import fields
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from marq.settings.client import ClientOptions
 from marq.settings.queue import CHECKS
 from marq.wire.names import Names
 from marq_worker.config.queues import load_queues
-from marq_worker.config.settings import AppSettings
+from marq_worker.config.settings import AppSettings, load_settings
 from tests.docs.pages import OPERATIONS, PAGES, ROOT, Block, blocks
 from tests.simulation.mutants import MUTANTS
 
@@ -87,13 +86,14 @@ def test_a_program_runs(
 
 
 @pytest.mark.parametrize("block", blocks("toml"), ids=name_of)
-def test_a_block_of_toml_defines_queues_or_schedules(block: Block, tmp_path: Path) -> None:
-    path = tmp_path / "queues.toml"
-    path.write_text(block.code, encoding="utf-8")
+def test_a_block_of_toml_defines_something(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("marq.toml").write_text(block.code, encoding="utf-8")
 
-    assert tomllib.loads(block.code)
-    read = load_queues(path)
-    assert read.queues or read.schedules
+    settings = load_settings()
+    read = load_queues(settings.queues_file)
+
+    assert read.queues or read.schedules or settings.model_fields_set
 
 
 @pytest.mark.parametrize("block", [*blocks("sh"), *blocks("json")], ids=name_of)
