@@ -113,4 +113,4 @@ async def test_two_workers_plan_each_schedule_once_and_all_pages_show_them(
     assert {each["name"]: each["value"] for each in document["schedules"]}["s3"] == "s3"
     assert all(each["next"] for each in document["schedules"] if each["enabled"])
     code, output, _ = await faust(worker, "schedules")
-    assert (code, "switched" in output) == (0, True)
+    assert (code, "disabled" in output) == (0, True)
