@@ -95,7 +95,7 @@ async def test_get_started(tmp_path: Path) -> None:
         [redrive] = blocks("Repair and redrive")
         shell.run(redrive)
         await eventually(said, lambda text: "Hello, Zoe!" in text, limit=LIMIT_SECONDS)
-        assert "restarting the worker, because of ./tasks.py" in await said()
+        assert "restarting the worker, because of tasks.py" in await said()
 
         os.kill(running.pid, signal.SIGINT)
         assert running.wait(LIMIT_SECONDS)
