@@ -28,11 +28,16 @@ def blocks(heading: str) -> list[str]:
 
 
 class Shell:
-    """A shell of a newcomer: nothing of the test's own environment is installed or set in it."""
+    """A shell of a newcomer: nothing of the checkout's environment is installed or set in it."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._environment = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "COLUMNS": "200"}
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith(("MARQ_", "PYTEST_", "PYTHON"))
+        }
+        # Where the embedded broker's files are, and come from.
+        places = {name: os.environ[name] for name in ("MARQ_CACHE", "MARQ_MAVEN_REPOSITORY") if name in os.environ}
+        self._environment = {**kept, **places, "COLUMNS": "200"}
 
     def run(self, commands: str) -> str:
         done = subprocess.run(
