@@ -141,18 +141,14 @@ def read_environment() -> dict[str, str]:
     return {name: value for source in sources for name, value in source.items() if value and value.strip()}
 
 
-def read_project() -> dict[str, Any]:
-    """Return the content of ``marq.toml``, {} without one; raises ConfigError if it can't be read."""
+def _project_settings() -> dict[str, str]:
     try:
-        return tomllib.loads(PROJECT_FILE.read_text(encoding="utf-8")) if PROJECT_FILE.exists() else {}
+        project = tomllib.loads(PROJECT_FILE.read_text(encoding="utf-8")) if PROJECT_FILE.exists() else {}
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(PROJECT_FILE, error) from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{PROJECT_FILE} is not valid TOML: {error}") from error
-
-
-def _project_settings() -> dict[str, str]:
-    table = read_project().get("settings", {})
+    table = project.get("settings", {})
     if not isinstance(table, dict):
         raise ConfigError(f"{PROJECT_FILE}: expected a table [settings], not {table!r}")
     known = {*AppSettings.model_fields, *ClientOptions.__annotations__}

@@ -43,8 +43,8 @@ class Marq(click.Group):
 def cli() -> None:
     """Message queues on Apache Kafka.
 
-    Settings come from MARQ_... in the environment, from .env, and from [settings] in ./marq.toml, where queues are
-    defined, too.
+    Settings come from MARQ_... in the environment, from .env, and from [settings] in ./marq.toml, which also defines
+    queues.
     """
 
 
@@ -66,7 +66,7 @@ def init() -> None:
 def dev(modules: Sequence[str], data: Path, loglevel: str) -> None:
     """Start a broker and a worker with the handlers of MODULE, and restart the worker when files change.
 
-    If MARQ_BOOTSTRAP_SERVERS is set, that broker is used. --data keeps the messages of the own one.
+    If MARQ_BOOTSTRAP_SERVERS is set, it uses that broker instead of starting one. The broker's data stays in --data.
     """
     from marq_worker.dev import develop
 
@@ -87,12 +87,11 @@ def worker(modules: Sequence[str], loglevel: str, without_web: bool, quiet: bool
 
     from marq_worker import app
 
-    # Before Faust looks for it, with the current directory as the first on its path.
+    # Create it now: Faust would put the current directory first on the path while it imports.
     _ = app.app
-    options = (
-        ["--quiet"] * quiet + ["-A", "marq_worker.app", "worker", "-l", loglevel] + ["--without-web"] * without_web
-    )
-    faust.main(options, prog_name="marq")
+    before = ["--quiet"] if quiet else []
+    after = ["--without-web"] if without_web else []
+    faust.main([*before, "-A", "marq_worker.app", "worker", "-l", loglevel, *after], prog_name="marq")
 
 
 @cli.command()

@@ -25,7 +25,7 @@ from marq_worker.config.settings import ENV_FILE, PROJECT_FILE, load_settings, r
 
 #: How often to look for changed files and at the worker, and how long to wait for its answer.
 _LOOK_S, _ANSWER_S = 0.5, 1.0
-#: Directories whose files are not the project's own; neither are those whose names begin with a dot.
+#: Directories that are not watched, besides those whose names begin with a dot.
 _FOREIGN = frozenset({"__pycache__", "node_modules", "venv"})
 
 
@@ -44,12 +44,12 @@ def develop(modules: Sequence[str], data: Path, loglevel: str) -> int:
             broker = stack.enter_context(EmbeddedBroker(data, address=DEFAULT_ADDRESS))
             environment["MARQ_BOOTSTRAP_SERVERS"] = broker.bootstrap_servers
             _say(f"Kafka on {broker.bootstrap_servers}, data in {data}")
-        # Not before: Ctrl-C ends a download, and a broker that starts.
+        # Only now, so that Ctrl-C still interrupts a download or the broker's start.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             # nohup ignores SIGHUP, which a terminal sends when it is closed.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, on_signal)
-        # Chosen here so that it stays the same, and can be told.
+        # Chosen here, so that it can be printed and survives restarts of the worker.
         port = free_port(settings.web_bind, settings.web_port, 0)
         environment["MARQ_WEB_PORT"] = str(port)
         address = f"http://{settings.web_bind}:{port}"
@@ -71,7 +71,7 @@ def develop(modules: Sequence[str], data: Path, loglevel: str) -> int:
 
 
 def _sources() -> Iterator[tuple[str, int]]:
-    """Yield the Python files below the current directory, and the files with settings, with their times of change."""
+    """Yield each watched file with its modification time in ns: Python files, marq.toml and .env."""
     for folder, folders, files in os.walk("."):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in _FOREIGN]
         for name in files:
@@ -80,7 +80,7 @@ def _sources() -> Iterator[tuple[str, int]]:
                 try:
                     yield str(path), path.stat().st_mtime_ns
                 except OSError:
-                    continue  # it has been deleted meanwhile
+                    continue  # deleted meanwhile
 
 
 class _Worker:
@@ -131,7 +131,7 @@ class _Worker:
             _say(text)
 
     def _start(self) -> None:
-        # In a session of its own, so that Ctrl-C reaches only this process, which stops the worker before the broker.
+        # A session of its own keeps Ctrl-C from the worker: this process stops it, and then the broker.
         self._process = subprocess.Popen(self._command, env=self._environment, start_new_session=True)
         self._watchdog = watch(self._process.pid)
         self._said = ""

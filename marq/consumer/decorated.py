@@ -1,6 +1,7 @@
 """What a type checker sees of a decorated function: its own signature, and ``send`` for the values that it handles.
 
-At run time it is the function itself, with an attribute ``send``.
+At run time it is the function itself, with an attribute ``send``. These classes have no instances: their methods
+only declare types.
 """
 
 from __future__ import annotations
